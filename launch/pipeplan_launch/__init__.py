@@ -1,0 +1,1 @@
+"""pipeplan_launch: the executor that runs a pipeplan plan."""

@@ -1,0 +1,1 @@
+"""pipeplan: provably best pipeline-parallel training plans."""
