@@ -1,0 +1,107 @@
+"""Directed graphs over small sets of nodes: order, cycles, strong components, and ideals (down-sets).
+
+An ideal is a set of nodes that contains every predecessor of its members. The cuts of a model are its ideals: all that a
+pipeline has computed before a boundary. Ideals are held as Python integers, bit i standing for node i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from pipeplan.errors import PipeplanError
+
+Key = TypeVar("Key", bound=str | int)
+
+
+class TooManyIdeals(PipeplanError):
+    """The graph has more ideals than the stated limit."""
+
+
+def strong_components(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) -> list[list[Key]]:
+    """Strongly connected components in a topological order of the condensation (Tarjan 1972, without recursion).
+
+    Members keep the order of `nodes`; so do components that no edge orders, where possible.
+    """
+    position = {node: index for index, node in enumerate(nodes)}
+    successors: dict[Key, list[Key]] = {node: [] for node in nodes}
+    for source, target in edges:
+        successors[source].append(target)
+    for following in successors.values():
+        # Visiting the latest first puts the earliest first in the reversed result: nodes keep their given order.
+        following.sort(key=position.__getitem__, reverse=True)
+    index: dict[Key, int] = {}
+    low: dict[Key, int] = {}
+    stack: list[Key] = []
+    on_stack: set[Key] = set()
+    components: list[list[Key]] = []
+    for root in reversed(nodes):
+        if root in index:
+            continue
+        work: list[tuple[Key, int]] = [(root, 0)]
+        while work:
+            node, step = work.pop()
+            if step == 0:
+                index[node] = low[node] = len(index)
+                stack.append(node)
+                on_stack.add(node)
+            elif (child := successors[node][step - 1]) in on_stack:
+                low[node] = min(low[node], low[child])
+            if step < len(successors[node]):
+                work.append((node, step + 1))
+                child = successors[node][step]
+                if child not in index:
+                    work.append((child, 0))
+                continue
+            if low[node] == index[node]:
+                at = stack.index(node)
+                members = stack[at:]
+                del stack[at:]
+                on_stack.difference_update(members)
+                components.append(sorted(members, key=position.__getitem__))
+    components.reverse()
+    return components
+
+
+def find_cycle(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) -> list[Key]:
+    """The nodes of a cycle, its first node repeated at the end, or an empty list."""
+    arrows = list(edges)
+    for component in strong_components(nodes, arrows):
+        inside = set(component)
+        successor = {source: target for source, target in arrows if source in inside and target in inside}
+        if len(component) == 1 and component[0] not in successor:
+            continue
+        # Inside a strong component every node has a successor there, so that walking must come back.
+        path, node = [], component[0]
+        while node not in path:
+            path.append(node)
+            node = successor[node]
+        return [*path[path.index(node) :], node]
+    return []
+
+
+def ideals(count: int, edges: Iterable[tuple[int, int]], limit: int) -> list[int]:
+    """All ideals of a DAG on nodes 0 … count-1, as bit sets, smallest first (empty set to everything).
+
+    Ordered by size and then by value, so that a proper subset always stands before its superset. Raises
+    `TooManyIdeals` beyond `limit`.
+    """
+    predecessors = [0] * count
+    successors: list[list[int]] = [[] for _ in range(count)]
+    for source, target in edges:
+        predecessors[target] |= 1 << source
+        successors[source].append(target)
+    level = {0}
+    found = [0]
+    for _ in range(count):
+        following: set[int] = set()
+        for ideal in level:
+            for node in range(count):
+                bit = 1 << node
+                if not ideal & bit and predecessors[node] & ~ideal == 0:
+                    following.add(ideal | bit)
+        found.extend(sorted(following))
+        if len(found) > limit:
+            raise TooManyIdeals(f"the model's graph has more than {limit} cuts")
+        level = following
+    return found
