@@ -1,9 +1,9 @@
 """What pipeplan tells a user who gave it something it cannot use.
 
-    PipeplanError                  one line: what is wrong, where, what to do; the CLI exits with 2
-    ├── InputError                 a file or an argument is wrong
-    ├── InfeasibleError            no plan satisfies the constraints
-    └── DisagreementError          two solvers, or a solver and the evaluator, do not agree (a defect of pipeplan)
+PipeplanError                  one line: what is wrong, where, what to do; the CLI exits with 2
+├── InputError                 a file or an argument is wrong
+├── InfeasibleError            no plan satisfies the constraints
+└── DisagreementError          two solvers, or a solver and the evaluator, do not agree (a defect of pipeplan)
 """
 
 

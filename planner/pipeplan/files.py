@@ -62,9 +62,7 @@ def read_document(path: Path, kind: str, version: int) -> Node:
         raise InputError(f"{path} is not a {kind} file: its `format` says {found.value if found else 'nothing'!r}")
     number = root["version"].integer(minimum=1)
     if number > version:
-        raise InputError(
-            f"{path} is version {number} of {kind}; this pipeplan reads up to {version}: upgrade pipeplan, or write it again"
-        )
+        raise InputError(f"{path} is version {number} of {kind}; this pipeplan reads up to {version}: upgrade pipeplan")
     return root
 
 

@@ -1,7 +1,7 @@
 """Directed graphs over small sets of nodes: order, cycles, strong components, and ideals (down-sets).
 
-An ideal is a set of nodes that contains every predecessor of its members. The cuts of a model are its ideals: all that a
-pipeline has computed before a boundary. Ideals are held as Python integers, bit i standing for node i.
+An ideal is a set of nodes that contains every predecessor of its members. The cuts of a model are its ideals: all
+that a pipeline has computed before a boundary. Ideals are held as Python integers, bit i standing for node i.
 """
 
 from __future__ import annotations

@@ -265,6 +265,15 @@ def _name_of(node: Node) -> str:
 
 
 def _provenance(node: Node) -> Provenance:
-    texts = {key: node[key].text() for key in ("kind", "device", "device_name", "when", "how", "torch", "pipeplan")}
-    counts = {key: node[key].integer() for key in ("threads", "warmup", "repeats")}
-    return Provenance(**texts, **counts)
+    return Provenance(
+        kind=node["kind"].text(),
+        device=node["device"].text(),
+        device_name=node["device_name"].text(),
+        when=node["when"].text(),
+        how=node["how"].text(),
+        torch=node["torch"].text(),
+        pipeplan=node["pipeplan"].text(),
+        threads=node["threads"].integer(),
+        warmup=node["warmup"].integer(),
+        repeats=node["repeats"].integer(),
+    )

@@ -1,0 +1,72 @@
+"""This machine as a cluster: its processors, or its GPUs where it has some."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.errors import InputError
+from pipeplan.units import parse_size
+
+_LOOPBACK = Level(
+    name="server",
+    count=1,
+    bandwidth=2e9,
+    latency_s=50e-6,
+    allreduce_efficiency=0.3,
+    sendrecv_efficiency=0.7,
+    source="Gloo between processes of one 2-core machine: send/recv 1.4-3.2 GB/s, all-reduce 0.2-1.2 GB/s",
+)
+_PCIE = Level(name="server", count=1, bandwidth=12e9, source="PCIe 3.0 x16: about 12 GB/s of its 15.75 GB/s")
+
+
+def local(workers: int | None) -> Cluster:
+    """This machine with `workers` workers; by default one a GPU, or one a processor core where there is no GPU.
+
+    More CPU workers than cores share the cores: their speed, relative to a profile measured with a core each, is
+    cores / workers. Memory is divided evenly.
+    """
+    if workers is not None and workers < 1:
+        raise InputError(f"the number of workers must be at least 1, not {workers}")
+    gpus = _gpus()
+    if gpus and (workers is None or workers <= len(gpus)):
+        name, memory = gpus[0]
+        device = Device(name=name, kind="cuda", memory_bytes=memory)
+        return _cluster(device, _PCIE, workers or len(gpus))
+    cores = len(os.sched_getaffinity(0))
+    count = workers or cores
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    device = Device(name=_processor(), kind="cpu", memory_bytes=total // count, speed=min(1.0, cores / count))
+    return _cluster(device, _LOOPBACK, count)
+
+
+def _cluster(device: Device, level: Level, workers: int) -> Cluster:
+    return Cluster(name="local", device=device, levels=(replace(level, count=workers),))
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.machine() or "cpu"
+
+
+def _gpus() -> list[tuple[str, int]]:
+    """Name and memory of every GPU, by NVIDIA's own tool: importing torch for it would cost seconds."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [line.rsplit(",", 1) for line in answer.splitlines() if line.count(",")]
+    return [(name.strip(), parse_size(f"{memory.strip()} MiB", "nvidia-smi")) for name, memory in rows]

@@ -1,0 +1,86 @@
+"""A plan: which layers each stage holds, on which workers, with how many minibatches in flight. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipeplan.files import Node
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage. Minibatch i is computed, forward and backward, by `workers[i mod len(workers)]`."""
+
+    layers: tuple[str, ...]
+    workers: tuple[int, ...]
+    depth: int
+    """Minibatches that each replica holds in flight."""
+    versions: int
+    """Versions of the weights that each replica keeps (weight stashing: as many as the depth)."""
+
+    @property
+    def replicas(self) -> int:
+        """How many workers hold this stage."""
+        return len(self.workers)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Stages from input to output.
+
+    With `copies` m > 1 the plan is a whole pipeline inside each of m components of the cluster: minibatch i belongs to
+    copy i mod m, whose replicas of a stage are every m-th of the stage's workers.
+    """
+
+    stages: tuple[Stage, ...]
+    copies: int = 1
+    inference: bool = False
+
+    @property
+    def config(self) -> str:
+        """Replica counts from input to output, `15-1`; a pipeline in each of 4 components reads `4×(1-1)`."""
+        counts = "-".join(str(stage.replicas // self.copies) for stage in self.stages)
+        return counts if self.copies == 1 else f"{self.copies}×({counts})"
+
+    @property
+    def busy(self) -> int:
+        """Workers that have something to do."""
+        return sum(stage.replicas for stage in self.stages)
+
+    def copy(self, index: int) -> tuple[tuple[int, ...], ...]:
+        """The workers of every stage in one copy of the pipeline."""
+        return tuple(stage.workers[index :: self.copies] for stage in self.stages)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that plan.json holds under `plan`."""
+        return {
+            "inference": self.inference,
+            "copies": self.copies,
+            "stages": [
+                {
+                    "layers": list(stage.layers),
+                    "workers": list(stage.workers),
+                    "depth": stage.depth,
+                    "versions": stage.versions,
+                }
+                for stage in self.stages
+            ],
+        }
+
+    @staticmethod
+    def from_json(node: Node) -> Plan:
+        """The plan that `to_json` wrote."""
+        return Plan(
+            stages=tuple(
+                Stage(
+                    layers=tuple(name.text() for name in stage["layers"].items()),
+                    workers=tuple(worker.integer() for worker in stage["workers"].items()),
+                    depth=stage["depth"].integer(minimum=1),
+                    versions=stage["versions"].integer(minimum=1),
+                )
+                for stage in node["stages"].items()
+            ),
+            copies=node["copies"].integer(minimum=1),
+            inference=node["inference"].boolean(),
+        )

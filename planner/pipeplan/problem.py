@@ -1,0 +1,141 @@
+"""What is to be solved: a profile's layers, contracted to what may be cut, a cluster, and the user's constraints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from pipeplan import graph
+from pipeplan.cluster import Cluster
+from pipeplan.errors import InputError
+from pipeplan.profile import Profile, edges
+
+
+@dataclass(frozen=True)
+class Options:
+    """Choices of the cost model and constraints on the plan."""
+
+    inference: bool = False
+    """Forward only: no backward, no gradients, no weight versions."""
+    overlap: float = 1.0
+    """Share of gradient synchronisation that hides behind compute: 1 all, 0 none."""
+    memory: bool = True
+    """Whether the device's memory limits the plan."""
+    stages: int | None = None
+    """Exactly so many stages."""
+    max_replicas: int | None = None
+    """No stage on more workers than this; 1 makes the pipeline straight."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.overlap <= 1:
+            raise InputError(f"the overlap must lie between 0 and 1, not {self.overlap:g}")
+        for what, value in (("number of stages", self.stages), ("maximum of replicas", self.max_replicas)):
+            if value is not None and value < 1:
+                raise InputError(f"the {what} must be at least 1, not {value}")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Layers that no cut separates, with the sum of their costs."""
+
+    layers: tuple[str, ...]
+    forward_s: float
+    backward_s: float
+    parameter_bytes: int
+    buffer_bytes: int
+    saved_bytes: int
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A tensor between units, by index: it crosses every cut that has its producer inside and a consumer outside."""
+
+    producer: int
+    consumers: tuple[int, ...]
+    bytes: int
+    gradient_bytes: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The units in a topological order, the flows between them, and where they are to run."""
+
+    profile: Profile
+    cluster: Cluster
+    options: Options = field(default_factory=Options)
+    units: tuple[Unit, ...] = field(init=False)
+    flows: tuple[Flow, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        groups = _contract(self.profile)
+        object.__setattr__(self, "units", tuple(_unit(self.profile, group, self.options) for group in groups))
+        object.__setattr__(self, "flows", tuple(_flows(self.profile, groups, self.options)))
+        stages = self.options.stages
+        if stages is not None and stages > len(self.units):
+            raise InputError(
+                f"{stages} stages asked for, but the model has only {len(self.units)} layers to cut between"
+            )
+        if stages is not None and stages > self.cluster.workers:
+            raise InputError(f"{stages} stages asked for, but the cluster has only {self.cluster.workers} workers")
+
+    @property
+    def training(self) -> bool:
+        """Whether the plan is for training, not inference."""
+        return not self.options.inference
+
+    @property
+    def edges(self) -> list[tuple[int, int]]:
+        """The edges between units."""
+        return list(dict.fromkeys((flow.producer, consumer) for flow in self.flows for consumer in flow.consumers))
+
+    @property
+    def capacity(self) -> float:
+        """Bytes of memory per worker; infinite where memory is not to limit."""
+        return self.cluster.device.memory_bytes if self.options.memory else float("inf")
+
+    @property
+    def work_s(self) -> float:
+        """Time of all units for one minibatch on one worker of speed 1."""
+        return sum(unit.forward_s + unit.backward_s for unit in self.units)
+
+    def within(self, cluster: Cluster) -> Problem:
+        """The same problem on another cluster."""
+        return replace(self, cluster=cluster)
+
+    def straight(self) -> Problem:
+        """The same problem without replication."""
+        return replace(self, options=replace(self.options, max_replicas=1, stages=None))
+
+
+def _contract(profile: Profile) -> list[list[str]]:
+    """Layers that must share a stage, with all that lies between them: strong components once the groups are closed."""
+    arrows = edges(profile.tensors)
+    for group in profile.together:
+        arrows += [
+            pair for first, second in zip(group, group[1:], strict=False) for pair in ((first, second), (second, first))
+        ]
+    return graph.strong_components([layer.name for layer in profile.layers], arrows)
+
+
+def _unit(profile: Profile, names: list[str], options: Options) -> Unit:
+    inside = set(names)
+    layers = [layer for layer in profile.layers if layer.name in inside]
+    return Unit(
+        layers=tuple(layer.name for layer in layers),
+        forward_s=sum(layer.forward_s for layer in layers),
+        backward_s=0.0 if options.inference else sum(layer.backward_s for layer in layers),
+        parameter_bytes=sum(layer.parameter_bytes for layer in layers),
+        buffer_bytes=sum(layer.buffer_bytes for layer in layers),
+        saved_bytes=0 if options.inference else sum(layer.saved_bytes for layer in layers),
+    )
+
+
+def _flows(profile: Profile, groups: list[list[str]], options: Options) -> list[Flow]:
+    home = {name: index for index, group in enumerate(groups) for name in group}
+    flows = []
+    for tensor in profile.tensors:
+        producer = home[tensor.producer]
+        consumers = tuple(sorted({home[name] for name in tensor.consumers} - {producer}))
+        if consumers:
+            gradient = 0 if options.inference else tensor.gradient_bytes
+            flows.append(Flow(producer, consumers, tensor.bytes, gradient))
+    return flows

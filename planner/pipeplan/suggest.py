@@ -1,0 +1,16 @@
+"""Offer the names nearest to one that does not exist."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'a' or 'b'?` for near misses, else the whole list of what there is."""
+    names = list(known)
+    by_folded = {candidate.lower(): candidate for candidate in reversed(names)}
+    near = [by_folded[match] for match in difflib.get_close_matches(name.lower(), by_folded, n=3, cutoff=0.5)]
+    if near:
+        return f"did you mean {' or '.join(repr(match) for match in near)}?"
+    return f"there are: {', '.join(names)}"

@@ -1,0 +1,67 @@
+"""Quantities as people write them: `16 GB`, `10 Gbit/s`, `5 us`; inside, bytes, bytes per second and seconds.
+
+SI prefixes are powers of 1000 (GB, Gbit), binary ones powers of 1024 (GiB).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from pipeplan.errors import InputError
+
+_SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_RATES = {f"{unit}/s": float(factor) for unit, factor in _SIZES.items()} | {
+    f"{prefix}bit/s": factor / 8 for prefix, factor in (("", 1.0), ("K", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))
+}
+_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*(\S*)\s*", re.ASCII)
+
+
+def parse_size(value: object, where: str) -> int:
+    """Bytes, from a number of bytes or text such as `16 GiB`. `where` names the place in complaints."""
+    return round(_parse(value, _SIZES, "a size such as '16 GB'", where))
+
+
+def parse_rate(value: object, where: str) -> float:
+    """Bytes per second, from a number of them or text such as `10 Gbit/s` or `12 GB/s`."""
+    return _parse(value, _RATES, "a rate such as '10 Gbit/s' or '12 GB/s'", where)
+
+
+def parse_time(value: object, where: str) -> float:
+    """Seconds, from a number of them or text such as `5 us`."""
+    return _parse(value, _TIMES, "a time such as '5 us'", where)
+
+
+def _parse(value: object, units: dict[str, int] | dict[str, float], example: str, where: str) -> float:
+    number: float | None = None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        number = float(value)
+    elif isinstance(value, str) and (match := _QUANTITY.fullmatch(value)) and match[2] in units:
+        number = float(match[1]) * units[match[2]]
+    if number is None or not math.isfinite(number) or number < 0:
+        raise InputError(f"{where}: expected {example}, found {value!r}")
+    return number
+
+
+def show_time(seconds: float) -> str:
+    """Milliseconds, as people read them."""
+    milliseconds = seconds * 1e3
+    if milliseconds == 0:
+        return "0"
+    return f"{milliseconds:.3g} ms" if milliseconds < 100 else f"{milliseconds:.0f} ms"
+
+
+def show_size(size: float) -> str:
+    """Bytes as KiB, MiB or GiB."""
+    if size == 0:
+        return "0"
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}" if size < 1000 * factor else f"{size / factor:.0f} {unit}"
+    return f"{size:.0f} B"
+
+
+def show_rate(rate: float) -> str:
+    """Bytes per second as Gbit/s."""
+    return f"{rate * 8 / 1e9:.3g} Gbit/s"
