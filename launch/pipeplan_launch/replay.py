@@ -1,0 +1,126 @@
+"""Replaying a schedule without running it: does every worker finish, and with the minibatches that its peers mean?
+
+Sends never block, receives do, and an update waits until every replica of its stage has started the group's all-reduce:
+these are the executor's own rules, so a schedule that replays here does not deadlock there. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pipeplan_launch.schedule import Action, Kind, Schedule, StageShape, group_count, own_minibatches, replica_of
+
+Worker = tuple[int, int]
+"""(stage, replica)."""
+
+
+class ReplayError(ValueError):
+    """The schedule would deadlock, mix up minibatches, or exceed a depth: one line that says where."""
+
+
+@dataclass
+class _Board:
+    """Which messages have been sent and which all-reduces started, so far."""
+
+    activations: set[tuple[int, int]] = field(default_factory=set)
+    """(receiving stage, minibatch)."""
+    gradients: set[tuple[int, int]] = field(default_factory=set)
+    reductions: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(stage, group) -> replicas that have started it."""
+
+
+@dataclass
+class _Replica:
+    stage: int
+    replica: int
+    todo: deque[Action]
+    in_flight: list[int] = field(default_factory=list)
+    peak: int = 0
+
+    def __str__(self) -> str:
+        return f"stage {self.stage} replica {self.replica}"
+
+
+def replay(schedule: Schedule, pipeline: Sequence[StageShape], minibatches: int) -> dict[Worker, int]:
+    """Run every stream to its end; returns the most minibatches that each worker had in flight.
+
+    Raises ReplayError on a deadlock, a minibatch that is not the replica's own, one that runs twice or never, a
+    backward without its forward, or more minibatches in flight than the stage's depth.
+    """
+    board = _Board()
+    workers = [
+        _Replica(stage, replica, deque(schedule.stream(pipeline, stage, replica, minibatches)))
+        for stage, shape in enumerate(pipeline)
+        for replica in range(shape.replicas)
+    ]
+    for worker in workers:
+        _check_stream(worker, worker.todo, schedule, pipeline[worker.stage].replicas, minibatches)
+    progress = True
+    while progress:
+        progress = False
+        for worker in workers:
+            while worker.todo and _ready(worker, worker.todo[0], board, pipeline):
+                _perform(worker, worker.todo.popleft(), board, schedule, pipeline)
+                progress = True
+    stuck = next((worker for worker in workers if worker.todo), None)
+    if stuck is not None:
+        raise ReplayError(
+            f"schedule {schedule.name} deadlocks with replicas and depths "
+            f"{[(s.replicas, s.depth) for s in pipeline]}: {stuck} waits for ever at {stuck.todo[0]}"
+        )
+    return {(worker.stage, worker.replica): worker.peak for worker in workers}
+
+
+def _check_stream(
+    worker: _Replica, stream: Iterable[Action], schedule: Schedule, replicas: int, minibatches: int
+) -> None:
+    seen: dict[Kind, list[int]] = {kind: [] for kind in Kind}
+    for action in stream:
+        seen[action.kind].append(action.index)
+    own = list(own_minibatches(worker.replica, replicas, minibatches))
+    groups = list(range(group_count(replicas, minibatches)))
+    expected = {Kind.FORWARD: own, Kind.BACKWARD: own, Kind.REDUCE: groups, Kind.UPDATE: groups}
+    for kind, indices in seen.items():
+        wanted = expected[kind] if kind in schedule.kinds else []
+        if sorted(indices) != wanted:
+            raise ReplayError(f"schedule {schedule.name}: {worker} runs {kind.value} of {indices}, expected {wanted}")
+
+
+def _ready(worker: _Replica, action: Action, board: _Board, pipeline: Sequence[StageShape]) -> bool:
+    match action.kind:
+        case Kind.FORWARD:
+            return worker.stage == 0 or (worker.stage, action.index) in board.activations
+        case Kind.BACKWARD:
+            return worker.stage == len(pipeline) - 1 or (worker.stage, action.index) in board.gradients
+        case Kind.REDUCE:
+            return True
+        case Kind.UPDATE:
+            started = board.reductions.get((worker.stage, action.index), 0)
+            return started == pipeline[worker.stage].replicas
+
+
+def _perform(
+    worker: _Replica, action: Action, board: _Board, schedule: Schedule, pipeline: Sequence[StageShape]
+) -> None:
+    match action.kind:
+        case Kind.FORWARD:
+            if replica_of(action.index, pipeline[worker.stage].replicas) != worker.replica:
+                raise ReplayError(f"{worker} runs {action}, which is another replica's")
+            board.activations.add((worker.stage + 1, action.index))
+            if schedule.trains:
+                worker.in_flight.append(action.index)
+                worker.peak = max(worker.peak, len(worker.in_flight))
+            if worker.peak > pipeline[worker.stage].depth:
+                raise ReplayError(f"{worker} has {worker.in_flight} in flight, above depth")
+        case Kind.BACKWARD:
+            if action.index not in worker.in_flight:
+                raise ReplayError(f"{worker} runs {action} before its forward")
+            worker.in_flight.remove(action.index)
+            board.gradients.add((worker.stage - 1, action.index))
+        case Kind.REDUCE:
+            key = (worker.stage, action.index)
+            board.reductions[key] = board.reductions.get(key, 0) + 1
+        case Kind.UPDATE:
+            pass
