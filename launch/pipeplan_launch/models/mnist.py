@@ -1,0 +1,65 @@
+"""A small convolutional network for digits, trained on the 1,797 scanned digits that scikit-learn ships."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job import Data, Job
+
+TRAIN_SAMPLES = 1437
+SPLIT_SEED = 0
+
+
+class DigitsNet(nn.Module):
+    """Two convolutions that halve the size (28 → 14 → 7), two hidden linear layers and the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 16, kernel_size=5, stride=2, padding=2)
+        self.conv2 = nn.Conv2d(16, 32, kernel_size=5, stride=2, padding=2)
+        self.fc1 = nn.Linear(32 * 7 * 7, 200)
+        self.fc2 = nn.Linear(200, 200)
+        self.out = nn.Linear(200, 10)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Class scores for images of 1×28×28."""
+        x = functional.relu(self.conv1(image))
+        x = functional.relu(self.conv2(x))
+        x = functional.relu(self.fc1(x.flatten(1)))
+        x = functional.relu(self.fc2(x))
+        scores: Tensor = self.out(x)
+        return scores
+
+
+def digits() -> Data:
+    """The digits, resized from 8×8 to 28×28 and scaled to [0, 1], in a fixed shuffled split of 1437 and 360."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise LaunchError(
+            "the bundled digits need scikit-learn: install pipeplan[examples], or pip install scikit-learn"
+        ) from error
+    raw = load_digits()
+    small = torch.as_tensor(raw.images, dtype=torch.float32).unsqueeze(1) / 16
+    images = functional.interpolate(small, size=(28, 28), mode="bilinear", align_corners=False)
+    labels = torch.as_tensor(raw.target, dtype=torch.int64)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(SPLIT_SEED))
+    train, test = order[:TRAIN_SAMPLES], order[TRAIN_SAMPLES:]
+    return Data(TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test]))
+
+
+def build() -> Job:
+    """The job: cross entropy and SGD with momentum."""
+    return Job(
+        DigitsNet(),
+        inputs=lambda n: torch.rand(n, 1, 28, 28),
+        loss=functional.cross_entropy,
+        data=digits,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+        name="mnist",
+        minibatch=32,
+    )
