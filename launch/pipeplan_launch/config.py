@@ -1,0 +1,251 @@
+"""The plan that the executor obeys, read from `stages/stage-*.json` and checked before anything runs. Torch-free.
+
+Every stage file says everything that all stages share, so that one that was changed, lost or taken from another plan is
+noticed. What is wrong comes out as one `LaunchError` line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeplan_launch import fields
+from pipeplan_launch.errors import LaunchError, nearest
+from pipeplan_launch.replay import ReplayError, replay
+from pipeplan_launch.schedule import SCHEDULES, Schedule, StageShape
+
+FORMAT = "pipeplan-stage"
+VERSION = 1
+_NAME = re.compile(r"stage-(\d+)\.json")
+_SHARED = ("plan", "mode", "model", "minibatch", "device", "servers", "workers_per_server", "schedule", "pipeline")
+
+
+@dataclass(frozen=True)
+class StagePlacement:
+    """Where a stage runs and how deep its pipeline is."""
+
+    workers: tuple[int, ...]
+    """Ranks of its replicas: minibatch i goes to workers[i mod r]."""
+    depth: int
+    """Minibatches in flight per replica, at most."""
+    versions: int
+    """Versions of the weights that a replica may hold at once."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the planner expects, per minibatch on one replica of the stage; None where it did not say."""
+
+    minibatch_s: float | None = None
+    """The pipeline's pace: seconds between two minibatches, the same for all stages."""
+    forward_s: float | None = None
+    backward_s: float | None = None
+    sync_s: float | None = None
+    receive_bytes: float | None = None
+    send_bytes: float | None = None
+    memory_bytes: float | None = None
+    """On one worker: weights, gradients, optimiser state, saved activations."""
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """One plan, as all its stage files state it."""
+
+    plan: str
+    mode: str
+    """`training` or `inference`."""
+    model_ref: str
+    graph_hash: str | None
+    minibatch: int
+    device: str
+    """`cpu` or `cuda`."""
+    servers: int
+    workers_per_server: int
+    schedule: Schedule
+    pipeline: tuple[StagePlacement, ...]
+    layers: tuple[tuple[str, ...], ...]
+    """Names of each stage's layers."""
+    predictions: tuple[Prediction, ...]
+
+    @property
+    def world(self) -> int:
+        """Workers that launch.sh starts, idle ones included."""
+        return self.servers * self.workers_per_server
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """Ranks that belong to a stage, sorted."""
+        return tuple(sorted(worker for stage in self.pipeline for worker in stage.workers))
+
+    @property
+    def shapes(self) -> tuple[StageShape, ...]:
+        """The pipeline as schedules see it."""
+        return tuple(StageShape(len(stage.workers), stage.depth) for stage in self.pipeline)
+
+    def place(self, rank: int) -> tuple[int, int] | None:
+        """(stage, replica) of a rank, or None for an idle one."""
+        for index, stage in enumerate(self.pipeline):
+            if rank in stage.workers:
+                return index, stage.workers.index(rank)
+        return None
+
+    def written(self) -> str:
+        """The plan by its replica counts, as in 2-1-1."""
+        return "-".join(str(len(stage.workers)) for stage in self.pipeline)
+
+
+def load_plan(folder: Path) -> LaunchPlan:
+    """Read and check a plan folder. Raises `LaunchError`."""
+    files = _stage_files(folder)
+    raw = {index: _read(path) for index, path in files.items()}
+    first = raw[0] if 0 in raw else raw[min(raw)]
+    stages = fields.listing(first, "pipeline", str(files[min(raw)]))
+    _check_all_there(folder, files, len(stages))
+    for index, content in raw.items():
+        _check_agrees(files[0], first, files[index], content)
+        if fields.integer(content, "stage", str(files[index]), least=0) != index:
+            raise LaunchError(
+                f"{files[index]} is of stage {content['stage']}: it was renamed; solve again with --force"
+            )
+    shared = _shared(first, str(files[0]))
+    plan = replace(
+        shared,
+        layers=tuple(fields.names(raw[index], "layers", str(files[index])) for index in range(len(stages))),
+        predictions=tuple(_prediction(raw[index], str(files[index])) for index in range(len(stages))),
+    )
+    _check_workers(plan, str(folder))
+    _check_layers(plan, str(folder))
+    _check_schedule(plan, str(folder))
+    return plan
+
+
+def _stage_files(folder: Path) -> dict[int, Path]:
+    stages = folder / "stages"
+    if not stages.is_dir():
+        raise LaunchError(f"{folder} is not a plan folder: it has no stages/ (`pipeplan solve` writes one)")
+    files = {int(match[1]): path for path in stages.iterdir() if (match := _NAME.fullmatch(path.name))}
+    if not files:
+        raise LaunchError(f"{stages} holds no stage-0.json: solve again with --force")
+    return files
+
+
+def _check_all_there(folder: Path, files: Mapping[int, Path], count: int) -> None:
+    missing = [index for index in range(count) if index not in files]
+    if missing:
+        raise LaunchError(f"{folder}/stages/stage-{missing[0]}.json is missing: the plan has {count} stages")
+    surplus = sorted(index for index in files if index >= count)
+    if surplus:
+        raise LaunchError(f"{files[surplus[0]]} does not belong to this plan, which has {count} stages")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"{path} cannot be read: {error}") from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise LaunchError(f"{path} is damaged or truncated ({error}): solve again with --force") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise LaunchError(f"{path} is not a stage file of a plan (its format is not {FORMAT!r})")
+    version = fields.integer(content, "version", str(path), least=1)
+    if version > VERSION:
+        raise LaunchError(
+            f"{path} is of version {version}, newer than this pipeplan reads ({VERSION}): upgrade pipeplan"
+        )
+    return content
+
+
+def _check_agrees(reference: Path, first: Mapping[str, Any], path: Path, content: Mapping[str, Any]) -> None:
+    for key in _SHARED:
+        if content.get(key) != first.get(key):
+            raise LaunchError(f"{path} and {reference.name} disagree on {key!r}: they are of different plans")
+
+
+def _shared(content: dict[str, Any], where: str) -> LaunchPlan:
+    model = fields.mapping(content, "model", where)
+    mode = fields.choice(content, "mode", where, ("training", "inference"))
+    if not isinstance(model.get("ref"), str) or not model["ref"]:
+        raise LaunchError(f"{where}: the plan was made from a profile without a model, so there is nothing to run")
+    graph_hash = model.get("graph_hash")
+    if graph_hash is not None and not isinstance(graph_hash, str):
+        raise LaunchError(f"{where}: model.graph_hash must be a string or null")
+    return LaunchPlan(
+        plan=fields.text(content, "plan", where),
+        mode=mode,
+        model_ref=model["ref"],
+        graph_hash=graph_hash,
+        minibatch=fields.integer(content, "minibatch", where, least=1),
+        device=fields.choice(content, "device", where, ("cpu", "cuda")),
+        servers=fields.integer(content, "servers", where, least=1),
+        workers_per_server=fields.integer(content, "workers_per_server", where, least=1),
+        schedule=_schedule(content, mode, where),
+        pipeline=tuple(_placement(stage, where) for stage in fields.listing(content, "pipeline", where)),
+        layers=(),
+        predictions=(),
+    )
+
+
+def _schedule(content: dict[str, Any], mode: str, where: str) -> Schedule:
+    name = fields.text(fields.mapping(content, "schedule", where), "name", where)
+    if name not in SCHEDULES:
+        raise LaunchError(f"{where}: this executor has no schedule {name!r}: {nearest(name, SCHEDULES)}")
+    schedule = SCHEDULES[name]
+    if schedule.trains != (mode == "training"):
+        raise LaunchError(f"{where}: schedule {name!r} does not fit mode {mode!r}")
+    return schedule
+
+
+def _placement(stage: Any, where: str) -> StagePlacement:
+    if not isinstance(stage, dict):
+        raise LaunchError(f"{where}: every stage of the pipeline must be an object")
+    workers = fields.listing(stage, "workers", where)
+    if not all(isinstance(worker, int) and not isinstance(worker, bool) for worker in workers):
+        raise LaunchError(f"{where}: workers must be whole numbers, not {workers!r}")
+    return StagePlacement(
+        tuple(workers),
+        fields.integer(stage, "depth", where, least=1),
+        fields.integer(stage, "versions", where, least=1),
+    )
+
+
+def _prediction(content: dict[str, Any], where: str) -> Prediction:
+    given = content.get("prediction") or {}
+    if not isinstance(given, dict):
+        raise LaunchError(f"{where}: prediction must be an object")
+    known = {name: fields.amount(given, name, where) for name in Prediction.__dataclass_fields__ if name in given}
+    return Prediction(**known)
+
+
+def _check_workers(plan: LaunchPlan, where: str) -> None:
+    counts = Counter(worker for stage in plan.pipeline for worker in stage.workers)
+    shared = sorted(worker for worker, count in counts.items() if count > 1)
+    if shared:
+        raise LaunchError(f"{where}: worker {shared[0]} is in more than one place of the plan: stages must not overlap")
+    outside = sorted(worker for worker in counts if not 0 <= worker < plan.world)
+    if outside:
+        raise LaunchError(
+            f"{where}: worker {outside[0]} does not exist: {plan.servers} servers of {plan.workers_per_server} "
+            f"workers have workers 0 to {plan.world - 1}"
+        )
+
+
+def _check_layers(plan: LaunchPlan, where: str) -> None:
+    counts = Counter(layer for stage in plan.layers for layer in stage)
+    twice = [layer for layer, count in counts.items() if count > 1]
+    if twice:
+        raise LaunchError(f"{where}: layer {twice[0]!r} is in more than one stage")
+
+
+def _check_schedule(plan: LaunchPlan, where: str) -> None:
+    """Replay a few rounds: depths that would deadlock are found here and not after an hour."""
+    widest = max(shape.replicas for shape in plan.shapes)
+    deepest = max(shape.replicas * shape.depth for shape in plan.shapes)
+    try:
+        replay(plan.schedule, plan.shapes, 2 * deepest + widest)
+    except ReplayError as error:
+        raise LaunchError(f"{where}: {error}; solve again with --force") from error

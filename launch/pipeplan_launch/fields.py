@@ -1,0 +1,67 @@
+"""Typed access to the fields of a JSON object; what is missing or of another type is one `LaunchError` line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeplan_launch.errors import LaunchError
+
+
+def integer(content: Mapping[str, Any], key: str, where: str, least: int) -> int:
+    """A whole number, at least `least`."""
+    value = content.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise LaunchError(f"{where}: {key!r} must be a whole number of at least {least}, not {value!r}")
+    return value
+
+
+def text(content: Mapping[str, Any], key: str, where: str) -> str:
+    """A string that is not empty."""
+    value = content.get(key)
+    if not isinstance(value, str) or not value:
+        raise LaunchError(f"{where}: {key!r} must be a string, not {value!r}")
+    return value
+
+
+def choice(content: Mapping[str, Any], key: str, where: str, known: Sequence[str]) -> str:
+    """One of a few strings."""
+    value = content.get(key)
+    if value not in known:
+        raise LaunchError(f"{where}: {key!r} must be one of {', '.join(known)}, not {value!r}")
+    return str(value)
+
+
+def mapping(content: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
+    """An object."""
+    value = content.get(key)
+    if not isinstance(value, dict):
+        raise LaunchError(f"{where}: {key!r} must be an object, not {value!r}")
+    return value
+
+
+def listing(content: Mapping[str, Any], key: str, where: str) -> list[Any]:
+    """A list that is not empty."""
+    value = content.get(key)
+    if not isinstance(value, list) or not value:
+        raise LaunchError(f"{where}: {key!r} must be a list with at least one entry, not {value!r}")
+    return value
+
+
+def names(content: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    """A list of strings, not empty."""
+    value = listing(content, key, where)
+    if not all(isinstance(name, str) for name in value):
+        raise LaunchError(f"{where}: {key!r} must be a list of names")
+    return tuple(value)
+
+
+def amount(content: Mapping[str, Any], key: str, where: str) -> float | None:
+    """A number that is finite and not negative, or null."""
+    value = content.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise LaunchError(f"{where}: {key!r} must be a number of at least 0, not {value!r}")
+    return float(value)

@@ -1,0 +1,47 @@
+"""Files that are either whole or not there: written beside their place and moved into it. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from pipeplan_launch.errors import LaunchError
+
+
+@contextmanager
+def explain_errors(path: Path, what: str) -> Iterator[None]:
+    """Turn an operating-system error about `path` into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise LaunchError(f"{what} {path} failed: {error.strerror or error}") from error
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> int:
+    """Let `write` fill the file at `path`: what was there stays until it is complete and on disk. Returns its bytes."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with explain_errors(path, "writing"):
+        try:
+            with part.open("wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+                size = file.tell()
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+    return size
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write an object as JSON, atomically."""
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    write_atomically(path, lambda file: _fill(file, text))
+
+
+def _fill(file: IO[bytes], text: str) -> None:
+    file.write(text.encode())
