@@ -1,0 +1,98 @@
+"""Which samples make which minibatch, and reading them. Every worker works this out alone, and finds the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job import Batch, collate
+from pipeplan_launch.seeds import mix, seed_loading
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How so many samples fall into minibatches.
+
+    A model that takes any batch size gets a smaller last minibatch. One that was traced for a single size does not: in
+    training the last samples are left out, in evaluation the last minibatch is filled up and the filling not counted.
+    """
+
+    samples: int
+    minibatch: int
+    dynamic: bool
+    training: bool
+    limit: int | None = None
+    """At most so many minibatches."""
+
+    @property
+    def count(self) -> int:
+        """Minibatches in one pass."""
+        whole, rest = divmod(self.samples, self.minibatch)
+        count = whole + (1 if rest and (self.dynamic or not self.training) else 0)
+        return count if self.limit is None else min(count, self.limit)
+
+    def real(self, minibatch: int) -> int:
+        """Samples of the data set in this minibatch."""
+        return min(self.minibatch, self.samples - minibatch * self.minibatch)
+
+    def run(self, minibatch: int) -> int:
+        """Samples that the model runs on, filling included."""
+        return self.real(minibatch) if self.dynamic else self.minibatch
+
+    @property
+    def note(self) -> str | None:
+        """What the user should know about the last samples, if anything."""
+        rest = self.samples % self.minibatch
+        if self.dynamic or not rest or not self.training:
+            return None
+        return (
+            f"the model takes minibatches of exactly {self.minibatch}: the last {rest} of {self.samples} samples "
+            "are left out of every epoch"
+        )
+
+
+class Batches:
+    """The minibatches of one pass over a data set."""
+
+    def __init__(self, dataset: Dataset[Any], sizes: Sizes, seed: int, epoch: int) -> None:
+        """Training shuffles, by (seed, epoch); evaluation keeps the order of the data set."""
+        self.sizes = sizes
+        self._dataset = dataset
+        self._seed = seed
+        self._epoch = epoch
+        self._order: list[int] | range = range(sizes.samples)
+        if sizes.training:
+            generator = torch.Generator().manual_seed(mix("order", seed, epoch))
+            self._order = torch.randperm(sizes.samples, generator=generator).tolist()
+
+    def load(self, minibatch: int) -> Batch:
+        """Read a minibatch's inputs and target."""
+        start = minibatch * self.sizes.minibatch
+        chosen = list(self._order[start : start + self.sizes.real(minibatch)])
+        chosen += chosen[-1:] * (self.sizes.run(minibatch) - len(chosen))
+        if type(self._dataset) is TensorDataset and len(self._dataset.tensors) == 2:
+            inputs, target = (tensor[chosen] for tensor in self._dataset.tensors)
+            return Batch((inputs,), target)
+        seed_loading(self._seed, self._epoch, minibatch)
+        return collate([self._dataset[index] for index in chosen])
+
+
+def sizes_of(dataset: Any, minibatch: int, dynamic: bool, training: bool, limit: int | None = None) -> Sizes:
+    """The sizes for a map-style data set. Raises `LaunchError` where it gives no minibatch at all."""
+    try:
+        samples = len(dataset)
+    except TypeError as error:
+        raise LaunchError(
+            f"the job's data must be map-style, with a length: {type(dataset).__name__} has none"
+        ) from error
+    sizes = Sizes(samples, minibatch, dynamic, training, limit)
+    if sizes.count == 0:
+        raise LaunchError(
+            f"the job's {'training' if training else 'test'} data has {samples} samples, too few for one minibatch of "
+            f"{minibatch}: profile and solve with a smaller --batch"
+        )
+    return sizes

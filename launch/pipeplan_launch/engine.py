@@ -1,0 +1,185 @@
+"""Running a stream of actions on one worker: a table from the kind of action to what does it.
+
+An engine runs drained segments (one epoch, or one pass over the test data): nothing is in flight before or after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeplan_launch.batches import Batches
+from pipeplan_launch.config import LaunchPlan
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.interrupt import check_interrupt
+from pipeplan_launch.job import Batch, Job
+from pipeplan_launch.metrics import Recorder, Step
+from pipeplan_launch.program import CutTensor, Program
+from pipeplan_launch.schedule import Kind, Schedule, own_minibatches
+from pipeplan_launch.transport import Direction, Transport, Wire
+
+Handler = Callable[[int], None]
+WINDOW = 2  # receives of activations posted ahead: one in use, one under way; each costs a minibatch's memory
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which worker this is, and what it runs."""
+
+    plan: LaunchPlan
+    stage: int
+    replica: int
+    rank: int
+    device: torch.device
+    program: Program
+    job: Job
+    """With its model taken out: a worker keeps its own stage only."""
+    seed: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether activations come from nowhere."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this stage computes the loss."""
+        return self.stage == len(self.plan.pipeline) - 1
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of this stage."""
+        return len(self.plan.pipeline[self.stage].workers)
+
+    def peer(self, stage: int, minibatch: int) -> int:
+        """Rank of the replica of a stage that runs a minibatch."""
+        workers = self.plan.pipeline[stage].workers
+        return workers[minibatch % len(workers)]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A drained run over some minibatches."""
+
+    epoch: int
+    batches: Batches
+
+
+class Engine:
+    """What training and forward-only runs share: dispatch, posted receives, reading samples, reporting progress."""
+
+    schedule: Schedule
+
+    def __init__(
+        self,
+        place: Place,
+        schedule: Schedule,
+        transport: Transport,
+        recorder: Recorder,
+        handlers: Mapping[Kind, Handler],
+    ) -> None:
+        """Raises `LaunchError` if the schedule has actions without a handler."""
+        unknown = sorted(kind.value for kind in schedule.kinds - handlers.keys())
+        if unknown:
+            raise LaunchError(
+                f"this executor cannot run schedule {schedule.name!r}: no handler for {', '.join(unknown)}"
+            )
+        self.schedule = schedule
+        self.place = place
+        self.transport = transport
+        self.recorder = recorder
+        self.on_minibatch: Callable[[Step], None] | None = None
+        """Called after each of this worker's minibatches."""
+        self._handlers = handlers
+        self._segment: Segment | None = None
+        self._to_post: Sequence[int] = ()
+        self._wires: dict[tuple[str, int], Wire] = {}
+
+    def run(self, segment: Segment) -> None:
+        """Run this worker's share of a segment, to the end."""
+        place = self.place
+        self._segment = segment
+        count = segment.batches.sizes.count
+        self._to_post = () if place.is_first else own_minibatches(place.replica, place.replicas, count)
+        for _ in range(WINDOW):
+            self._post_next()
+        for action in self.schedule.stream(place.plan.shapes, place.stage, place.replica, count):
+            check_interrupt()
+            self._handlers[action.kind](action.index)
+        self.transport.drain()
+
+    @property
+    def segment(self) -> Segment:
+        """The segment being run."""
+        assert self._segment is not None
+        return self._segment
+
+    def take_activations(self, minibatch: int) -> list[Tensor]:
+        """What the previous stage sends for this minibatch; posts the next receive."""
+        if self.place.is_first:
+            return []
+        received = self.transport.take(Direction.ACTIVATIONS, minibatch)
+        self._post_next()
+        return received
+
+    def send_activations(self, minibatch: int, outputs: Sequence[Tensor]) -> None:
+        """Send a minibatch on to the next stage."""
+        destination = self.place.peer(self.place.stage + 1, minibatch)
+        self.transport.send(Direction.ACTIVATIONS, minibatch, destination, outputs)
+
+    def wires(self, tensors: Sequence[CutTensor], minibatch: int) -> list[Wire]:
+        """Shapes of the tensors that cross a cut, for this minibatch's size."""
+        size = self.segment.batches.sizes.run(minibatch)
+        return [self._wire(tensor, size) for tensor in tensors]
+
+    def read(self, minibatch: int) -> tuple[list[Tensor], Any]:
+        """(this stage's model inputs, target at the last stage), from the data set, where the stage needs it."""
+        wanted = self.place.program.model_inputs
+        if not wanted and not self.place.is_last:
+            return [], None
+        batch: Batch = self.segment.batches.load(minibatch)
+        inputs = [batch.inputs[index].to(self.place.device) for index in wanted]
+        target = to_device(batch.target, self.place.device) if self.place.is_last else None
+        return inputs, target
+
+    def finish_step(self, minibatch: int) -> None:
+        """A minibatch is done with on this worker."""
+        step = self.recorder.end(minibatch)
+        if self.on_minibatch is not None:
+            self.on_minibatch(step)
+
+    def _wire(self, tensor: CutTensor, size: int) -> Wire:
+        """Remembered, because evaluating a symbolic shape takes longer than sending a small tensor."""
+        wire = self._wires.get((tensor.name, size))
+        if wire is None:
+            wire = self._wires[tensor.name, size] = Wire(tuple(tensor.shape(size)), tensor.dtype)
+        return wire
+
+    def _post_next(self) -> None:
+        if self._to_post:
+            minibatch, self._to_post = self._to_post[0], self._to_post[1:]
+            source = self.place.peer(self.place.stage - 1, minibatch)
+            wires = self.wires(self.place.program.receives, minibatch)
+            self.transport.post(Direction.ACTIVATIONS, minibatch, source, wires)
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Move the tensors of a nested structure."""
+    return map_tensors(value, lambda tensor: tensor.to(device))
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Apply `change` to the tensors in nested tuples, lists and dicts; other values stay."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(inner, change) for key, inner in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(inner, change) for inner in value))
+    if isinstance(value, list | tuple):
+        return type(value)(map_tensors(inner, change) for inner in value)
+    return value

@@ -1,0 +1,43 @@
+"""Memory of this process, from /proc where there is one. Torch-free."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import resource
+import sys
+from pathlib import Path
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_bytes() -> int:
+    """Resident memory now (where there is no /proc: its peak)."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except OSError:
+        return peak_resident_bytes()
+
+
+def peak_resident_bytes() -> int:
+    """The most that was resident since `reset_peak` (where there is no /proc: since the process started)."""
+    try:
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def reset_peak() -> None:
+    """Give freed memory back to the system and measure the peak from here on, where the system lets us."""
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except (OSError, AttributeError):
+        pass

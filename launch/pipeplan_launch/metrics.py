@@ -1,0 +1,157 @@
+"""What one worker measures: times of every minibatch, as JSON lines in the run folder, and its steady state."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from pipeplan_launch.files import explain_errors
+from pipeplan_launch.memory import resident_bytes
+
+TIMES = ("load_s", "wait_s", "forward_s", "backward_s", "sync_s", "update_s", "send_s")
+
+
+class Lap:
+    """A stopwatch: every call returns the seconds since the one before."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def __call__(self) -> float:
+        before, self._last = self._last, time.perf_counter()
+        return self._last - before
+
+
+@dataclass
+class Step:
+    """One minibatch on one worker, in seconds of wall time."""
+
+    epoch: int
+    minibatch: int
+    load_s: float = 0.0
+    """Reading samples."""
+    wait_s: float = 0.0
+    """Waiting for activations and gradients from other stages."""
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    sync_s: float = 0.0
+    """Starting and awaiting the all-reduce of the minibatch's group."""
+    update_s: float = 0.0
+    """The optimiser, and copying the weights that older minibatches still need."""
+    send_s: float = 0.0
+    """Handing tensors to the transport."""
+    loss: float | None = None
+    """At the last stage."""
+    samples: int = 0
+    done_s: float = 0.0
+    """When it was finished, by this worker's clock."""
+
+
+@dataclass
+class Steady:
+    """Sums over the minibatches of the steady state, as they are told to the worker that prints the summary."""
+
+    minibatches: int = 0
+    """Minibatches counted, on this worker."""
+    seconds: dict[str, float] | None = None
+    """Sum of each of `TIMES`."""
+    span_s: float = 0.0
+    """Time from the first counted minibatch to the last, over the epochs."""
+    intervals: int = 0
+    """Minibatches of the whole pipeline that were finished in that time."""
+    includes_fill: bool = False
+    """The epochs were too short to leave the pipeline's fill out."""
+
+    @property
+    def pace_s(self) -> float | None:
+        """Seconds between two minibatches of the pipeline."""
+        return self.span_s / self.intervals if self.intervals else None
+
+
+class Recorder:
+    """Collects the steps of one worker.
+
+    The steady state is what is left of every epoch without its first `skip` minibatches: those that are in the pipeline
+    when its first one is finished. The drain does not slow the last stage, where the pace is read.
+    """
+
+    def __init__(self, path: Path | None, rank: int, stage: int, replica: int, replicas: int, skip: int) -> None:
+        """`path`: the file for the JSON lines, None for none; `skip`: minibatches of the pipeline left out."""
+        self._identity = {"rank": rank, "stage": stage, "replica": replica}
+        self._replicas = replicas
+        self._skip = skip
+        self._open: dict[int, Step] = {}
+        self._epoch: list[Step] = []
+        self._file: IO[str] | None = None
+        if path is not None:
+            with explain_errors(path, "opening"):
+                self._file = path.open("a", encoding="utf-8")
+        self.steady = Steady(seconds=dict.fromkeys(TIMES, 0.0))
+
+    def begin(self, epoch: int, minibatch: int) -> Step:
+        """A minibatch starts here."""
+        self._open[minibatch] = step = Step(epoch, minibatch)
+        return step
+
+    def of(self, minibatch: int) -> Step:
+        """The step of a minibatch that has begun."""
+        return self._open[minibatch]
+
+    def end(self, minibatch: int) -> Step:
+        """A minibatch is finished: write its line."""
+        step = self._open.pop(minibatch)
+        step.done_s = time.perf_counter()
+        self._epoch.append(step)
+        self._write(step)
+        return step
+
+    def end_epoch(self) -> list[Step]:
+        """The segment is drained: add it to the steady state. Returns the epoch's steps."""
+        steps, self._epoch = self._epoch, []
+        counted = [step for step in steps if step.minibatch >= self._skip]
+        if len(counted) < 2:
+            counted = steps[1:] if len(steps) > 2 else steps
+            self.steady.includes_fill = True
+        seconds = self.steady.seconds or {}
+        for name in seconds:
+            seconds[name] += sum(getattr(step, name) for step in counted)
+        self.steady.minibatches += len(counted)
+        if len(counted) > 1:
+            self.steady.span_s += counted[-1].done_s - counted[0].done_s
+            self.steady.intervals += counted[-1].minibatch - counted[0].minibatch
+        if self._file is not None:
+            self._file.flush()
+        return steps
+
+    def pace_s(self, steps: int = 50) -> float | None:
+        """Seconds between the pipeline's minibatches, over the epoch's last few; None before there are two."""
+        recent = self._epoch[-steps:]
+        if len(recent) < 2:
+            return None
+        return (recent[-1].done_s - recent[0].done_s) / (recent[-1].minibatch - recent[0].minibatch)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, step: Step) -> None:
+        if self._file is None:
+            return
+        line: dict[str, Any] = {"time_s": time.time(), **self._identity}
+        line |= {name: _rounded(value) for name, value in asdict(step).items() if name != "done_s"}
+        pace = self.pace_s()
+        line["minibatches_per_s"] = _rounded(1 / pace if pace else None)
+        line["memory_bytes"] = resident_bytes()
+        self._file.write(json.dumps(line) + "\n")
+
+
+def _rounded(value: Any) -> Any:
+    """Microsecond digits are enough; JSON has no NaN or infinity."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.7g}") if math.isfinite(value) else None

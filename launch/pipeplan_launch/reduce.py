@@ -1,0 +1,129 @@
+"""Averaging among the replicas of a stage: gradients at every update, BatchNorm's statistics when a segment is drained.
+
+Gradients travel in flat buckets that are allocated once. The all-reduce of a group starts at R and is awaited at U. DDP
+would not do: with several minibatches in flight its hooks lose the second backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+BUCKET_BYTES = 25 * 2**20
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    flat: Tensor
+    """The gradients of some parameters, one after another, then one number a parameter: how many replicas have one."""
+    names: tuple[str, ...]
+    views: tuple[Tensor, ...]
+    """Where each parameter's gradient lies in `flat`, in the parameter's shape."""
+    flags: Tensor
+
+
+class GradientReducer:
+    """Averages the gradients of one group of minibatches over the replicas of a stage."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], group: dist.ProcessGroup | None) -> None:
+        """`parameters`: those that training changes. `group`: the stage's replicas, None where there is only one."""
+        self._parameters = dict(parameters)
+        self._group = group
+        self._pending: dict[str, Tensor] = {}
+        self._works: list[dist.Work] = []
+        self._buckets: list[_Bucket] | None = None
+
+    def add(self, gradients: Mapping[str, Tensor]) -> None:
+        """Take the gradients of one of this replica's minibatches, by parameter name, for the group being collected."""
+        for name, gradient in gradients.items():
+            if name in self._parameters:
+                before = self._pending.get(name)
+                self._pending[name] = gradient if before is None else before + gradient
+
+    def start(self) -> None:
+        """Start the sum over the replicas; one that has no gradients joins with zeros."""
+        if self._group is None:
+            return
+        if self._buckets is None:
+            self._buckets = _make_buckets(self._parameters)
+        for bucket in self._buckets:
+            _fill(bucket, self._pending)
+            work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
+            if work is not None:
+                self._works.append(work)
+        self._pending = {}
+
+    def finish(self, members: int) -> dict[str, Tensor]:
+        """The mean over the group's `members` minibatches, by parameter name; without those that no replica has.
+
+        The tensors are overwritten by the next `start`.
+        """
+        if self._group is None:
+            averaged, self._pending = self._pending, {}
+            if members > 1:
+                averaged = {name: gradient / members for name, gradient in averaged.items()}
+            return averaged
+        for work in self._works:
+            work.wait()
+        self._works = []
+        averaged = {}
+        for bucket in self._buckets or ():
+            present = bucket.flags.tolist()
+            bucket.flat.div_(members)
+            averaged |= {
+                name: view for name, view, count in zip(bucket.names, bucket.views, present, strict=True) if count > 0
+            }
+        return averaged
+
+
+def _make_buckets(parameters: Mapping[str, nn.Parameter]) -> list[_Bucket]:
+    chosen: list[list[str]] = []
+    room = 0
+    kind: tuple[torch.dtype, torch.device] | None = None
+    for name, parameter in parameters.items():
+        size = parameter.numel() * parameter.element_size()
+        if kind != (parameter.dtype, parameter.device) or size > room:
+            chosen.append([])
+            kind, room = (parameter.dtype, parameter.device), BUCKET_BYTES
+        chosen[-1].append(name)
+        room -= size
+    return [_make_bucket({name: parameters[name] for name in names}) for names in chosen]
+
+
+def _make_bucket(parameters: Mapping[str, nn.Parameter]) -> _Bucket:
+    first = next(iter(parameters.values()))
+    total = sum(parameter.numel() for parameter in parameters.values())
+    flat = torch.zeros(total + len(parameters), dtype=first.dtype, device=first.device)
+    views = []
+    offset = 0
+    for parameter in parameters.values():
+        views.append(flat[offset : offset + parameter.numel()].view(parameter.shape))
+        offset += parameter.numel()
+    return _Bucket(flat, tuple(parameters), tuple(views), flat[total:])
+
+
+def _fill(bucket: _Bucket, gradients: Mapping[str, Tensor]) -> None:
+    for name, view in zip(bucket.names, bucket.views, strict=True):
+        gradient = gradients.get(name)
+        if gradient is None:
+            view.zero_()
+        else:
+            view.copy_(gradient)
+    bucket.flags.copy_(torch.tensor([float(name in gradients) for name in bucket.names]))
+
+
+@torch.no_grad()
+def average_buffers(buffers: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+    """Make the replicas' buffers equal: the mean of floating ones (running statistics), the largest of counters."""
+    for buffer in buffers:
+        if buffer.is_floating_point():
+            dist.all_reduce(buffer, group=group)
+            buffer /= dist.get_world_size(group)
+        elif buffer.dtype == torch.bool:
+            continue
+        else:
+            dist.all_reduce(buffer, op=dist.ReduceOp.MAX, group=group)
