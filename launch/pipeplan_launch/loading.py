@@ -146,9 +146,9 @@ def _run(ref: str, call: Callable[[], Any]) -> Any:
         raise LaunchError(f"{ref!r} failed: {describe(error)}") from error
 
 
-def describe(error: BaseException) -> str:
+def describe(error: BaseException, longest: int = 1000) -> str:
     """`Type: message (file:line: source line)` on one line, for the innermost frame of the user's own code."""
-    message = " ".join(str(error).split()) or "no message"
+    message = " ".join(str(error).split())[:longest] or "no message"
     if isinstance(error, SyntaxError) and error.filename:
         line = (error.text or "").strip()
         return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno}: {line})"

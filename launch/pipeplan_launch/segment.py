@@ -1,0 +1,141 @@
+"""Cut a set of layers out of a traced model as a function that runs by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from pipeplan_launch import evalmode
+from pipeplan_launch.aliasing import attribute
+from pipeplan_launch.layers import LOSS, is_size
+from pipeplan_launch.trace import TracedModel
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Layers as one function: `run(*state, *received, *inputs, batch)` returns the tuple of what it makes."""
+
+    state: tuple[str, ...]
+    """Names of the parameters, buffers and constants that it takes, in order."""
+    inputs: tuple[int, ...]
+    """Indices of the model's inputs that it takes, in order."""
+    run: fx.GraphModule
+
+
+def cut(
+    traced: TracedModel,
+    layers: Iterable[str],
+    received: Sequence[str],
+    made: Sequence[str],
+    *,
+    training: bool = True,
+    device: torch.device | None = None,
+) -> Segment:
+    """The segment of these layers, given and giving these tensors (by name).
+
+    With the layer `loss` it gives the model's outputs instead, flattened. A device replaces those that tracing burnt
+    in.
+    """
+    builder = _Builder(traced, frozenset(layers), training, device)
+    arrived = []
+    for index, name in enumerate(received):
+        arrived.append(builder.graph.placeholder(f"received_{index}"))
+        builder.copies[traced.node_of[name]] = arrived[-1]
+    builder.work()
+    output = traced.graph_module.graph.output_node()
+    if LOSS in builder.layers:
+        leaves = torch.utils._pytree.tree_leaves(output.args[0])
+        results = tuple(builder.copy(leaf) if isinstance(leaf, fx.Node) else leaf for leaf in leaves)
+    else:
+        results = tuple(builder.copy(traced.node_of[name]) for name in made)
+    builder.graph.output(results)
+    return builder.segment(arrived)
+
+
+class _Builder:
+    def __init__(
+        self, traced: TracedModel, layers: frozenset[str], training: bool, device: torch.device | None
+    ) -> None:
+        self.traced, self.layers, self.training, self.device = traced, layers, training, device
+        self.graph = fx.Graph()
+        self.copies: dict[fx.Node, fx.Node] = {}
+        self.state: dict[str, fx.Node] = {}
+        self.inputs: dict[int, fx.Node] = {}
+        self.submodules: dict[str, Any] = {}
+        self.batch = self.graph.placeholder("batch")
+
+    def work(self) -> None:
+        """Copy the nodes of the layers, in the order of the model."""
+        for node in self.traced.graph_module.graph.nodes:
+            if node.op == "call_function" and self.traced.layer_of.get(node) in self.layers:
+                if not self.training and evalmode.is_training_only(node):
+                    self.copies[node] = self.copy(node.args[0])
+                else:
+                    self.copy(node)
+
+    def copy(self, node: Any) -> fx.Node:
+        """The node of the new graph that stands for a node of the model's; made when first needed."""
+        if node not in self.copies:
+            self.copies[node] = self._make(node)
+        return self.copies[node]
+
+    def _make(self, node: fx.Node) -> fx.Node:
+        if node.op == "placeholder":
+            index = self.traced.input_nodes.index(node)
+            self.inputs[index] = self.graph.placeholder(f"input_{index}")
+            return self.inputs[index]
+        if node.op == "get_attr":
+            return self._state_or_submodule(node)
+        if is_size(node) and any(not is_size(one) for one in node.all_input_nodes):
+            return self._size(node.meta["val"])
+        owner = self.traced.layer_of.get(node)
+        assert owner is None or owner in self.layers, f"{node} of {owner} is needed but was not received"
+        made = self.graph.node_copy(node, self.copy)
+        if self.device is not None:
+            made.args = fx.node.map_aggregate(made.args, self._on_device)
+            made.kwargs = fx.node.map_aggregate(made.kwargs, self._on_device)
+        if not self.training:
+            evalmode.set_evaluation(made)
+        return made
+
+    def _state_or_submodule(self, node: fx.Node) -> fx.Node:
+        name = str(node.target)
+        found = attribute(self.traced.graph_module, name)
+        if not isinstance(found, Tensor):
+            key = f"region_{len(self.submodules)}"
+            self.submodules[key] = found if self.training else evalmode.evaluation_submodule(found)
+            return self.graph.get_attr(key)
+        name = self.traced.state_names.get(name, name)
+        if name not in self.state:
+            self.state[name] = self.graph.placeholder(f"state_{len(self.state)}")
+        return self.state[name]
+
+    def _size(self, value: Any) -> fx.Node:
+        """The nodes that compute a size from the minibatch size."""
+        if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return self.graph.call_function(type(value), (value,))
+        expression = value.node.expr
+        known = dict.fromkeys(expression.free_symbols, fx.Proxy(self.batch))
+        found = sympy_interp(PythonReferenceAnalysis, known, expression)
+        return found.node if isinstance(found, fx.Proxy) else self.graph.call_function(int, (int(found),))
+
+    def _on_device(self, argument: Any) -> Any:
+        return self.device if isinstance(argument, torch.device) else argument
+
+    def segment(self, received: Sequence[fx.Node]) -> Segment:
+        """The finished function, its arguments in their order: state, received, inputs, batch."""
+        indices = tuple(sorted(self.inputs))
+        arguments = [*self.state.values(), *received, *(self.inputs[index] for index in indices), self.batch]
+        ordered = fx.Graph()
+        copies = {argument: ordered.placeholder(str(argument.target)) for argument in arguments}
+        for node in self.graph.nodes:
+            if node.op != "placeholder":
+                copies[node] = ordered.node_copy(node, copies.__getitem__)
+        ordered.lint()
+        return Segment(tuple(self.state), indices, fx.GraphModule(self.submodules, ordered))

@@ -1,0 +1,172 @@
+"""Cut a traced model into the stages of a pipeline, each an nn.Module that holds only its own parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from pipeplan_launch.aliasing import attribute
+from pipeplan_launch.errors import LaunchError, nearest
+from pipeplan_launch.layers import LOSS
+from pipeplan_launch.segment import cut
+from pipeplan_launch.trace import TensorSpec, TracedModel
+
+
+def stage_program(
+    traced: TracedModel,
+    pipeline_layers: Sequence[Sequence[str]],
+    stage: int,
+    device: torch.device | str | None = None,
+) -> StageProgram:
+    """The program of one stage of a pipeline, whose stages are given by the names of their layers.
+
+    The parameters are the model's own objects, moved to `device` where one is given. Raises `LaunchError` when the
+    stages do not hold every layer once, run against an edge, or part layers that must stay together.
+    """
+    stage_of = _stages(traced, pipeline_layers)
+    return StageProgram(traced, pipeline_layers, stage_of, stage, None if device is None else torch.device(device))
+
+
+def _stages(traced: TracedModel, pipeline_layers: Sequence[Sequence[str]]) -> dict[str, int]:
+    known = [layer.name for layer in traced.layers]
+    stage_of: dict[str, int] = {}
+    for stage, names in enumerate(pipeline_layers):
+        for name in names:
+            if name not in known:
+                raise LaunchError(
+                    f"stage {stage} names a layer that the model does not have, {name!r}: {nearest(name, known)}"
+                )
+            if name in stage_of:
+                raise LaunchError(f"layer {name!r} is in stage {stage_of[name]} and again in stage {stage}")
+            stage_of[name] = stage
+    missing = [name for name in known if name not in stage_of]
+    if missing:
+        raise LaunchError(f"no stage holds layer {missing[0]!r} ({len(missing)} missing in all)")
+    if stage_of[LOSS] != len(pipeline_layers) - 1:
+        raise LaunchError(f"the layer {LOSS!r} must be in the last stage, not in stage {stage_of[LOSS]}")
+    for tensor in traced.tensors:
+        for consumer in tensor.consumers:
+            if stage_of[consumer] < stage_of[tensor.producer]:
+                raise LaunchError(
+                    f"layer {consumer!r} in stage {stage_of[consumer]} reads what layer {tensor.producer!r} "
+                    f"makes in a later stage, {stage_of[tensor.producer]}"
+                )
+    for group in traced.together:
+        for name in group[1:]:
+            if stage_of[name] != stage_of[group[0]]:
+                raise LaunchError(
+                    f"layers {group[0]!r} and {name!r} share parameters or memory and must be in one stage, "
+                    f"not in {stage_of[group[0]]} and {stage_of[name]}"
+                )
+    return stage_of
+
+
+class StageProgram(nn.Module):
+    """One stage. It holds its own parameters and buffers, under the names that they have in the model."""
+
+    receives: tuple[TensorSpec, ...]
+    """What arrives from the previous stage, in wire order; what later stages need passes through."""
+    sends: tuple[TensorSpec, ...]
+    """What goes to the next stage, in wire order; empty at the last stage."""
+    model_inputs: tuple[int, ...]
+    """Indices of the model's inputs that this stage reads from the data."""
+
+    def __init__(
+        self,
+        traced: TracedModel,
+        pipeline_layers: Sequence[Sequence[str]],
+        stage_of: Mapping[str, int],
+        stage: int,
+        device: torch.device | None,
+    ) -> None:
+        super().__init__()
+        self.is_last = stage == len(pipeline_layers) - 1
+        self.receives = _crossing(traced, stage_of, stage)
+        self.sends = _crossing(traced, stage_of, stage + 1)
+        received, sent = [one.name for one in self.receives], [one.name for one in self.sends]
+        layers = pipeline_layers[stage]
+        self._train = cut(traced, layers, received, sent, training=True, device=device)
+        self._eval = cut(traced, layers, received, sent, training=False, device=device)
+        self.model_inputs = tuple(sorted({*self._train.inputs, *self._eval.inputs}))
+        self._output_spec = _output_spec(traced)
+        self._hold(traced, device)
+        self.train(traced.model.training)
+
+    def _hold(self, traced: TracedModel, device: torch.device | None) -> None:
+        """Take the parameters, buffers and constants that the stage reads."""
+        parameters, buffers = dict(traced.model.named_parameters()), dict(traced.model.named_buffers())
+        kept = set(traced.model.state_dict(keep_vars=True))
+        constants = {}
+        for name in dict.fromkeys((*self._train.state, *self._eval.state)):
+            # Straight into the dictionaries of nn.Module: its own methods refuse a name with a dot.
+            if name in parameters:
+                self._parameters[name] = parameters[name]
+            elif name in buffers:
+                self._buffers[name] = buffers[name]
+                if name not in kept:
+                    self._non_persistent_buffers_set.add(name)
+            else:
+                constants[name] = attribute(traced.graph_module, name)
+        if device is not None:
+            self.to(device)
+            constants = {name: constant.to(device) for name, constant in constants.items()}
+        self._constants: dict[str, Tensor] = constants
+
+    def parameters_by_name(self) -> dict[str, nn.Parameter]:
+        """This stage's parameters under the model's names."""
+        return {name: one for name, one in self._parameters.items() if one is not None}
+
+    def buffers_by_name(self) -> dict[str, Tensor]:
+        """This stage's buffers under the model's names; one that is never written may be in several stages."""
+        return {name: one for name, one in self._buffers.items() if one is not None}
+
+    def call(
+        self,
+        parameters: Mapping[str, Tensor],
+        received: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        batch: int,
+    ) -> Any:
+        """Run the stage with these parameters (by name) in place of its own.
+
+        `received` follows `receives`, `inputs` follows `model_inputs`, and `batch` is the number of samples. Returns
+        the tuple of tensors of `sends`; at the last stage the model's own output. Buffers are updated in place.
+        """
+        segment = self._train if self.training else self._eval
+        state = [self._state(name, parameters) for name in segment.state]
+        data = [inputs[self.model_inputs.index(index)] for index in segment.inputs]
+        made = segment.run(*state, *received, *data, batch)
+        return tree_unflatten(made, self._output_spec) if self.is_last else made
+
+    def forward(self, received: Sequence[Tensor], inputs: Sequence[Tensor], batch: int) -> Any:
+        """`call` with the stage's own parameters."""
+        return self.call(self.parameters_by_name(), received, inputs, batch)
+
+    def _state(self, name: str, parameters: Mapping[str, Tensor]) -> Tensor:
+        found = parameters.get(name)
+        if found is None:
+            found = self._buffers.get(name)
+        return self._constants[name] if found is None else found
+
+
+def _crossing(traced: TracedModel, stage_of: Mapping[str, int], stage: int) -> tuple[TensorSpec, ...]:
+    """The tensors that cross the boundary before a stage: made before it and read at or after it."""
+    return tuple(
+        tensor
+        for tensor in traced.tensors
+        if stage_of[tensor.producer] < stage and any(stage_of[consumer] >= stage for consumer in tensor.consumers)
+    )
+
+
+def _output_spec(traced: TracedModel) -> Any:
+    """How the flat outputs of the graph make the model's own output: a tensor, a tuple, a dictionary."""
+    codegen: Any = traced.graph_module.graph._codegen
+    spec = codegen.pytree_info.out_spec
+    output = traced.graph_module.graph.output_node()
+    leaves, flat = tree_flatten(output.args[0], is_leaf=lambda one: isinstance(one, fx.Node) or one is None)
+    assert len(leaves) == (spec.num_leaves if spec is not None else len(leaves))
+    return flat if spec is None else spec

@@ -1,0 +1,228 @@
+"""Trace an unmodified model into a DAG of layers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx, nn
+
+from pipeplan_launch import aliasing, layers
+from pipeplan_launch.exporting import export, training
+from pipeplan_launch.job import Job
+from pipeplan_launch.layers import LayerInfo
+
+Dimension: TypeAlias = Any
+"""A size: an int, or a sympy expression in the minibatch size."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor that layers read from another layer."""
+
+    name: str
+    """The producer's name, with `:1` … for its further tensors."""
+    producer: str
+    consumers: tuple[str, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+    """Whether a gradient comes back for it."""
+    dimensions: tuple[Dimension, ...] = field(repr=False)
+
+    def shape(self, batch: int) -> tuple[int, ...]:
+        """Its shape for a minibatch of that many samples."""
+        return tuple(size_at(dimension, batch) for dimension in self.dimensions)
+
+    def bytes(self, batch: int) -> int:
+        """Its size for a minibatch of that many samples."""
+        count = 1
+        for size in self.shape(batch):
+            count *= size
+        return count * self.dtype.itemsize
+
+
+def size_at(dimension: Dimension, batch: int) -> int:
+    """The value of a size. Only the minibatch size is dynamic, so that every symbol stands for it."""
+    if isinstance(dimension, int):
+        return dimension
+    return int(dimension.subs(dict.fromkeys(dimension.free_symbols, batch)))
+
+
+@dataclass(frozen=True, eq=False)
+class TracedModel:
+    """A model as a DAG of layers, from which `stage_program` cuts stages."""
+
+    layers: tuple[LayerInfo, ...]
+    """In topological order; the last is `loss`, which consumes the outputs."""
+    tensors: tuple[TensorSpec, ...]
+    """Every tensor that crosses between layers, once, in the order of production."""
+    together: tuple[tuple[str, ...], ...]
+    """Groups of layers that must share a stage: tied parameters, shared state, memory that is written in place."""
+    graph_hash: str
+    """Of layers, operators, edges and shapes: the same in every process on one version of torch."""
+    dynamic_batch: bool
+    """Whether the stages run at any minibatch size, or only at `minibatch`."""
+    minibatch: int
+    """Samples in the minibatch that the model was traced at."""
+    model: nn.Module = field(repr=False)
+    graph_module: fx.GraphModule = field(repr=False)
+    layer_of: dict[fx.Node, str] = field(repr=False)
+    node_of: dict[str, fx.Node] = field(repr=False)
+    """The node that makes each tensor of `tensors`."""
+    state_names: dict[str, str] = field(repr=False)
+    """For every name of a parameter or buffer, the first name of the same object."""
+    input_nodes: tuple[fx.Node, ...] = field(repr=False)
+
+
+def trace(job: Job, minibatch: int) -> TracedModel:
+    """Trace the job's model in training mode at this minibatch size.
+
+    Raises `LaunchError`, with the offending line, for a model that cannot be traced.
+    """
+    exported = export(job, minibatch)
+    graph_module = exported.graph_module
+    inputs = job.example_inputs(exported.minibatch)
+    with training(job.model):
+        behaviour = aliasing.observe(graph_module, inputs)
+        if aliasing.functionalise(graph_module, behaviour):
+            behaviour = aliasing.observe(graph_module, inputs)
+    grouping = layers.group(graph_module, job.model, behaviour)
+    state_names = _state_names(job.model)
+    infos = _infos(graph_module, grouping, job.model, state_names)
+    node_of, tensors = _tensors(graph_module, grouping, behaviour)
+    shapes_at = 2 if exported.dynamic_batch else exported.minibatch
+    return TracedModel(
+        layers=infos,
+        tensors=tensors,
+        together=_together(graph_module, grouping, behaviour, infos, job.model),
+        graph_hash=_hash(infos, tensors, graph_module, grouping, shapes_at),
+        dynamic_batch=exported.dynamic_batch,
+        minibatch=exported.minibatch if exported.dynamic_batch else minibatch,
+        model=job.model,
+        graph_module=graph_module,
+        layer_of=grouping.layer_of,
+        node_of=node_of,
+        state_names=state_names,
+        input_nodes=tuple(node for node in graph_module.graph.nodes if node.op == "placeholder"),
+    )
+
+
+def _state_names(model: nn.Module) -> dict[str, str]:
+    first: dict[int, str] = {}
+    names = {}
+    for owned in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
+        for name, tensor in owned:
+            names[name] = first.setdefault(id(tensor), name)
+    return names
+
+
+def _infos(
+    graph_module: fx.GraphModule, grouping: layers.Grouping, model: nn.Module, state_names: dict[str, str]
+) -> tuple[LayerInfo, ...]:
+    parameters = dict(model.named_parameters())
+    used: dict[str, dict[str, None]] = {name: {} for name in grouping.names}
+    for node in graph_module.graph.nodes:
+        if node.op == "get_attr" and node.target in state_names:
+            for user in readers(node, grouping.layer_of):
+                used[user][state_names[node.target]] = None
+    return tuple(
+        LayerInfo(
+            name,
+            *grouping.modules[name],
+            parameters=tuple(one for one in used[name] if one in parameters),
+            buffers=tuple(one for one in used[name] if one not in parameters),
+        )
+        for name in grouping.names
+    )
+
+
+def readers(node: fx.Node, layer_of: dict[fx.Node, str]) -> list[str]:
+    """The layers that read a node, directly or through nodes that every reader copies."""
+    found: dict[str, None] = {}
+    waiting = list(node.users)
+    while waiting:
+        user = waiting.pop(0)
+        if user in layer_of:
+            found[layer_of[user]] = None
+        else:
+            waiting += list(user.users)
+    return list(found)
+
+
+def _tensors(
+    graph_module: fx.GraphModule, grouping: layers.Grouping, behaviour: aliasing.Behaviour
+) -> tuple[dict[str, fx.Node], tuple[TensorSpec, ...]]:
+    rank = {name: index for index, name in enumerate(grouping.names)}
+    made: dict[str, int] = {}
+    node_of, specs = {}, []
+    for node in graph_module.graph.nodes:
+        producer = grouping.layer_of.get(node)
+        if producer is None or node.op == "output":
+            continue
+        value = behaviour.values[node]
+        consumers = sorted({*readers(node, grouping.layer_of)} - {producer}, key=rank.__getitem__)
+        consumers = consumers if isinstance(value, Tensor) else []
+        if not consumers:
+            continue
+        count = made[producer] = made.get(producer, -1) + 1
+        name = f"{producer}:{count}" if count else producer
+        node_of[name] = node
+        dimensions = tuple(_dimension(size) for size in node.meta["val"].shape)
+        gradient = behaviour.gets_gradient(node)
+        specs.append(TensorSpec(name, producer, tuple(consumers), value.dtype, gradient, dimensions))
+    specs.sort(key=lambda spec: rank[spec.producer])
+    return node_of, tuple(specs)
+
+
+def _dimension(size: Any) -> Dimension:
+    if not isinstance(size, torch.SymInt) or size.node.maybe_as_int() is not None:
+        return int(size)
+    return size.node.expr
+
+
+def _together(
+    graph_module: fx.GraphModule,
+    grouping: layers.Grouping,
+    behaviour: aliasing.Behaviour,
+    infos: tuple[LayerInfo, ...],
+    model: nn.Module,
+) -> tuple[tuple[str, ...], ...]:
+    groups: list[set[str]] = []
+    memory = aliasing.overlapping(model.named_parameters())
+    for storage in set(memory.values()):
+        groups.append({info.name for info in infos if any(memory[name] == storage for name in info.parameters)})
+    for nodes in aliasing.inseparable(graph_module.graph, behaviour):
+        groups.append({grouping.layer_of[node] for node in nodes if node in grouping.layer_of})
+    rank = {name: index for index, name in enumerate(grouping.names)}
+    merged = [sorted(one, key=rank.__getitem__) for one in _union(groups)]
+    return tuple(sorted((tuple(one) for one in merged if len(one) > 1), key=lambda one: rank[one[0]]))
+
+
+def _union(groups: list[set[str]]) -> list[set[str]]:
+    """Merge groups that overlap."""
+    merged: list[set[str]] = []
+    for one in groups:
+        apart = [other for other in merged if not other & one]
+        merged = [*apart, one.union(*(other for other in merged if other & one))]
+    return merged
+
+
+def _hash(
+    infos: tuple[LayerInfo, ...],
+    tensors: tuple[TensorSpec, ...],
+    graph_module: fx.GraphModule,
+    grouping: layers.Grouping,
+    batch: int,
+) -> str:
+    operators: dict[str, list[str]] = {info.name: [] for info in infos}
+    for node in graph_module.graph.nodes:
+        if node in grouping.layer_of:
+            operators[grouping.layer_of[node]].append(str(node.target))
+    document = {
+        "layers": [[info.name, info.parameters, info.buffers, operators[info.name]] for info in infos],
+        "tensors": [[one.name, one.consumers, str(one.dtype), one.requires_grad, one.shape(batch)] for one in tensors],
+    }
+    return "sha256:" + hashlib.sha256(json.dumps(document).encode()).hexdigest()

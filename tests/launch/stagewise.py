@@ -1,0 +1,73 @@
+"""Run stage programs one after the other in one process, with the tensors between them sent by hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeplan_launch.split import StageProgram, stage_program
+from pipeplan_launch.trace import TracedModel
+
+
+def random_pipeline(traced: TracedModel, stages: int, seed: int) -> list[list[str]]:
+    """A random valid pipeline of at most that many stages."""
+    chance = random.Random(seed)
+    stage_of = {layer.name: 0 for layer in traced.layers}
+    edges = [(one.producer, consumer) for one in traced.tensors for consumer in one.consumers]
+    for layer in traced.layers:
+        earliest = max((stage_of[a] for a, b in edges if b == layer.name), default=0)
+        step = chance.random() < 2.0 * stages / len(traced.layers)
+        stage_of[layer.name] = min(stages - 1, chance.randint(0, 1) if not earliest and step else earliest + step)
+    stage_of["loss"] = max(stage_of.values())
+    while True:
+        before = dict(stage_of)
+        for group in traced.together:
+            latest = max(stage_of[name] for name in group)
+            stage_of.update(dict.fromkeys(group, latest))
+        for a, b in edges:
+            stage_of[b] = max(stage_of[a], stage_of[b])
+        if before == stage_of:
+            break
+    used = sorted(set(stage_of.values()))
+    return [[layer.name for layer in traced.layers if stage_of[layer.name] == stage] for stage in used]
+
+
+def programs(traced: TracedModel, pipeline: Sequence[Sequence[str]]) -> list[StageProgram]:
+    return [stage_program(traced, pipeline, stage) for stage in range(len(pipeline))]
+
+
+def forward(
+    stages: Sequence[StageProgram], inputs: Sequence[Tensor], batch: int
+) -> tuple[Any, list[list[Tensor]], Any]:
+    """The model's output, what each stage received, and what each stage sent."""
+    sent: Sequence[Tensor] = ()
+    received, made = [], []
+    for stage in stages:
+        arrived = [
+            tensor.detach().clone().requires_grad_(spec.requires_grad)
+            for spec, tensor in zip(stage.receives, sent, strict=True)
+        ]
+        for spec, tensor in zip(stage.receives, arrived, strict=True):
+            assert (tuple(tensor.shape), tensor.dtype) == (spec.shape(batch), spec.dtype), spec.name
+        received.append(arrived)
+        own = [inputs[index] for index in stage.model_inputs]
+        sent = stage.call(stage.parameters_by_name(), arrived, own, batch)
+        made.append(sent)
+    return sent, received, made
+
+
+def backward(loss: Tensor, received: list[list[Tensor]], made: list[Sequence[Tensor]]) -> None:
+    """Send the gradients back, stage by stage."""
+    loss.backward()
+    for stage in reversed(range(len(made) - 1)):
+        pairs = [
+            (tensor, torch.zeros_like(later) if later.grad is None else later.grad)
+            for tensor, later in zip(made[stage], received[stage + 1], strict=True)
+            if later.requires_grad
+        ]
+        if pairs:
+            torch.autograd.backward([one for one, _ in pairs], [gradient for _, gradient in pairs])
