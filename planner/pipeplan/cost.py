@@ -1,7 +1,7 @@
 """Every formula of the cost model, once. All accept scalars or NumPy arrays that broadcast.
 
 Times are seconds per minibatch in the steady state of asynchronous one-forward-one-backward (1F1B), sizes bytes,
-bandwidths bytes/s. Sources: Narayanan et al., PipeDream, SOSP 2019, §3.1; docs/cost-model.md tells what differs and why.
+bandwidths bytes/s. Source: Narayanan et al., PipeDream, SOSP 2019, §3.1; docs/cost-model.md tells what differs.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ def transfer_time(size: Any, bandwidth: Any, latency_s: Any) -> Any:
 def in_flight_depth(downstream: Any, transfer_s: Any, pace_s: float, replicas: Any) -> Any:
     """Minibatches that each replica of a stage holds in flight so that the pipeline keeps `pace_s`.
 
-    1 + ceil((downstream + 2 · transfer / pace) / replicas), with `downstream` the minibatches in flight at the next stage
-    (its depth times its replicas). The last stage needs 1. PipeDream's own warm-up count, the ratio of the workers from
-    here on to the replicas here, is a lower bound that loses pace where replicas are unequal or transfers take long.
+    1 + ceil((downstream + 2 · transfer / pace) / replicas), with `downstream` the minibatches in flight at the next
+    stage (its depth times its replicas). The last stage needs 1. PipeDream's own warm-up count, the ratio of the
+    workers from here on to the replicas here, is a lower bound that loses pace where replicas are unequal or
+    transfers take long.
     """
     return 1 + np.ceil((downstream + 2 * transfer_s / pace_s) / replicas - _ROUNDING)
 

@@ -15,7 +15,7 @@ class Links:
     """Arrays over levels 0 … L. Level 0 is a device with itself: infinite bandwidth, no latency."""
 
     sendrecv_bandwidth: NDArray[np.float64]
-    """Point to point between two components of the level below, bytes/s."""
+    """Point to point, of the slowest link between two components of the level below, bytes/s."""
     sendrecv_latency: NDArray[np.float64]
     allreduce_bandwidth: NDArray[np.float64]
     """Of the slowest link that a ring spanning this level passes, bytes/s."""
@@ -31,8 +31,8 @@ class Links:
         reduce = [bytes_s * level.allreduce_efficiency for bytes_s, level in zip(rate, cluster.levels, strict=True)]
         latency = np.array([0.0, *delay])
         return Links(
-            sendrecv_bandwidth=np.array([np.inf, *send]),
-            sendrecv_latency=latency,
+            sendrecv_bandwidth=np.minimum.accumulate(np.array([np.inf, *send])),
+            sendrecv_latency=np.maximum.accumulate(latency),
             allreduce_bandwidth=np.minimum.accumulate(np.array([np.inf, *reduce])),
             allreduce_latency=np.maximum.accumulate(latency),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 
 from pipeplan import graph
@@ -23,7 +24,9 @@ class Options:
     stages: int | None = None
     """Exactly so many stages."""
     max_replicas: int | None = None
-    """No stage on more workers than this; 1 makes the pipeline straight."""
+    """No stage on more workers than this, in each copy of the pipeline; 1 makes it straight."""
+    copies: bool = True
+    """Whether whole pipelines may be replicated across the components of the cluster."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap <= 1:
@@ -69,6 +72,8 @@ class Problem:
         groups = _contract(self.profile)
         object.__setattr__(self, "units", tuple(_unit(self.profile, group, self.options) for group in groups))
         object.__setattr__(self, "flows", tuple(_flows(self.profile, groups, self.options)))
+        if self.work_s <= 0:
+            raise InputError("the layers of the profile take no time at all: there is nothing to plan")
         stages = self.options.stages
         if stages is not None and stages > len(self.units):
             raise InputError(
@@ -102,17 +107,16 @@ class Problem:
         return replace(self, cluster=cluster)
 
     def straight(self) -> Problem:
-        """The same problem without replication."""
-        return replace(self, options=replace(self.options, max_replicas=1, stages=None))
+        """The same problem for one pipeline without any replication."""
+        return replace(self, options=replace(self.options, max_replicas=1, stages=None, copies=False))
 
 
 def _contract(profile: Profile) -> list[list[str]]:
     """Layers that must share a stage, with all that lies between them: strong components once the groups are closed."""
     arrows = edges(profile.tensors)
     for group in profile.together:
-        arrows += [
-            pair for first, second in zip(group, group[1:], strict=False) for pair in ((first, second), (second, first))
-        ]
+        for first, second in itertools.pairwise(group):
+            arrows += [(first, second), (second, first)]
     return graph.strong_components([layer.name for layer in profile.layers], arrows)
 
 

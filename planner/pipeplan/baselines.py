@@ -1,0 +1,69 @@
+"""What a plan is compared with: data parallelism, the best straight pipeline, and the same without pipelining."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeplan import cost
+from pipeplan.cuts import Cuts
+from pipeplan.evaluate import complain_of_memory, evaluate
+from pipeplan.links import Links
+from pipeplan.plan import Plan, Stage
+from pipeplan.problem import Problem
+from pipeplan.solvers import dp
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A plain way to use the cluster. `pace_s` is None where there is none that fits."""
+
+    name: str
+    pace_s: float | None
+    config: str = ""
+    remark: str = ""
+
+    def gain(self, pace_s: float) -> float | None:
+        """How many times faster a plan of that pace is."""
+        return None if self.pace_s is None or pace_s == 0 else self.pace_s / pace_s
+
+
+def compare(problem: Problem, cuts: Cuts) -> list[Baseline]:
+    """The three baselines of a problem. Data parallelism is scored even where it does not fit, with a remark."""
+    parallel = data_parallel(problem)
+    score = evaluate(parallel, problem)
+    remark = "" if score.fits else f"does not fit in memory: {complain_of_memory(score)}"
+    found = [Baseline("data parallelism", score.pace_s, parallel.config, remark)]
+    straight_problem = problem.straight()
+    straight = dp.solve(straight_problem, cuts)
+    if straight.plan is None:
+        remark = "no straight pipeline fits in memory"
+        return [
+            *found,
+            Baseline("best straight pipeline", None, "", remark),
+            Baseline("model parallelism", None, "", remark),
+        ]
+    # A straight pipeline is one pipeline: with copies it would be replicated.
+    pace = evaluate(straight.plan, problem).pace_s
+    found.append(Baseline("best straight pipeline", pace, straight.plan.config))
+    unpipelined = unpipelined_time(straight.plan, problem)
+    return [*found, Baseline("model parallelism", unpipelined, straight.plan.config, "the same stages, not pipelined")]
+
+
+def data_parallel(problem: Problem, workers: int | None = None) -> Plan:
+    """The whole model on every worker (or on the first so many)."""
+    count = problem.cluster.workers if workers is None else workers
+    layers = tuple(name for unit in problem.units for name in unit.layers)
+    return Plan((Stage(layers, tuple(range(count)), 1, 1),), inference=problem.options.inference)
+
+
+def unpipelined_time(plan: Plan, problem: Problem) -> float:
+    """Seconds per minibatch of a straight plan with one minibatch under way: all compute and transfers in turn."""
+    links = Links.of(problem.cluster)
+    total = 0.0
+    for stage in evaluate(plan, problem).stages:
+        total += stage.forward_s + stage.backward_s
+        for size in (stage.boundary_bytes, stage.boundary_gradient_bytes):
+            if size:
+                bandwidth = links.sendrecv_bandwidth[stage.boundary_level]
+                total += float(cost.transfer_time(size, bandwidth, links.sendrecv_latency[stage.boundary_level]))
+    return total

@@ -1,0 +1,68 @@
+"""Says why no plan satisfies the constraints: which layer does not fit, and how much memory would do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pipeplan import cost
+from pipeplan.cuts import enumerate_cuts
+from pipeplan.problem import Problem, Unit
+from pipeplan.solvers import dp
+from pipeplan.units import show_size
+
+_STEPS = 12
+
+
+def why_infeasible(problem: Problem) -> str:
+    """One line: the layer that is too large for a device on its own, or the memory that would be enough."""
+    capacity = problem.capacity
+    needed = {unit.layers[0]: _alone(problem, unit) for unit in problem.units}
+    largest = max(needed, key=lambda name: needed[name])
+    device = problem.cluster.device
+    if needed[largest] > capacity:
+        missing = needed[largest] - capacity
+        return (
+            f"nothing fits in memory: layer {largest!r} alone needs {show_size(needed[largest])} of the "
+            f"{show_size(capacity)} of a {device.name}, {show_size(missing)} too much; use a smaller minibatch or larger devices"
+        )
+    enough = _enough_memory(problem)
+    if enough is None:
+        return (
+            f"no plan satisfies the constraints on {problem.cluster.workers} workers: relax --stages or --max-replicas"
+        )
+    return (
+        f"nothing fits in memory: every layer fits alone, but no plan for {problem.cluster.workers} workers fits in "
+        f"{show_size(capacity)} each; {show_size(enough - capacity)} more ({show_size(enough)}) would do, or a smaller "
+        "minibatch, or more workers"
+    )
+
+
+def _alone(problem: Problem, unit: Unit) -> float:
+    """Bytes of a worker that holds this unit only, one minibatch in flight, without communication buffers."""
+    ratio, training = problem.profile.optimizer_state_ratio, problem.training
+    fixed = cost.fixed_memory(unit.parameter_bytes, unit.buffer_bytes, 0.0, ratio, training)
+    return float(fixed + cost.memory_per_depth(unit.parameter_bytes, unit.saved_bytes))
+
+
+def _enough_memory(problem: Problem) -> float | None:
+    """About the smallest device memory with which some plan exists (within 2%), or None where memory is not the reason."""
+    cuts = enumerate_cuts(problem, 2000)
+
+    def feasible(memory: float) -> bool:
+        device = replace(problem.cluster.device, memory_bytes=int(memory))
+        return dp.feasible(problem.within(replace(problem.cluster, device=device)), cuts)
+
+    low, high = problem.capacity, problem.capacity
+    for _ in range(40):
+        high *= 2
+        if feasible(high):
+            break
+        low = high
+    else:
+        return None
+    for _ in range(_STEPS):
+        if high / low < 1.02:
+            break
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if feasible(middle) else (middle, high)
+    return high

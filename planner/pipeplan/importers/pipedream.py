@@ -1,0 +1,105 @@
+"""The text format of PipeDream's profiler (graph.txt of github.com/msr-fiddle/pipedream).
+
+A node line is `id -- description -- forward_compute_time=…, backward_compute_time=…, activation_size=…,
+parameter_size=…`, optionally ` -- stage_id=…`; an edge line begins with a tab. Times are milliseconds, sizes bytes; an
+activation size may be a list `[a; b]`, to be summed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+from pipeplan import graph
+from pipeplan.errors import InputError
+from pipeplan.files import read_text
+from pipeplan.profile import Layer, Profile, Provenance, Tensor
+
+_NUMBER = r"-?(?:[0-9.]+(?:[eE][+-]?[0-9]+)?|nan|inf)"
+_NODE = re.compile(
+    rf"(?P<id>\S+) -- (?P<description>.*) -- forward_compute_time=(?P<forward>{_NUMBER}), "
+    rf"backward_compute_time=(?P<backward>{_NUMBER}), activation_size=(?P<activation>\[.*?\]|{_NUMBER}), "
+    rf"parameter_size=(?P<parameter>{_NUMBER})(?: -- stage_id=\S+)?\s*"
+)
+_EDGE = re.compile(r"\t(\S+) -- (\S+)\s*")
+
+
+def load(path: Path, minibatch: int) -> Profile:
+    """Read a graph.txt measured at `minibatch` samples (the format does not say).
+
+    `Input*` nodes are data loading, and `__getitem__` nodes that nothing reads carry no work: both are left out. The
+    format has no bytes saved for backward; a layer's output is taken instead.
+    """
+    nodes: dict[str, tuple[str, Layer, int]] = {}
+    arrows: list[tuple[str, str]] = []
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        where = f"{path}, line {number}"
+        if edge := _EDGE.fullmatch(line):
+            arrows.append((edge[1], edge[2]))
+        elif node := _NODE.fullmatch(line):
+            if node["id"] in nodes:
+                raise InputError(f"{where}: node {node['id']!r} appears twice")
+            nodes[node["id"]] = _node(node, where)
+        elif line.strip():
+            raise InputError(f"{where}: neither a node nor an edge of PipeDream's graph.txt: {line.strip()[:60]!r}")
+    for arrow in arrows:
+        for end in arrow:
+            if end not in nodes:
+                raise InputError(f"{path}: the edge {arrow[0]} -- {arrow[1]} is dangling: there is no node {end!r}")
+    if not nodes:
+        raise InputError(f"{path} has no nodes: it is not a graph.txt of PipeDream")
+    return _profile(path, nodes, arrows, minibatch)
+
+
+def _node(match: re.Match[str], where: str) -> tuple[str, Layer, int]:
+    """Description, layer and output bytes of a node line."""
+    activation = sum(_number(size, where) for size in match["activation"].strip("[]").split(";"))
+    layer = Layer(
+        name=match["id"],
+        op=match["description"],
+        forward_s=_number(match["forward"], where) / 1e3,
+        backward_s=_number(match["backward"], where) / 1e3,
+        parameter_bytes=round(_number(match["parameter"], where)),
+        saved_bytes=round(activation),
+    )
+    return match["description"], layer, round(activation)
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise InputError(f"{where}: {text.strip()!r} is not a number") from None
+    if not math.isfinite(value) or value < 0:
+        raise InputError(f"{where}: a time or size must be finite and at least 0, not {text.strip()}")
+    return value
+
+
+def _profile(
+    path: Path, nodes: dict[str, tuple[str, Layer, int]], arrows: list[tuple[str, str]], minibatch: int
+) -> Profile:
+    read = {source for source, _ in arrows}
+    kept = {
+        name
+        for name, (description, _, _) in nodes.items()
+        if not description.startswith("Input") and not (description.startswith("__getitem__") and name not in read)
+    }
+    consumers: dict[str, list[str]] = {}
+    for source, target in dict.fromkeys(arrows):
+        if source in kept and target in kept:
+            consumers.setdefault(source, []).append(target)
+    edges = [(source, target) for source, targets in consumers.items() for target in targets]
+    # The published files list nodes in no order; a cycle shows as a component of several nodes, which Profile names.
+    order = [name for group in graph.strong_components([n for n in nodes if n in kept], edges) for name in group]
+    return Profile(
+        layers=tuple(nodes[name][1] for name in order),
+        tensors=tuple(
+            Tensor(name, name, tuple(consumers[name]), nodes[name][2], nodes[name][2])
+            for name in order
+            if name in consumers
+        ),
+        minibatch=minibatch,
+        model_name=path.stem,
+        provenance=Provenance(kind="imported", how=f"imported from PipeDream's {path.name}; saved = output bytes"),
+    )

@@ -1,0 +1,7 @@
+"""Measure a model on this machine and write down what its layers cost."""
+
+from __future__ import annotations
+
+from pipeplan.profiler.profiler import Options, profile_model
+
+__all__ = ["Options", "profile_model"]

@@ -1,0 +1,75 @@
+"""Time intervals on a device, and what to say of repeated ones."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+
+class Clock(Protocol):
+    """Measures calls. On an accelerator a time is known only after `settle`, so that `measure` returns a handle."""
+
+    how: str
+    """What is measured, as part of a sentence."""
+
+    def measure(self, call: Callable[[], None]) -> Callable[[], float]:
+        """Run `call`; the result gives its time in seconds, once `settle` has been called."""
+
+    def settle(self) -> None:
+        """Wait until all that was measured has run."""
+
+
+class CPUClock:
+    """The time that this thread computes (one thread), else wall-clock time.
+
+    With one thread both passes run on the calling thread; its own time leaves out what other processes take.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._now = time.thread_time if threads == 1 else time.perf_counter
+        self.how = "CPU time of the one computing thread" if threads == 1 else f"wall-clock time with {threads} threads"
+
+    def measure(self, call: Callable[[], None]) -> Callable[[], float]:
+        """Run the call; its time is known at once."""
+        start = self._now()
+        call()
+        elapsed = self._now() - start
+        return lambda: elapsed
+
+    def settle(self) -> None:
+        """Nothing runs behind the caller's back."""
+
+
+class CUDAClock:
+    """Device events around the kernels of a call."""
+
+    how = "device events"
+
+    def measure(self, call: Callable[[], None]) -> Callable[[], float]:
+        """Record events around what the call enqueues."""
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()  # type: ignore[no-untyped-call]
+        call()
+        end.record()  # type: ignore[no-untyped-call]
+        return lambda: float(start.elapsed_time(end)) / 1e3  # type: ignore[no-untyped-call]
+
+    def settle(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize()
+
+
+def median(times: Sequence[float]) -> float:
+    """The median, in the unit of the times."""
+    return statistics.median(times)
+
+
+def spread(times: Sequence[float]) -> float:
+    """The interquartile range, in the unit of the times; 0 for a single one."""
+    if len(times) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+    return high - low

@@ -1,0 +1,301 @@
+"""Profile a model: trace it, run it layer by layer and as a whole, and write down medians."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeplan.errors import InputError
+from pipeplan.profile import Layer, Profile, Provenance
+from pipeplan.profile import Tensor as Edge
+from pipeplan.profiler.clock import Clock, CPUClock, CUDAClock, median, spread
+from pipeplan.profiler.layer_run import LayerRun
+from pipeplan.profiler.optimizer import optimizer_state
+from pipeplan.profiler.saved import SavedBytes
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job import Batch, Job
+from pipeplan_launch.layers import LOSS
+from pipeplan_launch.loading import canonical_ref, describe, load_job
+from pipeplan_launch.trace import TracedModel, trace
+
+BUDGET_S = 30.0
+"""What the repeats may take, unless their number is given: at least 3 and at most 30 of them run."""
+
+Progress = Callable[[int, int, str], None]
+"""Called with the steps done, the steps in all, and what comes next."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to measure."""
+
+    minibatch: int | None = None
+    """Samples in a minibatch; the job's own by default."""
+    device: str = "cpu"
+    threads: int = 1
+    """Threads that torch computes with on the CPU."""
+    repeats: int | None = None
+    """Measured passes; as many as fit in `BUDGET_S` by default."""
+    warmup: int = 2
+    """Passes before those."""
+    seed: int = 0
+
+
+def profile_model(ref: str, options: Options, progress: Progress = lambda done, total, what: None) -> Profile:
+    """Profile the model that `ref` names. Raises `InputError` for whatever is wrong with it or with the options."""
+    _check(options)
+    progress(0, 0, "loading the model")
+    try:
+        torch.set_num_threads(options.threads)
+        job = load_job(ref, options.seed)
+        minibatch = options.minibatch or job.minibatch
+        progress(0, 0, "tracing")
+        traced = trace(job, minibatch)
+        return _measure(ref, job, traced, minibatch, options, progress)
+    except LaunchError as error:
+        raise InputError(str(error)) from error
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f"{ref!r} at minibatch {options.minibatch or 'default'} does not fit in the memory of {options.device}: "
+            f"{' '.join(str(error).split())[:200]}; try a smaller --batch"
+        ) from error
+
+
+def _check(options: Options) -> None:
+    for what, value in (("minibatch size", options.minibatch), ("number of repeats", options.repeats)):
+        if value is not None and value < 1:
+            raise InputError(f"the {what} must be at least 1, not {value}")
+    if options.threads < 1:
+        raise InputError(f"the number of threads must be at least 1, not {options.threads}")
+    if options.device not in ("cpu", "cuda"):
+        raise InputError(f"there is no device {options.device!r}: write cpu or cuda")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise InputError("there is no CUDA device that this torch can use: write --device cpu, or install a CUDA build")
+
+
+@dataclass
+class _Samples:
+    """Measured times in seconds: one for each repeat."""
+
+    forward: dict[str, list[float]]
+    backward: dict[str, list[float]]
+    whole_forward: list[float]
+    whole_backward: list[float]
+
+
+def _measure(ref: str, job: Job, traced: TracedModel, minibatch: int, options: Options, progress: Progress) -> Profile:
+    device = torch.device(options.device)
+    clock: Clock = CUDAClock() if device.type == "cuda" else CPUClock(options.threads)
+    job.model.to(device).train()
+    batch = _batch(job, minibatch, device)
+    loss = job.loss if job.loss is not None and batch.target is not None else sum_of_outputs
+    run = LayerRun(traced, batch, loss, device)
+    passes = _Passes(job, run, clock, progress)
+    saved = passes.inspect(ref)
+    repeats = passes.warm_up(options.warmup, options.repeats)
+    samples = passes.measure(repeats)
+    how = (
+        f"each layer by itself, in full forward and backward passes over the model; {clock.how}; median and "
+        f"interquartile range of {repeats} passes after {options.warmup + 1} to warm up"
+    )
+    if loss is sum_of_outputs:
+        how += "; without a loss or targets, the backward pass starts from the sum of the outputs"
+    provenance = Provenance(
+        kind="measured",
+        device=options.device,
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        when=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        how=how,
+        torch=torch.__version__,
+        pipeplan=metadata.version("pipeplan"),
+        threads=options.threads,
+        warmup=options.warmup + 1,
+        repeats=repeats,
+    )
+    optimizer, ratio = optimizer_state(job)
+    return Profile(
+        layers=_layers(traced, samples, saved),
+        tensors=_edges(traced, minibatch),
+        minibatch=minibatch,
+        model_ref=canonical_ref(ref),
+        model_name=job.name,
+        graph_hash=traced.graph_hash,
+        dynamic_batch=traced.dynamic_batch,
+        provenance=provenance,
+        optimizer_name=optimizer,
+        optimizer_state_ratio=ratio,
+        together=traced.together,
+        whole_forward_s=median(samples.whole_forward),
+        whole_backward_s=median(samples.whole_backward),
+    )
+
+
+def sum_of_outputs(output: Any, target: Any) -> Tensor:
+    """A scalar to start a backward pass from, where there is no loss: the sum of all that a gradient can flow to."""
+    leaves = [one for one in torch.utils._pytree.tree_leaves(output) if isinstance(one, Tensor) and one.requires_grad]
+    if not leaves:
+        raise LaunchError("no output of the model has a gradient: nothing in it can be trained")
+    return torch.stack([one.float().sum() for one in leaves]).sum()
+
+
+def _batch(job: Job, minibatch: int, device: torch.device) -> Batch:
+    batch = job.example_batch(minibatch)
+
+    def move(value: Any) -> Any:
+        return torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), value)
+
+    return Batch(move(batch.inputs), move(batch.target))
+
+
+def cpu_name() -> str:
+    """The processor's name, as far as the system tells."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+class _Passes:
+    """Runs passes over the model, layer by layer and whole."""
+
+    def __init__(self, job: Job, run: LayerRun, clock: Clock, progress: Progress) -> None:
+        self.job, self.run, self.clock, self.progress = job, run, clock, progress
+        self.done, self.total = 0, 0
+
+    def inspect(self, ref: str) -> dict[str, int]:
+        """One pass that looks for NaN and counts what is saved for backward."""
+        self.progress(0, 0, "first pass")
+        model = self.job.model
+        saved = SavedBytes([*model.parameters(), *model.buffers(), *self.run.batch.inputs])
+        try:
+            self.run.forward(self.clock.measure, saved.watch)
+        except LaunchError:
+            raise
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise InputError(f"{ref!r} cannot be run on a minibatch of its data: {describe(error)}") from error
+        self.clock.settle()
+        for layer in self.run.layers:
+            for _, tensor in self.run.made(layer.name):
+                if tensor.is_floating_point() and tensor.isnan().any():
+                    raise InputError(
+                        f"layer {layer.name!r} of {ref!r} produces NaN on a minibatch of its data: "
+                        "check the inputs and the initial weights"
+                    )
+        _check_loss(ref, next(iter(self.run.made(LOSS)))[1])
+        self.run.backward(self.clock.measure)
+        self._clear()
+        return dict(saved.by_layer)
+
+    def warm_up(self, passes: int, repeats: int | None) -> int:
+        """Passes that do not count; how many shall, given or by the time that these took."""
+        took_s = 0.0
+        for _ in range(max(1, passes)):
+            self.progress(0, 0, "warming up")
+            start = time.perf_counter()
+            self._both(None)
+            took_s = time.perf_counter() - start
+        return repeats or max(3, min(30, int(BUDGET_S / took_s)))
+
+    def measure(self, repeats: int) -> _Samples:
+        """Measured passes."""
+        samples = _Samples(defaultdict(list), defaultdict(list), [], [])
+        self.total = repeats
+        for self.done in range(repeats):
+            self.progress(self.done, repeats, "measuring")
+            self._both(samples)
+        self.progress(repeats, repeats, "done")
+        return samples
+
+    def _both(self, samples: _Samples | None) -> None:
+        """The layers and the whole in turn, so that a machine that slows down slows both."""
+        forward = self.run.forward(self.clock.measure)
+        backward = self.run.backward(self.clock.measure)
+        self._clear()
+        whole = self._whole()
+        self._clear()
+        self.clock.settle()
+        if samples is not None:
+            for name, taken in forward.items():
+                samples.forward[name].append(taken())
+            for name, taken in backward.items():
+                samples.backward[name].append(taken())
+            samples.whole_forward.append(whole[0]())
+            samples.whole_backward.append(whole[1]())
+
+    def _whole(self) -> tuple[Callable[[], float], Callable[[], float]]:
+        """Forward and backward of the model as its author wrote it."""
+        losses: list[Tensor] = []
+        batch = self.run.batch
+
+        def forward() -> None:
+            losses.append(self.run.loss(self.job.model(*batch.inputs), batch.target))
+
+        taken = self.clock.measure(forward)
+        return taken, self.clock.measure(lambda: losses.pop().backward())  # type: ignore[no-untyped-call]
+
+    def _clear(self) -> None:
+        self.job.model.zero_grad(set_to_none=True)
+
+
+def _check_loss(ref: str, loss: Tensor) -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise InputError(f"the loss of {ref!r} must be a single number, not {shape}")
+    if not bool(torch.isfinite(loss).all()):
+        raise InputError(f"the loss of {ref!r} is {loss.item()} on a minibatch of its data: check data and weights")
+    if not loss.requires_grad:
+        raise InputError(f"the loss of {ref!r} does not depend on any parameter that can be trained")
+
+
+def _layers(traced: TracedModel, samples: _Samples, saved: dict[str, int]) -> tuple[Layer, ...]:
+    sizes = {name: one.nbytes for name, one in traced.model.named_parameters()}
+    buffers = {name: one.nbytes for name, one in traced.model.named_buffers()}
+    charged: set[str] = set()
+    layers = []
+    for info in traced.layers:
+        # A tied parameter is held once: its layers share a stage, and the first one is charged.
+        own = [name for name in info.parameters if name not in charged]
+        charged.update(own)
+        layers.append(
+            Layer(
+                name=info.name,
+                module=info.module,
+                op=info.op,
+                forward_s=median(samples.forward[info.name]),
+                backward_s=median(samples.backward[info.name]),
+                forward_spread_s=spread(samples.forward[info.name]),
+                backward_spread_s=spread(samples.backward[info.name]),
+                parameter_bytes=sum(sizes[name] for name in own),
+                buffer_bytes=sum(buffers[name] for name in info.buffers),
+                saved_bytes=saved.get(info.name, 0),
+            )
+        )
+    return tuple(layers)
+
+
+def _edges(traced: TracedModel, minibatch: int) -> tuple[Edge, ...]:
+    return tuple(
+        Edge(
+            name=spec.name,
+            producer=spec.producer,
+            consumers=spec.consumers,
+            bytes=spec.bytes(minibatch),
+            gradient_bytes=spec.bytes(minibatch) if spec.requires_grad else 0,
+        )
+        for spec in traced.tensors
+    )

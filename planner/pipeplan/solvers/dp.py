@@ -1,0 +1,266 @@
+"""Exact dynamic programming over cuts: the fastest pipeline on consecutive workers, idle ones allowed.
+
+For a threshold T the program asks whether some pipeline has every resource under T and every worker within its memory.
+It works from the output end, because the minibatches that a stage holds in flight depend on the stages behind it:
+
+    K[J, p, λ] = the fewest minibatches in flight at the first stage of a pipeline for everything after cut J that uses
+                 no worker before p, where λ is the level of the component that holds workers p … last of that stage
+
+and a stage I→J on workers s … s+r-1, s + r ≤ p, leads from K[J, p, λ] to K[I, s, its span]. Fewer in flight is never
+worse: upstream depths, and so memory, only shrink with it. Every quantity compared with T is one of finitely many
+(stage times, boundary times, and the thresholds of the depth), so a binary search over these ends at the exact optimum.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan import cost
+from pipeplan.cuts import Cuts, Floats
+from pipeplan.problem import Problem
+from pipeplan.solvers.pipeline import Segment, Space, spaces
+from pipeplan.solvers.result import Result, Status
+from pipeplan.solvers.tables import Ints, Tables
+
+Flags = NDArray[np.bool_]
+
+# The values that bound the search are few once the interval is narrow; until then halving is cheaper than sorting all.
+_HALVINGS = 12
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One stage added in front of a cut: what `_steps` yields for every state behind the cut."""
+
+    level: int
+    """λ of the state that the stage leads from."""
+    depth: Floats
+    """Depth of the stage, by placement; infinite where the placement is not allowed."""
+
+
+class Pipelines:
+    """The searches on one cluster; built once, asked for many thresholds."""
+
+    def __init__(self, problem: Problem, cuts: Cuts) -> None:
+        self.problem = problem
+        self.tables = Tables.of(problem, cuts)
+        self.last = len(cuts.ideals) - 1
+        self.workers = problem.cluster.workers
+        self.levels = len(problem.cluster.levels) + 1
+
+    def feasible(self) -> bool:
+        """Whether any pipeline satisfies the constraints."""
+        return self._reached(self._most())
+
+    def best(self) -> tuple[float, list[Segment]] | None:
+        """The smallest threshold that some pipeline meets, and a pipeline of the fewest stages that meets it."""
+        low, high = 0.0, self._most()
+        if not self._reached(high):
+            return None
+        for _ in range(_HALVINGS):
+            middle = (low * high) ** 0.5 if low > 0 else high / 4
+            if self._reached(middle):
+                high = middle
+            else:
+                low = middle
+        values = self._values(low, high)
+        first, last = 0, len(values) - 1
+        while first < last:
+            middle_index = (first + last) // 2
+            if self._reached(values[middle_index]):
+                last = middle_index
+            else:
+                first = middle_index + 1
+        best = float(values[first]) if len(values) else high
+        return best, self._pipeline(best)
+
+    def _most(self) -> float:
+        """A threshold that excludes nothing."""
+        slowest = max(float(times.max()) for times in self.tables.stage_s[1:])
+        return max(slowest, float(self.tables.transfer_s.max())) * 2 + 1e-9
+
+    def _values(self, low: float, high: float) -> Floats:
+        """All values in (low, high] at which the answer may change."""
+        tables = self.tables
+        found = [_between(times, low, high) for times in (*tables.stage_s[1:], tables.boundary_s)]
+        if self.problem.training and self.problem.options.memory and low > 0:
+            # A depth changes where 2 · transfer / T is a whole number. As size / bandwidth ≤ T, it is at most this:
+            latency = float((tables.transfer_s - tables.boundary_s).max())
+            most = 3 + int(2 * latency / low)
+            found += [_between(2 * tables.transfer_s / count, low, high) for count in range(1, min(most, 1000) + 1)]
+        return np.unique(np.concatenate([*found, [high]]))
+
+    def _reached(self, threshold: float) -> bool:
+        stages = self.problem.options.stages
+        if stages is not None:
+            return any(bool(np.isfinite(table[0]).any()) for table in self._by_stages(threshold, stages, exactly=True))
+        return bool(np.isfinite(self._table(threshold)[0]).any())
+
+    def _empty(self) -> Floats:
+        return np.full((self.last + 1, self.workers + 1, self.levels), np.inf)
+
+    def _start(self) -> Floats:
+        """K where nothing is left to place: nothing is in flight, and idle workers at the end are free."""
+        table = self._empty()
+        table[self.last, :, 0] = 0
+        return table
+
+    def _table(self, threshold: float) -> Floats:
+        """K for any number of stages."""
+        table = self._start()
+        for cut in range(self.last, 0, -1):
+            self._extend(cut, threshold, table, table)
+        return table
+
+    def _by_stages(self, threshold: float, most: int, *, exactly: bool = False) -> Iterator[Floats]:
+        """K for exactly 1, 2, … `most` stages (the last alone if `exactly`)."""
+        source = self._start()
+        for count in range(1, most + 1):
+            target = self._empty()
+            for cut in range(self.last, 0, -1):
+                self._extend(cut, threshold, source, target)
+            if count == most or not exactly:
+                yield target
+            source = target
+
+    def _extend(self, cut: int, threshold: float, source: Floats, target: Floats) -> None:
+        """Put every possible stage in front of `cut`, from the states in `source` into `target`."""
+        self._spread_idle(cut, source)
+        tables, runs = self.tables, self.tables.placements
+        before = tables.smaller[cut]
+        allowed = (tables.stage_s[cut] <= threshold)[:, runs.kind]
+        for step in self._steps(cut, threshold, source):
+            in_flight = np.where(self._fitting(cut, step.depth, allowed), step.depth * runs.replicas, np.inf)
+            least = np.minimum.reduceat(in_flight, runs.group, axis=1)
+            where = (before[:, None], runs.start[runs.group], runs.span[runs.group])
+            target[where] = np.minimum(target[where], least)
+
+    def _fitting(self, cut: int, depth: Floats, allowed: Flags) -> Flags:
+        """Which stages (cut I, placement) are quick enough and fit in memory."""
+        fits = allowed & np.isfinite(depth)
+        if self.problem.options.memory:
+            finite = np.where(np.isfinite(depth), depth, 0)
+            memory = self.tables.fixed[cut][:, None] + self.tables.growing[cut][:, None] * finite
+            fits &= memory <= self.problem.capacity
+        return fits
+
+    def _steps(self, cut: int, threshold: float, source: Floats) -> Iterator[_Step]:
+        tables, runs = self.tables, self.tables.placements
+        for level in range(self.levels):
+            downstream = source[cut, runs.end, level]
+            if not np.isfinite(downstream).any():
+                continue
+            if cut == self.last:
+                yield _Step(level, np.where(np.isfinite(downstream), 1.0, np.inf))
+                continue
+            # The component that holds both stages, from this one's first worker to the next one's last.
+            both = np.maximum(tables.reach[runs.start, np.minimum(runs.end, self.workers - 1)], level)
+            quick = (tables.boundary_s[cut] <= threshold)[both]
+            depth = np.ones(len(both))
+            if self.problem.training:
+                depth = cost.in_flight_depth(downstream, tables.transfer_s[cut][both], threshold, runs.replicas)
+            yield _Step(level, np.where(quick & np.isfinite(downstream), depth, np.inf))
+
+    def _spread_idle(self, cut: int, table: Floats) -> None:
+        """A state that uses no worker before p uses none before p-1 either: worker p-1 stays idle."""
+        if cut == self.last:
+            return
+        for first in range(self.workers - 1, 0, -1):
+            joined = self.tables.reach[first - 1, first]
+            for level in range(self.levels):
+                wider = max(level, int(joined))
+                table[cut, first - 1, wider] = min(table[cut, first - 1, wider], table[cut, first, level])
+
+    def _pipeline(self, threshold: float) -> list[Segment]:
+        """Walk a pipeline of the fewest stages (or the number asked for) that meets the threshold, input to output."""
+        exactly = self.problem.options.stages
+        sources = [self._start()]
+        for table in self._by_stages(threshold, exactly or min(self.workers, self.last)):
+            sources.append(table)
+            if exactly is None and np.isfinite(table[0]).any():
+                break
+        state = (0, *(int(axis[0]) for axis in np.nonzero(np.isfinite(sources[-1][0]))))
+        segments = []
+        for source, target in zip(reversed(sources[:-1]), reversed(sources[1:]), strict=True):
+            segment, state = self._behind(state, target[state], source, threshold)
+            segments.append(segment)
+        return segments
+
+    def _behind(
+        self, state: tuple[int, ...], value: float, source: Floats, threshold: float
+    ) -> tuple[Segment, tuple[int, ...]]:
+        """The stage that gave a state its value, and the state behind it."""
+        cut, first, span = state
+        runs = self.tables.placements
+        here = np.flatnonzero((runs.start == first) & (runs.span == span))
+        for end in range(cut + 1, self.last + 1):
+            row = np.flatnonzero(self.tables.smaller[end] == cut)
+            if not len(row):
+                continue
+            allowed = (self.tables.stage_s[end] <= threshold)[:, runs.kind]
+            for step in self._steps(end, threshold, source):
+                in_flight = np.where(self._fitting(end, step.depth, allowed), step.depth * runs.replicas, np.inf)
+                for run in here[in_flight[row[0], here] == value]:
+                    segment = Segment(self._names(cut, end), first, int(runs.replicas[run]), int(step.depth[run]))
+                    return segment, self._owner(end, int(runs.end[run]), step.level, source)
+        raise AssertionError("a reachable state has no stage that leads to it")
+
+    def _names(self, start: int, end: int) -> tuple[str, ...]:
+        units = self.tables.cuts.members(start, end)
+        return tuple(name for unit in units for name in self.problem.units[unit].layers)
+
+    def _owner(self, cut: int, position: int, level: int, source: Floats) -> tuple[int, int, int]:
+        """The state that a state was spread from over idle workers: where its first stage really starts."""
+        if cut == self.last:
+            return cut, position, 0
+        value = source[cut, position, level]
+        starts: Ints = np.flatnonzero(np.isfinite(source[cut]).any(axis=1))
+        for first in reversed(starts[starts >= position]):
+            for span in range(self.levels):
+                wider = max(span, int(self.tables.reach[position, first]))
+                # Only a state that a stage starts in can be walked on: it does not come from its right neighbour.
+                if wider == level and source[cut, first, span] == value:
+                    return cut, int(first), span
+        raise AssertionError("a spread state has no owner")
+
+
+def _between(values: Floats, low: float, high: float) -> Floats:
+    flat = values.reshape(-1)
+    return flat[(flat > low) & (flat <= high)]
+
+
+def feasible(problem: Problem, cuts: Cuts) -> bool:
+    """Whether any plan satisfies the constraints, however slow."""
+    limit = problem.options.stages or 1
+    inner = [space.inner(problem) for space in spaces(problem)]
+    return any(Pipelines(part, cuts).feasible() for part in inner if limit <= part.cluster.workers)
+
+
+def solve(problem: Problem, cuts: Cuts) -> Result:
+    """The best plan over both plan spaces (see `pipeline`), with proof by exhaustion of the threshold's values."""
+    began = time.perf_counter()
+    best: tuple[float, Space, list[Segment]] | None = None
+    for space in spaces(problem):
+        inner = space.inner(problem)
+        if (stages := problem.options.stages) is not None and stages > inner.cluster.workers:
+            continue
+        if best is not None and space.synchronisation(problem) >= best[0]:
+            continue
+        found = Pipelines(inner, cuts).best()
+        if found is not None and (best is None or space.pace(problem, found[0]) < best[0] * (1 - 1e-9)):
+            best = (space.pace(problem, found[0]), space, found[1])
+    seconds = time.perf_counter() - began
+    if best is None:
+        return Result("DP", Status.INFEASIBLE, None, float("inf"), float("inf"), seconds)
+    pace, space, segments = best
+    plan = space.plan(problem, segments)
+    if cuts.complete:
+        return Result("DP", Status.OPTIMAL, plan, pace, pace, seconds)
+    floor = problem.work_s / (problem.cluster.workers * problem.cluster.device.speed)
+    note = f"searched the {len(cuts.ideals)} cuts of one order of the layers, not all cuts of the graph"
+    return Result("DP", Status.FEASIBLE, plan, pace, floor, seconds, note)

@@ -1,0 +1,123 @@
+"""The same problem as an integer linear program on the layers of the DAG, through PuLP.
+
+It shares the cost formulas with the dynamic program and nothing else: no cuts, no ideals, no order of the layers.
+
+Notation. Layers l, edges (u, v), tensors k with producer u and consumers V. Workers 0 … D-1 in a row. A placement π is
+a run of r consecutive workers that starts at s; sync(π) is the all-reduce over the level that π spans.
+
+    x[l,π] ∈ {0,1}   layer l is on placement π            y[π] ∈ {0,1}   π holds a stage
+    b[k,q] ∈ [0,1]   tensor k crosses the cut of all that is finished by worker q
+    λ[q,n] ∈ {0,1}   the stage that ends at worker q sends to the next one over level n
+    T ≥ 0            seconds per minibatch, to be minimised
+
+(1) every layer has one placement, and a used placement has a layer.
+(2) layers only on used placements, and used placements are disjoint.
+(3) along an edge the start never decreases: for every worker p, [v starts by p] ≤ [u starts by p]. Stages are disjoint
+    runs, so that the order of starts is the order of stages.
+(4) compute plus the exposed part of synchronisation, and the other way round, are at most T on every placement. As the
+    left side is linear in x for a known r, no product appears. With an upper bound U on T the same sums are at most
+    U·y[π], which is what makes the relaxation tight.
+(5) b[k,q] ≥ [u finished by q] - [v finished by q] for every consumer v.
+(6) where a stage ends at q and something follows, one λ[q,n] holds; λ[q,≤n] only if that stage, and some later stage,
+    lies within the component of level n around q.
+(7) bytes over q, each direction, take at most T at the rate of the level: linear but for the choice of n, which a big M
+    releases.
+Memory, only where it can bind, adds the in-flight depth:
+    δ[π,d] ∈ {0,1}   π holds a stage with d minibatches in flight
+    γ[q,g] ∈ {0,1}   a transfer over q and back takes at most g periods
+    K[p] ≥ 0         minibatches in flight at the first stage that starts at worker p or later
+(8) one d for a used π, one g where a stage ends.
+(9) K[p] is r·d of a stage that starts at p, else at least K[p+1].
+(10) (d-1)·r ≥ K behind the stage + g, where δ[π,d].
+(11) twice the transfer over q, at the chosen level, is at most g·T.
+(12) weights, gradient, state, buffers, and d times (a version of the weights and what backward needs) fit the device.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from pipeplan import cost
+from pipeplan.baselines import data_parallel
+from pipeplan.evaluate import evaluate
+from pipeplan.links import Links
+from pipeplan.plan import Plan
+from pipeplan.problem import Problem
+from pipeplan.solvers import backend, depths
+from pipeplan.solvers.ilp_model import Model
+from pipeplan.solvers.pipeline import spaces
+from pipeplan.solvers.result import Result, Status
+
+# How far above a bound that another solver gave the program still looks for plans: a bound that is too low shows as
+# "infeasible", one that is too high as a better plan.
+CUTOFF_SLACK = 1e-6
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop."""
+
+    seconds: float | None = None
+    gap: float = 0.0
+    solver: str = "highs"
+    """`highs` or `cbc`."""
+
+
+def solve(problem: Problem, limits: Limits, cutoff_s: float | None = None) -> Result:
+    """The best plan over both plan spaces.
+
+    `cutoff_s` excludes slower plans from the search (with `CUTOFF_SLACK`). The verdict stays independent of whoever
+    gave it: the program must still find a plan of its own, and prove that there is no better one.
+    """
+    began = time.perf_counter()
+    best: tuple[float, Plan] | None = None
+    bound, proven = float("inf"), True
+    upper = cutoff_s * (1 + CUTOFF_SLACK) if cutoff_s is not None else _known_upper(problem)
+    for space in spaces(problem):
+        ceiling = min(upper, best[0]) if best else upper
+        if (problem.options.stages or 1) > problem.cluster.span(space.level) or space.synchronisation(
+            problem
+        ) > ceiling:
+            continue
+        remaining = None if limits.seconds is None else max(0.1, limits.seconds - (time.perf_counter() - began))
+        inner = space.inner(problem)
+        model = Model(inner, min(ceiling * space.copies, _slowest(inner)))
+        answer = backend.run(model.program, limits.solver, remaining, limits.gap)
+        proven &= answer.proven
+        bound = min(bound, space.pace(problem, answer.bound * model.unit_s))
+        if answer.found and (best is None or space.pace(problem, model.objective()) < best[0] * (1 - 1e-9)):
+            pace = space.pace(problem, model.objective())
+            plan = space.plan(problem, model.segments())
+            best = (pace, depths.assign(plan, problem, pace * (1 + CUTOFF_SLACK / 10)))
+    seconds = time.perf_counter() - began
+    name = f"ILP ({backend.NAMES[limits.solver]})"
+    note = "searched below the DP's objective (plus 1e-6) only; plan and bound are its own" if cutoff_s else ""
+    if best is None:
+        status = Status.INFEASIBLE if proven else Status.TIME_LIMIT
+        return Result(name, status, None, float("inf"), float("inf") if proven else 0.0, seconds, note)
+    status = Status.OPTIMAL if proven and limits.gap == 0 else Status.FEASIBLE
+    return Result(name, status, best[1], best[0], min(bound, best[0]), seconds, note)
+
+
+def _known_upper(problem: Problem) -> float:
+    """The pace of plain data parallelism where that is a plan that may be returned; else no bound is known."""
+    if problem.options.stages not in (None, 1) or (problem.options.max_replicas or problem.cluster.workers) < 2:
+        return float("inf")
+    workers = min(problem.options.max_replicas or problem.cluster.workers, problem.cluster.workers)
+    plan = data_parallel(problem, workers)
+    score = evaluate(plan, problem)
+    return score.pace_s if score.fits else float("inf")
+
+
+def _slowest(problem: Problem) -> float:
+    """More than any plan of one pipeline can take: all work on one worker, all synchronisation and traffic exposed."""
+    links, workers = Links.of(problem.cluster), problem.cluster.workers
+    bandwidth, latency = links.allreduce_bandwidth[-1], links.allreduce_latency[-1]
+    size = sum(unit.parameter_bytes for unit in problem.units)
+    synchronisation = max(
+        float(cost.synchronisation_time(count, size, bandwidth, latency)) for count in range(1, workers + 1)
+    )
+    traffic = sum(flow.bytes + flow.gradient_bytes for flow in problem.flows)
+    transfer = cost.transfer_time(traffic, links.sendrecv_bandwidth[-1], links.sendrecv_latency[-1])
+    return problem.work_s / problem.cluster.device.speed + synchronisation + 2 * float(transfer)

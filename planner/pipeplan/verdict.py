@@ -1,0 +1,92 @@
+"""Do two solvers agree? The comparison that stands behind every plan that pipeplan recommends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeplan.evaluate import evaluate
+from pipeplan.problem import Problem
+from pipeplan.solvers.result import Result, Status
+
+TOLERANCE = 1e-6
+"""Relative. Plans this close are equal for the verdict; both solvers work to a thousandth of it."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What comparing the solvers' answers showed."""
+
+    agree: bool
+    """False only for a contradiction: then one of the solvers is wrong."""
+    proven: bool
+    """Whether the plan is proven optimal by two solvers that agree."""
+    text: str
+
+
+def judge(problem: Problem, results: list[Result]) -> Verdict:
+    """Compare the answers with each other, and each with the evaluator's score of its plan."""
+    for result in results:
+        if complaint := _misjudged(problem, result):
+            return Verdict(False, False, complaint)
+    if len(results) == 1:
+        return _alone(results[0])
+    first, second = results
+    for one, other in ((first, second), (second, first)):
+        if complaint := _contradicts(one, other):
+            return Verdict(False, False, complaint)
+    if first.status == Status.INFEASIBLE and second.status == Status.INFEASIBLE:
+        return Verdict(True, True, "DP and ILP agree: no plan satisfies the constraints")
+    names = f"{first.solver} and {second.solver}"
+    if first.status == second.status == Status.OPTIMAL:
+        difference = abs(first.objective_s - second.objective_s) / first.objective_s
+        return Verdict(True, True, f"proven optimal: {names} agree to {max(difference, 1e-12):.0e} relative")
+    best = min(first.objective_s, second.objective_s)
+    bound = max(first.bound_s, second.bound_s)
+    gap = max(0.0, 1 - bound / best) if best < float("inf") else 1.0
+    limited = first if first.status != Status.OPTIMAL else second
+    other = second if limited is first else first
+    if other.status == Status.OPTIMAL:
+        return Verdict(
+            True, False, f"optimal by {other.solver}; not confirmed: {limited.solver} ended with {_end(limited)}"
+        )
+    return Verdict(True, gap <= TOLERANCE, f"no plan in the searched space is more than {gap:.2%} faster ({names})")
+
+
+def _alone(result: Result) -> Verdict:
+    if result.status == Status.OPTIMAL:
+        return Verdict(True, False, f"optimal by {result.solver} alone: no second solver was asked")
+    return Verdict(True, False, f"{result.solver} ended with {_end(result)}; no second solver was asked")
+
+
+def _end(result: Result) -> str:
+    if result.plan is None:
+        return str(result.status)
+    return f"a gap of {result.gap:.2%}" + (f": {result.note}" if result.note else "")
+
+
+def _misjudged(problem: Problem, result: Result) -> str:
+    """Whether a solver's objective is not what the evaluator says of its plan."""
+    if result.plan is None:
+        return ""
+    score = evaluate(result.plan, problem)
+    if abs(score.pace_s - result.objective_s) > TOLERANCE * score.pace_s:
+        return (
+            f"{result.solver} claims {result.objective_s:.9g} s per minibatch, but its plan takes {score.pace_s:.9g} s"
+        )
+    if not score.fits:
+        return f"{result.solver} returned a plan that does not fit in memory"
+    return ""
+
+
+def _contradicts(one: Result, other: Result) -> str:
+    """Whether `one` found what `other` proved impossible."""
+    if one.plan is None:
+        return ""
+    if other.status == Status.INFEASIBLE:
+        return f"{other.solver} says that there is no plan, but {one.solver} found one of {one.objective_s:.9g} s"
+    if one.objective_s < other.bound_s * (1 - TOLERANCE):
+        return (
+            f"{one.solver} found a plan of {one.objective_s:.9g} s per minibatch, faster than the bound that "
+            f"{other.solver} claims, {other.bound_s:.9g} s"
+        )
+    return ""
