@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from pipeplan_launch import fields
 from pipeplan_launch.config import LaunchPlan
@@ -26,7 +25,6 @@ from pipeplan_launch.files import explain_errors, write_atomically, write_json
 FORMAT = "pipeplan-checkpoint"
 VERSION = 1
 KEPT = 2  # the latest and, in case its disk is not, the one before
-_PLAIN = (int, float, bool, str, type(None), Tensor)
 
 
 @dataclass(frozen=True)
@@ -183,46 +181,3 @@ def load_weights(manifest: Manifest, parameters: Mapping[str, Tensor], buffers: 
         saved |= {name: value for name, value in (state["parameters"] | state["buffers"]).items() if name in wanted}
     load_tensors(parameters, saved, str(manifest.folder))
     load_tensors(buffers, saved, str(manifest.folder))
-
-
-def optimizer_state(optimizer: Optimizer | None, parameters: Mapping[str, nn.Parameter]) -> dict[str, Any]:
-    """The optimiser's state by parameter name, and its groups with their settings. Plain values only.
-
-    Raises `LaunchError` for a setting that a file without code cannot hold.
-    """
-    if optimizer is None:
-        return {"state": {}, "groups": []}
-    name_of = {id(parameter): name for name, parameter in parameters.items()}
-    groups = []
-    for group in optimizer.param_groups:
-        settings = {key: value for key, value in group.items() if key != "params"}
-        for key, value in settings.items():
-            if not _is_plain(value):
-                kind = type(value).__name__
-                raise LaunchError(f"the optimiser's {key!r} is a {kind}, which a checkpoint cannot hold")
-        groups.append({"names": [name_of[id(parameter)] for parameter in group["params"]], "settings": settings})
-    state = {name_of[id(parameter)]: dict(values) for parameter, values in optimizer.state.items()}
-    return {"state": state, "groups": groups}
-
-
-def load_optimizer(
-    optimizer: Optimizer | None, parameters: Mapping[str, nn.Parameter], saved: Mapping[str, Any], where: str
-) -> None:
-    """The inverse of `optimizer_state`, for an optimiser with the same groups."""
-    if optimizer is None:
-        return
-    name_of = {id(parameter): name for name, parameter in parameters.items()}
-    ours = [[name_of[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
-    if ours != [group["names"] for group in saved["groups"]]:
-        raise LaunchError(f"{where}: the job's optimiser groups the parameters otherwise than when it was saved")
-    numbers = {name: index for index, name in enumerate(name for names in ours for name in names)}
-    groups = [{**group["settings"], "params": [numbers[name] for name in group["names"]]} for group in saved["groups"]]
-    optimizer.load_state_dict(
-        {"state": {numbers[name]: values for name, values in saved["state"].items()}, "param_groups": groups}
-    )
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_is_plain(inner) for inner in value)
-    return isinstance(value, _PLAIN)

@@ -79,10 +79,12 @@ class Recorder:
     when its first one is finished. The drain does not slow the last stage, where the pace is read.
     """
 
-    def __init__(self, path: Path | None, rank: int, stage: int, replica: int, replicas: int, skip: int) -> None:
-        """`path`: the file for the JSON lines, None for none; `skip`: minibatches of the pipeline left out."""
+    def __init__(self, path: Path | None, rank: int, stage: int, replica: int, stride: int, skip: int) -> None:
+        """`path`: the file for the JSON lines, None for none. `stride`: from one of this worker's minibatches to its
+        next, so the stage's replicas. `skip`: minibatches of the pipeline left out of the steady state.
+        """
+        self.stride = stride
         self._identity = {"rank": rank, "stage": stage, "replica": replica}
-        self._replicas = replicas
         self._skip = skip
         self._open: dict[int, Step] = {}
         self._epoch: list[Step] = []

@@ -1,0 +1,128 @@
+"""Joining the other workers: process groups, and agreeing on whether everyone is ready."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipeplan_launch.config import LaunchPlan
+from pipeplan_launch.errors import LaunchError
+
+# An idle worker, and the first stages at the end of an epoch, wait as long as the others need. A peer that dies is
+# noticed at once all the same, because its connection closes.
+PATIENCE = timedelta(days=30)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The process groups of a run. All of them exist in every worker, whether it belongs or not."""
+
+    everyone: dist.ProcessGroup
+    active: dist.ProcessGroup
+    """The workers that belong to a stage."""
+    replicas: dist.ProcessGroup | None
+    """This worker's fellow replicas; None where it has none."""
+
+
+def local_rank() -> int:
+    """This worker's number on its server."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def own_gpu_each(plan: LaunchPlan) -> bool:
+    """Whether no two workers of a server share a GPU, as NCCL needs."""
+    return plan.device == "cuda" and torch.cuda.device_count() >= plan.workers_per_server
+
+
+def device_of(plan: LaunchPlan) -> torch.device:
+    """Where this worker computes."""
+    if plan.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise LaunchError("the plan is for CUDA devices, and torch finds none here")
+    device = torch.device("cuda", local_rank() % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def join(plan: LaunchPlan, timeout_s: float) -> Groups:
+    """Meet the other workers, as the environment that torchrun sets says."""
+    size = os.environ.get("WORLD_SIZE")
+    if size is None or "RANK" not in os.environ:
+        raise LaunchError("this is one worker of a plan, which torchrun starts: run the launch.sh of the plan folder")
+    if int(size) != plan.world:
+        raise LaunchError(f"the plan has {plan.world} workers, and {size} were started: run its launch.sh")
+    if size == os.environ.get("LOCAL_WORLD_SIZE") and Path("/sys/class/net/lo").exists():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: nothing need listen to the network
+    backend = "cpu:gloo,cuda:nccl" if own_gpu_each(plan) else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    rank = dist.get_rank()
+    everyone = _group(list(range(plan.world)), "gloo", PATIENCE)
+    active = _group(list(plan.active), "gloo", PATIENCE)
+    mine = None
+    for stage in plan.pipeline:
+        if len(stage.workers) > 1:
+            group = _group(list(stage.workers), backend, timedelta(seconds=timeout_s))
+            mine = group if rank in stage.workers else mine
+    return Groups(everyone, active, mine)
+
+
+def _group(ranks: list[int], backend: str, timeout: timedelta) -> Any:
+    return dist.new_group(ranks, timeout=timeout, backend=backend)
+
+
+def first_failure(failed: bool, group: dist.ProcessGroup) -> int | None:
+    """The lowest rank that failed, or None. All of the group call this, and so learn of each other's failures."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    lowest = torch.tensor([rank if failed else world])
+    with _lost_peers():
+        dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=group)
+    return None if int(lowest) == world else int(lowest)
+
+
+def sum_over(values: list[float], group: dist.ProcessGroup) -> list[float]:
+    """Sums over the workers of a group, known to all of them."""
+    total = torch.tensor(values, dtype=torch.float64)
+    with _lost_peers():
+        dist.all_reduce(total, group=group)
+    result: list[float] = total.tolist()
+    return result
+
+
+def wait_for(group: dist.ProcessGroup) -> None:
+    """Until every worker of the group is here."""
+    with _lost_peers():
+        dist.barrier(group)
+
+
+def share(value: Any, source: int) -> Any:
+    """What rank `source` has, told to every worker."""
+    box = [value]
+    with _lost_peers():
+        dist.broadcast_object_list(box, src=source)
+    return box[0]
+
+
+def collect(value: Any, destination: int, group: dist.ProcessGroup) -> list[Any]:
+    """At rank `destination`, the values of all workers of the group, by rank; elsewhere nothing."""
+    rank = dist.get_rank()
+    box: list[Any] | None = [None] * dist.get_world_size(group) if rank == destination else None
+    with _lost_peers():
+        dist.gather_object(value, box, dst=destination, group=group)
+    return box or []
+
+
+@contextmanager
+def _lost_peers() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise LaunchError(f"rank {dist.get_rank()} lost another worker: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,71 @@
+"""What one worker says on stderr while a run goes on. Torch-free."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from pipeplan_launch.metrics import Recorder, Step
+
+
+def say(text: str) -> None:
+    """A line on stderr, at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def accuracy_text(correct: float, judged: float) -> str:
+    """`accuracy 97.2% (350 of 360)`."""
+    return f"accuracy {correct / judged:.2%} ({correct:.0f} of {judged:.0f})" if judged else "accuracy unknown"
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """One epoch, over all workers."""
+
+    epoch: int
+    """Counted from 1."""
+    loss: float | None
+    """Mean over the minibatches, each with the weights of its turn."""
+    test_correct: float
+    test_judged: float
+    test_loss: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """For summary.json and the metrics."""
+        accuracy = self.test_correct / self.test_judged if self.test_judged else None
+        return {"epoch": self.epoch, "loss": self.loss, "test_accuracy": accuracy, "test_loss": self.test_loss}
+
+    def line(self, epochs: int, pace_s: float | None) -> str:
+        """For the terminal."""
+        parts = [f"epoch {self.epoch}/{epochs}"]
+        if self.loss is not None:
+            parts.append(f"loss {self.loss:.4f}")
+        if self.test_judged:
+            parts.append(f"test {accuracy_text(self.test_correct, self.test_judged)}")
+        if pace_s:
+            parts.append(f"{1 / pace_s:.1f} minibatches/s")
+        return "  ".join(parts)
+
+
+class Progress:
+    """Reports every so many minibatches of the pipeline; give one to one replica of the last stage."""
+
+    def __init__(self, recorder: Recorder, every: int, epochs: int, minibatches: int) -> None:
+        self._recorder = recorder
+        self._every = every
+        self._epochs = epochs
+        self._minibatches = minibatches
+
+    def __call__(self, step: Step) -> None:
+        """A minibatch of this worker's is finished."""
+        before = step.minibatch + 1 - self._recorder.stride
+        if self._every < 1 or (step.minibatch + 1) // self._every == max(before, 0) // self._every:
+            return
+        parts = [f"epoch {step.epoch + 1}/{self._epochs}", f"minibatch {step.minibatch + 1}/{self._minibatches}"]
+        if step.loss is not None:
+            parts.append(f"loss {step.loss:.4f}")
+        pace = self._recorder.pace_s()
+        if pace:
+            parts.append(f"{1 / pace:.1f} minibatches/s")
+        say("  ".join(parts))

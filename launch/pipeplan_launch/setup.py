@@ -1,0 +1,126 @@
+"""Building one worker: the model as a whole, then only its own stage of it."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pipeplan_launch import checkpoint
+from pipeplan_launch.batches import Sizes, sizes_of
+from pipeplan_launch.config import LaunchPlan
+from pipeplan_launch.engine import Place
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.inference import ForwardEngine
+from pipeplan_launch.job import Data, Job
+from pipeplan_launch.loading import load_job
+from pipeplan_launch.metrics import Recorder
+from pipeplan_launch.processes import device_of
+from pipeplan_launch.split import StageProgram, stage_program
+from pipeplan_launch.trace import trace
+from pipeplan_launch.training import TrainingEngine
+from pipeplan_launch.transport import Transport
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says."""
+
+    plan_folder: Path
+    epochs: int | None = None
+    """Epochs in all; for inference, passes over the data."""
+    resume: bool = False
+    run_dir: Path | None = None
+    seed: int | None = None
+    weights: Path | None = None
+    """A checkpoint, or a run folder, of any plan for the same model, to start from."""
+    log_every: int = 20
+    threads: int | None = None
+    checkpoint_every: int = 1
+    max_minibatches: int | None = None
+    """Of every epoch, at most so many."""
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A worker that is ready to run."""
+
+    place: Place
+    data: Data
+    training: TrainingEngine | None
+    forward: ForwardEngine
+    train_sizes: Sizes | None
+    test_sizes: Sizes | None
+    graph_hash: str
+
+
+def load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) -> tuple[Job, StageProgram, str, bool]:
+    """(job without its model, this stage's program, graph hash, whether any batch size runs).
+
+    Every worker builds the whole model from the same seed, and keeps its own stage's parameters only.
+    """
+    job = load_job(plan.model_ref, seed)
+    traced = trace(job, plan.minibatch)
+    if plan.graph_hash is not None and plan.graph_hash != traced.graph_hash:
+        raise LaunchError(
+            f"the model {plan.model_ref!r} is not the one that the plan was made for (its graph is "
+            f"{traced.graph_hash[:19]}…, the plan's is {plan.graph_hash[:19]}…): profile and solve again"
+        )
+    program = stage_program(traced, plan.layers, stage, device)
+    graph_hash, dynamic = traced.graph_hash, traced.dynamic_batch
+    job = replace(job, model=nn.Module())
+    del traced
+    gc.collect()
+    return job, program, graph_hash, dynamic
+
+
+def build(
+    options: Options, plan: LaunchPlan, rank: int, replicas: dist.ProcessGroup | None, seed: int, run: Path
+) -> Stage:
+    """Everything that an active worker needs. Raises `LaunchError` for whatever is wrong with the job or the plan."""
+    at = plan.place(rank)
+    assert at is not None
+    stage, replica = at
+    device = device_of(plan)
+    job, program, graph_hash, dynamic = load_stage(plan, stage, seed, device)
+    if job.data is None:
+        raise LaunchError(f"{plan.model_ref!r} has no data to run on: return Job(model, data=...)")
+    data = job.data()
+    place = Place(plan, stage, replica, rank, device, program, job, seed)
+    trains = plan.mode == "training"
+    recorder = _recorder(place, run / "metrics" / f"rank-{rank}.jsonl")
+    limit = options.max_minibatches
+    test: Any = data.test if data.test is not None or trains else data.train
+    if options.weights is not None:
+        manifest = weights_at(options.weights)
+        checkpoint.load_weights(manifest, program.parameters_by_name(), program.buffers_by_name())
+    return Stage(
+        place=place,
+        data=data,
+        training=TrainingEngine(place, Transport(stage, rank, device), recorder, replicas) if trains else None,
+        forward=ForwardEngine(place, Transport(stage, rank, device), _recorder(place, None) if trains else recorder),
+        train_sizes=sizes_of(data.train, plan.minibatch, dynamic, training=True, limit=limit) if trains else None,
+        test_sizes=None if test is None else sizes_of(test, plan.minibatch, dynamic, training=False, limit=limit),
+        graph_hash=graph_hash,
+    )
+
+
+def weights_at(path: Path) -> checkpoint.Manifest:
+    """The checkpoint at `path`: its folder, or the run folder that holds it."""
+    if (path / "manifest.json").is_file():
+        return checkpoint.read_manifest(path / "manifest.json")
+    manifest = checkpoint.latest(path)
+    if manifest is None:
+        raise LaunchError(f"{path} is neither a checkpoint nor a run folder with a complete one")
+    return manifest
+
+
+def _recorder(place: Place, path: Path | None) -> Recorder:
+    deepest = max(shape.replicas * shape.depth for shape in place.plan.shapes)
+    return Recorder(path, place.rank, place.stage, place.replica, place.replicas, skip=deepest)

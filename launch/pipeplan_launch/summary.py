@@ -1,0 +1,131 @@
+"""Predicted and measured side by side: the table that a run ends with, and summary.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeplan_launch.config import LaunchPlan, Prediction
+from pipeplan_launch.metrics import TIMES, Steady
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """What one worker tells the one that prints."""
+
+    rank: int
+    stage: int
+    replica: int
+    steady: Steady
+    memory_bytes: int
+    """Peak of what this worker's stage added to the process, training included."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A predicted and a measured value, in the same unit."""
+
+    predicted: float | None
+    measured: float | None
+
+    def as_json(self) -> dict[str, float | None]:
+        """For summary.json; `ratio` is measured over predicted."""
+        ratio = self.measured / self.predicted if self.predicted and self.measured is not None else None
+        return {"predicted": self.predicted, "measured": self.measured, "ratio": ratio}
+
+
+def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, Any]:
+    """Compare the plan's predictions with what the workers measured in the steady state.
+
+    Times are seconds per minibatch on one replica of the stage, `minibatch_s` is the pipeline's pace. `sync_s` is what
+    a worker spends on the all-reduce, waiting for slower replicas included.
+    """
+    last = [report for report in reports if report.stage == len(plan.pipeline) - 1]
+    paces = [report.steady.pace_s for report in last if report.steady.pace_s is not None]
+    pace = sum(paces) / len(paces) if paces else None
+    stages = []
+    for stage, prediction in enumerate(plan.predictions):
+        mine = [report for report in reports if report.stage == stage]
+        stages.append(_stage(plan, stage, prediction, mine))
+    return {
+        "format": "pipeplan-summary",
+        "version": 1,
+        "plan": plan.plan,
+        "mode": plan.mode,
+        "replicas": plan.written(),
+        "minibatch": plan.minibatch,
+        "minibatch_s": Pair(plan.predictions[0].minibatch_s, pace).as_json(),
+        "includes_fill": any(report.steady.includes_fill for report in last),
+        "steady_minibatches": sum(report.steady.minibatches for report in last),
+        "stages": stages,
+    }
+
+
+def _stage(plan: LaunchPlan, stage: int, prediction: Prediction, reports: Sequence[WorkerReport]) -> dict[str, Any]:
+    count = sum(report.steady.minibatches for report in reports)
+    means: dict[str, float | None] = {
+        name: sum((report.steady.seconds or {}).get(name, 0.0) for report in reports) / count if count else None
+        for name in TIMES
+    }
+    return {
+        "stage": stage,
+        "workers": list(plan.pipeline[stage].workers),
+        "forward_s": Pair(prediction.forward_s, means["forward_s"]).as_json(),
+        "backward_s": Pair(prediction.backward_s, means["backward_s"]).as_json(),
+        "sync_s": Pair(prediction.sync_s, means["sync_s"]).as_json(),
+        "memory_bytes": Pair(prediction.memory_bytes, max((r.memory_bytes for r in reports), default=None)).as_json(),
+        "measured": {name: means[name] for name in ("wait_s", "load_s", "update_s", "send_s")},
+    }
+
+
+def table(summary: dict[str, Any]) -> str:
+    """The summary as a person reads it."""
+    trains = summary["mode"] == "training"
+    columns = ["forward_s", "backward_s", "sync_s", "memory_bytes"] if trains else ["forward_s", "memory_bytes"]
+    titles = {"forward_s": "forward ms", "backward_s": "backward ms", "sync_s": "sync ms", "memory_bytes": "memory MiB"}
+    scale = {"memory_bytes": 2**-20}
+    rows = [["stage", "workers", *(titles[name] for name in columns), "waiting ms"]]
+    for stage in summary["stages"]:
+        cells = [_pair(stage[name], scale.get(name, 1e3)) for name in columns]
+        rows.append([str(stage["stage"]), _ranks(stage["workers"]), *cells, _number(stage["measured"]["wait_s"], 1e3)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["predicted -> measured, per minibatch on one worker, steady state"]
+    lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines.append(_pace_line(summary))
+    return "\n".join(lines)
+
+
+def _pace_line(summary: dict[str, Any]) -> str:
+    pace = summary["minibatch_s"]
+    if not pace["measured"]:
+        return "pace: too few minibatches to measure"
+    per_second = 1 / pace["measured"]
+    images = per_second * summary["minibatch"]
+    line = f"pace: measured {per_second:.2f} minibatches/s ({images:.0f} samples/s)"
+    if pace["predicted"]:
+        line += f", predicted {1 / pace['predicted']:.2f}: {pace['predicted'] / pace['measured']:.0%} of the prediction"
+    what = "fill included: the epochs are too short" if summary["includes_fill"] else "the fill of every epoch left out"
+    return f"{line} ({what})"
+
+
+def _pair(pair: dict[str, float | None], scale: float) -> str:
+    return f"{_number(pair['predicted'], scale)} -> {_number(pair['measured'], scale)}"
+
+
+def _number(value: float | None, scale: float) -> str:
+    if value is None:
+        return "?"
+    scaled = value * scale
+    return f"{scaled:.0f}" if scaled >= 100 else f"{scaled:.3g}"
+
+
+def _ranks(workers: Sequence[int]) -> str:
+    """0-3,7 for the workers 0, 1, 2, 3 and 7."""
+    runs: list[list[int]] = []
+    for worker in sorted(workers):
+        if runs and worker == runs[-1][-1] + 1:
+            runs[-1].append(worker)
+        else:
+            runs.append([worker])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
