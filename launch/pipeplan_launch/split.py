@@ -92,7 +92,7 @@ class StageProgram(nn.Module):
         self._train = cut(traced, layers, received, sent, training=True, device=device)
         self._eval = cut(traced, layers, received, sent, training=False, device=device)
         self.model_inputs = tuple(sorted({*self._train.inputs, *self._eval.inputs}))
-        self._output_spec = _output_spec(traced)
+        self.output_spec = output_spec(traced)
         self._hold(traced, device)
         self.train(traced.model.training)
 
@@ -140,7 +140,7 @@ class StageProgram(nn.Module):
         state = [self._state(name, parameters) for name in segment.state]
         data = [inputs[self.model_inputs.index(index)] for index in segment.inputs]
         made = segment.run(*state, *received, *data, batch)
-        return tree_unflatten(made, self._output_spec) if self.is_last else made
+        return tree_unflatten(made, self.output_spec) if self.is_last else made
 
     def forward(self, received: Sequence[Tensor], inputs: Sequence[Tensor], batch: int) -> Any:
         """`call` with the stage's own parameters."""
@@ -162,7 +162,7 @@ def _crossing(traced: TracedModel, stage_of: Mapping[str, int], stage: int) -> t
     )
 
 
-def _output_spec(traced: TracedModel) -> Any:
+def output_spec(traced: TracedModel) -> Any:
     """How the flat outputs of the graph make the model's own output: a tensor, a tuple, a dictionary."""
     codegen: Any = traced.graph_module.graph._codegen
     spec = codegen.pytree_info.out_spec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -51,11 +51,12 @@ class CUDAClock:
 
     def measure(self, call: Callable[[], None]) -> Callable[[], float]:
         """Record events around what the call enqueues."""
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()  # type: ignore[no-untyped-call]
+        start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        start.record()
         call()
-        end.record()  # type: ignore[no-untyped-call]
-        return lambda: float(start.elapsed_time(end)) / 1e3  # type: ignore[no-untyped-call]
+        end.record()
+        return lambda: float(start.elapsed_time(end)) / 1e3
 
     def settle(self) -> None:
         """Wait for the device."""

@@ -50,6 +50,7 @@ class LayerRun:
         self._leaves: dict[str, dict[str, Tensor]] = {}
         self._made: dict[str, Tensor] = {}
         self._gradients: dict[str, dict[str, Tensor | None]] = {}
+        self._of_parameters: list[Tensor | None] = []
 
     def forward(
         self, measure: Measure, around: Callable[[str], AbstractContextManager[Any]] = nullcontext
@@ -95,6 +96,8 @@ class LayerRun:
             ) -> None:
                 gradients = self._differentiate(layer, targets)
                 self._gradients[layer.name] = dict(zip(leaves, gradients, strict=False))
+                # Held to the end of the pass, as in training: freeing them here would give later layers warm memory.
+                self._of_parameters += gradients[len(leaves) :]
 
             times[layer.name] = measure(call)
             del self._leaves[layer.name]
@@ -104,6 +107,7 @@ class LayerRun:
                     self._gradients[consumer].pop(spec.name, None)
         self._made.clear()
         self._gradients.clear()
+        self._of_parameters.clear()
         return times
 
     def _differentiate(self, layer: _Layer, targets: list[Tensor]) -> Sequence[Tensor | None]:

@@ -21,6 +21,7 @@ from pipeplan.profile import Tensor as Edge
 from pipeplan.profiler.clock import Clock, CPUClock, CUDAClock, median, spread
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.optimizer import optimizer_state
+from pipeplan.profiler.overhead import Overhead, measure_overhead
 from pipeplan.profiler.saved import SavedBytes
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job import Batch, Job
@@ -106,7 +107,9 @@ def _measure(ref: str, job: Job, traced: TracedModel, minibatch: int, options: O
     samples = passes.measure(repeats)
     how = (
         f"each layer by itself, in full forward and backward passes over the model; {clock.how}; median and "
-        f"interquartile range of {repeats} passes after {options.warmup + 1} to warm up"
+        f"interquartile range of {repeats} passes after {options.warmup + 1} to warm up; less what a call of an empty "
+        f"layer takes, {passes.overhead.forward_s * 1e6:.1f} µs forward and {passes.overhead.backward_s * 1e6:.1f} µs "
+        "backward, which a stage pays once"
     )
     if loss is sum_of_outputs:
         how += "; without a loss or targets, the backward pass starts from the sum of the outputs"
@@ -173,7 +176,7 @@ class _Passes:
 
     def __init__(self, job: Job, run: LayerRun, clock: Clock, progress: Progress) -> None:
         self.job, self.run, self.clock, self.progress = job, run, clock, progress
-        self.done, self.total = 0, 0
+        self.overhead = Overhead(0.0, 0.0)
 
     def inspect(self, ref: str) -> dict[str, int]:
         """One pass that looks for NaN and counts what is saved for backward."""
@@ -213,10 +216,10 @@ class _Passes:
 
     def measure(self, repeats: int) -> _Samples:
         """Measured passes."""
+        self.overhead = measure_overhead(self.clock, self.run.batch.inputs[0].device)
         samples = _Samples(defaultdict(list), defaultdict(list), [], [])
-        self.total = repeats
-        for self.done in range(repeats):
-            self.progress(self.done, repeats, "measuring")
+        for done in range(repeats):
+            self.progress(done, repeats, "measuring")
             self._both(samples)
         self.progress(repeats, repeats, "done")
         return samples
@@ -231,9 +234,9 @@ class _Passes:
         self.clock.settle()
         if samples is not None:
             for name, taken in forward.items():
-                samples.forward[name].append(taken())
+                samples.forward[name].append(max(0.0, taken() - self.overhead.forward_s))
             for name, taken in backward.items():
-                samples.backward[name].append(taken())
+                samples.backward[name].append(max(0.0, taken() - self.overhead.backward_s))
             samples.whole_forward.append(whole[0]())
             samples.whole_backward.append(whole[1]())
 
