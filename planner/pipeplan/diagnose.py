@@ -22,8 +22,9 @@ def why_infeasible(problem: Problem) -> str:
     if needed[largest] > capacity:
         missing = needed[largest] - capacity
         return (
-            f"nothing fits in memory: layer {largest!r} alone needs {show_size(needed[largest])} of the "
-            f"{show_size(capacity)} of a {device.name}, {show_size(missing)} too much; use a smaller minibatch or larger devices"
+            f"nothing fits in memory: layer {largest!r} alone needs {show_size(needed[largest])}, "
+            f"{show_size(missing)} more than the {show_size(capacity)} of a {device.name}; use a smaller minibatch or "
+            "larger devices"
         )
     enough = _enough_memory(problem)
     if enough is None:
@@ -45,7 +46,7 @@ def _alone(problem: Problem, unit: Unit) -> float:
 
 
 def _enough_memory(problem: Problem) -> float | None:
-    """About the smallest device memory with which some plan exists (within 2%), or None where memory is not the reason."""
+    """About the smallest memory with which some plan exists (within 2%); None where memory is not the reason."""
     cuts = enumerate_cuts(problem, 2000)
 
     def feasible(memory: float) -> bool:

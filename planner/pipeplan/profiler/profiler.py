@@ -8,13 +8,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pipeplan import __version__
 from pipeplan.errors import InputError
 from pipeplan.profile import Layer, Profile, Provenance
 from pipeplan.profile import Tensor as Edge
@@ -120,7 +120,7 @@ def _measure(ref: str, job: Job, traced: TracedModel, minibatch: int, options: O
         when=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         how=how,
         torch=torch.__version__,
-        pipeplan=metadata.version("pipeplan"),
+        pipeplan=__version__,
         threads=options.threads,
         warmup=options.warmup + 1,
         repeats=repeats,

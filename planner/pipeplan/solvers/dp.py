@@ -236,9 +236,7 @@ def _between(values: Floats, low: float, high: float) -> Floats:
 
 def feasible(problem: Problem, cuts: Cuts) -> bool:
     """Whether any plan satisfies the constraints, however slow."""
-    limit = problem.options.stages or 1
-    inner = [space.inner(problem) for space in spaces(problem)]
-    return any(Pipelines(part, cuts).feasible() for part in inner if limit <= part.cluster.workers)
+    return any(Pipelines(space.inner(problem), cuts).feasible() for space in spaces(problem))
 
 
 def solve(problem: Problem, cuts: Cuts) -> Result:
@@ -246,12 +244,9 @@ def solve(problem: Problem, cuts: Cuts) -> Result:
     began = time.perf_counter()
     best: tuple[float, Space, list[Segment]] | None = None
     for space in spaces(problem):
-        inner = space.inner(problem)
-        if (stages := problem.options.stages) is not None and stages > inner.cluster.workers:
-            continue
         if best is not None and space.synchronisation(problem) >= best[0]:
             continue
-        found = Pipelines(inner, cuts).best()
+        found = Pipelines(space.inner(problem), cuts).best()
         if found is not None and (best is None or space.pace(problem, found[0]) < best[0] * (1 - 1e-9)):
             best = (space.pace(problem, found[0]), space, found[1])
     seconds = time.perf_counter() - began

@@ -76,16 +76,15 @@ def solve(problem: Problem, limits: Limits, cutoff_s: float | None = None) -> Re
     upper = cutoff_s * (1 + CUTOFF_SLACK) if cutoff_s is not None else _known_upper(problem)
     for space in spaces(problem):
         ceiling = min(upper, best[0]) if best else upper
-        if (problem.options.stages or 1) > problem.cluster.span(space.level) or space.synchronisation(
-            problem
-        ) > ceiling:
+        if space.synchronisation(problem) > ceiling:
             continue
         remaining = None if limits.seconds is None else max(0.1, limits.seconds - (time.perf_counter() - began))
         inner = space.inner(problem)
         model = Model(inner, min(ceiling * space.copies, _slowest(inner)))
         answer = backend.run(model.program, limits.solver, remaining, limits.gap)
         proven &= answer.proven
-        bound = min(bound, space.pace(problem, answer.bound * model.unit_s))
+        if answer.bound < float("inf"):
+            bound = min(bound, space.pace(problem, answer.bound * model.unit_s))
         if answer.found and (best is None or space.pace(problem, model.objective()) < best[0] * (1 - 1e-9)):
             pace = space.pace(problem, model.objective())
             plan = space.plan(problem, model.segments())

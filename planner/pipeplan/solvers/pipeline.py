@@ -74,6 +74,7 @@ def spaces(problem: Problem) -> list[Space]:
         return found
     for level in range(len(cluster.levels) - 1, 0, -1):
         size = cluster.span(level)
-        if 1 < size < cluster.workers and size != cluster.span(found[-1].level):
+        enough = size >= max(2, problem.options.stages or 1)
+        if enough and size < cluster.workers and size != cluster.span(found[-1].level):
             found.append(Space(level, cluster.workers // size))
     return found

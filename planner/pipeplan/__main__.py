@@ -1,0 +1,5 @@
+"""`python -m pipeplan`."""
+
+from pipeplan.cli import main
+
+main()

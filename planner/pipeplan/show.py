@@ -1,0 +1,141 @@
+"""The answer of `solve` as a person reads it: a table of the stages, the gains, the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pipeplan.baselines import Baseline
+from pipeplan.cluster import Cluster
+from pipeplan.solve import Outcome
+from pipeplan.units import show_size, show_time
+
+
+def show(outcome: Outcome, console: Console) -> None:
+    """Print an outcome."""
+    plan, score = outcome.plan, outcome.evaluation
+    cluster, profile = outcome.problem.cluster, outcome.problem.profile
+    what = "inference" if plan.inference else "training"
+    console.print(
+        Text.assemble(
+            (f"Plan {plan.config}", "bold"),
+            f" for {what} {profile.model_name}, minibatch {profile.minibatch}, on cluster {cluster.name} "
+            f"({describe(cluster)})",
+        )
+    )
+    console.print(_stages(outcome))
+    console.print(_layers(outcome), soft_wrap=True)
+    console.print(_picture(outcome), soft_wrap=True)
+    console.print(
+        Text.assemble(
+            "Predicted: ",
+            (f"{score.rate:.4g} minibatches/s", "bold"),
+            f" ({show_time(score.pace_s)} each, {score.rate * profile.minibatch:.4g} samples/s), "
+            f"bound by {score.bound}.",
+        )
+    )
+    for line in _gains(outcome.baselines, score.pace_s):
+        console.print(line)
+    if outcome.published is not None:
+        pace, baseline = outcome.published
+        console.print(
+            f"By its own formulas: {pace:.10g} s per minibatch, {baseline / pace:.10g}x over data parallelism."
+        )
+    colour = "green" if outcome.verdict.proven else "yellow"
+    console.print(Text.assemble("Verdict: ", (outcome.verdict.text, colour), f" ({_seconds(outcome)})"))
+
+
+def describe(cluster: Cluster) -> str:
+    """`2 servers × 8 V100 16 GB`."""
+    device = f"{cluster.workers_per_server} {cluster.device.name}"
+    return device if cluster.servers == 1 else f"{cluster.servers} servers × {device}"
+
+
+def _stages(outcome: Outcome) -> Table:
+    plan, score = outcome.plan, outcome.evaluation
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("stage", "repl.", "servers", "depth", "compute", "sync", "to next", "link", "memory"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for number, (stage, cost) in enumerate(zip(plan.stages, score.stages, strict=True), start=1):
+        last = number == len(plan.stages)
+        used = f"{cost.memory_bytes / 2**30:.3g}"
+        used += f"/{score.capacity_bytes / 2**30:.3g} GiB" if outcome.problem.options.memory else " GiB"
+        table.add_row(
+            str(number),
+            str(stage.replicas),
+            _servers(stage.workers, outcome.problem.cluster),
+            str(stage.depth),
+            show_time(cost.compute_s),
+            show_time(cost.synchronisation_s),
+            "" if last else show_size(cost.boundary_bytes),
+            "" if last else show_time(cost.boundary_s),
+            Text(used, style="red" if cost.memory_bytes > score.capacity_bytes else ""),
+        )
+    return table
+
+
+def _layers(outcome: Outcome) -> Text:
+    """From which layer to which every stage goes."""
+    lines = Text()
+    for number, stage in enumerate(outcome.plan.stages, start=1):
+        layers = stage.layers
+        span = layers[0] if len(layers) == 1 else f"{layers[0]} … {layers[-1]} ({len(layers)} layers)"
+        lines.append(f"  stage {number}: ", "dim").append(f"{span}\n")
+    return lines
+
+
+def _servers(workers: Iterable[int], cluster: Cluster) -> str:
+    """The servers of some workers, as `0-2` or `0,3`."""
+    numbers = sorted({worker // cluster.workers_per_server for worker in workers})
+    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]}-{numbers[-1]}"
+    return ",".join(str(number) for number in numbers)
+
+
+def _picture(outcome: Outcome) -> Text:
+    """The workers of every server, each drawn as the number of its stage, idle ones as a dot."""
+    cluster = outcome.problem.cluster
+    stage_of = {worker: number for number, stage in enumerate(outcome.plan.stages, 1) for worker in stage.workers}
+    width = len(str(len(outcome.plan.stages)))
+    picture = Text()
+    shown = min(cluster.servers, 16)
+    for server in range(shown):
+        first = server * cluster.workers_per_server
+        picture.append(f"  server {server:<3} ", "dim")
+        for worker in range(first, first + min(cluster.workers_per_server, 16)):
+            number = stage_of.get(worker)
+            picture.append(f"[{number or '.':>{width}}]", f"color({1 + (number - 1) % 6})" if number else "dim")
+        picture.append("\n")
+    if shown < cluster.servers or cluster.workers_per_server > 16:
+        picture.append(f"  … {cluster.workers} workers in all\n", "dim")
+    return picture
+
+
+def _gains(baselines: tuple[Baseline, ...], pace_s: float) -> list[Text]:
+    lines = []
+    for baseline in baselines:
+        gain = baseline.gain(pace_s)
+        name = baseline.name + (f" ({_short(baseline.config)})" if baseline.config else "")
+        line = Text(f"  over {name:<41} ")
+        if baseline.pace_s is None or gain is None:
+            line.append("-", "dim")
+        else:
+            line.append(f"{gain:.2f}x", "bold")
+            line.append(f"  {show_time(baseline.pace_s)}")
+        if baseline.remark:
+            line.append(f"  {baseline.remark}", "dim")
+        lines.append(line)
+    return lines
+
+
+def _short(config: str) -> str:
+    """A configuration of many stages by its length."""
+    return config if len(config) <= 15 else f"{config.count('-') + 1} stages"
+
+
+def _seconds(outcome: Outcome) -> str:
+    return ", ".join(f"{result.solver} {result.seconds:.2f} s" for result in outcome.results)
