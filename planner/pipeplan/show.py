@@ -57,13 +57,14 @@ def describe(cluster: Cluster) -> str:
 
 def _stages(outcome: Outcome) -> Table:
     plan, score = outcome.plan, outcome.evaluation
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("stage", "repl.", "servers", "depth", "compute", "sync", "to next", "link", "memory"):
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    limited = outcome.problem.options.memory
+    capacity = f"of {show_size(score.capacity_bytes)}" if limited else ""
+    for heading in ("stage", "repl.", "servers", "depth", "compute", "sync", "to next", "link", "memory", capacity):
         table.add_column(heading, justify="right", no_wrap=True)
     for number, (stage, cost) in enumerate(zip(plan.stages, score.stages, strict=True), start=1):
         last = number == len(plan.stages)
-        used = f"{cost.memory_bytes / 2**30:.3g}"
-        used += f"/{score.capacity_bytes / 2**30:.3g} GiB" if outcome.problem.options.memory else " GiB"
+        share = f"{cost.memory_bytes / score.capacity_bytes:.0%}" if limited else ""
         table.add_row(
             str(number),
             str(stage.replicas),
@@ -73,7 +74,8 @@ def _stages(outcome: Outcome) -> Table:
             show_time(cost.synchronisation_s),
             "" if last else show_size(cost.boundary_bytes),
             "" if last else show_time(cost.boundary_s),
-            Text(used, style="red" if cost.memory_bytes > score.capacity_bytes else ""),
+            show_size(cost.memory_bytes),
+            Text(share, style="red" if cost.memory_bytes > score.capacity_bytes else ""),
         )
     return table
 

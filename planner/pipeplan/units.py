@@ -45,11 +45,12 @@ def _parse(value: object, units: dict[str, int] | dict[str, float], example: str
 
 
 def show_time(seconds: float) -> str:
-    """Milliseconds, as people read them."""
-    milliseconds = seconds * 1e3
-    if milliseconds == 0:
+    """Milliseconds, as people read them, or microseconds below one."""
+    if seconds == 0:
         return "0"
-    return f"{milliseconds:.3g} ms" if milliseconds < 100 else f"{milliseconds:.0f} ms"
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} µs"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
 
 
 def show_size(size: float) -> str:

@@ -70,8 +70,11 @@ def _measure(model: str, batch: int | None, device: str, threads: int, repeats: 
         raise InputError("profiling needs torch: pip install 'pipeplan[torch]'") from error
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}")
     # What the user's code prints goes with the progress: standard output is for the result.
+    console = Console(stderr=True)
     with (
-        Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar,
+        Progress(
+            *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
+        ) as bar,
         redirect_stdout(sys.stderr),
     ):
         task = bar.add_task("loading", total=None)

@@ -29,7 +29,8 @@ def load(path: Path, minibatch: int) -> Profile:
     """Read a graph.txt measured at `minibatch` samples (the format does not say).
 
     `Input*` nodes are data loading, and `__getitem__` nodes that nothing reads carry no work: both are left out. The
-    format has no bytes saved for backward; a layer's output is taken instead.
+    format has no bytes saved for backward; a layer's output is taken instead, and nothing for a ReLU in place, which
+    shares the memory of what it reads.
     """
     nodes: dict[str, tuple[str, Layer, int]] = {}
     arrows: list[tuple[str, str]] = []
@@ -61,7 +62,7 @@ def _node(match: re.Match[str], where: str) -> tuple[str, Layer, int]:
         forward_s=_number(match["forward"], where) / 1e3,
         backward_s=_number(match["backward"], where) / 1e3,
         parameter_bytes=round(_number(match["parameter"], where)),
-        saved_bytes=round(activation),
+        saved_bytes=0 if match["description"].startswith("ReLU(inplace") else round(activation),
     )
     return match["description"], layer, round(activation)
 
