@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ class Job:
     loss: Callable[[Any, Any], Tensor] | None = None
     """loss(output, target): a scalar, the mean over the minibatch."""
     data: Callable[[], Data] | None = None
-    """Builds the data sets; called once in every worker process."""
+    """Builds the data sets; see `datasets`."""
     optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None
     """Builds the optimiser for some of the model's parameters; by default SGD, rate 0.01, momentum 0.9."""
     metric: Callable[[Any, Any], Tensor] | None = None
@@ -60,6 +61,16 @@ class Job:
                 "a job needs example inputs or data, as in Job(model, inputs=lambda n: torch.randn(n, 3, 224, 224))"
             )
 
+    @cached_property
+    def datasets(self) -> Data:
+        """The job's data sets, built when first asked for."""
+        if self.data is None:
+            raise LaunchError(f"the job {self.name!r} has no data: give it a `data` that returns pipeplan_launch.Data")
+        made = self.data()
+        if not isinstance(made, Data):
+            raise LaunchError(f"the job's `data` must return pipeplan_launch.Data, not {type(made).__name__}")
+        return made
+
     def example_inputs(self, minibatch: int) -> tuple[Tensor, ...]:
         """The model's inputs for a minibatch of that many samples."""
         if self.inputs is None:
@@ -70,7 +81,7 @@ class Job:
         """The first samples of the training data, repeated where there are too few; else the inputs alone."""
         if self.data is None:
             return Batch(self.example_inputs(minibatch), None)
-        train: Any = self.data().train
+        train: Any = self.datasets.train
         if len(train) == 0:
             raise LaunchError("the job's training data is empty")
         return collate([train[index % len(train)] for index in range(minibatch)])

@@ -92,7 +92,8 @@ def _functions(path: Path) -> list[str]:
         body = ast.parse(path.read_bytes()).body
     except (SyntaxError, ValueError):
         return []
-    return [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    functions = [node.name for node in body if isinstance(node, ast.FunctionDef)]
+    return functions + [node.name for node in body if isinstance(node, ast.ClassDef)]
 
 
 def _is_file_name(text: str) -> bool:
@@ -146,15 +147,20 @@ def _run(ref: str, call: Callable[[], Any]) -> Any:
         raise LaunchError(f"{ref!r} failed: {describe(error)}") from error
 
 
-def describe(error: BaseException, longest: int = 1000) -> str:
+def describe(error: BaseException) -> str:
     """`Type: message (file:line: source line)` on one line, for the innermost frame of the user's own code."""
-    message = " ".join(str(error).split())[:longest] or "no message"
+    message = " ".join(str(error).split()) or "no message"
     if isinstance(error, SyntaxError) and error.filename:
         line = (error.text or "").strip()
         return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno}: {line})"
+    place = user_line(error)
+    return f"{type(error).__name__}: {message}{f' ({place})' if place else ''}"
+
+
+def user_line(error: BaseException) -> str | None:
+    """`file:line: source line` of the innermost frame of the user's own code, if there is one."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_code(frame.filename)]
-    place = f" ({frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
-    return f"{type(error).__name__}: {message}{place}"
+    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else None
 
 
 def is_user_code(filename: str) -> bool:

@@ -94,7 +94,7 @@ class StageProgram(nn.Module):
         self.model_inputs = tuple(sorted({*self._train.inputs, *self._eval.inputs}))
         self.output_spec = output_spec(traced)
         self._hold(traced, device)
-        self.train(traced.model.training)
+        self._evaluation_problem = traced.evaluation_problem
 
     def _hold(self, traced: TracedModel, device: torch.device | None) -> None:
         """Take the parameters, buffers and constants that the stage reads."""
@@ -115,6 +115,12 @@ class StageProgram(nn.Module):
             self.to(device)
             constants = {name: constant.to(device) for name, constant in constants.items()}
         self._constants: dict[str, Tensor] = constants
+
+    def train(self, mode: bool = True) -> StageProgram:
+        """Training or evaluation mode. `LaunchError` where the model's own code branches on its mode."""
+        if not mode and self._evaluation_problem is not None:
+            raise LaunchError(f"the model cannot be evaluated stage by stage: {self._evaluation_problem}")
+        return super().train(mode)
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
         """This stage's parameters under the model's names."""

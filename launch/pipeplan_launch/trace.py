@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from pipeplan_launch import aliasing, layers
-from pipeplan_launch.exporting import export, training
+from pipeplan_launch.aliasing import operator_name
+from pipeplan_launch.exporting import export, mode
 from pipeplan_launch.job import Job
 from pipeplan_launch.layers import LayerInfo
 
@@ -67,6 +68,8 @@ class TracedModel:
     """Whether the stages run at any minibatch size, or only at `minibatch`."""
     minibatch: int
     """Samples in the minibatch that the model was traced at."""
+    evaluation_problem: str | None
+    """Why no stage can be put in evaluation mode, or None where all can."""
     model: nn.Module = field(repr=False)
     graph_module: fx.GraphModule = field(repr=False)
     layer_of: dict[fx.Node, str] = field(repr=False)
@@ -82,10 +85,16 @@ def trace(job: Job, minibatch: int) -> TracedModel:
 
     Raises `LaunchError`, with the offending line, for a model that cannot be traced.
     """
+    # Example inputs are often random: whoever traces keeps the random numbers that come next.
+    with torch.random.fork_rng(devices=[]):
+        return _trace(job, minibatch)
+
+
+def _trace(job: Job, minibatch: int) -> TracedModel:
     exported = export(job, minibatch)
     graph_module = exported.graph_module
     inputs = job.example_inputs(exported.minibatch)
-    with training(job.model):
+    with mode(job.model, train=True):
         behaviour = aliasing.observe(graph_module, inputs)
         if aliasing.functionalise(graph_module, behaviour):
             behaviour = aliasing.observe(graph_module, inputs)
@@ -100,7 +109,8 @@ def trace(job: Job, minibatch: int) -> TracedModel:
         together=_together(graph_module, grouping, behaviour, infos, job.model),
         graph_hash=_hash(infos, tensors, graph_module, grouping, shapes_at),
         dynamic_batch=exported.dynamic_batch,
-        minibatch=exported.minibatch if exported.dynamic_batch else minibatch,
+        minibatch=minibatch,
+        evaluation_problem=exported.evaluation_problem,
         model=job.model,
         graph_module=graph_module,
         layer_of=grouping.layer_of,
@@ -220,7 +230,9 @@ def _hash(
     operators: dict[str, list[str]] = {info.name: [] for info in infos}
     for node in graph_module.graph.nodes:
         if node in grouping.layer_of:
-            operators[grouping.layer_of[node]].append(str(node.target))
+            # An operator's overload has a stable name; a plain function would print its address.
+            overload = isinstance(node.target, torch._ops.OpOverload)
+            operators[grouping.layer_of[node]].append(str(node.target) if overload else operator_name(node))
     document = {
         "layers": [[info.name, info.parameters, info.buffers, operators[info.name]] for info in infos],
         "tensors": [[one.name, one.consumers, str(one.dtype), one.requires_grad, one.shape(batch)] for one in tensors],

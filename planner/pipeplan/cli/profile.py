@@ -70,7 +70,8 @@ def _measure(model: str, batch: int | None, device: str, threads: int, repeats: 
         raise InputError("profiling needs torch: pip install 'pipeplan[torch]'") from error
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}")
     # What the user's code prints goes with the progress: standard output is for the result.
-    console = Console(stderr=True)
+    # The stream itself: while the model is traced, sys.stderr is another one.
+    console = Console(file=sys.stderr)
     with (
         Progress(
             *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
