@@ -1,7 +1,7 @@
 """Every plan of a small problem, scored from first principles: an oracle that shares no code with the planner.
 
-It takes the problem as plain lists and dictionaries, writes the formulas of docs/cost-model.md out again, and enumerates
-assignments of layers to stages, placements of stages on workers, and depths.
+It takes the problem as plain lists and dictionaries, writes the formulas of docs/cost-model.md out again, and
+enumerates assignments of layers to stages, placements of stages on workers, and depths.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def _placements(stages: int, workers: int, most: int, first: int = 0):  # type: 
                 yield ((start, end), *rest)
 
 
-def _score(instance: Instance, homes: tuple[int, ...], placement: tuple[tuple[int, int], ...], sizes: list[int]) -> float:
+def _score(
+    instance: Instance, homes: tuple[int, ...], placement: tuple[tuple[int, int], ...], sizes: list[int]
+) -> float:
     resources, transfers, buffers = [0.0], [], [0.0]
     for stage, (start, end) in enumerate(placement):
         mine = [layer for layer, home in zip(instance.layers, homes, strict=True) if home == stage]

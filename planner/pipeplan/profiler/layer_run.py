@@ -42,9 +42,8 @@ class _Layer:
 class LayerRun:
     """A traced model on a device with one minibatch, ready to be run layer by layer, again and again."""
 
-    def __init__(self, traced: TracedModel, batch: Batch, loss: Loss, device: torch.device) -> None:
-        self.traced, self.batch, self.loss = traced, batch, loss
-        self.samples = len(batch.inputs[0])
+    def __init__(self, traced: TracedModel, batch: Batch, loss: Loss, minibatch: int, device: torch.device) -> None:
+        self.traced, self.batch, self.loss, self.minibatch = traced, batch, loss, minibatch
         self._output_spec = output_spec(traced)
         self.layers = tuple(_prepare(traced, info.name, device) for info in traced.layers)
         self._leaves: dict[str, dict[str, Tensor]] = {}
@@ -63,7 +62,7 @@ class LayerRun:
             results: list[Any] = []
 
             def call(layer: _Layer = layer, received: list[Tensor] = received, data: list[Tensor] = data) -> None:
-                made = layer.segment.run(*layer.state, *received, *data, self.samples)
+                made = layer.segment.run(*layer.state, *received, *data, self.minibatch)
                 results.extend(made)  # noqa: B023
                 if layer.name == LOSS:
                     results[:] = [self.loss(tree_unflatten(list(made), self._output_spec), self.batch.target)]  # noqa: B023

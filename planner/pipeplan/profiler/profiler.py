@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import platform
-import time
-from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,19 +18,11 @@ from pipeplan.profile import Tensor as Edge
 from pipeplan.profiler.clock import Clock, CPUClock, CUDAClock, median, spread
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.optimizer import optimizer_state
-from pipeplan.profiler.overhead import Overhead, measure_overhead
-from pipeplan.profiler.saved import SavedBytes
+from pipeplan.profiler.passes import Passes, Progress, Samples
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job import Batch, Job
-from pipeplan_launch.layers import LOSS
-from pipeplan_launch.loading import canonical_ref, describe, load_job
+from pipeplan_launch.loading import canonical_ref, load_job
 from pipeplan_launch.trace import TracedModel, trace
-
-BUDGET_S = 30.0
-"""What the repeats may take, unless their number is given: at least 3 and at most 30 of them run."""
-
-Progress = Callable[[int, int, str], None]
-"""Called with the steps done, the steps in all, and what comes next."""
 
 
 @dataclass(frozen=True)
@@ -84,47 +73,17 @@ def _check(options: Options) -> None:
         raise InputError("there is no CUDA device that this torch can use: write --device cpu, or install a CUDA build")
 
 
-@dataclass
-class _Samples:
-    """Measured times in seconds: one for each repeat."""
-
-    forward: dict[str, list[float]]
-    backward: dict[str, list[float]]
-    whole_forward: list[float]
-    whole_backward: list[float]
-
-
 def _measure(ref: str, job: Job, traced: TracedModel, minibatch: int, options: Options, progress: Progress) -> Profile:
     device = torch.device(options.device)
     clock: Clock = CUDAClock() if device.type == "cuda" else CPUClock(options.threads)
     job.model.to(device).train()
     batch = _batch(job, minibatch, device)
     loss = job.loss if job.loss is not None and batch.target is not None else sum_of_outputs
-    run = LayerRun(traced, batch, loss, device)
-    passes = _Passes(job, run, clock, progress)
+    run = LayerRun(traced, batch, loss, minibatch, device)
+    passes = Passes(job, run, clock, progress)
     saved = passes.inspect(ref)
     repeats = passes.warm_up(options.warmup, options.repeats)
     samples = passes.measure(repeats)
-    how = (
-        f"each layer by itself, in full forward and backward passes over the model; {clock.how}; median and "
-        f"interquartile range of {repeats} passes after {options.warmup + 1} to warm up; less what a call of an empty "
-        f"layer takes, {passes.overhead.forward_s * 1e6:.1f} µs forward and {passes.overhead.backward_s * 1e6:.1f} µs "
-        "backward, which a stage pays once"
-    )
-    if loss is sum_of_outputs:
-        how += "; without a loss or targets, the backward pass starts from the sum of the outputs"
-    provenance = Provenance(
-        kind="measured",
-        device=options.device,
-        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
-        when=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        how=how,
-        torch=torch.__version__,
-        pipeplan=__version__,
-        threads=options.threads,
-        warmup=options.warmup + 1,
-        repeats=repeats,
-    )
     optimizer, ratio = optimizer_state(job)
     return Profile(
         layers=_layers(traced, samples, saved),
@@ -134,12 +93,35 @@ def _measure(ref: str, job: Job, traced: TracedModel, minibatch: int, options: O
         model_name=job.name,
         graph_hash=traced.graph_hash,
         dynamic_batch=traced.dynamic_batch,
-        provenance=provenance,
+        provenance=_provenance(options, passes, clock, repeats, has_loss=loss is job.loss),
         optimizer_name=optimizer,
         optimizer_state_ratio=ratio,
         together=traced.together,
         whole_forward_s=median(samples.whole_forward),
         whole_backward_s=median(samples.whole_backward),
+    )
+
+
+def _provenance(options: Options, passes: Passes, clock: Clock, repeats: int, *, has_loss: bool) -> Provenance:
+    how = (
+        f"each layer by itself, in full forward and backward passes over the model; {clock.how}; median and "
+        f"interquartile range of {repeats} passes after {options.warmup + 1} to warm up; less what a call of an empty "
+        f"layer takes, {passes.overhead.forward_s * 1e6:.1f} µs forward and {passes.overhead.backward_s * 1e6:.1f} µs "
+        "backward, which a stage pays once"
+    )
+    if not has_loss:
+        how += "; without a loss or targets, the backward pass starts from the sum of the outputs"
+    return Provenance(
+        kind="measured",
+        device=options.device,
+        device_name=torch.cuda.get_device_name() if options.device == "cuda" else cpu_name(),
+        when=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        how=how,
+        torch=torch.__version__,
+        pipeplan=__version__,
+        threads=options.threads,
+        warmup=options.warmup + 1,
+        repeats=repeats,
     )
 
 
@@ -171,101 +153,7 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-class _Passes:
-    """Runs passes over the model, layer by layer and whole."""
-
-    def __init__(self, job: Job, run: LayerRun, clock: Clock, progress: Progress) -> None:
-        self.job, self.run, self.clock, self.progress = job, run, clock, progress
-        self.overhead = Overhead(0.0, 0.0)
-
-    def inspect(self, ref: str) -> dict[str, int]:
-        """One pass that looks for NaN and counts what is saved for backward."""
-        self.progress(0, 0, "first pass")
-        model = self.job.model
-        saved = SavedBytes([*model.parameters(), *model.buffers(), *self.run.batch.inputs])
-        try:
-            self.run.forward(self.clock.measure, saved.watch)
-        except LaunchError:
-            raise
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            raise InputError(f"{ref!r} cannot be run on a minibatch of its data: {describe(error)}") from error
-        self.clock.settle()
-        for layer in self.run.layers:
-            for _, tensor in self.run.made(layer.name):
-                if tensor.is_floating_point() and tensor.isnan().any():
-                    raise InputError(
-                        f"layer {layer.name!r} of {ref!r} produces NaN on a minibatch of its data: "
-                        "check the inputs and the initial weights"
-                    )
-        _check_loss(ref, next(iter(self.run.made(LOSS)))[1])
-        self.run.backward(self.clock.measure)
-        self._clear()
-        return dict(saved.by_layer)
-
-    def warm_up(self, passes: int, repeats: int | None) -> int:
-        """Passes that do not count; how many shall, given or by the time that these took."""
-        took_s = 0.0
-        for _ in range(max(1, passes)):
-            self.progress(0, 0, "warming up")
-            start = time.perf_counter()
-            self._both(None)
-            took_s = time.perf_counter() - start
-        return repeats or max(3, min(30, int(BUDGET_S / took_s)))
-
-    def measure(self, repeats: int) -> _Samples:
-        """Measured passes."""
-        self.overhead = measure_overhead(self.clock, self.run.batch.inputs[0].device)
-        samples = _Samples(defaultdict(list), defaultdict(list), [], [])
-        for done in range(repeats):
-            self.progress(done, repeats, "measuring")
-            self._both(samples)
-        self.progress(repeats, repeats, "done")
-        return samples
-
-    def _both(self, samples: _Samples | None) -> None:
-        """The layers and the whole in turn, so that a machine that slows down slows both."""
-        forward = self.run.forward(self.clock.measure)
-        backward = self.run.backward(self.clock.measure)
-        self._clear()
-        whole = self._whole()
-        self._clear()
-        self.clock.settle()
-        if samples is not None:
-            for name, taken in forward.items():
-                samples.forward[name].append(max(0.0, taken() - self.overhead.forward_s))
-            for name, taken in backward.items():
-                samples.backward[name].append(max(0.0, taken() - self.overhead.backward_s))
-            samples.whole_forward.append(whole[0]())
-            samples.whole_backward.append(whole[1]())
-
-    def _whole(self) -> tuple[Callable[[], float], Callable[[], float]]:
-        """Forward and backward of the model as its author wrote it."""
-        losses: list[Tensor] = []
-        batch = self.run.batch
-
-        def forward() -> None:
-            losses.append(self.run.loss(self.job.model(*batch.inputs), batch.target))
-
-        taken = self.clock.measure(forward)
-        return taken, self.clock.measure(lambda: losses.pop().backward())  # type: ignore[no-untyped-call]
-
-    def _clear(self) -> None:
-        self.job.model.zero_grad(set_to_none=True)
-
-
-def _check_loss(ref: str, loss: Tensor) -> None:
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise InputError(f"the loss of {ref!r} must be a single number, not {shape}")
-    if not bool(torch.isfinite(loss).all()):
-        raise InputError(f"the loss of {ref!r} is {loss.item()} on a minibatch of its data: check data and weights")
-    if not loss.requires_grad:
-        raise InputError(f"the loss of {ref!r} does not depend on any parameter that can be trained")
-
-
-def _layers(traced: TracedModel, samples: _Samples, saved: dict[str, int]) -> tuple[Layer, ...]:
+def _layers(traced: TracedModel, samples: Samples, saved: dict[str, int]) -> tuple[Layer, ...]:
     sizes = {name: one.nbytes for name, one in traced.model.named_parameters()}
     buffers = {name: one.nbytes for name, one in traced.model.named_buffers()}
     charged: set[str] = set()

@@ -1,0 +1,124 @@
+from pathlib import Path
+
+import pytest
+
+from pipeplan import cluster
+from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.errors import InputError
+from pipeplan.links import Links
+from pipeplan.local import local
+
+GOOD = """
+format = "pipeplan-cluster"
+version = 1
+name = "mine"
+[device]
+name = "A100"
+kind = "cuda"
+memory = "40 GiB"
+[[level]]
+name = "server"
+count = 2
+bandwidth = "100 GB/s"
+[[level]]
+name = "cluster"
+count = 3
+bandwidth = "10 Gbit/s"
+latency = "20 us"
+allreduce_efficiency = 0.5
+"""
+
+
+def three_levels() -> Cluster:
+    levels = (Level("board", 2, 100.0), Level("server", 3, 10.0, 1.0), Level("cluster", 2, 50.0))
+    return Cluster("three", Device("d", "cpu", 1), levels)
+
+
+def test_the_papers_clusters_are_bundled() -> None:
+    assert cluster.bundled_names() == ["A", "B", "C"]
+    sizes = {name: (cluster.load(name).servers, cluster.load(name).workers_per_server) for name in "ABC"}
+    assert sizes == {"A": (4, 4), "B": (2, 8), "C": (4, 1)}
+    rates = {name: cluster.load(name).levels[-1].bandwidth * 8 / 1e9 for name in "ABC"}
+    assert rates == {"A": 10, "B": 25, "C": 40}
+    assert all(level.source for name in "ABC" for level in cluster.load(name).levels if level.count > 1)
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(GOOD)
+    found = cluster.load(str(path))
+    assert (found.workers, found.servers, found.workers_per_server) == (6, 3, 2)
+    level = found.levels[1]
+    assert (level.name, level.count, level.bandwidth, level.allreduce_efficiency) == ("cluster", 3, 1.25e9, 0.5)
+    assert level.latency_s == pytest.approx(20e-6)
+    assert found.device.memory_bytes == 40 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ('bandwidth = "10 Gbit/s"', 'bandwidth = "0 Gbit/s"', "level cluster: zero bandwidth"),
+        ('bandwidth = "10 Gbit/s"', "", "level cluster: zero bandwidth"),
+        ('bandwidth = "10 Gbit/s"', 'bandwidth = "quick"', "expected a rate"),
+        ("count = 3", "count = 0", "no devices"),
+        ("count = 3", "count = -3", "expected at least 0"),
+        ("count = 3", "count = 99999999", "at most"),
+        ('memory = "40 GiB"', 'memory = "0 B"', "no memory"),
+        ('memory = "40 GiB"', "", "'memory' is missing"),
+        ("latency", "latancy", "no field 'latancy'; did you mean 'latency'"),
+        ("allreduce_efficiency = 0.5", "allreduce_efficiency = 1.5", "above 0 and at most 1"),
+        ("allreduce_efficiency = 0.5", "allreduce_efficiency = 0", "above 0 and at most 1"),
+        ('kind = "cuda"', 'kind = "tpu"', "expected 'cuda' or 'cpu'"),
+        ("version = 1", "version = 7", "this pipeplan reads up to 1"),
+        ('format = "pipeplan-cluster"', "", "not a cluster file"),
+        ("[device]", "[device", "not valid TOML"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_field(tmp_path: Path, old: str, new: str, complaint: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(GOOD.replace(old, new, 1))
+    with pytest.raises(InputError, match=complaint) as caught:
+        cluster.load(str(path))
+    assert "\n" not in str(caught.value)
+    assert "mine" in str(caught.value)
+
+
+def test_an_unknown_name_offers_the_nearest() -> None:
+    with pytest.raises(InputError, match="no cluster 'locl'; did you mean 'local'"):
+        cluster.load("locl")
+    with pytest.raises(InputError, match=r"no cluster file nowhere\.toml"):
+        cluster.load("nowhere.toml")
+
+
+def test_levels_between_workers() -> None:
+    found = three_levels()
+    assert [found.level_between(0, worker) for worker in (0, 1, 2, 5, 6, 11)] == [0, 1, 2, 2, 3, 3]
+    assert found.level_between(5, 6) == 3
+    assert (found.workers, found.workers_per_server, found.servers) == (12, 6, 2)
+
+
+def test_the_number_of_servers_can_be_changed() -> None:
+    assert cluster.load("A").with_servers(2).workers == 8
+    assert three_levels().with_servers(5).workers == 30
+    with pytest.raises(InputError, match="no devices"):
+        cluster.load("A").with_servers(0)
+    with pytest.raises(InputError, match="its only level is the server"):
+        local(2).with_servers(3)
+
+
+def test_a_ring_runs_at_its_slowest_link() -> None:
+    links = Links.of(three_levels())
+    assert links.allreduce_bandwidth.tolist() == [float("inf"), 100.0, 10.0, 10.0]
+    assert links.allreduce_latency.tolist() == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_this_machine_shares_its_cores_and_memory() -> None:
+    one, many = local(1), local(64)
+    assert one.workers == 1
+    assert many.workers == 64
+    if one.device.kind == many.device.kind == "cpu":
+        assert many.device.memory_bytes <= one.device.memory_bytes // 64 + 1
+        assert many.device.speed < 1
+        assert one.device.speed == 1
+    with pytest.raises(InputError, match="at least 1"):
+        local(0)

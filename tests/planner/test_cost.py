@@ -1,0 +1,56 @@
+"""The formulas against figures worked out by hand."""
+
+import math
+
+import pytest
+
+from pipeplan import cost
+
+
+def test_ring_allreduce() -> None:
+    # Four members of 100 bytes at 10 bytes/s: 2·3/4·100/10 s, and 2·3 messages of 0.5 s latency.
+    assert cost.ring_allreduce_time(4, 100, 10, 0.5) == pytest.approx(15 + 3)
+    assert cost.ring_allreduce_time(1, 100, 10, 0.5) == 0
+
+
+def test_synchronisation_is_shared_by_a_group_of_minibatches() -> None:
+    assert cost.synchronisation_time(4, 100, 10, 0.5) == pytest.approx(18 / 4)
+
+
+@pytest.mark.parametrize(("overlap", "expected"), [(1.0, 5.0), (0.0, 8.0), (0.5, 6.5)])
+def test_overlap_lies_between_the_larger_and_the_sum(overlap: float, expected: float) -> None:
+    assert cost.overlapped(5.0, 3.0, overlap) == pytest.approx(expected)
+    assert cost.overlapped(3.0, 5.0, overlap) == pytest.approx(expected)
+
+
+def test_in_flight_depth() -> None:
+    # A straight pipeline with free transfers: 1, 2, 3, 4 from the output.
+    depths, downstream = [1], 1
+    for _ in range(3):
+        depths.append(int(cost.in_flight_depth(downstream, 0.0, 1.0, 1)))
+        downstream = depths[-1]
+    assert depths == [1, 2, 3, 4]
+    # 3-2-1: one in flight behind two replicas, then four behind three.
+    assert cost.in_flight_depth(1, 0.0, 1.0, 2) == 2
+    assert cost.in_flight_depth(2 * 2, 0.0, 1.0, 3) == 3
+    # A transfer of a tenth of the pace needs one more.
+    assert cost.in_flight_depth(1, 0.1, 1.0, 1) == 3
+    # Rounding in the quotient does not add one.
+    assert cost.in_flight_depth(1, 0.3 / 2, 0.1 * 3, 1) == 3
+
+
+def test_depth_and_pace_are_inverse() -> None:
+    for replicas in (1, 2, 3):
+        for downstream in (1, 2, 5):
+            for transfer in (0.1, 0.7, 1.3):
+                depth = int(cost.in_flight_depth(downstream, transfer, 1.0, replicas))
+                assert cost.depth_limited_pace(depth, replicas, downstream, transfer) <= 1.0 + 1e-9
+                assert cost.depth_limited_pace(depth - 1, replicas, downstream, transfer) > 1.0 - 1e-9
+    assert math.isinf(cost.depth_limited_pace(1, 1, 1, 0.1))
+    assert cost.depth_limited_pace(2, 1, 1, 0.0) == 0.0
+
+
+def test_memory() -> None:
+    # Gradient and one state per parameter, buffers, boundary; then a version and what is saved for each in flight.
+    assert cost.fixed_memory(100, 7, 20, 1.0, True) + 3 * cost.memory_per_depth(100, 50) == 227 + 450
+    assert cost.fixed_memory(100, 7, 20, 1.0, False) + 1 * cost.memory_per_depth(100, 0) == 127

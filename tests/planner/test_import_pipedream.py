@@ -1,0 +1,75 @@
+from pathlib import Path
+
+import pytest
+
+from pipeplan.errors import InputError
+from pipeplan.importers import pipedream
+
+TEXT = (
+    "node2 -- Conv2d(3, 8) -- forward_compute_time=2.000, backward_compute_time=4.000, "
+    "activation_size=100.000, parameter_size=64.000\n"
+    "node1 -- Input0 -- forward_compute_time=9.000, backward_compute_time=0.000, "
+    "activation_size=10.0, parameter_size=0.000\n"
+    "node3 -- ReLU(inplace) -- forward_compute_time=1.000, backward_compute_time=1.5, "
+    "activation_size=[60.0; 40.0], parameter_size=0.000 -- stage_id=3\n"
+    "node4 -- __getitem__(0) -- forward_compute_time=0.000, backward_compute_time=0.000, "
+    "activation_size=60.0, parameter_size=0.000\n"
+    "\tnode1 -- node2\n\tnode2 -- node3\n\tnode3 -- node4\n"
+)
+
+
+def _written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "graph.txt"
+    path.write_text(text)
+    return path
+
+
+def test_units_lists_and_nodes_without_work(tmp_path: Path) -> None:
+    profile = pipedream.load(_written(tmp_path, TEXT), 16)
+    assert [layer.name for layer in profile.layers] == ["node2", "node3"]
+    conv, relu = profile.layers
+    assert (conv.forward_s, conv.backward_s, conv.parameter_bytes, conv.saved_bytes) == (0.002, 0.004, 64, 100)
+    assert relu.saved_bytes == 0, "a ReLU in place shares the memory of what it reads"
+    assert [(tensor.producer, tensor.consumers, tensor.bytes) for tensor in profile.tensors] == [
+        ("node2", ("node3",), 100)
+    ]
+    assert profile.minibatch == 16
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("forward_compute_time=2.000", "forward_compute_time=-2.000", "line 1: a time or size must be finite"),
+        ("forward_compute_time=2.000", "forward_compute_time=nan", "line 1: a time or size must be finite"),
+        ("forward_compute_time=2.000", "forward_compute_time=2..0", "line 1: '2..0' is not a number"),
+        ("[60.0; 40.0]", "[60.0; many]", "line 3: 'many' is not a number"),
+        ("\tnode2 -- node3", "\tnode2 -- node9", "dangling"),
+        ("\tnode3 -- node4", "\tnode3 -- node2", "cycle"),
+        ("node3 -- ReLU", "node2 -- ReLU", "line 3: node 'node2' appears twice"),
+        ("node2 -- Conv2d(3, 8) -- forward", "node2 forward", "line 1: neither a node nor an edge"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, old: str, new: str, complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        pipedream.load(_written(tmp_path, TEXT.replace(old, new, 1)), 16)
+
+
+def test_an_empty_file_is_no_graph(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no nodes"):
+        pipedream.load(_written(tmp_path, "\n"), 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "minibatch", "total_s", "parameters_mb"),
+    [
+        ("vgg16", 128, 0.6725, 553.4),
+        ("alexnet", 256, 0.0853, 244.4),
+        ("resnet50", 128, 0.4434, 102.2),
+        ("gnmt8", 64, 0.0894, 775.1),
+        ("gnmt16", 64, 0.5205, 1110.9),
+    ],
+)
+def test_the_published_totals(reference: Path, name: str, minibatch: int, total_s: float, parameters_mb: float) -> None:
+    profile = pipedream.load(reference / "pipedream" / f"{name}.txt", minibatch)
+    assert profile.total_s == pytest.approx(total_s, abs=5e-5)
+    assert sum(layer.parameter_bytes for layer in profile.layers) / 1e6 == pytest.approx(parameters_mb, abs=0.05)
