@@ -1,0 +1,149 @@
+"""References to models: what they find, and what is said when they find nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from pipeplan_launch import Job, load_job
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.loading import canonical_ref
+
+JOB_FILE = """
+import torch
+from torch import nn
+from helper_beside_it import WIDTH
+from pipeplan_launch import Job
+
+class Net(nn.Linear):
+    pass
+
+def make():
+    return Job(Net(WIDTH, 2), inputs=lambda n: torch.randn(n, WIDTH))
+
+def bare():
+    return nn.Linear(3, 2)
+
+def with_example():
+    model = nn.Linear(3, 2)
+    model.example_input_array = torch.zeros(1, 3)
+    return model
+
+def wrong():
+    return {"model": 1}
+
+def fails():
+    raise ValueError("two\\nlines")
+
+def leaves():
+    raise SystemExit(3)
+
+constant = 5
+"""
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    (tmp_path / "helper_beside_it.py").write_text("WIDTH = 3\n")
+    path = tmp_path / "my jobs.py"
+    path.write_text(JOB_FILE)
+    return path
+
+
+def test_file(job_file: Path) -> None:
+    job = load_job(f"{job_file}:make", seed=1)
+    assert type(job.model).__name__ == "Net"
+    assert job.name == "my jobs:make"
+    assert job.example_inputs(4)[0].shape == (4, 3)
+
+
+def test_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "package_of_jobs").mkdir()
+    (tmp_path / "package_of_jobs" / "inner.py").write_text(
+        JOB_FILE.replace("from helper_beside_it import", "WIDTH = 3 #")
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert isinstance(load_job("package_of_jobs.inner:make", seed=1), Job)
+
+
+def test_same_seed_same_weights(job_file: Path) -> None:
+    one, two, other = (load_job(f"{job_file}:make", seed).model for seed in (1, 1, 2))
+    assert torch.equal(one.weight, two.weight)
+    assert not torch.equal(one.weight, other.weight)
+
+
+def test_bare_module_with_example_inputs(job_file: Path) -> None:
+    job = load_job(f"{job_file}:with_example", seed=0)
+    assert job.example_inputs(5)[0].shape == (5, 3)
+
+
+@pytest.mark.parametrize(
+    ("ref", "says"),
+    [
+        ("mnits", "did you mean 'mnist'"),
+        ("resnet5", "'resnet50'"),
+        ("{file}", "which callable of the file builds the model: write {file}:make"),
+        ("{file}:maek", "did you mean 'make'"),
+        ("{file}:constant", "cannot be called"),
+        ("{file}:wrong", "returned dict: it must return a torch.nn.Module or a Job"),
+        ("{file}:bare", "return pipeplan_launch.Job(model, inputs="),
+        ("{file}:fails", 'ValueError: two lines ({file}:25: raise ValueError("two\\nlines"))'),
+        ("{file}:leaves", "SystemExit: 3"),
+        ("{file}.py:make", "there is no file"),
+        ("no_such_package.module:make", "there is no module 'no_such_package.module'"),
+        ("json:lods", "did you mean 'loads'"),
+        (":make", "is not a model"),
+        ("", "there is no bundled model ''"),
+        ("$(touch owned)", "there is no bundled model '$(touch owned)'"),
+        ("a\nb", "there is no bundled model 'a\\nb'"),
+    ],
+)
+def test_errors(job_file: Path, ref: str, says: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        load_job(ref.replace("{file}", str(job_file)), seed=0)
+    message = str(caught.value)
+    assert says.replace("{file}", str(job_file)) in message
+    assert "\n" not in message
+
+
+def test_error_while_importing(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("x = 1\nimport no_such_library\n")
+    with pytest.raises(
+        LaunchError, match=r"No module named 'no_such_library' \(.*broken.py:2: import no_such_library\)"
+    ):
+        load_job(f"{broken}:make", seed=0)
+    broken.write_text("def make(:\n")
+    with pytest.raises(LaunchError, match=r"SyntaxError: .*broken.py:1: def make\(:"):
+        load_job(f"{broken}:make", seed=0)
+
+
+def test_canonical_ref(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert canonical_ref("job.py:make") == f"{tmp_path / 'job.py'}:make"
+    assert canonical_ref("mnist") == "mnist"
+    assert canonical_ref("package.module:make") == "package.module:make"
+
+
+def test_package_root_needs_no_torch() -> None:
+    code = "import sys, pipeplan_launch, pipeplan_launch.models; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"model": 3, "inputs": lambda n: torch.zeros(n)}, "must be a torch.nn.Module, not int"),
+        ({"model": nn.Linear(1, 1)}, "needs example inputs or data"),
+        ({"model": nn.Linear(1, 1), "inputs": lambda n: torch.zeros(n), "minibatch": 0}, "at least 1, not 0"),
+    ],
+)
+def test_job_checks_itself(arguments: dict, says: str) -> None:
+    with pytest.raises(LaunchError, match=says):
+        Job(**arguments)
