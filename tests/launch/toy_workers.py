@@ -6,6 +6,7 @@ is dropout, and the second layer has buffers as BatchNorm has.
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -219,7 +220,7 @@ class Ended:
 def run_plan(folder: Path, arguments: Sequence[str], toy: Toy, world: int) -> Ended:
     """Run a plan's workers to their end, as torchrun would."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "torch", "pipeplan_launch.worker"])
+    context.set_forkserver_preload(["__main__", "torch._dynamo", "pipeplan_launch.worker"])  # what takes long to import
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     logs = [folder / f"worker-{rank}" for rank in range(world)]
     processes = [
@@ -245,6 +246,7 @@ def _worker(rank: int, world: int, port: int, arguments: list[str], toy: Toy, lo
     from pipeplan_launch.config import LaunchPlan
     from pipeplan_launch.errors import LaunchError
 
+    gc.freeze()  # what the fork shares need not be searched, nor copied, by every worker
     for number, end in ((1, ".out"), (2, ".err")):
         os.dup2(os.open(log + end, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
     os.environ |= {
