@@ -26,7 +26,9 @@ def is_training_only(node: fx.Node) -> bool:
     if operator_name(node) not in ("add_", "copy_") or not node.args:
         return False
     target = node.args[0]
-    return isinstance(target, fx.Node) and target.op == "get_attr" and str(target.target).endswith(COUNTER)
+    # Inside a region the counter is an argument, which export names after the buffer.
+    is_state = isinstance(target, fx.Node) and target.op in ("get_attr", "placeholder")
+    return is_state and str(target.target).endswith(COUNTER)
 
 
 def set_evaluation(node: fx.Node) -> None:
@@ -54,8 +56,11 @@ def evaluation_submodule(module: Any) -> Any:
     if not isinstance(module, fx.GraphModule):
         return module
     changed = copy.deepcopy(module)
-    for node in changed.graph.nodes:
-        if node.op == "call_function":
+    for node in list(changed.graph.nodes):
+        if is_training_only(node):
+            node.replace_all_uses_with(node.args[0])
+            changed.graph.erase_node(node)
+        elif node.op == "call_function":
             set_evaluation(node)
     changed.recompile()
     return changed

@@ -19,10 +19,16 @@ torch.set_num_threads(1)
 BATCH = 6
 
 
-def equal(one, other) -> bool:
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    return one == other
+# Slices become contiguous on the wire, and a product of contiguous matrices may round elsewhere.
+ROUNDS = {"wraps"}
+
+
+def equal(one, other, name: str = "") -> bool:
+    if not isinstance(one, torch.Tensor):
+        return one == other
+    if name in ROUNDS and one.is_floating_point():
+        return torch.allclose(one, other, rtol=1e-5, atol=1e-7)
+    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 def inputs_of(job, batch):
@@ -43,11 +49,11 @@ def test_split_equals_whole(name: str) -> None:
         pipeline = random_pipeline(traced, stages=2 + seed, seed=seed)
         stages = programs(traced, pipeline)
         for batch in batches:
-            check_training(job, stages, batch)
-        check_evaluation(job, stages, batches[-1])
+            check_training(name, job, stages, batch)
+        check_evaluation(name, job, stages, batches[-1])
 
 
-def check_training(job, stages, batch):
+def check_training(model, job, stages, batch):
     whole = copy.deepcopy(job.model).train()
     inputs = inputs_of(job, batch)
     torch.manual_seed(3)
@@ -59,31 +65,31 @@ def check_training(job, stages, batch):
     for stage in stages:
         stage.train()
     torch.manual_seed(3)
-    output, received, made = forward(stages, inputs, batch)
+    output, received, made = forward(stages, copy.deepcopy(inputs), batch)
     loss = job.loss(output, target_of(job, batch))
     backward(loss, received, made)
 
-    assert equal(loss, expected_loss)
+    assert equal(loss, expected_loss, model)
     assert type(output) is type(expected)
-    assert all(equal(a, b) for a, b in zip(tree_leaves(output), tree_leaves(expected), strict=True))
+    assert all(equal(a, b, model) for a, b in zip(tree_leaves(output), tree_leaves(expected), strict=True))
     gradients = {name: one.grad for name, one in job.model.named_parameters()}
     for name, parameter in whole.named_parameters():
-        assert equal(gradients[name], parameter.grad), name
+        assert equal(gradients[name], parameter.grad, model), name
     for (name, own), (_, other) in zip(job.model.named_buffers(), whole.named_buffers(), strict=True):
-        assert equal(own, other), name
+        assert equal(own, other, model), name
 
 
-def check_evaluation(job, stages, batch):
+def check_evaluation(model, job, stages, batch):
     whole = copy.deepcopy(job.model).eval()
     inputs = inputs_of(job, batch)
     with torch.no_grad():
         expected = whole(*copy.deepcopy(inputs))
         for stage in stages:
             stage.eval()
-        output, _, _ = forward(stages, inputs, batch)
-    assert all(equal(a, b) for a, b in zip(tree_leaves(output), tree_leaves(expected), strict=True))
+        output, _, _ = forward(stages, copy.deepcopy(inputs), batch)
+    assert all(equal(a, b, model) for a, b in zip(tree_leaves(output), tree_leaves(expected), strict=True))
     for (name, own), (_, other) in zip(job.model.named_buffers(), whole.named_buffers(), strict=True):
-        assert equal(own, other), name
+        assert equal(own, other, model), name
 
 
 def program_of(name: str, *stages: list[str]):

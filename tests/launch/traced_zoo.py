@@ -212,6 +212,52 @@ class OneSize(nn.Module):
         return self.last(torch.relu(self.first(x) * self.each))
 
 
+class FrozenRegion(nn.Module):
+    """State that is written inside a region without gradients: a norm's statistics and a running average."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(inplace=True), nn.Dropout(0.2))
+        self.head = nn.Linear(4, 3)
+        self.register_buffer("average", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = self.backbone(x)
+            self.average.lerp_(y.mean(dim=0), 0.1)
+        return self.head(y - self.average)
+
+
+class WritesItsInput(nn.Module):
+    """Writes into the minibatch itself, through a view, and reads it again afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.first(x * 1))
+        x[:, 0] = 1.0
+        x *= 2
+        return self.last(y + x)
+
+
+class Wraps(nn.Module):
+    """Sizes computed with, outputs that are numbers, tensors of several members, transposed tensors that cross."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Any, ...]:
+        count = x.shape[0]
+        y = self.first(x)
+        left, right = torch.sigmoid(y).chunk(2, dim=1)
+        top, index = torch.topk(left.t() @ right / count, k=2, dim=0)
+        y = self.last(left.t().reshape(count, 4) * (count + 1) - top.sum()) + 1.0 / count
+        return y, index, top.mT, 3
+
+
 def _tokens(high: int) -> Any:
     return lambda n: torch.randint(0, high, (n, 5))
 
@@ -232,6 +278,9 @@ ZOO = {
     "regions": lambda: _job(Regions(), lambda n: torch.randn(n, 6)),
     "keeps-state": lambda: _job(KeepsState(), lambda n: torch.randn(n, 4)),
     "shared": lambda: _job(Shared(), lambda n: torch.randn(n, 4)),
+    "frozen-region": lambda: _job(FrozenRegion(), lambda n: torch.randn(n, 4)),
+    "writes-its-input": lambda: _job(WritesItsInput(), lambda n: torch.randn(n, 4)),
+    "wraps": lambda: _job(Wraps(), lambda n: torch.randn(n, 6), lambda output, target: _sum_of(output[:1], target)),
     "one-size": lambda: _job(OneSize(), lambda n: torch.randn(n, 4)),
 }
 
