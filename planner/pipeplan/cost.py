@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Number = float | NDArray[np.float64]
 
 # Slack in the ceiling of `in_flight_depth`: a quotient that is an integer but for rounding is that integer.
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
 
 
 def compute_time(work_s: Any, replicas: Any, speed: float) -> Any:
@@ -37,12 +37,8 @@ def synchronisation_time(replicas: Any, size: Any, bandwidth: Any, latency_s: An
 
 
 def overlapped(compute_s: Any, synchronisation_s: Any, overlap: float) -> Any:
-    """Compute and synchronisation together: max at overlap 1, sum at 0, and linear between.
-
-    Written as the larger of two sums, which is the same and linear in both: c + (1-ω) s and s + (1-ω) c.
-    """
-    rest = 1.0 - overlap
-    return np.maximum(compute_s + rest * synchronisation_s, synchronisation_s + rest * compute_s)
+    """Compute and synchronisation together: the longer, and of the shorter the share that does not hide behind it."""
+    return np.maximum(compute_s, synchronisation_s) + (1.0 - overlap) * np.minimum(compute_s, synchronisation_s)
 
 
 def boundary_time(size: Any, bandwidth: Any) -> Any:
@@ -63,15 +59,13 @@ def in_flight_depth(downstream: Any, transfer_s: Any, pace_s: float, replicas: A
     workers from here on to the replicas here, is a lower bound that loses pace where replicas are unequal or
     transfers take long.
     """
-    return 1 + np.ceil((downstream + 2 * transfer_s / pace_s) / replicas - _ROUNDING)
+    return 1 + np.ceil((downstream + 2 * transfer_s / pace_s) / replicas - ROUNDING)
 
 
 def depth_limited_pace(depth: int, replicas: int, downstream: int, transfer_s: float) -> float:
     """The pace that a depth sustains: `in_flight_depth` solved for the pace (infinite where the depth is too small)."""
-    slack = (depth - 1) * replicas - downstream
-    if slack > 0:
-        return 2 * transfer_s / slack
-    return 0.0 if slack == 0 and transfer_s == 0 else float("inf")
+    slack = (depth - 1 + ROUNDING) * replicas - downstream
+    return 2 * transfer_s / slack if slack > 0 else float("inf")
 
 
 def fixed_memory(parameters: Any, buffers: Any, boundary: Any, optimizer_ratio: float, training: bool) -> Any:

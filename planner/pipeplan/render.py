@@ -152,10 +152,9 @@ def launch_script(outcome: Outcome) -> str:
         autoescape=False,
     )
     environment.filters["shell_quote"] = lambda value: shlex.quote(str(value))
-    environment.filters["one_line"] = one_line
     cluster = outcome.problem.cluster
     return environment.get_template("launch.sh.j2").render(
-        plan_title=f"{outcome.problem.profile.model_name} as {outcome.plan.config} on {cluster.name}",
+        plan_title=one_line(f"{outcome.problem.profile.model_name} as {outcome.plan.config} on {cluster.name}"),
         servers=cluster.servers,
         workers_per_server=cluster.workers_per_server,
         device=cluster.device.kind,

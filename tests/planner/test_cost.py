@@ -48,6 +48,9 @@ def test_depth_and_pace_are_inverse() -> None:
                 assert cost.depth_limited_pace(depth - 1, replicas, downstream, transfer) > 1.0 - 1e-9
     assert math.isinf(cost.depth_limited_pace(1, 1, 1, 0.1))
     assert cost.depth_limited_pace(2, 1, 1, 0.0) == 0.0
+    # A transfer too short to count when a depth is chosen does not count when the depth is judged.
+    assert cost.in_flight_depth(1, 1e-10, 1.0, 1) == 2
+    assert cost.depth_limited_pace(2, 1, 1, 1e-10) <= 1.0
 
 
 def test_memory() -> None:

@@ -119,7 +119,7 @@ def _lags(model: Model, most: int) -> dict[tuple[int, int], pulp.LpVariable]:
                 for lag in range(most + 1):
                     # terms + latency ≤ g · T, released unless both the level and the lag are chosen.
                     released = [(model.level[worker, level], slack), (lags[worker, lag], slack)]
-                    model.at_most([*terms, (model.pace, -float(lag)), *released], 2 * slack - latency)
+                    model.at_most([*terms, (model.pace, -(lag + cost.ROUNDING)), *released], 2 * slack - latency)
     return lags
 
 

@@ -1,0 +1,129 @@
+"""The plan folder: what is in it, that it is whole or absent, and that no name in it can run anything."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeplan import render
+from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.errors import InputError
+from pipeplan.problem import Problem
+from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.solve import Outcome, Settings, solve
+
+NASTY = "a b\n'\"; touch pwned; $(touch pwned) `touch pwned` \\ \x1b[31m é #"
+
+
+def outcome(model: str = "small", layer: str = "a", cluster: str = "test") -> Outcome:
+    """A solved problem of two layers on three workers, with names of the caller's choice."""
+    profile = Profile(
+        layers=(Layer(layer, 2.0, 4.0, 50, 5), Layer("b", 1.0, 2.0, 20, 7)),
+        tensors=(Tensor("x", layer, ("b",), 4, 4),),
+        minibatch=8,
+        model_ref=model,
+        model_name=model,
+        graph_hash="sha256:0",
+    )
+    made = Cluster(cluster, Device("d", "cpu", 10_000), (Level("server", 3, 100.0),))
+    return solve(Problem(profile, made), Settings())
+
+
+def test_a_plan_folder_holds_what_the_executor_needs(tmp_path: Path) -> None:
+    solved = outcome()
+    render.write_plan(solved, tmp_path / "plan")
+    assert sorted(path.name for path in (tmp_path / "plan").iterdir()) == ["launch.sh", "plan.json", "stages"]
+    stages = [json.loads(path.read_text()) for path in sorted((tmp_path / "plan" / "stages").iterdir())]
+    assert [stage["stage"] for stage in stages] == list(range(len(solved.plan.stages)))
+    assert {name for stage in stages for name in stage["layers"]} == {"a", "b"}
+    assert all(stage["pipeline"] == stages[0]["pipeline"] for stage in stages)
+    assert len({stage["plan"] for stage in stages}) == 1
+    document = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    assert document["prediction"]["minibatch_s"] == solved.evaluation.pace_s
+    assert document["verdict"]["proven"] is True
+    assert (tmp_path / "plan" / "launch.sh").stat().st_mode & 0o111
+    assert [path.name for path in tmp_path.iterdir()] == ["plan"], "nothing else is left behind"
+
+
+def test_the_executor_reads_what_is_written(tmp_path: Path) -> None:
+    from pipeplan_launch.config import load_plan
+
+    solved = outcome()
+    render.write_plan(solved, tmp_path / "plan")
+    assert len(load_plan(tmp_path / "plan").layers) == len(solved.plan.stages)
+
+
+def test_a_second_plan_needs_force_and_keeps_the_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "plan"
+    render.write_plan(outcome(), folder)
+    (folder / "runs").mkdir()
+    (folder / "runs" / "metrics.jsonl").write_text("{}")
+    (folder / "stages" / "stage-7.json").write_text("stale")
+    with pytest.raises(InputError, match="already holds a plan"):
+        render.write_plan(outcome(), folder)
+    render.write_plan(outcome(model="other"), folder, force=True)
+    assert json.loads((folder / "plan.json").read_text())["profile"]["model"] == "other"
+    assert (folder / "runs" / "metrics.jsonl").exists()
+    assert not (folder / "stages" / "stage-7.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["plan"]
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match="not empty and holds no plan"):
+        render.write_plan(outcome(), tmp_path, force=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="is a file"):
+        render.write_plan(outcome(), tmp_path / "file", force=True)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> str:
+        raise InputError("disk full")
+
+    monkeypatch.setattr(render, "launch_script", full)
+    with pytest.raises(InputError, match="disk full"):
+        render.write_plan(outcome(), tmp_path / "plan")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_no_name_can_run_anything(tmp_path: Path, servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    solved = outcome(model=NASTY, layer=NASTY, cluster=NASTY)
+    if servers > 1:
+        levels = (Level("server", 3, 100.0), Level("cluster", servers, 10.0))
+        solved = solve(Problem(solved.problem.profile, replace(solved.problem.cluster, levels=levels)), Settings())
+    folder = tmp_path / "plan $(touch pwned) 'x' \"y\""
+    monkeypatch.setattr(render.sys, "executable", f"/no/such/{NASTY}")
+    render.write_plan(solved, folder)
+    script = (folder / "launch.sh").read_text()
+    assert "\x1b" not in "".join(line for line in script.splitlines() if line.startswith("#"))
+    subprocess.run(["bash", "-n", str(folder / "launch.sh")], check=True)
+    # A stand-in for Python that prints its arguments, one a line in brackets.
+    stub = tmp_path / "python"
+    stub.write_text('#!/bin/sh\nfor word in "$@"; do printf "[%s]\\n" "$word"; done\n')
+    stub.chmod(0o755)
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "PYTHON": str(stub),
+        "NODE_RANK": "0",
+        "MASTER_ADDR": "h",
+        "MASTER_PORT": "1",
+    }
+    command = [str(folder / "launch.sh"), "--run-dir", "my $(touch pwned) run"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert f"[{folder}]" in done.stdout
+    assert "[my $(touch pwned) run]" in done.stdout
+    assert not list(tmp_path.rglob("pwned"))
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_the_script_passes_shellcheck(tmp_path: Path) -> None:
+    render.write_plan(outcome(model=NASTY), tmp_path / "plan")
+    subprocess.run(["shellcheck", str(tmp_path / "plan" / "launch.sh")], check=True)
