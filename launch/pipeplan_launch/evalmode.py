@@ -27,8 +27,9 @@ def is_training_only(node: fx.Node) -> bool:
         return False
     target = node.args[0]
     # Inside a region the counter is an argument, which export names after the buffer.
-    is_state = isinstance(target, fx.Node) and target.op in ("get_attr", "placeholder")
-    return is_state and str(target.target).endswith(COUNTER)
+    if not isinstance(target, fx.Node) or target.op not in ("get_attr", "placeholder"):
+        return False
+    return str(target.target).endswith(COUNTER)
 
 
 def set_evaluation(node: fx.Node) -> None:

@@ -58,7 +58,7 @@ class Passes:
         except Exception as error:
             raise InputError(f"{ref!r} cannot be run on a minibatch of its data: {describe(error)}") from error
         self.clock.settle()
-        for layer in self.run.layers:
+        for layer in self.run.layers[:-1]:
             for _, tensor in self.run.made(layer.name):
                 if tensor.is_floating_point() and tensor.isnan().any():
                     raise InputError(

@@ -1,0 +1,36 @@
+"""The example of docs/models.md runs as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from pipeplan_launch import load_job
+from pipeplan_launch.split import stage_program
+from pipeplan_launch.trace import trace
+
+torch.set_num_threads(1)
+DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
+
+
+def test_the_job_file_of_the_documentation(tmp_path: Path) -> None:
+    (source,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(source.splitlines()) <= 20
+    (tmp_path / "circles.py").write_text(source)
+    job = load_job(f"{tmp_path / 'circles.py'}:make", seed=0)
+    traced = trace(job, job.minibatch)
+    assert [layer.name for layer in traced.layers] == ["0", "1", "2", "3", "4", "loss"]
+    stages = [["0", "1"], ["2", "3", "4", "loss"]]
+    first, second = (stage_program(traced, stages, stage) for stage in range(2))
+    optimizers = [job.make_optimizer(list(stage.parameters())) for stage in (first, second)]
+    points, labels = (tensor[:512] for tensor in job.datasets.train.tensors)
+    for _ in range(60):
+        output = second(first([], [points], 512), [], 512)
+        functional.cross_entropy(output, labels).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert job.correct(output, labels) > 0.95 * 512

@@ -1,0 +1,107 @@
+"""A model run layer by layer computes what it computes as a whole."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeplan.profiler.layer_run import LayerRun
+from pipeplan.profiler.saved import SavedBytes
+from pipeplan_launch import Job, load_job
+from pipeplan_launch.job import Batch
+from pipeplan_launch.trace import trace
+
+torch.set_num_threads(1)
+CPU = torch.device("cpu")
+
+
+def immediately(call: Callable[[], None]) -> Callable[[], float]:
+    call()
+    return lambda: 0.0
+
+
+def layer_run(name: str, minibatch: int) -> tuple[Job, LayerRun]:
+    job = load_job(name, seed=0)
+    assert job.loss is not None
+    return job, LayerRun(trace(job, minibatch), job.example_batch(minibatch), job.loss, minibatch, CPU)
+
+
+@pytest.mark.parametrize("name", ["mnist", "resnet-tiny"])
+def test_equals_the_whole(name: str) -> None:
+    job, run = layer_run(name, 4)
+    whole = copy.deepcopy(job.model)
+    assert job.loss is not None
+    expected = job.loss(whole(*run.batch.inputs), run.batch.target)
+    expected.backward()
+
+    gradients: dict[str, Tensor] = {}
+    names = {id(one): key for key, one in job.model.named_parameters()}
+    for layer in run.layers:
+        for parameter in layer.trained:
+            parameter.register_hook(
+                lambda gradient, key=names[id(parameter)]: gradients.update({key: gradient.clone()})
+            )
+    forward = run.forward(immediately)
+    assert torch.equal(next(iter(run.made("loss")))[1], expected)
+    backward = run.backward(immediately)
+    assert list(forward) == list(reversed(backward)) == [layer.name for layer in run.traced.layers]
+    for key, parameter in whole.named_parameters():
+        assert torch.equal(gradients[key], parameter.grad), key
+
+
+def test_runs_again_and_again() -> None:
+    _, run = layer_run("mnist", 2)
+    for _ in range(3):
+        run.forward(immediately)
+        run.backward(immediately)
+
+
+def test_groups_that_write_in_place() -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x) * 2
+            y[:, 0] = 1.0
+            return self.last(y * y.sum())
+
+    job = Job(Writes(), inputs=lambda n: torch.randn(n, 4))
+    traced = trace(job, 3)
+    assert traced.together
+    run = LayerRun(traced, Batch(job.example_inputs(3), None), lambda output, target: output.sum(), 3, CPU)
+    run.forward(immediately)
+    run.backward(immediately)
+
+
+def saved(model: nn.Module, width: int, minibatch: int) -> dict[str, int]:
+    job = Job(model, inputs=lambda n: torch.randn(n, width))
+    batch = Batch(job.example_inputs(minibatch), None)
+    run = LayerRun(trace(job, minibatch), batch, lambda output, target: output.sum(), minibatch, CPU)
+    counted = SavedBytes([*model.parameters(), *batch.inputs])
+    run.forward(immediately, counted.watch)
+    return dict(counted.by_layer)
+
+
+def test_saved_bytes_count_every_storage_once() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 7), nn.Sigmoid(), nn.Linear(7, 1))
+    # The first linear saves the model's input only; ReLU and Sigmoid save what the next linear saves again.
+    assert saved(model, width=3, minibatch=10) == {"1": 10 * 5 * 4, "3": 10 * 7 * 4}
+
+
+def test_saved_bytes_go_to_the_first_that_saves() -> None:
+    # Multiplication by a number saves nothing, so that the linear after it is charged for its own input.
+    class Scales(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x) * 2)
+
+    assert saved(Scales(), width=3, minibatch=8) == {"last": 8 * 4 * 4}

@@ -1,0 +1,169 @@
+"""Profiles of real models, and what is said of models that cannot be profiled."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from pipeplan.cli.models import command as models_command
+from pipeplan.cli.profile import command as profile_command
+from pipeplan.errors import InputError
+from pipeplan.profile import Profile
+from pipeplan.profiler import Options, profile_model
+from pipeplan_launch.models import BUNDLED
+
+QUICK = Options(minibatch=8, repeats=2, warmup=1)
+
+
+def test_profile_of_mnist() -> None:
+    steps: list[tuple[int, int, str]] = []
+    profile = profile_model("mnist", QUICK, lambda done, total, what: steps.append((done, total, what)))
+    layers = {layer.name: layer for layer in profile.layers}
+    assert list(layers)[:3] == ["conv1", "relu", "conv2"]
+    assert (layers["fc1"].parameter_bytes, layers["fc1"].op) == ((1568 + 1) * 200 * 4, "Linear")
+    assert layers["relu"].saved_bytes == 8 * 16 * 14 * 14 * 4
+    assert all(layer.forward_s >= 0 and layer.backward_s >= 0 for layer in profile.layers)
+    assert sum(layer.backward_s for layer in profile.layers) > 0
+    tensors = {tensor.name: tensor for tensor in profile.tensors}
+    assert (tensors["out"].consumers, tensors["out"].bytes, tensors["out"].gradient_bytes) == (("loss",), 320, 320)
+    assert (profile.model_ref, profile.model_name, profile.minibatch) == ("mnist", "mnist", 8)
+    assert (profile.optimizer_name, profile.optimizer_state_ratio) == ("SGD", 1.0)
+    assert profile.provenance.repeats == 2
+    assert profile.provenance.kind == "measured"
+    assert profile.provenance.torch == torch.__version__
+    assert profile.whole_forward_s
+    assert profile.whole_backward_s
+    assert steps[-1] == (2, 2, "done")
+
+
+def test_buffers_skips_and_ties_are_charged_once(tmp_path: Path) -> None:
+    profile = profile_model("resnet-tiny", QUICK)
+    layers = {layer.name: layer for layer in profile.layers}
+    assert layers["bn"].buffer_bytes == 2 * 16 * 4 + 8
+    relu = next(tensor for tensor in profile.tensors if tensor.name == "relu")
+    assert relu.consumers == ("stages.0.0.conv1", "stages.0.0.add")
+
+    job = tmp_path / "tied.py"
+    job.write_text(
+        "import torch\nfrom torch import nn\nfrom pipeplan_launch import Job\n"
+        "class Tied(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.a, self.b = nn.Embedding(5, 4), nn.Linear(4, 5)\n"
+        "        self.b.weight = self.a.weight\n"
+        "    def forward(self, ids):\n"
+        "        return self.b(self.a(ids))\n"
+        "def make():\n"
+        "    adam = lambda parameters: torch.optim.Adam(parameters)\n"
+        "    return Job(Tied(), inputs=lambda n: torch.randint(0, 5, (n, 3)), optimizer=adam)\n"
+    )
+    profile = profile_model(f"{job}:make", QUICK)
+    assert sum(layer.parameter_bytes for layer in profile.layers) == (5 * 4 + 5) * 4
+    assert profile.together == (("a", "b"),)
+    assert (profile.optimizer_name, profile.optimizer_state_ratio) == ("Adam", 2.0)
+    assert "sum of the outputs" in profile.provenance.how
+
+
+JOBS = """
+import torch
+from torch import nn
+from pipeplan_launch import Data, Job
+
+def job(model=None, width=4, **more):
+    samples = [(torch.ones(width), 0)] * 9
+    return Job(model or nn.Sequential(nn.Linear(4, 4)), data=lambda: Data(samples), **more)
+
+class Log(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+    def forward(self, x):
+        return self.last(torch.log(self.first(x) - 100))
+
+class Branches(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return y if y.sum() > 0 else -y
+
+def nan(): return job(Log())
+def branches(): return job(Branches(4, 4))
+def wrong_shape(): return job(width=5)
+def loss_of_many(): return job(loss=lambda output, target: output)
+def loss_nan(): return job(loss=lambda output, target: output.sum() * float("inf") * 0)
+def loss_fails(): return job(loss=lambda output, target: output[99].sum())
+def frozen(): return job(nn.Linear(4, 4).requires_grad_(False), loss=lambda output, target: output.sum())
+def nothing(): return None
+"""
+
+
+@pytest.mark.parametrize(
+    ("ref", "options", "says"),
+    [
+        ("mnits", {}, "did you mean 'mnist'"),
+        ("FILE:nan", {}, "layer 'log' of .* produces NaN"),
+        ("FILE:branches", {}, r"depends on the data \(.*jobs.py:20: return y if y.sum\(\) > 0 else -y\)"),
+        ("FILE:wrong_shape", {}, r"fails on its example inputs \(8×5\)"),
+        ("FILE:loss_of_many", {}, r"must be a single number, not \(8, 4\)"),
+        ("FILE:loss_nan", {}, "the loss of .* is nan"),
+        ("FILE:loss_fails", {}, r"cannot be run on a minibatch of its data: IndexError: .*jobs.py:27"),
+        ("FILE:frozen", {}, "does not depend on any parameter"),
+        ("FILE:nothing", {}, "returned NoneType"),
+        ("mnist", {"minibatch": 0}, "minibatch size must be at least 1, not 0"),
+        ("mnist", {"repeats": -1}, "repeats must be at least 1, not -1"),
+        ("mnist", {"threads": 0}, "threads must be at least 1, not 0"),
+        ("mnist", {"device": "tpu"}, "there is no device 'tpu'"),
+    ],
+)
+def test_errors(tmp_path: Path, ref: str, options: dict, says: str) -> None:
+    (tmp_path / "jobs.py").write_text(JOBS)
+    with pytest.raises(InputError, match=says) as caught:
+        profile_model(
+            ref.replace("FILE", str(tmp_path / "jobs.py")), Options(**{"minibatch": 8, "repeats": 1, **options})
+        )
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_no_cuda() -> None:
+    with pytest.raises(InputError, match="no CUDA device"):
+        profile_model("mnist", Options(device="cuda"))
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(profile_command, ["mnist", "--batch", "4", "--repeats", "2"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "conv1" in result.stdout
+    assert "Sum / whole" in result.stdout
+    assert Profile.load(tmp_path / "profile.json").minibatch == 4
+
+
+def test_command_prints_json_alone(tmp_path: Path) -> None:
+    job = tmp_path / "talks.py"
+    job.write_text(
+        "import torch\nfrom pipeplan_launch import Job\nprint('hello')\n"
+        "def make():\n    return Job(torch.nn.Linear(2, 2), inputs=lambda n: torch.ones(n, 2))\n"
+    )
+    arguments = [f"{job}:make", "--json", "--repeats", "1", "-o", str(tmp_path / "out.json")]
+    result = CliRunner().invoke(profile_command, arguments, catch_exceptions=False)
+    assert json.loads(result.stdout) == json.loads((tmp_path / "out.json").read_text())
+    assert json.loads(result.stdout)["model"]["ref"] == f"{job}:make"
+
+
+def test_nothing_is_written_when_it_fails(tmp_path: Path) -> None:
+    result = CliRunner().invoke(profile_command, ["mnits", "-o", str(tmp_path / "out.json")])
+    assert isinstance(result.exception, InputError)
+    result = CliRunner().invoke(profile_command, ["mnist", "-o", str(tmp_path)])
+    assert "is a folder" in str(result.exception)
+    assert os.listdir(tmp_path) == []
+
+
+def test_models_command() -> None:
+    result = CliRunner().invoke(models_command, [], catch_exceptions=False)
+    assert all(name in result.stdout for name in BUNDLED)
+    assert json.loads(CliRunner().invoke(models_command, ["--json"]).stdout) == BUNDLED
