@@ -15,7 +15,7 @@ from pipeplan.plan import Plan
 from pipeplan.problem import Problem
 from pipeplan.solvers import dp, ilp, published
 from pipeplan.solvers.result import Result, Status
-from pipeplan.verdict import Verdict, judge
+from pipeplan.verdict import TOLERANCE, Verdict, judge
 
 MAXIMUM_CUTS = 2000
 """Graphs with more cuts are searched along one order of their layers by the DP; the ILP still sees the whole graph."""
@@ -80,7 +80,9 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
         verdict = judge(problem, list(results))
     if not verdict.agree:
         raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {verdict.text}", results)
-    best = min(results, key=lambda result: result.objective_s)
+    # Plans within the tolerance are equal: then the first solver's, which has the fewest stages among its equals.
+    least = min(result.objective_s for result in results)
+    best = next(result for result in results if result.objective_s <= least * (1 + TOLERANCE))
     if best.plan is None:
         if any(result.status == Status.TIME_LIMIT for result in results):
             raise InfeasibleError("no plan found within the time limit; give more with --time-limit, or --solver dp")
