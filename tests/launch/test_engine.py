@@ -13,9 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-from pipeplan_launch.checkpoint import latest, read_stage
-from pipeplan_launch.seeds import mix, seed_forward
 from toy_workers import (
     OPTIMIZERS,
     Toy,
@@ -30,6 +27,9 @@ from toy_workers import (
     write_plan,
 )
 
+from pipeplan_launch.checkpoint import latest, read_stage
+from pipeplan_launch.seeds import mix, seed_forward
+
 State = dict[str, Tensor]
 
 
@@ -42,7 +42,9 @@ class ReferenceStage:
         self.optimizer = OPTIMIZERS[optimizer](list(self.live.values()))
         self.versions = [self.copy()]
         self.gradients: list[State] = []
-        self.buffers = [{n: b for layer in layers for n, b in initial_buffers()[layer].items()} for _ in range(replicas)]
+        self.buffers = [
+            {n: b for layer in layers for n, b in initial_buffers()[layer].items()} for _ in range(replicas)
+        ]
 
     def copy(self) -> State:
         return {name: weight.detach().clone() for name, weight in self.live.items()}
@@ -62,9 +64,7 @@ class ReferenceStage:
 def train_literally(toy: Toy, replicas: list[int], epochs: int, minibatch: int = 2) -> tuple[State, State]:
     """(weights, buffers) after the epochs, by the formula."""
     layers = split_layers(len(replicas))
-    stages = [
-        ReferenceStage(*fields, toy.optimizer) for fields in zip(layers, replicas, depths(replicas), strict=True)
-    ]
+    stages = [ReferenceStage(*fields, toy.optimizer) for fields in zip(layers, replicas, depths(replicas), strict=True)]
     inputs, targets = samples(toy.samples + 23)
     for epoch in range(epochs):
         begun = [len(stage.versions) - 1 for stage in stages]

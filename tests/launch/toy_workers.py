@@ -1,7 +1,7 @@
 """Worker processes for tests: forked from a process that has torch already, running a small model without tracing it.
 
-The toy has three layers. The first sends on a hidden tensor, a tensor that only the third needs, and whole numbers; there
-is dropout, and the second layer has buffers as BatchNorm has.
+The toy has three layers. The first sends on a hidden tensor, a tensor that only the third needs, and whole numbers;
+there is dropout, and the second layer has buffers as BatchNorm has.
 """
 
 from __future__ import annotations
@@ -174,7 +174,11 @@ def split_layers(stages: int) -> list[list[int]]:
 
 
 def stage_contents(
-    replicas: Sequence[int], depth: Sequence[int] | None = None, minibatch: int = 2, mode: str = "training", idle: int = 0
+    replicas: Sequence[int],
+    depth: Sequence[int] | None = None,
+    minibatch: int = 2,
+    mode: str = "training",
+    idle: int = 0,
 ) -> list[dict[str, Any]]:
     """Stage files for the toy, one object a stage."""
     depth = depths(replicas) if depth is None else depth
@@ -249,6 +253,7 @@ def _worker(rank: int, world: int, port: int, arguments: list[str], toy: Toy, lo
     gc.freeze()  # what the fork shares need not be searched, nor copied, by every worker
     for number, end in ((1, ".out"), (2, ".err")):
         os.dup2(os.open(log + end, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
+    Path(log + ".pid").write_text(str(os.getpid()))
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),

@@ -1,0 +1,112 @@
+"""A plan folder is read whole or refused in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_workers import stage_contents, write_plan
+
+from pipeplan_launch.config import load_plan
+from pipeplan_launch.errors import LaunchError
+
+Change = Callable[[list[dict[str, Any]]], object]
+
+
+def test_reads_what_the_planner_writes(tmp_path: Path) -> None:
+    plan = load_plan(write_plan(tmp_path, stage_contents([2, 1, 1], idle=1)))
+    assert plan.written() == "2-1-1"
+    assert plan.world == 5
+    assert plan.active == (1, 2, 3, 4)
+    assert [plan.place(rank) for rank in range(5)] == [None, (0, 0), (0, 1), (1, 0), (2, 0)]
+    assert plan.layers == (("layer0",), ("layer1",), ("layer2",))
+    assert plan.predictions[1].forward_s == 0.002
+    assert plan.predictions[1].sync_s is None
+    assert [shape.depth for shape in plan.shapes] == [2, 2, 1]
+
+
+def everywhere(key: str, value: Any) -> Change:
+    def change(contents: list[dict[str, Any]]) -> None:
+        for content in contents:
+            content[key] = value
+
+    return change
+
+
+def inside(stage: int, key: str, value: Any) -> Change:
+    """Change a stage's entry of the pipeline, in all files."""
+
+    def change(contents: list[dict[str, Any]]) -> None:
+        pipeline = json.loads(json.dumps(contents[0]["pipeline"]))
+        pipeline[stage][key] = value
+        everywhere("pipeline", pipeline)(contents)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c[1].update(minibatch=3), "disagree on 'minibatch'"),
+        (lambda c: c[2].update(plan="sha256:other"), "of different plans"),
+        (lambda c: c.pop(1), "stage-1.json is missing: the plan has 3 stages"),
+        (lambda c: c.pop(0), "stage-0.json is missing"),
+        (lambda c: c.append(c[2] | {"stage": 3}), "stage-3.json does not belong to this plan"),
+        (everywhere("version", 2), "newer than this pipeplan reads"),
+        (everywhere("format", "pipeplan-plan"), "not a stage file"),
+        (everywhere("minibatch", 0), "whole number of at least 1, not 0"),
+        (everywhere("minibatch", True), "not True"),
+        (everywhere("mode", "both"), "must be one of training, inference"),
+        (everywhere("mode", "inference"), "does not fit mode"),
+        (everywhere("schedule", {"name": "1f1b-stashin"}), "did you mean '1f1b-stashing'"),
+        (everywhere("model", {"ref": None, "graph_hash": None}), "nothing to run"),
+        (everywhere("pipeline", []), "at least one entry"),
+        (inside(1, "workers", [0]), "worker 0 is in more than one place"),
+        (inside(1, "workers", [9]), "worker 9 does not exist: 1 servers of 3 workers have workers 0 to 2"),
+        (inside(1, "workers", ["a"]), "workers must be whole numbers"),
+        (inside(0, "depth", 0), "'depth' must be"),
+        (lambda c: c[1].update(layers=["layer0"]), "layer 'layer0' is in more than one stage"),
+        (lambda c: c[1].update(layers=[3]), "list of names"),
+        (lambda c: c[1].update(prediction={"forward_s": float("nan")}), "'forward_s' must be a number"),
+    ],
+)
+def test_refuses_in_one_line(tmp_path: Path, change: Change, message: str) -> None:
+    contents = stage_contents([1, 1, 1])
+    change(contents)
+    with pytest.raises(LaunchError, match=re.escape(message)) as caught:
+        load_plan(write_plan(tmp_path, contents))
+    assert "\n" not in str(caught.value)
+
+
+def test_refuses_depths_that_deadlock(tmp_path: Path) -> None:
+    folder = write_plan(tmp_path, stage_contents([1, 2], depth=[1, 2]))
+    with pytest.raises(LaunchError, match="deadlocks"):
+        load_plan(folder)
+
+
+def test_refuses_a_renamed_stage(tmp_path: Path) -> None:
+    contents = stage_contents([1, 1])
+    write_plan(tmp_path, contents)
+    (tmp_path / "stages" / "stage-1.json").write_text(json.dumps(contents[0]))
+    with pytest.raises(LaunchError, match="is of stage 0"):
+        load_plan(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 40, -1])
+def test_refuses_a_truncated_file(tmp_path: Path, kept: int) -> None:
+    path = write_plan(tmp_path, stage_contents([1, 1])) / "stages" / "stage-1.json"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(LaunchError, match=r"stage-1\.json is damaged or truncated"):
+        load_plan(tmp_path)
+
+
+def test_refuses_what_is_not_a_plan_folder(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="has no stages"):
+        load_plan(tmp_path)
+    (tmp_path / "stages").mkdir()
+    with pytest.raises(LaunchError, match="holds no stage-0"):
+        load_plan(tmp_path)

@@ -1,0 +1,107 @@
+"""What goes wrong comes out as one line from one worker, with status 2, and nobody hangs."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from toy_workers import Toy, run_plan, stage_contents, write_plan
+
+
+def errors(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("error: ")]
+
+
+def test_an_error_of_one_worker_is_said_once(tmp_path: Path) -> None:
+    write_plan(tmp_path, stage_contents([2, 1], idle=1))
+    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run")], Toy(fail_rank=2), 4)
+    assert ended.statuses == [2, 2, 2, 2]
+    assert ended.err.splitlines() == ["error: rank 2 cannot load"]
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("die", [(0, 3), (2, 0), (1, 1)], ids=str)
+def test_a_dead_peer_is_named(tmp_path: Path, die: tuple[int, int]) -> None:
+    write_plan(tmp_path, stage_contents([1, 1, 1]))
+    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run"), "--epochs", "1"], Toy(die=die), 3)
+    assert ended.statuses[die[0]] == 9
+    assert [status for rank, status in enumerate(ended.statuses) if rank != die[0]] == [2, 2]
+    (line,) = errors(ended.err)
+    assert "minibatch" in line
+    assert "from rank" in line or "to rank" in line
+    assert (tmp_path / "run" / "error.txt").read_text().strip() == line.removeprefix("error: ")
+
+
+def test_refusals_before_anything_runs(tmp_path: Path) -> None:
+    write_plan(tmp_path, stage_contents([1, 1]))
+    run = str(tmp_path / "run")
+    for arguments, message in (
+        (["--resume"], "no run with a complete checkpoint"),
+        (["--resume", "--run-dir", run], "no complete checkpoint to resume from"),
+        (["--weights", str(tmp_path)], "neither a checkpoint nor a run folder"),
+    ):
+        ended = run_plan(tmp_path, arguments, Toy(), 2)
+        assert ended.statuses == [2, 2]
+        (line,) = errors(ended.err)
+        assert message in line
+
+
+def test_a_wrong_number_of_workers_is_refused(tmp_path: Path) -> None:
+    write_plan(tmp_path, stage_contents([1, 1, 1]))
+    ended = run_plan(tmp_path, [], Toy(), 1)
+    assert ended.statuses == [2]
+    assert errors(ended.err) == ["error: the plan has 3 workers, and 1 were started: run its launch.sh"]
+
+
+def test_a_run_folder_is_not_run_into_twice(tmp_path: Path) -> None:
+    write_plan(tmp_path, stage_contents([1]))
+    arguments = ["--run-dir", str(tmp_path / "run"), "--epochs", "1"]
+    assert run_plan(tmp_path, arguments, Toy(), 1).statuses == [0]
+    ended = run_plan(tmp_path, arguments, Toy(), 1)
+    assert ended.statuses == [2]
+    assert "already holds a run" in ended.err
+    ended = run_plan(tmp_path, [*arguments, "--resume", "--seed", "3"], Toy(), 1)
+    assert "was begun with --seed 0" in ended.err
+
+
+def test_another_model_is_refused_on_resume(tmp_path: Path) -> None:
+    contents = stage_contents([1, 1])
+    write_plan(tmp_path, contents)
+    run = tmp_path / "run"
+    assert run_plan(tmp_path, ["--run-dir", str(run), "--epochs", "1"], Toy(), 2).statuses == [0, 0]
+    (path,) = run.glob("checkpoints/*/manifest.json")
+    manifest = json.loads(path.read_text())
+    manifest["model"]["graph_hash"] = "sha256:another"
+    path.write_text(json.dumps(manifest))
+    ended = run_plan(tmp_path, ["--run-dir", str(run), "--resume", "--epochs", "2"], Toy(), 2)
+    assert ended.statuses == [2, 2]
+    (line,) = errors(ended.err)
+    assert "is of another model" in line
+
+
+def test_an_interrupt_ends_cleanly(tmp_path: Path) -> None:
+    """Ctrl-C reaches every worker; one says so, none leaves a traceback."""
+    folder = write_plan(tmp_path, stage_contents([1, 1]))
+    arguments = ["--run-dir", str(tmp_path / "run"), "--epochs", "1000000"]
+    context = multiprocessing.get_context("fork")
+    watcher = context.Process(target=_interrupt, args=(str(tmp_path / "run"),))
+    watcher.start()
+    ended = run_plan(folder, arguments, Toy(), 2)
+    watcher.join()
+    assert ended.statuses == [130, 130]
+    assert "stopped by SIGINT: --resume goes on from the last checkpoint" in ended.err
+    assert "Traceback" not in ended.err
+    assert not errors(ended.err)
+
+
+def _interrupt(run: str) -> None:
+    """When the first checkpoint is there, interrupt the workers, whose process ids are beside their logs."""
+    while not list(Path(run).glob("checkpoints/*/manifest.json")):
+        time.sleep(0.01)
+    for path in Path(run).parent.glob("worker-*.pid"):
+        os.kill(int(path.read_text()), signal.SIGINT)

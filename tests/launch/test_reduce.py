@@ -1,0 +1,72 @@
+"""Averages over replicas, in a group of one process and, with a stand-in for the network, of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pipeplan_launch import reduce
+from pipeplan_launch.reduce import GradientReducer, average_buffers
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield dist.group.WORLD  # type: ignore[misc]
+    dist.destroy_process_group()
+
+
+def parameters() -> dict[str, nn.Parameter]:
+    return {
+        "a": nn.Parameter(torch.zeros(2, 3)),
+        "b": nn.Parameter(torch.zeros(4, dtype=torch.float64)),
+        "c": nn.Parameter(torch.zeros(5)),
+        "unused": nn.Parameter(torch.zeros(1)),
+    }
+
+
+def gradients() -> dict[str, torch.Tensor]:
+    return {"a": torch.ones(2, 3), "b": torch.arange(4.0, dtype=torch.float64), "c": torch.full((5,), 3.0)}
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 2**20])
+def test_buckets_give_back_what_they_were_given(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch, bucket_bytes: int
+) -> None:
+    monkeypatch.setattr(reduce, "BUCKET_BYTES", bucket_bytes)
+    reducer = GradientReducer(parameters(), group)
+    for _ in range(2):  # the buckets are used again
+        reducer.add(gradients())
+        reducer.start()
+        averaged = reducer.finish(members=2)
+        assert averaged.keys() == gradients().keys()
+        assert all(torch.equal(averaged[name] * 2, value) for name, value in gradients().items())
+
+
+def test_a_replica_without_a_minibatch_joins_with_zeros(group: dist.ProcessGroup) -> None:
+    reducer = GradientReducer(parameters(), group)
+    reducer.start()
+    assert reducer.finish(members=1) == {}
+
+
+def test_alone_nothing_is_copied() -> None:
+    reducer = GradientReducer(parameters(), None)
+    given = gradients()
+    reducer.add(given)
+    reducer.start()
+    assert all(value is given[name] for name, value in reducer.finish(members=1).items())
+    reducer.add(given)
+    reducer.add(given)
+    assert torch.equal(reducer.finish(members=2)["c"], given["c"])
+    assert reducer.finish(members=1) == {}
+
+
+def test_buffers_of_every_type(group: dist.ProcessGroup) -> None:
+    buffers = [torch.tensor([1.5]), torch.tensor(3), torch.tensor([True])]
+    average_buffers(buffers, group)
+    assert [buffer.tolist() for buffer in buffers] == [[1.5], 3, [True]]

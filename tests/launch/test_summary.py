@@ -1,0 +1,66 @@
+"""The steady state, and predicted against measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from toy_workers import stage_contents, write_plan
+
+from pipeplan_launch import metrics
+from pipeplan_launch.config import load_plan
+from pipeplan_launch.metrics import Recorder, Steady
+from pipeplan_launch.summary import WorkerReport, summarise, table
+
+
+def test_the_fill_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One replica of two: minibatches 0, 2, 4 …; the first three of the pipeline do not count."""
+    now = 0.0
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: now)
+    recorder = Recorder(tmp_path / "rank-1.jsonl", 1, 0, 0, 2, skip=3)
+    for _ in range(2):
+        for minibatch in range(0, 10, 2):
+            step = recorder.begin(0, minibatch)
+            step.forward_s = 100.0 if minibatch < 3 else 1.0
+            now += 50.0 if minibatch < 3 else 4.0
+            recorder.end(minibatch)
+        recorder.end_epoch()
+    recorder.close()
+    assert recorder.steady.minibatches == 6
+    assert recorder.steady.seconds is not None
+    assert recorder.steady.seconds["forward_s"] == 6.0
+    assert recorder.steady.pace_s == 2.0
+    assert not recorder.steady.includes_fill
+    lines = [json.loads(line) for line in (tmp_path / "rank-1.jsonl").read_text().splitlines()]
+    assert [line["minibatch"] for line in lines[:5]] == [0, 2, 4, 6, 8]
+    assert {"rank", "stage", "replica", "epoch", "loss", "wait_s", "memory_bytes", "minibatches_per_s"} <= lines[
+        0
+    ].keys()
+
+
+def test_short_epochs_count_the_fill_and_say_so() -> None:
+    recorder = Recorder(None, 0, 0, 0, 1, skip=5)
+    for minibatch in range(2):
+        recorder.begin(0, minibatch)
+        recorder.end(minibatch)
+    recorder.end_epoch()
+    assert recorder.steady.includes_fill
+    assert recorder.steady.minibatches == 2
+
+
+def test_predicted_beside_measured(tmp_path: Path) -> None:
+    plan = load_plan(write_plan(tmp_path, stage_contents([2, 1])))
+
+    def report(rank: int, stage: int, replica: int, forward_s: float) -> WorkerReport:
+        seconds = dict.fromkeys(metrics.TIMES, 0.0) | {"forward_s": forward_s}
+        return WorkerReport(rank, stage, replica, Steady(4, seconds, span_s=1.0, intervals=50), 2**20)
+
+    summary = summarise(plan, [report(0, 0, 0, 0.012), report(1, 0, 1, 0.02), report(2, 1, 0, 0.004)])
+    assert summary["minibatch_s"] == {"predicted": 0.01, "measured": 0.02, "ratio": 2.0}
+    assert summary["stages"][0]["forward_s"] == {"predicted": 0.002, "measured": 0.004, "ratio": 2.0}
+    assert summary["stages"][0]["sync_s"]["predicted"] is None
+    lines = table(summary).splitlines()
+    assert "0-1" in lines[2]
+    assert "2 -> 4" in lines[2]
+    assert lines[-1].startswith("pace: measured 50.00 minibatches/s (100 samples/s), predicted 100.00: 50%")
