@@ -1,0 +1,195 @@
+"""The examples in docs/file-formats.md load with the real parsers, are what pipeplan writes, and no field is left out.
+
+After a change of a format, `python tests/docs/test_file_formats.py` prints the last two examples anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeplan import cluster as clusters
+from pipeplan import render
+from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.files import Node
+from pipeplan.plan import Plan, Stage
+from pipeplan.problem import Options, Problem
+from pipeplan.profile import Layer, Profile, Provenance, Tensor
+from pipeplan.solve import Outcome, solve
+from pipeplan_launch.config import LaunchPlan, Prediction, StagePlacement, load_plan
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "file-formats.md"
+WIDTH = 108
+
+# Names of dataclass fields that a file writes under another name.
+WRITTEN_AS = {
+    "model_ref": "ref",
+    "model_name": "name",
+    "optimizer_name": "name",
+    "optimizer_state_ratio": "state_bytes_per_parameter_byte",
+    "whole_forward_s": "whole",
+    "whole_backward_s": "whole",
+    "memory_bytes": "memory",
+    "latency_s": "latency",
+    "levels": "level",
+    "predictions": "prediction",
+}
+
+
+def example(title: str, language: str = "json") -> str:
+    """The one fenced block of a language in the section with this title."""
+    sections = re.split(r"^## ", DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    section = next(text for text in sections if text.startswith(title))
+    blocks = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    assert len(blocks) == 1, f"section {title!r} has {len(blocks)} blocks of {language}"
+    return str(blocks[0])
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Profile:
+    path = tmp_path / "profile.json"
+    path.write_text(example("profile.json"), encoding="utf-8")
+    return Profile.load(path)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    path = tmp_path / "lab.toml"
+    path.write_text(example("Cluster files", "toml"), encoding="utf-8")
+    return clusters.parse(path)
+
+
+@pytest.fixture
+def outcome(profile: Profile, cluster: Cluster) -> Outcome:
+    """What solving the example profile on the example cluster gives."""
+    return solve(Problem(profile, cluster, Options()))
+
+
+def test_the_profile_is_written_as_it_was_read(profile: Profile) -> None:
+    assert profile.to_json() == json.loads(example("profile.json"))
+
+
+def test_the_cluster_says_everything_a_cluster_can(cluster: Cluster) -> None:
+    text = example("Cluster files", "toml")
+    assert cluster.workers == 4
+    assert cluster.servers == 2
+    for kind in (Device, Level):
+        for field in fields(kind):
+            assert re.search(rf"^{WRITTEN_AS.get(field.name, field.name)} = ", text, re.MULTILINE), field.name
+
+
+def test_the_plan_is_what_solving_the_examples_gives(outcome: Outcome) -> None:
+    written, made = json.loads(example("plan.json")), render.plan_document(outcome)
+    assert list(paths(written)) == list(paths(made))
+    for part in ("format", "version", "profile", "cluster", "options", "plan"):
+        assert written[part] == made[part], part
+    for part in ("prediction", "baselines"):
+        assert list(values(written[part])) == pytest.approx(list(values(made[part])))
+    assert Plan.from_json(Node(written["plan"], "plan.json: plan")) == outcome.plan
+
+
+def test_the_stage_file_is_what_solving_the_examples_gives(outcome: Outcome) -> None:
+    written, made = json.loads(example("stages/stage-N.json")), render.stage_documents(outcome)[0]
+    assert list(paths(written)) == list(paths(made))
+    assert {**written, "prediction": None} == {**made, "prediction": None}
+    assert written["prediction"] == pytest.approx(made["prediction"])
+
+
+def test_the_executor_loads_the_stage_file(outcome: Outcome, tmp_path: Path) -> None:
+    documents = [json.loads(example("stages/stage-N.json")), *render.stage_documents(outcome)[1:]]
+    for index, document in enumerate(documents):
+        render.write_json(tmp_path / "stages" / f"stage-{index}.json", document)
+    plan = load_plan(tmp_path)
+    assert plan.model_ref == "/home/me/translate.py:build"
+    assert [stage.workers for stage in plan.pipeline] == [stage.workers for stage in outcome.plan.stages]
+
+
+@pytest.mark.parametrize(
+    ("title", "kinds"),
+    [
+        ("profile.json", (Profile, Layer, Tensor, Provenance)),
+        ("Cluster files", (Cluster, Device, Level)),
+        ("plan.json", (Plan, Stage)),
+        ("stages/stage-N.json", (LaunchPlan, StagePlacement, Prediction)),
+    ],
+)
+def test_every_field_of_the_dataclasses_is_described(title: str, kinds: tuple[type[Any], ...]) -> None:
+    text = described(title)
+    for kind in kinds:
+        for field in fields(kind):
+            name = WRITTEN_AS.get(field.name, field.name)
+            assert f"`{name}`" in text or f"`{field.name}`" in text, f"{kind.__name__}.{field.name}"
+
+
+@pytest.mark.parametrize("title", ["profile.json", "plan.json", "stages/stage-N.json"])
+def test_every_field_of_the_documents_is_described(title: str) -> None:
+    text = described(title)
+    for name in {part for path in paths(json.loads(example(title))) for part in path if isinstance(part, str)}:
+        assert f"`{name}`" in text, f"{title}: {name}"
+
+
+def described(title: str) -> str:
+    """The section's tables and sentences, without its example; plan.json may refer to the profile and the cluster."""
+    text = re.split(r"^## ", DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return re.sub(r"```.*?```", "", next(part for part in text if part.startswith(title)), flags=re.DOTALL)
+
+
+def paths(value: Any, above: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The place of every value in a document, those in timings aside."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield (*above, key)
+            if key != "seconds":
+                yield from paths(inner, (*above, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from paths(inner, (*above, index))
+
+
+def values(value: Any) -> Iterator[Any]:
+    """Every value in a document, in order; the numbers are for comparison within rounding."""
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from values(inner)
+    else:
+        yield value
+
+
+def compact(value: Any, indent: int = 0, used: int = 0) -> str:
+    """JSON in lines that are filled, for a page of text."""
+    text = json.dumps(value, ensure_ascii=False)
+    if len(text) + used <= WIDTH or not isinstance(value, dict | list):
+        return text
+    pairs = value.items() if isinstance(value, dict) else [(None, item) for item in value]
+    lines = [""]
+    for key, item in pairs:
+        name = "" if key is None else f"{json.dumps(key)}: "
+        part = name + compact(item, indent + 1, indent + len(name) + 2)
+        if lines[-1] and (len(lines[-1]) + len(part) + indent > WIDTH or "\n" in lines[-1] + part):
+            lines.append("")
+        lines[-1] += (" " if lines[-1] else "") + part + ","
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    body = "\n".join(" " * (indent + 1) + line for line in lines).rstrip(",")
+    return f"{opening}{body.lstrip()}{closing}" if indent else f"{opening}\n{body}\n{closing}"
+
+
+def main() -> None:
+    """Print the examples that follow from the first two."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        (path / "profile.json").write_text(example("profile.json"), encoding="utf-8")
+        (path / "lab.toml").write_text(example("Cluster files", "toml"), encoding="utf-8")
+        made = solve(Problem(Profile.load(path / "profile.json"), clusters.parse(path / "lab.toml"), Options()))
+    print(compact(render.plan_document(made)), compact(render.stage_documents(made)[0]), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()
