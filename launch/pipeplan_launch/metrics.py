@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -145,7 +145,7 @@ class Recorder:
         if self._file is None:
             return
         line: dict[str, Any] = {"time_s": time.time(), **self._identity}
-        line |= {name: _rounded(value) for name, value in asdict(step).items() if name != "done_s"}
+        line |= {name: _rounded(value) for name, value in vars(step).items() if name != "done_s"}
         pace = self.pace_s()
         line["minibatches_per_s"] = _rounded(1 / pace if pace else None)
         line["memory_bytes"] = resident_bytes()

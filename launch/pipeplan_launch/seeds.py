@@ -17,13 +17,20 @@ def mix(*parts: int | str) -> int:
 
 def seed_forward(seed: int, epoch: int, minibatch: int, stage: int) -> None:
     """Before a stage's forward of a minibatch: dropout is then the same on any replica, and after a resume."""
-    torch.manual_seed(mix("forward", seed, epoch, minibatch, stage))
+    _seed_torch(mix("forward", seed, epoch, minibatch, stage))
 
 
 def seed_loading(seed: int, epoch: int, minibatch: int) -> None:
     """Before samples are read: random augmentation is then the same at the first stage and at the last."""
     value = mix("loading", seed, epoch, minibatch)
-    torch.manual_seed(value)
+    _seed_torch(value)
     random.seed(value)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(value % 2**32)
+
+
+def _seed_torch(value: int) -> None:
+    """What torch.manual_seed does, without its note of the whole call stack for each device that is not in use."""
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(value)
