@@ -6,9 +6,6 @@ the updates of `num_batches_tracked`. `GraphModule.eval()` refuses; changing tho
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
 import torch
 from torch import fx
 
@@ -52,16 +49,11 @@ def _keeps_its_statistics(node: fx.Node, argument: str) -> bool:
     return argument in ("training", "use_input_stats") and "norm" in operator_name(node) and node.args[3] is None
 
 
-def evaluation_submodule(module: Any) -> Any:
-    """A copy, in evaluation mode, of the graph inside a region (`no_grad`, autocast) of an exported graph."""
-    if not isinstance(module, fx.GraphModule):
-        return module
-    changed = copy.deepcopy(module)
-    for node in list(changed.graph.nodes):
+def set_evaluation_inside(region: fx.GraphModule) -> None:
+    """Put the graph inside a region (`no_grad`, autocast) of an exported graph into evaluation mode."""
+    for node in list(region.graph.nodes):
         if is_training_only(node):
             node.replace_all_uses_with(node.args[0])
-            changed.graph.erase_node(node)
+            region.graph.erase_node(node)
         elif node.op == "call_function":
             set_evaluation(node)
-    changed.recompile()
-    return changed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -97,9 +98,7 @@ class _Builder:
         owner = self.traced.layer_of.get(node)
         assert owner is None or owner in self.layers, f"{node} of {owner} is needed but was not received"
         made = self.graph.node_copy(node, self.copy)
-        if self.device is not None:
-            made.args = fx.node.map_aggregate(made.args, self._on_device)
-            made.kwargs = fx.node.map_aggregate(made.kwargs, self._on_device)
+        self._place(made)
         if not self.training:
             evalmode.set_evaluation(made)
         return made
@@ -109,12 +108,30 @@ class _Builder:
         found = attribute(self.traced.graph_module, name)
         if not isinstance(found, Tensor):
             key = f"region_{len(self.submodules)}"
-            self.submodules[key] = found if self.training else evalmode.evaluation_submodule(found)
+            self.submodules[key] = self._region(found)
             return self.graph.get_attr(key)
         name = self.traced.state_names.get(name, name)
         if name not in self.state:
             self.state[name] = self.graph.placeholder(f"state_{len(self.state)}")
         return self.state[name]
+
+    def _region(self, region: Any) -> Any:
+        """The graph inside a region, for the mode and the device of this segment."""
+        if not isinstance(region, fx.GraphModule) or (self.training and self.device is None):
+            return region
+        changed = copy.deepcopy(region)
+        if not self.training:
+            evalmode.set_evaluation_inside(changed)
+        for node in changed.graph.nodes:
+            self._place(node)
+        changed.recompile()
+        return changed
+
+    def _place(self, node: fx.Node) -> None:
+        """Replace the devices that tracing burnt in."""
+        if self.device is not None:
+            node.args = fx.node.map_aggregate(node.args, self._on_device)
+            node.kwargs = fx.node.map_aggregate(node.kwargs, self._on_device)
 
     def _size(self, value: Any) -> fx.Node:
         """The nodes that compute a size from the minibatch size."""

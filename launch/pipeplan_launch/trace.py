@@ -150,14 +150,14 @@ def _infos(
 
 
 def readers(node: fx.Node, layer_of: dict[fx.Node, str]) -> list[str]:
-    """The layers that read a node, directly or through nodes that every reader copies."""
+    """The layers that read a node, directly or through nodes that every reader copies. Sizes need no tensor."""
     found: dict[str, None] = {}
     waiting = list(node.users)
     while waiting:
         user = waiting.pop(0)
         if user in layer_of:
             found[layer_of[user]] = None
-        else:
+        elif not layers.is_size(user):
             waiting += list(user.users)
     return list(found)
 

@@ -39,12 +39,8 @@ def test_equals_the_whole(name: str) -> None:
     expected.backward()
 
     gradients: dict[str, Tensor] = {}
-    names = {id(one): key for key, one in job.model.named_parameters()}
-    for layer in run.layers:
-        for parameter in layer.trained:
-            parameter.register_hook(
-                lambda gradient, key=names[id(parameter)]: gradients.update({key: gradient.clone()})
-            )
+    for key, parameter in job.model.named_parameters():
+        parameter.register_hook(lambda gradient, key=key: gradients.update({key: gradient.clone()}))
     forward = run.forward(immediately)
     assert torch.equal(next(iter(run.made("loss")))[1], expected)
     backward = run.backward(immediately)

@@ -23,6 +23,9 @@ from pipeplan_launch.loading import describe
 BUDGET_S = 30.0
 """What the repeats may take, unless their number is given: at least 3 and at most 30 of them run."""
 
+LONG_S = 5.0
+"""A pass of this length warms up all that there is: no second one."""
+
 Progress = Callable[[int, int, str], None]
 """Called with the steps done, the steps in all, and what comes next."""
 
@@ -43,6 +46,8 @@ class Passes:
     def __init__(self, job: Job, run: LayerRun, clock: Clock, progress: Progress) -> None:
         self.job, self.run, self.clock, self.progress = job, run, clock, progress
         self.overhead = Overhead(0.0, 0.0)
+        self.warmed = 0
+        """Passes that did not count, by layers and whole."""
 
     def inspect(self, ref: str) -> dict[str, int]:
         """One pass that looks for NaN and counts what is saved for backward."""
@@ -73,11 +78,12 @@ class Passes:
     def warm_up(self, passes: int, repeats: int | None) -> int:
         """Passes that do not count; how many shall, given or by the time that these took."""
         took_s = 0.0
-        for _ in range(max(1, passes)):
+        while self.warmed == 0 or (self.warmed < passes and took_s < LONG_S):
             self.progress(0, 0, "warming up")
             start = time.perf_counter()
             self._both(None)
             took_s = time.perf_counter() - start
+            self.warmed += 1
         return repeats or max(3, min(30, int(BUDGET_S / took_s)))
 
     def measure(self, repeats: int) -> Samples:

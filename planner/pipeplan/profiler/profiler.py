@@ -37,7 +37,7 @@ class Options:
     repeats: int | None = None
     """Measured passes; as many as fit in `BUDGET_S` by default."""
     warmup: int = 2
-    """Passes before those."""
+    """Passes before those; one is enough where they are long."""
     seed: int = 0
 
 
@@ -105,7 +105,7 @@ def _measure(ref: str, job: Job, traced: TracedModel, minibatch: int, options: O
 def _provenance(options: Options, passes: Passes, clock: Clock, repeats: int, *, has_loss: bool) -> Provenance:
     how = (
         f"each layer by itself, in full forward and backward passes over the model; {clock.how}; median and "
-        f"interquartile range of {repeats} passes after {options.warmup + 1} to warm up; less what a call of an empty "
+        f"interquartile range of {repeats} passes after {passes.warmed} to warm up; less what a call of an empty "
         f"layer takes, {passes.overhead.forward_s * 1e6:.1f} µs forward and {passes.overhead.backward_s * 1e6:.1f} µs "
         "backward, which a stage pays once"
     )
@@ -120,7 +120,7 @@ def _provenance(options: Options, passes: Passes, clock: Clock, repeats: int, *,
         torch=torch.__version__,
         pipeplan=__version__,
         threads=options.threads,
-        warmup=options.warmup + 1,
+        warmup=passes.warmed,
         repeats=repeats,
     )
 
