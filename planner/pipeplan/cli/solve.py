@@ -107,12 +107,14 @@ def command(
         written = render.write_disagreement(error.results, output)
         places = " and ".join(str(path) for path in written)
         raise Disagreement(f"{error}; both plans are in {places}", error.results) from None
+    if not no_write:
+        # Before the table: whoever closes our output early, as `| head` does, still has the plan.
+        render.write_plan(outcome, output, force=force)
     if as_json:
         click.echo(json.dumps(render.plan_document(outcome), indent=1, allow_nan=False))
     else:
         show(outcome, Console(highlight=False))
     if not no_write:
-        render.write_plan(outcome, output, force=force)
         runnable = "" if source.profile.model_ref else " (its profile names no model that could be run)"
         notes.print(f"written: {output}/plan.json, stages/, launch.sh{runnable}", markup=False, soft_wrap=True)
 
