@@ -22,6 +22,10 @@ from pipeplan_launch.errors import LaunchError
 NORMS_WITH_STATE = ("batch_norm", "instance_norm")
 """Operators that write their running statistics without saying so in their schema."""
 
+OTHER_BACKWARD = ("elu_", "celu_", "selu_", "rrelu_", "rrelu_with_noise_")
+"""In-place operators whose backward pass computes from the result what others compute from the argument: it rounds
+elsewhere."""
+
 
 @dataclass(frozen=True)
 class Behaviour:
@@ -222,7 +226,9 @@ def _out_of_place(node: fx.Node) -> Any:
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return None
     name = operator_name(node)
-    if not name.endswith("_") or name.endswith("__") or "generator" in {one.name for one in target._schema.arguments}:
+    if not name.endswith("_") or name.endswith("__") or name in OTHER_BACKWARD:
+        return None
+    if "generator" in {one.name for one in target._schema.arguments}:
         return None
     packet = getattr(torch.ops.aten, name[:-1], None)
     counterpart = getattr(packet, target._overloadname, None) if packet is not None else None

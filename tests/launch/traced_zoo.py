@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from traced_zoo_nets import Cells, Experts, Reparametrised, UNet
 
 from pipeplan_launch import Job, load_job
 
@@ -103,8 +104,8 @@ class WritesIntoViews(nn.Module):
         return self.third(functional.relu_(y + before))
 
 
-class PromotesInPlace(nn.Module):
-    """In-place operators whose out-of-place counterparts would have another dtype."""
+class RoundsInPlace(nn.Module):
+    """In-place operators whose out-of-place counterparts would have another dtype, or round elsewhere."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +118,7 @@ class PromotesInPlace(nn.Module):
         narrow *= y
         count = torch.ones(5, dtype=torch.int64)
         count += 3
-        return self.last(functional.leaky_relu_(narrow.float(), 0.1)) * count
+        return functional.elu_(self.last(functional.leaky_relu_(narrow.float(), 0.1))) * count
 
 
 class Routes(nn.Module):
@@ -268,7 +269,7 @@ ZOO = {
     "gpt": lambda: _job(TinyGPT(), _tokens(11)),
     "translator": lambda: _job(Translator(), lambda n: (torch.randint(0, 9, (n, 5)), torch.randint(0, 7, (n, 4)))),
     "writes-into-views": lambda: _job(WritesIntoViews(), lambda n: torch.randn(n, 6)),
-    "promotes-in-place": lambda: _job(PromotesInPlace(), lambda n: torch.randn(n, 5)),
+    "rounds-in-place": lambda: _job(RoundsInPlace(), lambda n: torch.randn(n, 5)),
     "routes": lambda: _job(Routes(), lambda n: torch.randn(n, 6)),
     "two-towers": lambda: _job(
         TwoTowers(),
@@ -281,6 +282,10 @@ ZOO = {
     "frozen-region": lambda: _job(FrozenRegion(), lambda n: torch.randn(n, 4)),
     "writes-its-input": lambda: _job(WritesItsInput(), lambda n: torch.randn(n, 4)),
     "wraps": lambda: _job(Wraps(), lambda n: torch.randn(n, 6), lambda output, target: _sum_of(output[:1], target)),
+    "unet": lambda: _job(UNet(), lambda n: torch.randn(n, 3, 8, 8)),
+    "experts": lambda: _job(Experts(), lambda n: torch.randn(n, 4, 6)),
+    "cells": lambda: _job(Cells(), lambda n: torch.randn(5, n, 4)),
+    "reparametrised": lambda: _job(Reparametrised(), lambda n: torch.randn(n, 4)),
     "one-size": lambda: _job(OneSize(), lambda n: torch.randn(n, 4)),
 }
 
