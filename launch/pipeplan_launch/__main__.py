@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except worker.FailedElsewhere:
         return 2
     except Interrupted as signal:
-        if os.environ.get("RANK", "0") == "0":
+        # torchrun's own SIGTERM, after an error or Ctrl-C, has been explained already.
+        if signal.args == ("SIGINT",) and os.environ.get("RANK", "0") == "0":
             print(f"stopped by {signal}: --resume goes on from the last checkpoint", file=sys.stderr, flush=True)
         return INTERRUPTED
     return 0

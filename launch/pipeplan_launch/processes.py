@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from pipeplan_launch.config import LaunchPlan
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.transport import reason
 
 # An idle worker, and the first stages at the end of an epoch, wait as long as the others need. A peer that dies is
 # noticed at once all the same, because its connection closes.
@@ -125,4 +126,4 @@ def _lost_peers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise LaunchError(f"rank {dist.get_rank()} lost another worker: {str(error).splitlines()[0]}") from error
+        raise LaunchError(f"rank {dist.get_rank()} lost another worker: {reason(error)}") from error

@@ -54,6 +54,11 @@ def claim_error(run: Path, message: str) -> bool:
     return True
 
 
+def has_failed(run: Path) -> bool:
+    """Whether a worker has reported an error of this run."""
+    return (run / ERROR).exists()
+
+
 def _has_checkpoint(run: Path) -> bool:
     return any((run / "checkpoints").glob("epoch-*/manifest.json"))
 

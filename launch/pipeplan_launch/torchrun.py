@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-SAID = (2, 130)  # a worker that ends with one of these has told why
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+SAID = 2  # the status of a worker that has told what is wrong, or that another one has
+STOPPED = 130  # of a worker that was asked to end
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,19 +32,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         torchrun(list(sys.argv[1:] if arguments is None else arguments))
     except ChildFailedError as error:
         return _report(error)
-    except (SignalException, KeyboardInterrupt):
-        return 130
+    except SignalException as stop:
+        if stop.sigval != signal.SIGINT:  # torchrun passes the signal on, and workers speak up at SIGINT only
+            print("stopped: --resume goes on from the last checkpoint", file=sys.stderr, flush=True)
+        return STOPPED
     return 0
 
 
-def _report(error: object) -> int:
-    failures = getattr(error, "failures", {})
-    said = [failure.exitcode for failure in failures.values() if failure.exitcode in SAID]
-    if said:
-        return int(said[0])
-    for rank, failure in sorted(failures.items()):
-        print(f"error: worker {rank} ended with status {failure.exitcode}", file=sys.stderr, flush=True)
-    return 1
+def _report(error: ChildFailedError) -> int:
+    """Name the workers that ended without a word of their own; those that stopped because of them are not at fault."""
+    statuses = {rank: failure.exitcode for rank, failure in error.failures.items()}
+    for rank, status in sorted(statuses.items()):
+        if status not in (SAID, STOPPED):
+            print(f"error: worker {rank} {_end(status)}", file=sys.stderr, flush=True)
+    return SAID if SAID in statuses.values() else 1
+
+
+def _end(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    name = signal.Signals(-status).name
+    return f"was ended by {name}{' (out of memory is the usual reason for SIGKILL)' if name == 'SIGKILL' else ''}"
 
 
 if __name__ == "__main__":

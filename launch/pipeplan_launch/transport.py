@@ -7,6 +7,7 @@ and keeps its tensor until it is done.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -18,6 +19,7 @@ from torch import Tensor
 from pipeplan_launch.errors import LaunchError
 
 _TAGS = 2**31
+_PLACE = re.compile(r"^\[[^]]*:\d+\] ")
 
 
 class Direction(IntEnum):
@@ -78,7 +80,7 @@ class Transport:
             what = direction.name.lower()
             raise LaunchError(
                 f"{self._where} waited for the {what} of minibatch {minibatch} from rank {transfer.peer}, "
-                f"which did not come: {_first_line(error)}"
+                f"which did not come: {reason(error)}"
             ) from error
         if self._on_gpu:
             return [tensor.to(self._device, non_blocking=True) for tensor in transfer.tensors]
@@ -106,7 +108,7 @@ class Transport:
             what = direction.name.lower()
             raise LaunchError(
                 f"{self._where} could not deliver the {what} of minibatch {minibatch} to rank {transfer.peer}: "
-                f"{_first_line(error)}"
+                f"{reason(error)}"
             ) from error
 
     def drain(self) -> None:
@@ -135,5 +137,7 @@ def _tag(direction: Direction, minibatch: int, index: int, count: int) -> int:
     return ((minibatch * count + index) * len(Direction) + direction) % _TAGS
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
+def reason(error: BaseException) -> str:
+    """What Gloo says went wrong, without where in its source and without its general advice."""
+    line = str(error).strip().partition("\n")[0]
+    return _PLACE.sub("", line).partition(". This is typically")[0]

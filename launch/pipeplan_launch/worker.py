@@ -18,7 +18,7 @@ from pipeplan_launch.engine import Segment
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.files import write_json
 from pipeplan_launch.inference import Score
-from pipeplan_launch.interrupt import check_interrupt
+from pipeplan_launch.interrupt import Interrupted, check_interrupt
 from pipeplan_launch.memory import peak_resident_bytes, reset_peak, resident_bytes
 from pipeplan_launch.metrics import Recorder, Step
 from pipeplan_launch.optimizers import optimizer_state
@@ -63,6 +63,10 @@ def run(options: Options) -> None:
         if runfolder.claim_error(start.run, str(error)):
             raise
         raise FailedElsewhere from error
+    except Interrupted as signal:
+        if runfolder.has_failed(start.run):
+            raise FailedElsewhere from signal
+        raise
     dist.destroy_process_group()
 
 
