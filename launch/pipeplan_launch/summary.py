@@ -85,10 +85,14 @@ def table(summary: dict[str, Any]) -> str:
     columns = ["forward_s", "backward_s", "sync_s", "memory_bytes"] if trains else ["forward_s", "memory_bytes"]
     titles = {"forward_s": "forward ms", "backward_s": "backward ms", "sync_s": "sync ms", "memory_bytes": "memory MiB"}
     scale = {"memory_bytes": 2**-20}
-    rows = [["stage", "workers", *(titles[name] for name in columns), "waiting ms"]]
+    others = {"update_s": "update ms", "load_s": "load ms", "send_s": "send ms", "wait_s": "wait ms"}
+    if not trains:
+        del others["update_s"]
+    rows = [["stage", "workers", *(titles[name] for name in columns), *others.values()]]
     for stage in summary["stages"]:
         cells = [_pair(stage[name], scale.get(name, 1e3)) for name in columns]
-        rows.append([str(stage["stage"]), _ranks(stage["workers"]), *cells, _number(stage["measured"]["wait_s"], 1e3)])
+        cells += [_number(stage["measured"][name], 1e3) for name in others]
+        rows.append([str(stage["stage"]), _ranks(stage["workers"]), *cells])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["predicted -> measured, per minibatch on one worker, steady state"]
     lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
