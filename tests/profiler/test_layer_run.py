@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipeplan.profiler.clock import CPUClock
 from pipeplan.profiler.layer_run import LayerRun
+from pipeplan.profiler.overhead import measure_overhead
 from pipeplan.profiler.saved import SavedBytes
 from pipeplan_launch import Job, load_job
 from pipeplan_launch.job import Batch
@@ -54,6 +56,13 @@ def test_runs_again_and_again() -> None:
     for _ in range(3):
         run.forward(immediately)
         run.backward(immediately)
+
+
+def test_overhead_is_measured_among_the_layers() -> None:
+    _, run = layer_run("mnist", 2)
+    overhead = measure_overhead(run, CPUClock(1), CPU, passes=2)
+    assert overhead.forward_s > 0.0
+    assert overhead.backward_s > 0.0
 
 
 def test_groups_that_write_in_place() -> None:

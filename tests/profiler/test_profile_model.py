@@ -32,7 +32,7 @@ def test_profile_of_mnist() -> None:
     tensors = {tensor.name: tensor for tensor in profile.tensors}
     assert (tensors["out"].consumers, tensors["out"].bytes, tensors["out"].gradient_bytes) == (("loss",), 320, 320)
     assert (profile.model_ref, profile.model_name, profile.minibatch) == ("mnist", "mnist", 8)
-    assert (profile.optimizer_name, profile.optimizer_state_ratio) == ("SGD", 1.0)
+    assert (profile.optimizer_name, profile.optimizer_state_ratio) == ("Adam", 2.0)
     assert profile.provenance.repeats == 2
     assert profile.provenance.kind == "measured"
     assert profile.provenance.torch == torch.__version__
@@ -43,6 +43,7 @@ def test_profile_of_mnist() -> None:
 
 def test_buffers_skips_and_ties_are_charged_once(tmp_path: Path) -> None:
     profile = profile_model("resnet-tiny", QUICK)
+    assert (profile.optimizer_name, profile.optimizer_state_ratio) == ("SGD", 1.0)
     layers = {layer.name: layer for layer in profile.layers}
     assert layers["bn"].buffer_bytes == 2 * 16 * 4 + 8
     relu = next(tensor for tensor in profile.tensors if tensor.name == "relu")

@@ -84,11 +84,13 @@ class Passes:
             self._both(None)
             took_s = time.perf_counter() - start
             self.warmed += 1
+        self.progress(0, 0, "calibrating")
+        passes = 1 if took_s > LONG_S / 10 else 5
+        self.overhead = measure_overhead(self.run, self.clock, self.run.batch.inputs[0].device, passes)
         return repeats or max(3, min(30, int(BUDGET_S / took_s)))
 
     def measure(self, repeats: int) -> Samples:
         """Measured passes."""
-        self.overhead = measure_overhead(self.clock, self.run.batch.inputs[0].device)
         samples = Samples(defaultdict(list), defaultdict(list), [], [])
         for done in range(repeats):
             self.progress(done, repeats, "measuring")
