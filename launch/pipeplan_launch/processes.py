@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch.distributed as dist
 
 from pipeplan_launch.config import LaunchPlan
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.transport import reason
+from pipeplan_launch.transport import explained
 
 # An idle worker, and the first stages at the end of an epoch, wait as long as the others need. A peer that dies is
 # noticed at once all the same, because its connection closes.
@@ -121,9 +120,5 @@ def collect(value: Any, destination: int, group: dist.ProcessGroup) -> list[Any]
     return box or []
 
 
-@contextmanager
-def _lost_peers() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise LaunchError(f"rank {dist.get_rank()} lost another worker: {reason(error)}") from error
+def _lost_peers() -> AbstractContextManager[None]:
+    return explained(f"rank {dist.get_rank()} lost another worker")

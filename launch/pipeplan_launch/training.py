@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from pipeplan_launch.reduce import GradientReducer, average_buffers
 from pipeplan_launch.schedule import Kind, group_members
 from pipeplan_launch.seeds import seed_forward
 from pipeplan_launch.stash import WeightVersions
-from pipeplan_launch.transport import Direction, Transport
+from pipeplan_launch.transport import Direction, Transport, explained
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class TrainingEngine(Engine):
         """Train on a segment; afterwards the stage's replicas agree on everything."""
         super().run(segment)
         if self._group is not None:
-            average_buffers(list(self.place.program.buffers_by_name().values()), self._group)
+            with self._with_replicas("buffers"):
+                average_buffers(list(self.place.program.buffers_by_name().values()), self._group)
 
     def _forward(self, minibatch: int) -> None:
         place = self.place
@@ -122,7 +124,8 @@ class TrainingEngine(Engine):
 
     def _reduce(self, group: int) -> None:
         lap = Lap()
-        self._reducer.start()
+        with self._with_replicas(f"gradients of group {group}"):
+            self._reducer.start()
         own = self._own_of(group)
         if own is not None:
             self.recorder.of(own).sync_s += lap()
@@ -130,7 +133,8 @@ class TrainingEngine(Engine):
     def _update(self, group: int) -> None:
         lap = Lap()
         members = group_members(group, self.place.replicas, self.segment.batches.sizes.count)
-        averaged = self._reducer.finish(len(members))
+        with self._with_replicas(f"gradients of group {group}"):
+            averaged = self._reducer.finish(len(members))
         synchronised = lap()
         changed = []
         for name, gradient in averaged.items():
@@ -147,6 +151,11 @@ class TrainingEngine(Engine):
             step.sync_s += synchronised
             step.update_s += lap()
             self.finish_step(own)
+
+    def _with_replicas(self, what: str) -> AbstractContextManager[None]:
+        place = self.place
+        others = [worker for worker in place.plan.pipeline[place.stage].workers if worker != place.rank]
+        return explained(f"stage {place.stage} (rank {place.rank}) could not average the {what} with ranks {others}")
 
     def _own_of(self, group: int) -> int | None:
         """This replica's minibatch of a group; None in a short last group that has none."""

@@ -8,7 +8,8 @@ and keeps its tensor until it is done.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -63,25 +64,19 @@ class Transport:
     def post(self, direction: Direction, minibatch: int, source: int, wires: Sequence[Wire]) -> None:
         """Post the receive of a message that will be taken later."""
         tensors = [torch.empty(wire.shape, dtype=wire.dtype, pin_memory=self._on_gpu) for wire in wires]
-        transfer = _Transfer(source, tensors, [])
-        self._receiving[direction, minibatch] = transfer
-        for index, tensor in enumerate(tensors):
-            if tensor.numel():
-                tag = _tag(direction, minibatch, index, len(tensors))
-                self._start(transfer, dist.irecv(tensor, source, self._group, tag))
+        transfer = self._receiving[direction, minibatch] = _Transfer(source, tensors, [])
+        with explained(self._missing(direction, minibatch, source)):
+            for index, tensor in enumerate(tensors):
+                if tensor.numel():
+                    tag = _tag(direction, minibatch, index, len(tensors))
+                    transfer.works.append(_started(dist.irecv(tensor, source, self._group, tag)))
 
     def take(self, direction: Direction, minibatch: int) -> list[Tensor]:
         """Wait for a posted message. Raises `LaunchError` if it does not come."""
         transfer = self._receiving.pop((direction, minibatch))
-        try:
+        with explained(self._missing(direction, minibatch, transfer.peer)):
             for work in transfer.works:
                 work.wait()
-        except RuntimeError as error:
-            what = direction.name.lower()
-            raise LaunchError(
-                f"{self._where} waited for the {what} of minibatch {minibatch} from rank {transfer.peer}, "
-                f"which did not come: {reason(error)}"
-            ) from error
         if self._on_gpu:
             return [tensor.to(self._device, non_blocking=True) for tensor in transfer.tensors]
         return transfer.tensors
@@ -89,27 +84,21 @@ class Transport:
     def send(self, direction: Direction, minibatch: int, destination: int, tensors: Sequence[Tensor]) -> None:
         """Start sending; the tensors must not be written until `settle` or `drain`."""
         ready = [self._to_wire(tensor.detach()) for tensor in tensors]
-        transfer = _Transfer(destination, ready, [])
-        self._sending[direction, minibatch] = transfer
-        for index, tensor in enumerate(ready):
-            if tensor.numel():
-                tag = _tag(direction, minibatch, index, len(ready))
-                self._start(transfer, dist.isend(tensor, destination, self._group, tag))
+        transfer = self._sending[direction, minibatch] = _Transfer(destination, ready, [])
+        with explained(self._undelivered(direction, minibatch, destination)):
+            for index, tensor in enumerate(ready):
+                if tensor.numel():
+                    tag = _tag(direction, minibatch, index, len(ready))
+                    transfer.works.append(_started(dist.isend(tensor, destination, self._group, tag)))
 
     def settle(self, direction: Direction, minibatch: int) -> None:
         """Wait until a message has left, if there is one; its memory is then free."""
         transfer = self._sending.pop((direction, minibatch), None)
         if transfer is None:
             return
-        try:
+        with explained(self._undelivered(direction, minibatch, transfer.peer)):
             for work in transfer.works:
                 work.wait()
-        except RuntimeError as error:
-            what = direction.name.lower()
-            raise LaunchError(
-                f"{self._where} could not deliver the {what} of minibatch {minibatch} to rank {transfer.peer}: "
-                f"{reason(error)}"
-            ) from error
 
     def drain(self) -> None:
         """Wait until everything sent has left."""
@@ -126,10 +115,27 @@ class Transport:
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return pinned.copy_(tensor)  # blocks until the GPU has written it: Gloo reads at once
 
-    def _start(self, transfer: _Transfer, work: dist.Work | None) -> None:
-        if work is None:
-            raise LaunchError(f"{self._where} is not in the group of the processes it exchanges tensors with")
-        transfer.works.append(work)
+    def _missing(self, direction: Direction, minibatch: int, peer: int) -> str:
+        what = f"the {direction.name.lower()} of minibatch {minibatch} from rank {peer}"
+        return f"{self._where} waited for {what}, which did not come"
+
+    def _undelivered(self, direction: Direction, minibatch: int, peer: int) -> str:
+        return f"{self._where} could not deliver the {direction.name.lower()} of minibatch {minibatch} to rank {peer}"
+
+
+@contextmanager
+def explained(message: str) -> Iterator[None]:
+    """Turn what torch.distributed raises when a peer is lost into one line that begins with `message`."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LaunchError(f"{message}: {reason(error)}") from error
+
+
+def _started(work: dist.Work | None) -> dist.Work:
+    """Only a process outside the group gets none."""
+    assert work is not None
+    return work
 
 
 def _tag(direction: Direction, minibatch: int, index: int, count: int) -> int:

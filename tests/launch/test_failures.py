@@ -37,6 +37,22 @@ def test_a_dead_peer_is_named(tmp_path: Path, die: tuple[int, int]) -> None:
     assert (tmp_path / "run" / "error.txt").read_text().strip() == line.removeprefix("error: ")
 
 
+def test_a_frozen_peer_is_given_up_on(tmp_path: Path) -> None:
+    write_plan(tmp_path, stage_contents([1, 1]))
+    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run"), "--timeout", "1"], Toy(die=(0, 3), freeze=True), 2)
+    assert ended.statuses[1] == 2
+    (line,) = errors(ended.err)
+    assert "stage 1 (rank 1) waited for the activations of minibatch 3 from rank 0, which did not come" in line
+
+
+def test_a_lost_replica_is_named(tmp_path: Path) -> None:
+    write_plan(tmp_path, stage_contents([2]))
+    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run"), "--timeout", "20"], Toy(die=(1, 3)), 2)
+    assert ended.statuses == [2, 9]
+    (line,) = errors(ended.err)
+    assert "stage 0 (rank 0) could not average the gradients of group 3 with ranks [1]" in line
+
+
 def test_refusals_before_anything_runs(tmp_path: Path) -> None:
     write_plan(tmp_path, stage_contents([1, 1]))
     run = str(tmp_path / "run")

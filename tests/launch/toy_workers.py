@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,8 @@ class Toy:
     """The rank whose loading fails with a LaunchError."""
     die: tuple[int, int] | None = None
     """(rank, minibatch of its own) at which that process ends at once."""
+    freeze: bool = False
+    """At `die`, stop answering instead."""
 
 
 @dataclass(frozen=True)
@@ -108,14 +111,14 @@ def run_layer(
 class ToyStage(nn.Module):
     """Some consecutive layers of the toy, as the engine wants a stage."""
 
-    def __init__(self, layers: Sequence[int], die_at: int | None = None) -> None:
+    def __init__(self, layers: Sequence[int], die_at: int | None = None, freeze: bool = False) -> None:
         super().__init__()
         self.layers = list(layers)
         self.receives, self.sends = CUTS[layers[0]], CUTS[layers[-1] + 1]
         self.model_inputs = (0,) if layers[0] == 0 else ()
         self._weights = {n: nn.Parameter(w) for layer in layers for n, w in initial()[layer].items()}
         self._state = {n: b for layer in layers for n, b in initial_buffers()[layer].items()}
-        self._die_at = die_at
+        self._die_at, self._freeze = die_at, freeze
         self._calls = 0
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
@@ -128,6 +131,8 @@ class ToyStage(nn.Module):
         self, parameters: Mapping[str, Tensor], received: Sequence[Tensor], inputs: Sequence[Tensor], batch: int
     ) -> Any:
         if self._calls == self._die_at:
+            while self._freeze:
+                time.sleep(1)
             os._exit(9)
         self._calls += 1
         given: tuple[Tensor, ...] = tuple(received) if self.receives else tuple(inputs)
@@ -235,11 +240,14 @@ def run_plan(folder: Path, arguments: Sequence[str], toy: Toy, world: int) -> En
     ]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(60)
-    hung = [rank for rank, process in enumerate(processes) if process.is_alive()]
+    frozen = toy.die[0] if toy.die is not None and toy.freeze else None
+    for rank, process in enumerate(processes):
+        if rank != frozen:
+            process.join(60)
+    hung = [rank for rank, process in enumerate(processes) if process.is_alive() and rank != frozen]
     for process in processes:
         process.kill()
+        process.join()
     texts = [["".join(log.with_suffix(end).read_text() for log in logs)] for end in (".out", ".err")]
     assert not hung, f"workers {hung} hang; {texts}"
     return Ended([process.exitcode or 0 for process in processes], texts[0][0], texts[1][0])
@@ -269,7 +277,7 @@ def _worker(rank: int, world: int, port: int, arguments: list[str], toy: Toy, lo
             raise LaunchError(f"rank {rank} cannot\nload")
         die_at = toy.die[1] if toy.die is not None and toy.die[0] == rank else None
         layers = split_layers(len(plan.pipeline))[stage]
-        return toy_job(toy), ToyStage(layers, die_at), HASH, toy.dynamic
+        return toy_job(toy), ToyStage(layers, die_at, toy.freeze), HASH, toy.dynamic
 
     setup.load_stage = load_stage  # type: ignore[assignment]
     status = __main__.main([*arguments, "--threads", "1"])
