@@ -21,6 +21,7 @@ from pipeplan_launch.metrics import Recorder, Step
 from pipeplan_launch.program import CutTensor, Program
 from pipeplan_launch.schedule import Kind, Schedule, own_minibatches
 from pipeplan_launch.transport import Direction, Transport, Wire
+from pipeplan_launch.usercode import user_code
 
 Handler = Callable[[int], None]
 WINDOW = 2  # receives of activations posted ahead: one in use, one under way; each costs a minibatch's memory
@@ -141,7 +142,8 @@ class Engine:
         wanted = self.place.program.model_inputs
         if not wanted and not self.place.is_last:
             return [], None
-        batch: Batch = self.segment.batches.load(minibatch)
+        with user_code("reading the job's data"):
+            batch: Batch = self.segment.batches.load(minibatch)
         inputs = [batch.inputs[index].to(self.place.device) for index in wanted]
         target = to_device(batch.target, self.place.device) if self.place.is_last else None
         return inputs, target

@@ -12,6 +12,7 @@ from pipeplan_launch.metrics import Lap, Recorder
 from pipeplan_launch.schedule import SCHEDULES, Kind
 from pipeplan_launch.seeds import seed_forward
 from pipeplan_launch.transport import Direction, Transport
+from pipeplan_launch.usercode import user_code
 
 KEPT_SENDS = 2  # activations under way to the next stage, per replica: a faster stage waits rather than pile them up
 
@@ -82,12 +83,14 @@ class ForwardEngine(Engine):
             )
         job = self.place.job
         self.score.samples += real
-        correct = job.correct(output, target)
+        with user_code("the job's metric"):
+            correct = job.correct(output, target)
         if correct is not None:
             self.score.correct += float(correct)
             self.score.judged += real
         if job.loss is not None:
-            self.score.loss_sum += float(job.loss(output, target)) * real
+            with user_code("the job's loss"):
+                self.score.loss_sum += float(job.loss(output, target)) * real
 
 
 def _first(tensor: Tensor, real: int, run: int) -> Tensor:

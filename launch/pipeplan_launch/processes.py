@@ -103,11 +103,11 @@ def wait_for(group: dist.ProcessGroup) -> None:
         dist.barrier(group)
 
 
-def share(value: Any, source: int) -> Any:
-    """What rank `source` has, told to every worker."""
+def share(value: Any, source: int, group: dist.ProcessGroup) -> Any:
+    """What rank `source` has, told to every worker of the group."""
     box = [value]
     with _lost_peers():
-        dist.broadcast_object_list(box, src=source)
+        dist.broadcast_object_list(box, src=source, group=group)
     return box[0]
 
 

@@ -116,13 +116,21 @@ def _fill(bucket: _Bucket, gradients: Mapping[str, Tensor]) -> None:
     bucket.flags.copy_(torch.tensor([float(name in gradients) for name in bucket.names]))
 
 
+def _mean(buffer: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The replicas' mean; where they agree already, their very value: a constant must not drift by rounding."""
+    total, high, low = buffer.clone(), buffer.clone(), buffer.clone()
+    dist.all_reduce(total, group=group)
+    dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)
+    dist.all_reduce(low, op=dist.ReduceOp.MIN, group=group)
+    return torch.where(high == low, buffer, total / dist.get_world_size(group))
+
+
 @torch.no_grad()
 def average_buffers(buffers: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     """Make the replicas' buffers equal: the mean of floating ones (running statistics), the largest of counters."""
     for buffer in buffers:
         if buffer.is_floating_point():
-            dist.all_reduce(buffer, group=group)
-            buffer /= dist.get_world_size(group)
+            buffer.copy_(_mean(buffer, group))
         elif buffer.dtype == torch.bool:
             continue
         else:

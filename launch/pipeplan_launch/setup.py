@@ -25,6 +25,7 @@ from pipeplan_launch.split import StageProgram, stage_program
 from pipeplan_launch.trace import trace
 from pipeplan_launch.training import TrainingEngine
 from pipeplan_launch.transport import Transport
+from pipeplan_launch.usercode import user_code
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ def build(
     job, program, graph_hash, dynamic = load_stage(plan, stage, seed, device)
     if job.data is None:
         raise LaunchError(f"{plan.model_ref!r} has no data to run on: return Job(model, data=...)")
-    data = job.data()
+    with user_code("the job's data"):
+        data = job.data()
     place = Place(plan, stage, replica, rank, device, program, job, seed)
     trains = plan.mode == "training"
     recorder = _recorder(place, run / "metrics" / f"rank-{rank}.jsonl")

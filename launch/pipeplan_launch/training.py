@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from pipeplan_launch.schedule import Kind, group_members
 from pipeplan_launch.seeds import seed_forward
 from pipeplan_launch.stash import WeightVersions
 from pipeplan_launch.transport import Direction, Transport, explained
+from pipeplan_launch.usercode import user_code
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,10 @@ class TrainingEngine(Engine):
             raise LaunchError(f"{place.plan.model_ref!r} has no loss to train with: return Job(model, loss=...)")
         parameters = place.program.parameters_by_name()
         self.trained: dict[str, nn.Parameter] = _trainable(parameters)
-        self.optimizer: Optimizer | None = (
-            place.job.make_optimizer(list(self.trained.values())) if self.trained else None
-        )
+        self.optimizer: Optimizer | None = None
+        if self.trained:
+            with user_code("the job's optimizer"):
+                self.optimizer = place.job.make_optimizer(list(self.trained.values()))
         self._versions = WeightVersions(parameters)
         self._reducer = GradientReducer(self.trained, group)
         self._group = group
@@ -75,8 +77,9 @@ class TrainingEngine(Engine):
         seed_forward(place.seed, self.segment.epoch, minibatch, place.stage)
         result = place.program.call(weights, received, inputs, self.segment.batches.sizes.run(minibatch))
         if place.is_last:
-            loss = _scalar(place.job.loss(result, target)) if place.job.loss else None
-            assert loss is not None
+            assert place.job.loss is not None
+            with user_code("the job's loss"):
+                loss = _scalar(place.job.loss(result, target))
             step.loss = loss.item()
             result = (loss,)
         step.forward_s += lap()
@@ -163,9 +166,8 @@ class TrainingEngine(Engine):
         return minibatch if minibatch < self.segment.batches.sizes.count else None
 
 
-def _trainable(parameters: object) -> dict[str, nn.Parameter]:
+def _trainable(parameters: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
     """The parameters that training changes, a tied one under its first name only."""
-    assert hasattr(parameters, "items")
     seen: set[int] = set()
     result: dict[str, nn.Parameter] = {}
     for name, parameter in parameters.items():

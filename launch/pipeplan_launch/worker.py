@@ -52,7 +52,7 @@ def run(options: Options) -> None:
     groups = processes.join(plan, options.timeout_s)
     rank = dist.get_rank()
     start = _together(groups, lambda: _decide(options) if rank == 0 else None)
-    start = processes.share(start, 0)
+    start = processes.share(start, 0, groups.everyone)
     try:
         stage = _together(groups, lambda: _build(options, plan, groups, start))
         if stage is not None:

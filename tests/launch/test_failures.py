@@ -37,6 +37,17 @@ def test_a_dead_peer_is_named(tmp_path: Path, die: tuple[int, int]) -> None:
     assert (tmp_path / "run" / "error.txt").read_text().strip() == line.removeprefix("error: ")
 
 
+def test_the_users_mistake_is_quoted(tmp_path: Path) -> None:
+    write_plan(tmp_path, stage_contents([1, 1]))
+    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run")], Toy(break_loss=True), 2)
+    assert ended.statuses == [2, 2]
+    (line,) = errors(ended.err)
+    assert line.startswith("error: the job's loss failed: RuntimeError: shape")
+    assert "toy_workers.py:" in line
+    assert "return output + target.reshape(3, 7)" in line
+    assert "Traceback" not in ended.err
+
+
 def test_a_frozen_peer_is_given_up_on(tmp_path: Path) -> None:
     write_plan(tmp_path, stage_contents([1, 1]))
     ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run"), "--timeout", "1"], Toy(die=(0, 3), freeze=True), 2)

@@ -45,6 +45,8 @@ class Toy:
     """The rank whose loading fails with a LaunchError."""
     die: tuple[int, int] | None = None
     """(rank, minibatch of its own) at which that process ends at once."""
+    break_loss: bool = False
+    """Give the job a loss that raises."""
     freeze: bool = False
     """At `die`, stop answering instead."""
 
@@ -156,10 +158,14 @@ def toy_data(toy: Toy) -> Data:
     )
 
 
+def broken_loss(output: Tensor, target: Tensor) -> Tensor:
+    return output + target.reshape(3, 7)
+
+
 def toy_job(toy: Toy) -> Job:
     return Job(
         nn.Module(),
-        loss=functional.cross_entropy,
+        loss=broken_loss if toy.break_loss else functional.cross_entropy,
         data=lambda: toy_data(toy),
         optimizer=OPTIMIZERS[toy.optimizer],
     )
