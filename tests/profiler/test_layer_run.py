@@ -43,8 +43,9 @@ def test_equals_the_whole(name: str) -> None:
     gradients: dict[str, Tensor] = {}
     for key, parameter in job.model.named_parameters():
         parameter.register_hook(lambda gradient, key=key: gradients.update({key: gradient.clone()}))
-    forward = run.forward(immediately)
-    assert torch.equal(next(iter(run.made("loss")))[1], expected)
+    seen: dict[str, list[Tensor]] = {}
+    forward = run.forward(immediately, look=lambda layer, made: seen.update({layer: list(made)}))
+    assert torch.equal(seen["loss"][0], expected)
     backward = run.backward(immediately)
     assert list(forward) == list(reversed(backward)) == [layer.name for layer in run.traced.layers]
     for key, parameter in whole.named_parameters():

@@ -6,13 +6,14 @@ tensors are detached, so that the backward pass of each layer can be run by itse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_unflatten
 
 from pipeplan_launch.aliasing import attribute
@@ -24,6 +25,7 @@ from pipeplan_launch.trace import TensorSpec, TracedModel
 
 Measure = Callable[[Callable[[], None]], Callable[[], float]]
 Loss = Callable[[Any, Any], Tensor]
+Look = Callable[[str, Sequence[Tensor]], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +41,19 @@ class _Layer:
     """Whether it may write to what it receives: then it gets a copy, which may be written."""
 
 
+class _Arrive(torch.autograd.Function):
+    """A tensor that starts a graph of its own, and is not a leaf: a leaf would stay in memory until the backward pass,
+    where the model lets go of what no operator saved."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, tensor: Tensor, writable: bool) -> Tensor:
+        return tensor.clone() if writable else tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise AssertionError("the gradient is taken before it gets here")
+
+
 class LayerRun:
     """A traced model on a device with one minibatch, ready to be run layer by layer, again and again."""
 
@@ -46,88 +61,114 @@ class LayerRun:
         self.traced, self.batch, self.loss, self.minibatch = traced, batch, loss, minibatch
         self._output_spec = output_spec(traced)
         self.layers = tuple(_prepare(traced, info.name, device) for info in traced.layers)
-        self._leaves: dict[str, dict[str, Tensor]] = {}
-        self._made: dict[str, Tensor] = {}
+        self._anchor = torch.zeros((), device=device, requires_grad=True)
+        # By tensor, until its last reader has run; then only where its gradient goes in is kept.
+        self._values: dict[str, Tensor] = {}
+        self._made: dict[str, GradientEdge] = {}
+        # By layer and tensor: where the gradient comes out, and the gradient.
+        self._arrived: dict[str, dict[str, GradientEdge]] = {}
         self._gradients: dict[str, dict[str, Tensor | None]] = {}
         self._of_parameters: list[Tensor | None] = []
+        self._loss: Tensor | None = None
 
     def forward(
-        self, measure: Measure, around: Callable[[str], AbstractContextManager[Any]] = nullcontext
+        self,
+        measure: Measure,
+        around: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+        look: Look = lambda layer, made: None,
     ) -> dict[str, Callable[[], float]]:
-        """Run all layers forwards; the times by layer. `around` gives a context to run each layer in, by its name."""
+        """Run all layers forwards; the times by layer.
+
+        `around` gives a context to run each layer in, by its name; `look` is shown what each one made: tensors, and
+        in the end the loss.
+        """
         times = {}
         for layer in self.layers:
-            received = self._receive(layer)
-            data = [self.batch.inputs[index] for index in layer.segment.inputs]
             results: list[Any] = []
-
-            def call(layer: _Layer = layer, received: list[Tensor] = received, data: list[Tensor] = data) -> None:
-                made = layer.segment.run(*layer.state, *received, *data, self.minibatch)
-                results.extend(made)  # noqa: B023
-                if layer.name == LOSS:
-                    results[:] = [self.loss(tree_unflatten(list(made), self._output_spec), self.batch.target)]  # noqa: B023
-
-            with around(layer.name):
-                times[layer.name] = measure(call)
+            times[layer.name] = self._forward_one(layer, results, measure, around)
+            look(layer.name, results)
             if layer.name == LOSS:
-                self._made[LOSS] = results[0]
-            else:
-                self._made.update({spec.name: one for spec, one in zip(layer.makes, results, strict=True)})
+                self._loss = results[0]
+                continue
+            for spec, made in zip(layer.makes, results, strict=True):
+                self._values[spec.name] = made
+                if spec.requires_grad:
+                    self._made[spec.name] = get_gradient_edge(made)
         return times
 
-    def made(self, name: str) -> Iterable[tuple[str, Tensor]]:
-        """The tensors that a layer made in the last forward pass, by name; the loss for the layer `loss`."""
-        if name == LOSS:
-            return [(LOSS, self._made[LOSS])]
-        return [
-            (spec.name, self._made[spec.name]) for layer in self.layers for spec in layer.makes if layer.name == name
-        ]
+    def _forward_one(
+        self,
+        layer: _Layer,
+        results: list[Any],
+        measure: Measure,
+        around: Callable[[str], AbstractContextManager[Any]],
+    ) -> Callable[[], float]:
+        received = self._receive(layer)
+        data = [self.batch.inputs[index] for index in layer.segment.inputs]
+
+        def call() -> None:
+            made = layer.segment.run(*layer.state, *received, *data, self.minibatch)
+            if layer.name == LOSS:
+                results.append(self.loss(tree_unflatten(list(made), self._output_spec), self.batch.target))
+            else:
+                results.extend(made)
+
+        with around(layer.name):
+            return measure(call)
 
     def backward(self, measure: Measure) -> dict[str, Callable[[], float]]:
         """Run all layers backwards, after `forward`; the times by layer. What forward kept is let go on the way."""
         times = {}
         for layer in reversed(self.layers):
-            leaves = {name: leaf for name, leaf in self._leaves[layer.name].items() if leaf.requires_grad}
-            targets = [*leaves.values(), *layer.trained]
-
-            def call(
-                layer: _Layer = layer, leaves: dict[str, Tensor] = leaves, targets: list[Tensor] = targets
-            ) -> None:
-                gradients = self._differentiate(layer, targets)
-                self._gradients[layer.name] = dict(zip(leaves, gradients, strict=False))
-                # Held to the end of the pass, as in training: freeing them here would give later layers warm memory.
-                self._of_parameters += gradients[len(leaves) :]
-
-            times[layer.name] = measure(call)
-            del self._leaves[layer.name]
+            times[layer.name] = self._backward_one(layer, measure)
+            del self._arrived[layer.name]
             for spec in layer.makes:
-                del self._made[spec.name]
+                self._made.pop(spec.name, None)
                 for consumer in spec.consumers:
                     self._gradients[consumer].pop(spec.name, None)
-        self._made.clear()
+        self._loss = None
         self._gradients.clear()
         self._of_parameters.clear()
         return times
 
-    def _differentiate(self, layer: _Layer, targets: list[Tensor]) -> Sequence[Tensor | None]:
+    def _backward_one(self, layer: _Layer, measure: Measure) -> Callable[[], float]:
+        edges = self._arrived[layer.name]
+        targets: list[Any] = [*edges.values(), *layer.trained]
+
+        def call() -> None:
+            gradients = self._differentiate(layer, targets)
+            self._gradients[layer.name] = dict(zip(edges, gradients, strict=False))
+            # Held to the end of the pass, as in training: freeing them here would give later layers warm memory.
+            self._of_parameters += gradients[len(edges) :]
+
+        return measure(call)
+
+    def _differentiate(self, layer: _Layer, targets: list[Any]) -> Sequence[Tensor | None]:
         if not targets:
             return ()
         if layer.name == LOSS:
-            return torch.autograd.grad(self._made[LOSS], targets, allow_unused=True)
+            assert self._loss is not None
+            return torch.autograd.grad(self._loss, targets, allow_unused=True)
         pairs = [(self._made[spec.name], self._gradient(spec)) for spec in layer.makes if spec.requires_grad]
-        given = [(tensor, gradient) for tensor, gradient in pairs if gradient is not None]
+        given = [(edge, gradient) for edge, gradient in pairs if gradient is not None]
         if not given:
             return ()
-        # Not `backward`: it would copy a gradient that the layer passes on unchanged, as `add` does, into the leaf.
+        # Not `backward`: it would copy a gradient that the layer passes on unchanged, as `add` does.
         return torch.autograd.grad([one for one, _ in given], targets, [one for _, one in given], allow_unused=True)
 
     def _receive(self, layer: _Layer) -> list[Tensor]:
-        leaves, received = {}, []
+        edges, received = {}, []
         for spec in layer.receives:
-            leaf = self._made[spec.name].detach().requires_grad_(spec.requires_grad)
-            leaves[spec.name] = leaf
-            received.append(leaf.clone() if layer.writes_in_place else leaf)
-        self._leaves[layer.name] = leaves
+            tensor = self._values[spec.name].detach()
+            if spec.requires_grad:
+                tensor = _Arrive.apply(self._anchor, tensor, layer.writes_in_place)  # type: ignore[no-untyped-call]
+                edges[spec.name] = get_gradient_edge(tensor)
+            else:
+                tensor = tensor.clone() if layer.writes_in_place else tensor
+            received.append(tensor)
+            if spec.consumers[-1] == layer.name:
+                del self._values[spec.name]
+        self._arrived[layer.name] = edges
         return received
 
     def _gradient(self, spec: TensorSpec) -> Tensor | None:

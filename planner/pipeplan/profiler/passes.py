@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,22 +55,11 @@ class Passes:
         model = self.job.model
         saved = SavedBytes([*model.parameters(), *model.buffers(), *self.run.batch.inputs])
         try:
-            self.run.forward(self.clock.measure, saved.watch)
-        except LaunchError:
-            raise
-        except torch.OutOfMemoryError:
+            self.run.forward(self.clock.measure, saved.watch, lambda layer, made: _look(ref, layer, made))
+        except (LaunchError, InputError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             raise InputError(f"{ref!r} cannot be run on a minibatch of its data: {describe(error)}") from error
-        self.clock.settle()
-        for layer in self.run.layers[:-1]:
-            for _, tensor in self.run.made(layer.name):
-                if tensor.is_floating_point() and tensor.isnan().any():
-                    raise InputError(
-                        f"layer {layer.name!r} of {ref!r} produces NaN on a minibatch of its data: "
-                        "check the inputs and the initial weights"
-                    )
-        _check_loss(ref, next(iter(self.run.made(LOSS)))[1])
         self.run.backward(self.clock.measure)
         self._clear()
         return dict(saved.by_layer)
@@ -127,6 +116,17 @@ class Passes:
 
     def _clear(self) -> None:
         self.job.model.zero_grad(set_to_none=True)
+
+
+def _look(ref: str, layer: str, made: Sequence[Tensor]) -> None:
+    """Raise an `InputError` for NaN in what a layer made, and for a loss that cannot be trained on."""
+    if layer == LOSS:
+        _check_loss(ref, made[0])
+    elif any(bool(tensor.isnan().any()) for tensor in made if tensor.is_floating_point()):
+        raise InputError(
+            f"layer {layer!r} of {ref!r} produces NaN on a minibatch of its data: "
+            "check the inputs and the initial weights"
+        )
 
 
 def _check_loss(ref: str, loss: Tensor) -> None:
