@@ -3,7 +3,7 @@
     python tests/benchmarks/executor_pace.py [--minibatches N]
 
 A stage with r replicas sleeps r x 20 ms forward and r x 40 ms backward for each of its minibatches, so that
-the ideal pace of every plan is 60 ms a minibatch. The last line replaces compute by nothing: what is left is overhead.
+the ideal pace of every plan is 60 ms a minibatch. The last lines replace compute by nothing: what is left is overhead.
 """
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ def run(folder: Path, replicas: Sequence[int], load: Load, minibatches: int) -> 
 
 
 def write_plan(folder: Path, replicas: Sequence[int]) -> None:
-    """The stage files of a plan with the depths that keep every stage fed, one more for the way there and back."""
+    """The stage files of a plan with the depths that keep every stage fed, and two minibatches more: transfers, all-reduces."""
     depths = [1]
     for stage in reversed(range(len(replicas) - 1)):
-        depths.insert(0, 1 - (-(depths[0] * replicas[stage + 1] + 1) // replicas[stage]))
+        depths.insert(0, 1 - (-(depths[0] * replicas[stage + 1] + 2) // replicas[stage]))
     ranks = iter(range(sum(replicas)))
     pipeline = [
         {"workers": [next(ranks) for _ in range(count)], "depth": depth, "versions": depth}
