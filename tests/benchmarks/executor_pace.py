@@ -111,7 +111,7 @@ def run(folder: Path, replicas: Sequence[int], load: Load, minibatches: int) -> 
 
 
 def write_plan(folder: Path, replicas: Sequence[int]) -> None:
-    """The stage files of a plan with the depths that keep every stage fed, and two minibatches more: transfers, all-reduces."""
+    """The stage files of a plan, with depths that keep every stage fed and two minibatches to spare."""
     depths = [1]
     for stage in reversed(range(len(replicas) - 1)):
         depths.insert(0, 1 - (-(depths[0] * replicas[stage + 1] + 2) // replicas[stage]))
