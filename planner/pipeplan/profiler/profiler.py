@@ -19,6 +19,7 @@ from pipeplan.profiler.clock import Clock, CPUClock, CUDAClock, median, spread
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.optimizer import optimizer_state
 from pipeplan.profiler.passes import Passes, Progress, Samples
+from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job import Batch, Job
 from pipeplan_launch.loading import canonical_ref, load_job
@@ -46,6 +47,7 @@ def profile_model(ref: str, options: Options, progress: Progress = lambda done, 
     _check(options)
     progress(0, 0, "loading the model")
     try:
+        keep_freed_memory()
         torch.set_num_threads(options.threads)
         job = load_job(ref, options.seed)
         minibatch = options.minibatch or job.minibatch
