@@ -22,9 +22,9 @@ PACKAGES = {"pipeplan": ROOT / "planner" / "pipeplan", "pipeplan_launch": ROOT /
 PLANNER = (
     {"", "errors", "resources", "suggest"},
     {"files", "graph", "units"},
-    {"profile", "cluster", "plan"},
-    {"links", "local", "problem", "importers"},
-    {"cost", "cuts"},
+    {"profile", "cluster", "cost"},
+    {"links", "local", "problem", "plan", "importers"},
+    {"cuts"},
     {"evaluate"},
     {"solvers", "baselines"},
     {"diagnose", "verdict"},

@@ -8,7 +8,7 @@ from pipeplan import cost
 from pipeplan.cuts import Cuts
 from pipeplan.evaluate import complain_of_memory, evaluate
 from pipeplan.links import Links
-from pipeplan.plan import Plan, Stage
+from pipeplan.plan import Plan, data_parallel
 from pipeplan.problem import Problem
 from pipeplan.solvers import dp
 
@@ -29,7 +29,7 @@ class Baseline:
 
 def compare(problem: Problem, cuts: Cuts) -> list[Baseline]:
     """The three baselines of a problem. Data parallelism is scored even where it does not fit, with a remark."""
-    parallel = data_parallel(problem)
+    parallel = data_parallel(problem.layer_names, problem.cluster.workers, inference=problem.options.inference)
     score = evaluate(parallel, problem)
     remark = "" if score.fits else f"does not fit in memory: {complain_of_memory(score)}"
     found = [Baseline("data parallelism", score.pace_s, parallel.config, remark)]
@@ -47,13 +47,6 @@ def compare(problem: Problem, cuts: Cuts) -> list[Baseline]:
     found.append(Baseline("best straight pipeline", pace, straight.plan.config))
     unpipelined = unpipelined_time(straight.plan, problem)
     return [*found, Baseline("model parallelism", unpipelined, straight.plan.config, "the same stages, not pipelined")]
-
-
-def data_parallel(problem: Problem, workers: int | None = None) -> Plan:
-    """The whole model on every worker (or on the first so many)."""
-    count = problem.cluster.workers if workers is None else workers
-    layers = tuple(name for unit in problem.units for name in unit.layers)
-    return Plan((Stage(layers, tuple(range(count)), 1, 1),), inference=problem.options.inference)
 
 
 def unpipelined_time(plan: Plan, problem: Problem) -> float:

@@ -51,33 +51,63 @@ def transfer_time(size: Any, bandwidth: Any, latency_s: Any) -> Any:
     return size / bandwidth + latency_s
 
 
-def in_flight_depth(downstream: Any, transfer_s: Any, pace_s: float, replicas: Any) -> Any:
+def in_flight_depth(behind: Any, transfer_s: Any, pace_s: float, replicas: Any, copies: int = 1) -> Any:
     """Minibatches that each replica of a stage holds in flight so that the pipeline keeps `pace_s`.
 
-    1 + ceil((downstream + 2 · transfer / pace) / replicas), with `downstream` the minibatches in flight at the next
-    stage (its depth times its replicas). The last stage needs 1. PipeDream's own warm-up count, the ratio of the
-    workers from here on to the replicas here, is a lower bound that loses pace where replicas are unequal or
-    transfers take long.
+    1 + ceil((behind + spread + 2 · transfer / pace) / replicas), with `behind` as `in_flight_behind` gives it for the
+    next stage. The last stage needs 1. All counts are per copy of the pipeline. PipeDream's own warm-up count, the
+    ratio of the workers from here on to the replicas here, is a lower bound: it leaves out transfers, and that the
+    replicas of a stage wait for the last of their group at every update.
     """
-    return 1 + np.ceil((downstream + 2 * transfer_s / pace_s) / replicas - ROUNDING)
+    return 1 + np.ceil((behind + spread(replicas, copies) + 2 * transfer_s / pace_s) / replicas - ROUNDING)
 
 
-def depth_limited_pace(depth: int, replicas: int, downstream: int, transfer_s: float) -> float:
+def in_flight_behind(depth: Any, replicas: Any, copies: int = 1) -> Any:
+    """What the stage before must cover: all that is in flight at this one, and the spread of one group of replicas."""
+    return depth * replicas + spread(replicas, copies)
+
+
+def spread(replicas: Any, copies: int) -> Any:
+    """Minibatches by which the first and the last of the replicas that update together are apart, per copy.
+
+    A group is replicas · copies consecutive minibatches, so (replicas · copies - 1) / copies.
+    """
+    return replicas - 1.0 / copies
+
+
+def depth_limited_pace(depth: int, replicas: int, behind: float, transfer_s: float, copies: int = 1) -> float:
     """The pace that a depth sustains: `in_flight_depth` solved for the pace (infinite where the depth is too small)."""
-    slack = (depth - 1 + ROUNDING) * replicas - downstream
-    return 2 * transfer_s / slack if slack > 0 else float("inf")
+    slack = (depth - 1 + ROUNDING) * replicas - spread(replicas, copies) - behind
+    return 2 * transfer_s / float(slack) if slack > 0 else float("inf")
+
+
+def update_lag(replicas: Any, single_stage: Any) -> Any:
+    """By how many updates a replicated stage of a pipeline runs late: 1, as its all-reduce is awaited one later.
+
+    A stage without replicas has nothing to await, and plain data parallelism stays synchronous: 0.
+    """
+    return np.logical_and(np.greater(replicas, 1), np.logical_not(single_stage)).astype(int)
 
 
 def fixed_memory(parameters: Any, buffers: Any, boundary: Any, optimizer_ratio: float, training: bool) -> Any:
     """Bytes of one worker that do not grow with the depth.
 
     Training: one gradient and the optimiser's state per parameter, module buffers, and a minibatch of communication
-    buffers each way at both boundaries (`boundary` bytes). Inference: no gradient and no state.
+    buffers each way at both boundaries (`boundary` bytes). Inference: the weights instead of gradient and state.
     """
-    per_parameter = 1.0 + optimizer_ratio if training else 0.0
+    per_parameter = 1.0 + optimizer_ratio if training else 1.0
     return parameters * per_parameter + buffers + boundary
 
 
-def memory_per_depth(parameters: Any, saved: Any) -> Any:
-    """Bytes of one worker for every minibatch in flight: a version of the weights and what backward needs."""
-    return parameters + saved
+def replica_memory(parameters: Any, replicas: Any, lag: Any) -> Any:
+    """Bytes that replication adds in training: flat buckets for the all-reduce, and a version for a late update."""
+    return parameters * (np.greater(replicas, 1) + lag)
+
+
+def memory_per_depth(parameters: Any, saved: Any, received: Any, sent: Any) -> Any:
+    """Bytes in training for every minibatch in flight: a version of the weights, what backward needs, input and output.
+
+    What crosses a boundary is held on both sides until the backward pass. A profile counts it once, with the layer
+    that keeps it first, whichever side that is on: here it is charged to both, which may count it twice on one side.
+    """
+    return parameters + saved + received + sent

@@ -42,7 +42,7 @@ def _alone(problem: Problem, unit: Unit) -> float:
     """Bytes of a worker that holds this unit only, one minibatch in flight, without communication buffers."""
     ratio, training = problem.profile.optimizer_state_ratio, problem.training
     fixed = cost.fixed_memory(unit.parameter_bytes, unit.buffer_bytes, 0.0, ratio, training)
-    return float(fixed + cost.memory_per_depth(unit.parameter_bytes, unit.saved_bytes))
+    return float(fixed + cost.memory_per_depth(unit.parameter_bytes, unit.saved_bytes, 0, 0))
 
 
 def _enough_memory(problem: Problem) -> float | None:

@@ -145,8 +145,9 @@ def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
         boundary = float(cost.boundary_time(busier, links.sendrecv_bandwidth[level]))
         transfer = float(cost.transfer_time(busier, links.sendrecv_bandwidth[level], links.sendrecv_latency[level]))
         following = plan.stages[index + 1]
-        downstream = following.depth * (following.replicas // plan.copies)
-        depth = cost.depth_limited_pace(stage.depth, replicas, downstream, transfer) if problem.training else 0.0
+        behind = float(cost.in_flight_behind(following.depth, following.replicas // plan.copies, plan.copies))
+        if problem.training:
+            depth = cost.depth_limited_pace(stage.depth, replicas, behind, transfer, plan.copies)
     return StageCost(
         forward_s=forward,
         backward_s=backward,
@@ -166,16 +167,20 @@ def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
 def _memory(plan: Plan, problem: Problem, index: int, mine: list[int]) -> float:
     units = [problem.units[unit] for unit in mine]
     parameters = sum(unit.parameter_bytes for unit in units)
-    around = [crossing_bytes(problem, plan, side) for side in (index - 1, index)]
+    received, sent = crossing_bytes(problem, plan, index - 1), crossing_bytes(problem, plan, index)
     fixed = cost.fixed_memory(
         parameters,
         sum(unit.buffer_bytes for unit in units),
-        sum(sent + returned for sent, returned in around),
+        sum(received) + sum(sent),
         problem.profile.optimizer_state_ratio,
         problem.training,
     )
-    growing = cost.memory_per_depth(parameters, sum(unit.saved_bytes for unit in units))
-    return float(fixed + plan.stages[index].depth * growing)
+    if not problem.training:
+        return float(fixed)
+    stage = plan.stages[index]
+    replication = cost.replica_memory(parameters, stage.replicas, plan.lag(index))
+    saved = sum(unit.saved_bytes for unit in units)
+    return float(fixed + replication + stage.depth * cost.memory_per_depth(parameters, saved, received[0], sent[0]))
 
 
 def _units(problem: Problem, stage: Stage) -> list[int]:

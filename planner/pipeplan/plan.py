@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pipeplan import cost
 from pipeplan.files import Node
 
 
@@ -17,12 +18,17 @@ class Stage:
     depth: int
     """Minibatches that each replica holds in flight."""
     versions: int
-    """Versions of the weights that each replica keeps (weight stashing: as many as the depth)."""
+    """Versions of the weights that each replica keeps: as many as the depth, one more where updates run late."""
 
     @property
     def replicas(self) -> int:
         """How many workers hold this stage."""
         return len(self.workers)
+
+
+def versions(depth: int, lag: int, inference: bool) -> int:
+    """Versions of the weights that a replica keeps: one for each minibatch in flight, one more for a late update."""
+    return 1 if inference else depth + lag
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,10 @@ class Plan:
         """Replica counts from input to output, `15-1`; a pipeline in each of 4 components reads `4×(1-1)`."""
         counts = "-".join(str(stage.replicas // self.copies) for stage in self.stages)
         return counts if self.copies == 1 else f"{self.copies}×({counts})"
+
+    def lag(self, index: int) -> int:
+        """By how many updates a stage runs late (`cost.update_lag`)."""
+        return int(cost.update_lag(self.stages[index].replicas, len(self.stages) == 1))
 
     @property
     def busy(self) -> int:
@@ -84,3 +94,8 @@ class Plan:
             copies=node["copies"].integer(minimum=1),
             inference=node["inference"].boolean(),
         )
+
+
+def data_parallel(layers: tuple[str, ...], workers: int, *, inference: bool) -> Plan:
+    """The whole model on every one of the first so many workers."""
+    return Plan((Stage(layers, tuple(range(workers)), 1, 1),), inference=inference)

@@ -25,7 +25,7 @@ class Options:
     """Exactly so many stages."""
     max_replicas: int | None = None
     """No stage on more workers than this, in each copy of the pipeline; 1 makes it straight."""
-    copies: bool = True
+    allow_copies: bool = True
     """Whether whole pipelines may be replicated across the components of the cluster."""
 
     def __post_init__(self) -> None:
@@ -65,6 +65,8 @@ class Problem:
     profile: Profile
     cluster: Cluster
     options: Options = field(default_factory=Options)
+    copies: int = 1
+    """How many pipelines like the one sought run side by side and average their gradients."""
     units: tuple[Unit, ...] = field(init=False)
     flows: tuple[Flow, ...] = field(init=False)
 
@@ -88,6 +90,11 @@ class Problem:
         return not self.options.inference
 
     @property
+    def layer_names(self) -> tuple[str, ...]:
+        """All layers, in the order of the units."""
+        return tuple(name for unit in self.units for name in unit.layers)
+
+    @property
     def edges(self) -> list[tuple[int, int]]:
         """The edges between units."""
         return list(dict.fromkeys((flow.producer, consumer) for flow in self.flows for consumer in flow.consumers))
@@ -102,13 +109,13 @@ class Problem:
         """Time of all units for one minibatch on one worker of speed 1."""
         return sum(unit.forward_s + unit.backward_s for unit in self.units)
 
-    def within(self, cluster: Cluster) -> Problem:
-        """The same problem on another cluster."""
-        return replace(self, cluster=cluster)
+    def within(self, cluster: Cluster, copies: int = 1) -> Problem:
+        """The same problem on another cluster, or on one of `copies` equal parts of one."""
+        return replace(self, cluster=cluster, copies=copies)
 
     def straight(self) -> Problem:
         """The same problem for one pipeline without any replication."""
-        return replace(self, options=replace(self.options, max_replicas=1, stages=None, copies=False))
+        return replace(self, options=replace(self.options, max_replicas=1, stages=None, allow_copies=False))
 
 
 def _contract(profile: Profile) -> list[list[str]]:

@@ -72,9 +72,7 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
     phases.update({result.solver: result.seconds for result in results})
     published_figures = None
     if settings.cost_model in published.NAMES:
-        verdict = Verdict(
-            True, False, f"by the published formulas of {settings.cost_model}, which have no second solver"
-        )
+        verdict = _published_verdict(problem, results[0], settings.cost_model)
         published_figures = results[0].objective_s, published.data_parallel_time(problem, settings.cost_model)
     else:
         verdict = judge(problem, list(results))
@@ -94,8 +92,20 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
     return Outcome(problem, best.plan, score, results, verdict, compared, phases, published_figures)
 
 
+def _published_verdict(problem: Problem, result: Result, name: str) -> Verdict:
+    text = f"by the published formulas of {name}, which have no second solver and no limit on memory"
+    if result.plan is not None and not evaluate(result.plan, problem).fits:
+        text += "; this plan does not fit in memory"
+    return Verdict(True, False, text)
+
+
 def _run(problem: Problem, cuts: Cuts, settings: Settings) -> tuple[Result, ...]:
     if settings.cost_model in published.NAMES:
+        options = problem.options
+        if options.stages is not None or options.max_replicas is not None:
+            raise InputError(
+                f"the cost model {settings.cost_model} has no constraints: leave out --stages, --max-replicas"
+            )
         return (published.solve(problem, cuts, settings.cost_model),)
     if settings.cost_model != "pipeplan":
         raise InputError(f"there is no cost model {settings.cost_model!r}")

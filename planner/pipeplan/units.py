@@ -14,7 +14,8 @@ _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2*
 _RATES = {f"{unit}/s": float(factor) for unit, factor in _SIZES.items()} | {
     f"{prefix}bit/s": factor / 8 for prefix, factor in (("", 1.0), ("K", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))
 }
-_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+# Per second: dividing by these is exact where multiplying by 1e-6 is not.
+_TIMES = {"s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9}
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*(\S*)\s*", re.ASCII)
 
 
@@ -30,7 +31,9 @@ def parse_rate(value: object, where: str) -> float:
 
 def parse_time(value: object, where: str) -> float:
     """Seconds, from a number of them or text such as `5 us`."""
-    return _parse(value, _TIMES, "a time such as '5 us'", where)
+    if isinstance(value, str) and (match := _QUANTITY.fullmatch(value)) and match[2] in _TIMES:
+        return float(match[1]) / _TIMES[match[2]]
+    return _parse(value, {}, "a time such as '5 us'", where)
 
 
 def _parse(value: object, units: dict[str, int] | dict[str, float], example: str, where: str) -> float:

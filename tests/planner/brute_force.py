@@ -37,7 +37,7 @@ def best(instance: Instance) -> float:
     answers = [_pipelines(instance, workers, sizes)]
     for size in sorted({size for size in sizes[1:] if 1 < size < workers}):
         copies = workers // size
-        inner = _pipelines(instance, size, sizes)
+        inner = _pipelines(instance, size, sizes, copies)
         weights = sum(layer["w"] for layer in instance.layers)
         sync = 0.0 if instance.inference else _allreduce(instance, copies, weights, len(instance.levels)) / copies
         answers.append(_join(inner / copies, sync, instance.overlap))
@@ -64,7 +64,7 @@ def _allreduce(instance: Instance, members: int, size: float, level: int) -> flo
     return 2 * (members - 1) / members * size / bandwidth + 2 * (members - 1) * latency
 
 
-def _pipelines(instance: Instance, workers: int, sizes: list[int]) -> float:
+def _pipelines(instance: Instance, workers: int, sizes: list[int], copies: int = 1) -> float:
     """The fastest single pipeline on the first `workers` workers."""
     answer = math.inf
     count = len(instance.layers)
@@ -75,7 +75,7 @@ def _pipelines(instance: Instance, workers: int, sizes: list[int]) -> float:
             if len(set(homes)) < stages or not _valid(instance, homes):
                 continue
             for placement in _placements(stages, workers, instance.max_replicas or workers):
-                answer = min(answer, _score(instance, homes, placement, sizes))
+                answer = min(answer, _score(instance, homes, placement, sizes, copies))
     return answer
 
 
@@ -95,9 +95,9 @@ def _placements(stages: int, workers: int, most: int, first: int = 0):  # type: 
 
 
 def _score(
-    instance: Instance, homes: tuple[int, ...], placement: tuple[tuple[int, int], ...], sizes: list[int]
+    instance: Instance, homes: tuple[int, ...], placement: tuple[tuple[int, int], ...], sizes: list[int], copies: int
 ) -> float:
-    resources, transfers, buffers = [0.0], [], [0.0]
+    resources, transfers, across = [0.0], [], [(0.0, 0.0)]
     for stage, (start, end) in enumerate(placement):
         mine = [layer for layer, home in zip(instance.layers, homes, strict=True) if home == stage]
         replicas = end - start
@@ -109,35 +109,23 @@ def _score(
         resources.append(_join(work, sync, instance.overlap))
         if stage + 1 < len(placement):
             bandwidth, latency = _rate(instance, _level(start, placement[stage + 1][1] - 1, sizes))
-            across = [t for t in instance.tensors if homes[t[0]] <= stage and any(homes[c] > stage for c in t[1])]
-            forward = sum(tensor[2] for tensor in across)
-            backward = 0.0 if instance.inference else sum(tensor[3] for tensor in across)
+            cut = [t for t in instance.tensors if homes[t[0]] <= stage and any(homes[c] > stage for c in t[1])]
+            forward = sum(tensor[2] for tensor in cut)
+            backward = 0.0 if instance.inference else sum(tensor[3] for tensor in cut)
             resources.append(max(forward, backward) / bandwidth)
             transfers.append(max(forward, backward) / bandwidth + latency)
-            buffers.append(forward + backward)
-    buffers.append(0.0)
+            across.append((forward, backward))
+    across.append((0.0, 0.0))
     floor = max(resources)
     if math.isinf(instance.memory):
         return floor
-    return _with_depths(instance, homes, placement, floor, transfers, buffers)
-
-
-def _with_depths(
-    instance: Instance,
-    homes: tuple[int, ...],
-    placement: tuple[tuple[int, int], ...],
-    floor: float,
-    transfers: list[float],
-    buffers: list[float],
-) -> float:
-    """The smallest pace of at least `floor` whose depths fit in memory: depths change only at finitely many paces."""
+    # The smallest pace of at least the floor whose depths fit: depths change at finitely many paces only.
     paces = {floor}
     if not instance.inference:
-        paces |= {2 * transfer / n for transfer in transfers for n in range(1, 60) if 2 * transfer / n > floor}
-    for pace in sorted(paces):
-        if _fits(instance, homes, placement, pace, transfers, buffers):
-            return pace
-    return math.inf
+        steps = [n + 2 / copies for n in range(-2, 60) if n + 2 / copies > 0]
+        paces |= {2 * transfer / n for transfer in transfers for n in steps if 2 * transfer / n > floor}
+    fitting = (pace for pace in sorted(paces) if _fits(instance, homes, placement, pace, transfers, across, copies))
+    return next(fitting, math.inf)
 
 
 def _fits(
@@ -146,22 +134,29 @@ def _fits(
     placement: tuple[tuple[int, int], ...],
     pace: float,
     transfers: list[float],
-    buffers: list[float],
+    across: list[tuple[float, float]],
+    copies: int,
 ) -> bool:
-    behind = 0
+    """Whether every worker's memory suffices at the depths that a pace needs, from the last stage to the first."""
+    demanded = 0.0
     for stage in range(len(placement) - 1, -1, -1):
         start, end = placement[stage]
+        replicas = end - start
         mine = [layer for layer, home in zip(instance.layers, homes, strict=True) if home == stage]
-        depth = 1
-        if stage + 1 < len(placement) and not instance.inference:
-            depth = 1 + math.ceil((behind + 2 * transfers[stage] / pace) / (end - start) - 1e-9)
         weights, saved = sum(layer["w"] for layer in mine), sum(layer["s"] for layer in mine)
-        memory = sum(layer["u"] for layer in mine) + buffers[stage] + buffers[stage + 1]
+        memory = sum(layer["u"] for layer in mine) + sum(across[stage]) + sum(across[stage + 1])
+        spread = replicas - 1 / copies
+        depth = 1
         if instance.inference:
             memory += weights
         else:
-            memory += weights * (1 + instance.state) + depth * (weights + saved)
+            if stage + 1 < len(placement):
+                depth = 1 + math.ceil((demanded + spread + 2 * transfers[stage] / pace) / replicas - 1e-9)
+            held = across[stage][0] + across[stage + 1][0]
+            memory += weights * (1 + instance.state) + depth * (weights + saved + held)
+            if replicas * copies > 1:
+                memory += weights * (1 if len(placement) == 1 else 2)
         if memory > instance.memory:
             return False
-        behind = depth * (end - start)
+        demanded = depth * replicas + spread
     return True

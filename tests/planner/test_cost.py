@@ -25,27 +25,31 @@ def test_overlap_lies_between_the_larger_and_the_sum(overlap: float, expected: f
 
 def test_in_flight_depth() -> None:
     # A straight pipeline with free transfers: 1, 2, 3, 4 from the output.
-    depths, downstream = [1], 1
+    depths = [1]
     for _ in range(3):
-        depths.append(int(cost.in_flight_depth(downstream, 0.0, 1.0, 1)))
-        downstream = depths[-1]
+        depths.append(int(cost.in_flight_depth(cost.in_flight_behind(depths[-1], 1), 0.0, 1.0, 1)))
     assert depths == [1, 2, 3, 4]
-    # 3-2-1: one in flight behind two replicas, then four behind three.
+    # 3-2-1. Two replicas in front of one: one behind, and a spread of 1. Three in front of them: 2·2 and a spread of 1
+    # behind, a spread of 2 here.
     assert cost.in_flight_depth(1, 0.0, 1.0, 2) == 2
-    assert cost.in_flight_depth(2 * 2, 0.0, 1.0, 3) == 3
+    assert cost.in_flight_behind(2, 2) == 5
+    assert cost.in_flight_depth(5, 0.0, 1.0, 3) == 4
+    # In each of two copies the spread is 1/2 more.
+    assert cost.spread(2, 2) == 1.5
     # A transfer of a tenth of the pace needs one more.
     assert cost.in_flight_depth(1, 0.1, 1.0, 1) == 3
     # Rounding in the quotient does not add one.
     assert cost.in_flight_depth(1, 0.3 / 2, 0.1 * 3, 1) == 3
 
 
-def test_depth_and_pace_are_inverse() -> None:
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_depth_and_pace_are_inverse(copies: int) -> None:
     for replicas in (1, 2, 3):
-        for downstream in (1, 2, 5):
+        for behind in (1.0, 2.5, 5.0):
             for transfer in (0.1, 0.7, 1.3):
-                depth = int(cost.in_flight_depth(downstream, transfer, 1.0, replicas))
-                assert cost.depth_limited_pace(depth, replicas, downstream, transfer) <= 1.0 + 1e-9
-                assert cost.depth_limited_pace(depth - 1, replicas, downstream, transfer) > 1.0 - 1e-9
+                depth = int(cost.in_flight_depth(behind, transfer, 1.0, replicas, copies))
+                assert cost.depth_limited_pace(depth, replicas, behind, transfer, copies) <= 1.0 + 1e-9
+                assert cost.depth_limited_pace(depth - 1, replicas, behind, transfer, copies) > 1.0 - 1e-9
     assert math.isinf(cost.depth_limited_pace(1, 1, 1, 0.1))
     assert cost.depth_limited_pace(2, 1, 1, 0.0) == 0.0
     # A transfer too short to count when a depth is chosen does not count when the depth is judged.
@@ -54,6 +58,10 @@ def test_depth_and_pace_are_inverse() -> None:
 
 
 def test_memory() -> None:
-    # Gradient and one state per parameter, buffers, boundary; then a version and what is saved for each in flight.
-    assert cost.fixed_memory(100, 7, 20, 1.0, True) + 3 * cost.memory_per_depth(100, 50) == 227 + 450
-    assert cost.fixed_memory(100, 7, 20, 1.0, False) + 1 * cost.memory_per_depth(100, 0) == 127
+    # Gradient and one state per parameter, buffers, boundary; then a version, what is saved, input and output for each
+    # in flight; buckets for more than one replica, and a version for a late update.
+    assert cost.fixed_memory(100, 7, 20, 1.0, True) == 227
+    assert 3 * cost.memory_per_depth(100, 50, 4, 6) == 480
+    assert cost.fixed_memory(100, 7, 20, 1.0, False) == 127
+    assert [int(cost.replica_memory(100, r, cost.update_lag(r, False))) for r in (1, 2)] == [0, 200]
+    assert int(cost.replica_memory(100, 4, cost.update_lag(4, True))) == 100

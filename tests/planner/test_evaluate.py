@@ -38,14 +38,15 @@ def test_a_plan_over_two_servers_by_hand() -> None:
     assert (first.boundary_bytes, first.boundary_gradient_bytes) == (40, 30)
     assert first.boundary_level == 2
     assert first.boundary_s == pytest.approx(4.0)
-    # Depth 3 on 3 replicas leaves 6 - 1 minibatches for two transfers of 4.25 s.
-    assert first.depth_s == pytest.approx(2 * 4.25 / 5)
+    # Depth 3 on 3 replicas leaves 6 - 1 minibatches, less a spread of 2, for two transfers of 4.25 s.
+    assert first.depth_s == pytest.approx(2 * 4.25 / 3)
     assert last.compute_s == pytest.approx(4.5)
     assert score.pace_s == pytest.approx(4.5)
     assert score.bound == "compute of stage 2"
-    # gradient and momentum, boundary, three versions and three times what is saved.
-    assert first.memory_bytes == pytest.approx(50 * 2 + 70 + 3 * (50 + 5))
-    assert last.memory_bytes == pytest.approx(120 * 2 + 70 + (120 + 16))
+    # Gradient and momentum, boundary, buckets and a fourth version, and for each of three in flight a version, what is
+    # saved, and the output.
+    assert first.memory_bytes == pytest.approx(50 * 2 + 70 + 2 * 50 + 3 * (50 + 5 + 40))
+    assert last.memory_bytes == pytest.approx(120 * 2 + 70 + (120 + 16 + 40))
 
 
 def test_a_relayed_tensor_crosses_every_cut_once() -> None:
@@ -55,7 +56,7 @@ def test_a_relayed_tensor_crosses_every_cut_once() -> None:
 
 
 def test_copies_of_a_pipeline_share_the_pace_and_synchronise() -> None:
-    stages = (Stage(("a",), (0, 2), 3, 3), Stage(("b", "c"), (1, 3), 1, 1))
+    stages = (Stage(("a",), (0, 2), 4, 5), Stage(("b", "c"), (1, 3), 1, 1))
     score = evaluate(Plan(stages, copies=2), _problem())
     # Two pipelines inside the servers, each bound by 6 s; all 170 bytes reduced between two: (2·1/2·17 + 2·0.25)/2.
     assert score.copies_s == pytest.approx((17 + 0.5) / 2)

@@ -114,7 +114,7 @@ def test_a_better_cluster_is_never_worse(better: object) -> None:
     for seed in range(400, 430):
         _, problem = _problem(seed, 6)
         # Copies of a pipeline fill the whole cluster, so that one more server may take that space away.
-        problem = replace(problem, options=replace(problem.options, copies=False))
+        problem = replace(problem, options=replace(problem.options, allow_copies=False))
         improved = problem.within(better(problem.cluster))  # type: ignore[operator]
         assert _objective(improved) <= _objective(problem) * (1 + 1e-9)
 

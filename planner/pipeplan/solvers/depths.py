@@ -7,7 +7,7 @@ from dataclasses import replace
 from pipeplan import cost
 from pipeplan.evaluate import crossing_bytes
 from pipeplan.links import Links
-from pipeplan.plan import Plan
+from pipeplan.plan import Plan, versions
 from pipeplan.problem import Problem
 
 
@@ -18,14 +18,16 @@ def assign(plan: Plan, problem: Problem, pace_s: float) -> Plan:
     links, cluster = Links.of(problem.cluster), problem.cluster
     inner_pace = pace_s * plan.copies
     stages = list(plan.stages)
-    stages[-1] = replace(stages[-1], depth=1, versions=1)
+    stages[-1] = replace(stages[-1], depth=1)
     for index in range(len(stages) - 2, -1, -1):
         workers = [worker for stage in plan.copy(0)[index : index + 2] for worker in stage]
         level = cluster.level_between(min(workers), max(workers))
         busier = max(crossing_bytes(problem, plan, index))
         transfer = cost.transfer_time(busier, links.sendrecv_bandwidth[level], links.sendrecv_latency[level])
         following, here = stages[index + 1], stages[index]
-        downstream = following.depth * (following.replicas // plan.copies)
-        depth = int(cost.in_flight_depth(downstream, float(transfer), inner_pace, here.replicas // plan.copies))
-        stages[index] = replace(here, depth=depth, versions=depth)
+        behind = cost.in_flight_behind(following.depth, following.replicas // plan.copies, plan.copies)
+        replicas = here.replicas // plan.copies
+        depth = int(cost.in_flight_depth(behind, float(transfer), inner_pace, replicas, plan.copies))
+        stages[index] = replace(here, depth=depth)
+    stages = [replace(stage, versions=versions(stage.depth, plan.lag(i), False)) for i, stage in enumerate(stages)]
     return replace(plan, stages=tuple(stages))

@@ -3,10 +3,11 @@
 For a threshold T the program asks whether some pipeline has every resource under T and every worker within its memory.
 It works from the output end, because the minibatches that a stage holds in flight depend on the stages behind it:
 
-    K[J, p, λ] = the fewest minibatches in flight at the first stage of a pipeline for everything after cut J that uses
-                 no worker before p, where λ is the level of the component that holds workers p … last of that stage
+    K[J, p, λ] = the least that the first stage of a pipeline for everything after cut J demands of the stage before it
+                 (minibatches in flight, and the spread of its replicas) without any worker before p, where λ is the
+                 level of the component that holds workers p … last of that stage
 
-and a stage I→J on workers s … s+r-1, s + r ≤ p, leads from K[J, p, λ] to K[I, s, its span]. Fewer in flight is never
+and a stage I→J on workers s … s+r-1, s + r ≤ p, leads from K[J, p, λ] to K[I, s, its span]. Less is never
 worse: upstream depths, and so memory, only shrink with it. Every quantity compared with T is one of finitely many
 (stage times, boundary times, and the thresholds of the depth), so a binary search over these ends at the exact optimum.
 """
@@ -89,10 +90,13 @@ class Pipelines:
         tables = self.tables
         found = [_between(times, low, high) for times in (*tables.stage_s[1:], tables.boundary_s)]
         if self.problem.training and self.problem.options.memory and low > 0:
-            # A depth changes where 2 · transfer / T is a whole number. As size / bandwidth ≤ T, it is at most this:
+            # A depth changes where 2 · transfer / T, less the fraction that two spreads leave, is a whole number. As
+            # size / bandwidth ≤ T, that number is at most this:
             latency = float((tables.transfer_s - tables.boundary_s).max())
-            most = 3 + int(2 * latency / low)
-            found += [_between(2 * tables.transfer_s / count, low, high) for count in range(1, min(most, 1000) + 1)]
+            most = min(3 + int(2 * latency / low), 1000)
+            fraction = 2 / self.problem.copies % 1
+            counts = [count + fraction for count in range(most + 1) if count + fraction > 0]
+            found += [_between(2 * tables.transfer_s / count, low, high) for count in counts]
         return np.unique(np.concatenate([*found, [high]]))
 
     def _reached(self, threshold: float) -> bool:
@@ -135,17 +139,23 @@ class Pipelines:
         before = tables.smaller[cut]
         allowed = (tables.stage_s[cut] <= threshold)[:, runs.kind]
         for step in self._steps(cut, threshold, source):
-            in_flight = np.where(self._fitting(cut, step.depth, allowed), step.depth * runs.replicas, np.inf)
+            in_flight = np.where(self._fitting(cut, step.depth, allowed), self._behind_them(step.depth), np.inf)
             least = np.minimum.reduceat(in_flight, runs.group, axis=1)
             where = (before[:, None], runs.start[runs.group], runs.span[runs.group])
             target[where] = np.minimum(target[where], least)
+
+    def _behind_them(self, depth: Floats) -> Floats:
+        """What a stage of each placement demands of the stage before it."""
+        demanded: Floats = cost.in_flight_behind(depth, self.tables.placements.replicas, self.problem.copies)
+        return demanded
 
     def _fitting(self, cut: int, depth: Floats, allowed: Flags) -> Flags:
         """Which stages (cut I, placement) are quick enough and fit in memory."""
         fits = allowed & np.isfinite(depth)
         if self.problem.options.memory:
             finite = np.where(np.isfinite(depth), depth, 0)
-            memory = self.tables.fixed[cut][:, None] + self.tables.growing[cut][:, None] * finite
+            constant = self.tables.fixed[cut][:, None] + self.tables.replicated[cut][:, self.tables.placements.kind]
+            memory = constant + self.tables.growing[cut][:, None] * finite
             fits &= memory <= self.problem.capacity
         return fits
 
@@ -163,7 +173,8 @@ class Pipelines:
             quick = (tables.boundary_s[cut] <= threshold)[both]
             depth = np.ones(len(both))
             if self.problem.training:
-                depth = cost.in_flight_depth(downstream, tables.transfer_s[cut][both], threshold, runs.replicas)
+                transfer = tables.transfer_s[cut][both]
+                depth = cost.in_flight_depth(downstream, transfer, threshold, runs.replicas, self.problem.copies)
             yield _Step(level, np.where(quick & np.isfinite(downstream), depth, np.inf))
 
     def _spread_idle(self, cut: int, table: Floats) -> None:
@@ -204,7 +215,7 @@ class Pipelines:
                 continue
             allowed = (self.tables.stage_s[end] <= threshold)[:, runs.kind]
             for step in self._steps(end, threshold, source):
-                in_flight = np.where(self._fitting(end, step.depth, allowed), step.depth * runs.replicas, np.inf)
+                in_flight = np.where(self._fitting(end, step.depth, allowed), self._behind_them(step.depth), np.inf)
                 for run in here[in_flight[row[0], here] == value]:
                     segment = Segment(self._names(cut, end), first, int(runs.replicas[run]), int(step.depth[run]))
                     return segment, self._owner(end, int(runs.end[run]), step.level, source)

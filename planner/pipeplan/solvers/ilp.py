@@ -24,13 +24,15 @@ a run of r consecutive workers that starts at s; sync(π) is the all-reduce over
     releases.
 Memory, only where it can bind, adds the in-flight depth:
     δ[π,d] ∈ {0,1}   π holds a stage with d minibatches in flight
-    γ[q,g] ∈ {0,1}   a transfer over q and back takes at most g periods
-    K[p] ≥ 0         minibatches in flight at the first stage that starts at worker p or later
+    γ[q,g] ∈ {0,1}   a transfer over q and back takes at most g + 2/m periods (m copies of the pipeline)
+    K[p] ≥ 0         what the first stage that starts at worker p or later demands: r·d and a spread of r
 (8) one d for a used π, one g where a stage ends.
-(9) K[p] is r·d of a stage that starts at p, else at least K[p+1].
-(10) (d-1)·r ≥ K behind the stage + g, where δ[π,d].
-(11) twice the transfer over q, at the chosen level, is at most g·T.
-(12) weights, gradient, state, buffers, and d times (a version of the weights and what backward needs) fit the device.
+(9) K[p] is r·(d+1) for a stage that starts at p, else at least K[p+1].
+(10) (d-2)·r ≥ K behind the stage + g, where δ[π,d] and something follows: `cost.in_flight_depth` with both spreads
+     rounded up by 1/m each, which the 2/m of (11) gives back, so that everything here is a whole number.
+(11) twice the transfer over q, at the chosen level, is at most (g + 2/m)·T.
+(12) weights, gradient, state, buffers, and d times (a version of the weights, what backward needs, input and output)
+     fit the device; a replicated stage adds its buckets, and a version unless it is the only stage.
 """
 
 from __future__ import annotations
@@ -39,10 +41,9 @@ import time
 from dataclasses import dataclass
 
 from pipeplan import cost
-from pipeplan.baselines import data_parallel
 from pipeplan.evaluate import evaluate
 from pipeplan.links import Links
-from pipeplan.plan import Plan
+from pipeplan.plan import Plan, data_parallel
 from pipeplan.problem import Problem
 from pipeplan.solvers import backend, depths
 from pipeplan.solvers.ilp_model import Model
@@ -104,7 +105,7 @@ def _known_upper(problem: Problem) -> float:
     if problem.options.stages not in (None, 1) or (problem.options.max_replicas or problem.cluster.workers) < 2:
         return float("inf")
     workers = min(problem.options.max_replicas or problem.cluster.workers, problem.cluster.workers)
-    plan = data_parallel(problem, workers)
+    plan = data_parallel(problem.layer_names, workers, inference=problem.options.inference)
     score = evaluate(plan, problem)
     return score.pace_s if score.fits else float("inf")
 

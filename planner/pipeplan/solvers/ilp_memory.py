@@ -6,6 +6,7 @@ Sizes are in units of the device's memory. Left out altogether where no stage ca
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pulp
@@ -22,28 +23,29 @@ def add(model: Model) -> None:
     if not model.problem.training:
         _Weights(model).add({run: [1] for run in model.placements})
         return
-    lag = _largest_lag(model)
-    depths = {run: _depths(model, run, lag) for run in model.placements}
+    slacks = _slacks(model)
+    depths = {run: _depths(model, run, slacks[-1]) for run in model.placements}
     weights = _Weights(model)
     if weights.can_bind(max(depth for options in depths.values() for depth in options)):
         chosen = weights.add(depths)
-        _in_flight(model, chosen, _lags(model, lag), lag)
+        _in_flight(model, chosen, _transfers(model, slacks), slacks[-1])
 
 
-def _largest_lag(model: Model) -> int:
-    """The largest g that a transfer can need: 2 · (size / bandwidth + latency) / T with size / bandwidth ≤ T."""
+def _slacks(model: Model) -> list[int]:
+    """The values of g: (g + 2/m) periods for a transfer and back, from none to the most that one can need.
+
+    Two spreads, of r - 1/m each, leave 2/m of a minibatch. A transfer takes size / bandwidth ≤ T and the latency.
+    """
     latency = float(model.links.sendrecv_latency.max())
-    work = sum(model.work(layer) for layer in model.layers)
-    slowest_pace = work / model.workers
-    if latency == 0:
-        return 2
-    return 2 + (math.ceil(2 * latency / slowest_pace) if slowest_pace > 0 else 1000)
+    pace = sum(model.work(layer) for layer in model.layers) / model.workers
+    most = 2 + (min(math.ceil(2 * latency / pace), 1000) if latency > 0 else 0)
+    return list(range(-math.floor(2 / model.problem.copies), most + 1))
 
 
-def _depths(model: Model, run: Placement, lag: int) -> list[int]:
-    """Depths that a stage can need: each stage behind adds at most twice its replicas and a lag to those in flight."""
+def _depths(model: Model, run: Placement, slack: int) -> list[int]:
+    """Depths that a stage can need: each stage behind adds at most four times its replicas and a slack to K."""
     behind = model.workers - 1 - run.last
-    return list(range(1, 2 + math.ceil((behind * (2 + lag) + lag) / run.replicas) if behind else 2))
+    return list(range(1, 3 + math.ceil((behind * (4 + slack) + slack) / run.replicas) if behind else 2))
 
 
 class _Weights:
@@ -53,21 +55,26 @@ class _Weights:
         self.model = model
         self.capacity = model.problem.capacity
         ratio, training = model.problem.profile.optimizer_state_ratio, model.problem.training
+        self.single = _single_stage(model)
         self.fixed = [self._fixed(layer, ratio, training) for layer in model.layers]
         self.growing = [self._growing(layer) for layer in model.layers]
+        self.parameters = [layer.parameter_bytes / self.capacity for layer in model.layers]
         self.buffers = [sum(sizes) / self.capacity for sizes in zip(*model.directions(), strict=True)]
+        self.held = [size / self.capacity if training else 0.0 for size in model.directions()[0]]
 
     def _fixed(self, layer: Layer, ratio: float, training: bool) -> float:
         size = cost.fixed_memory(layer.parameter_bytes, layer.buffer_bytes, 0.0, ratio, training)
         return float(size) / self.capacity
 
     def _growing(self, layer: Layer) -> float:
-        saved = layer.saved_bytes if self.model.problem.training else 0
-        return float(cost.memory_per_depth(layer.parameter_bytes, saved)) / self.capacity
+        if not self.model.problem.training:
+            return 0.0
+        return float(cost.memory_per_depth(layer.parameter_bytes, layer.saved_bytes, 0, 0)) / self.capacity
 
     def can_bind(self, depth: int) -> bool:
-        """Whether the whole model at this depth, with all tensors in buffers, is too much for one device."""
-        needed: float = sum(self.fixed) + depth * sum(self.growing) + 2 * sum(self.buffers)
+        """Whether the whole model at this depth, with all tensors at both boundaries, is too much for one device."""
+        tensors = 2 * sum(self.buffers) + 2 * depth * sum(self.held)
+        needed: float = sum(self.fixed) + 2 * sum(self.parameters) + depth * sum(self.growing) + tensors
         return needed > 1
 
     def add(self, depths: dict[Placement, list[int]]) -> dict[tuple[Placement, int], pulp.LpVariable]:
@@ -84,56 +91,77 @@ class _Weights:
         return chosen
 
     def _limit(self, run: Placement, depth: int, chosen: pulp.LpVariable) -> None:
-        model = self.model
-        size = [fixed + depth * growing for fixed, growing in zip(self.fixed, self.growing, strict=True)]
+        model, training = self.model, self.model.problem.training
+        replicated = training and run.replicas * model.problem.copies > 1
+        # Buckets, and a version for the late update, which a single stage does not have.
+        extra = 2.0 if replicated else 0.0
+        size = [
+            fixed + depth * growing + extra * parameters
+            for fixed, growing, parameters in zip(self.fixed, self.growing, self.parameters, strict=True)
+        ]
         terms = [(variable, size[index]) for index, variable in model.by_run[run]]
         for worker in (run.start - 1, run.last):
             if 0 <= worker < model.workers - 1:
-                terms += [(model.crossing[k, worker], share) for k, share in enumerate(self.buffers) if share]
-        excess = sum(size[index] for index, _ in model.by_run[run]) + 2 * sum(self.buffers) - 1
+                shares = [buffer + depth * held for buffer, held in zip(self.buffers, self.held, strict=True)]
+                terms += [(model.crossing[k, worker], share) for k, share in enumerate(shares) if share]
+        if replicated:
+            terms.append((self.single, -sum(self.parameters)))
+        tensors = 2 * (sum(self.buffers) + depth * sum(self.held))
+        excess = sum(size[index] for index, _ in model.by_run[run]) + tensors - 1
         if excess > 0:
             model.at_most([*terms, (chosen, excess)], 1 + excess)
         # No layer on its own may be too large, whatever else is relaxed.
         for index, variable in model.by_run[run]:
-            if size[index] > 1:
+            if size[index] - (self.parameters[index] if replicated else 0.0) > 1:
                 model.at_most([(variable, 1.0), (chosen, 1.0)], 1.0)
 
 
-def _lags(model: Model, most: int) -> dict[tuple[int, int], pulp.LpVariable]:
+def _single_stage(model: Model) -> pulp.LpVariable:
+    """A variable that is 1 only if there is a single stage."""
+    single = model.binary("single")
+    most = float(model.workers)
+    model.at_most([*((used, 1.0) for used in model.used.values()), (single, most - 1)], most)
+    return single
+
+
+def _transfers(model: Model, slacks: list[int]) -> dict[tuple[int, int], pulp.LpVariable]:
     """γ[q,g], one where a stage ends at q (8), large enough for the transfer over q and back (11)."""
-    tensors = model.problem.profile.tensors
-    lags = {}
+    chosen = {}
+    offset = 2 / model.problem.copies + cost.ROUNDING
     for worker in range(model.workers - 1):
-        for lag in range(most + 1):
-            lags[worker, lag] = model.binary(f"g_{worker}_{lag}")
-        mine = [(lags[worker, lag], 1.0) for lag in range(most + 1)]
+        for slack in slacks:
+            chosen[worker, slack] = model.binary(f"g_{worker}_{slack - slacks[0]}")
+        mine = [(chosen[worker, slack], 1.0) for slack in slacks]
         model.equal([*mine, *((variable, -1.0) for variable, _ in model.ending(worker))], 0.0)
         for level in range(1, len(model.problem.cluster.levels) + 1):
-            factor = 2 / (model.links.sendrecv_bandwidth[level] * model.unit_s)
-            latency = 2 * float(model.links.sendrecv_latency[level]) / model.unit_s
-            for sizes in model.directions():
-                terms: list[Term] = [
-                    (model.crossing[k, worker], sizes[k] * factor) for k in range(len(tensors)) if sizes[k]
-                ]
-                slack = sum(sizes) * factor + latency
-                for lag in range(most + 1):
-                    # terms + latency ≤ g · T, released unless both the level and the lag are chosen.
-                    released = [(model.level[worker, level], slack), (lags[worker, lag], slack)]
-                    model.at_most([*terms, (model.pace, -(lag + cost.ROUNDING)), *released], 2 * slack - latency)
-    return lags
+            for terms, latency, most in _round_trips(model, worker, level):
+                for slack in slacks:
+                    # terms + latency ≤ (g + 2/m) · T, released unless both the level and the slack are chosen.
+                    released = [(model.level[worker, level], most), (chosen[worker, slack], most)]
+                    model.at_most([*terms, (model.pace, -(slack + offset)), *released], 2 * most - latency)
+    return chosen
+
+
+def _round_trips(model: Model, worker: int, level: int) -> Iterator[tuple[list[Term], float, float]]:
+    """For each direction: terms and constant of twice the transfer over a boundary, and the most they can be."""
+    factor = 2 / (model.links.sendrecv_bandwidth[level] * model.unit_s)
+    latency = 2 * float(model.links.sendrecv_latency[level]) / model.unit_s
+    for sizes in model.directions():
+        terms = [(model.crossing[k, worker], size * factor) for k, size in enumerate(sizes) if size]
+        yield terms, latency, sum(sizes) * factor + latency
 
 
 def _in_flight(
     model: Model,
     chosen: dict[tuple[Placement, int], pulp.LpVariable],
-    lags: dict[tuple[int, int], pulp.LpVariable],
-    most_lag: int,
+    transfers: dict[tuple[int, int], pulp.LpVariable],
+    most_slack: int,
 ) -> None:
     """K[p], and the depth that it asks for: (9) and (10)."""
-    most = model.workers * (2 + most_lag)
+    most = model.workers * (4 + most_slack)
     waiting = [pulp.LpVariable(f"K_{worker}", 0, most) for worker in range(model.workers)]
     for worker in range(model.workers):
-        here = [(v, float(run.replicas * depth)) for (run, depth), v in chosen.items() if run.start == worker]
+        here = [(v, float(run.replicas * (depth + 1))) for (run, depth), v in chosen.items() if run.start == worker]
         model.at_most([*here, (waiting[worker], -1.0)], 0.0)
         if worker + 1 < model.workers:
             covering = [(v, -float(most)) for run, v in model.used.items() if run.start <= worker <= run.last]
@@ -142,8 +170,11 @@ def _in_flight(
         if run.last + 1 == model.workers:
             continue
         need: list[Term] = [(waiting[run.last + 1], 1.0)]
-        need += [(lags[run.last, lag], float(lag)) for lag in range(1, most_lag + 1)]
-        have = (depth - 1) * run.replicas
-        slack = float(most + most_lag - have)
-        if slack > 0:
-            model.at_most([*need, (variable, slack)], have + slack)
+        need += [(v, float(slack)) for (worker, slack), v in transfers.items() if worker == run.last and slack]
+        have = (depth - 2) * run.replicas
+        excess = float(most + most_slack - have)
+        if excess > 0:
+            follows = [
+                (model.level[run.last, level], excess) for level in range(1, len(model.problem.cluster.levels) + 1)
+            ]
+            model.at_most([*need, (variable, excess), *follows], have + 2 * excess)

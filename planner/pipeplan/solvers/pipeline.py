@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pipeplan import cost
 from pipeplan.links import Links
-from pipeplan.plan import Plan, Stage
+from pipeplan.plan import Plan, Stage, versions
 from pipeplan.problem import Problem
 
 
@@ -35,7 +35,7 @@ class Space:
 
     def inner(self, problem: Problem) -> Problem:
         """The problem that one copy solves."""
-        return problem.within(problem.cluster.inner(self.level))
+        return problem.within(problem.cluster.inner(self.level), self.copies)
 
     def pace(self, problem: Problem, inner_s: float) -> float:
         """The pace of all copies together, when one copy takes `inner_s` for each of its minibatches."""
@@ -61,8 +61,9 @@ class Space:
                 for worker in range(segment.start, segment.start + segment.replicas)
                 for copy in range(self.copies)
             ]
-            versions = segment.depth if problem.training else 1
-            stages.append(Stage(segment.layers, tuple(workers), segment.depth, versions))
+            lag = int(cost.update_lag(len(workers), len(segments) == 1))
+            kept = versions(segment.depth, lag, problem.options.inference)
+            stages.append(Stage(segment.layers, tuple(workers), segment.depth, kept))
         return Plan(tuple(stages), self.copies, problem.options.inference)
 
 
@@ -70,7 +71,7 @@ def spaces(problem: Problem) -> list[Space]:
     """Both spaces of plans: the whole cluster, then copies in the components of each lower level, largest first."""
     cluster = problem.cluster
     found = [Space(len(cluster.levels), 1)]
-    if not problem.options.copies:
+    if not problem.options.allow_copies:
         return found
     for level in range(len(cluster.levels) - 1, 0, -1):
         size = cluster.span(level)

@@ -63,7 +63,9 @@ class Tables:
     fixed: tuple[Floats, ...]
     """For every J: memory of the stage I→J that does not depend on the depth, by I."""
     growing: tuple[Floats, ...]
-    """For every J: memory of the stage I→J for each minibatch in flight, by I."""
+    """For every J: memory of the stage I→J for each minibatch in flight, by I (zero for inference)."""
+    replicated: tuple[Floats, ...]
+    """For every J: memory that replication adds to the stage I→J, by I and kind of placement."""
     boundary_s: Floats
     """Time on the link of the busier direction, by cut and level."""
     transfer_s: Floats
@@ -79,7 +81,8 @@ class Tables:
         smaller = tuple(cuts.smaller(index) for index in range(len(cuts.ideals)))
         busier = np.maximum(cuts.sent, cuts.returned)[:, None]
         both_ways = cuts.sent + cuts.returned
-        stage_s, fixed, growing = [], [], []
+        last = len(cuts.ideals) - 1
+        stage_s, fixed, growing, replicated = [], [], [], []
         for index, before in enumerate(smaller):
             work = (cuts.work_s[index] - cuts.work_s[before])[:, None]
             parameters = cuts.parameters[index] - cuts.parameters[before]
@@ -92,7 +95,12 @@ class Tables:
             buffers = cuts.buffers[index] - cuts.buffers[before]
             ratio, around = problem.profile.optimizer_state_ratio, both_ways[index] + both_ways[before]
             fixed.append(cost.fixed_memory(parameters, buffers, around, ratio, problem.training))
-            growing.append(cost.memory_per_depth(parameters, cuts.saved[index] - cuts.saved[before]))
+            saved = cuts.saved[index] - cuts.saved[before]
+            training = float(problem.training)
+            growing.append(training * cost.memory_per_depth(parameters, saved, cuts.sent[before], cuts.sent[index]))
+            single = np.logical_and(before == 0, index == last)[:, None]
+            lag = cost.update_lag(replicas * problem.copies, single)
+            replicated.append(training * cost.replica_memory(parameters[:, None], replicas * problem.copies, lag))
         return Tables(
             cuts=cuts,
             placements=placements,
@@ -100,6 +108,7 @@ class Tables:
             stage_s=tuple(stage_s),
             fixed=tuple(fixed),
             growing=tuple(growing),
+            replicated=tuple(replicated),
             boundary_s=cost.boundary_time(busier, links.sendrecv_bandwidth),
             transfer_s=cost.transfer_time(busier, links.sendrecv_bandwidth, links.sendrecv_latency),
             reach=_reach(problem),
