@@ -15,6 +15,11 @@ One replica of a stage with d = 2, minibatches 0, 1, 2 (r = 1):
     fill  | steady      | drain
 
 so the forward of minibatch i runs on the weights after max(0, i div r - d + 1) updates of the segment (`version_used`).
+A stage with several replicas awaits the all-reduce only before its next backward, so that a forward pass hides it:
+
+    F0 F2 | B0 R0 F4 | U0 B2 R1 F6 | …         (replica 0 of 2)
+
+Its weights are then one update older. A single stage, plain data parallelism, does not do so: it stays synchronous.
 """
 
 from __future__ import annotations
@@ -104,24 +109,35 @@ def group_members(group: int, replicas: int, minibatches: int) -> range:
     return range(group * replicas, min((group + 1) * replicas, minibatches))
 
 
-def version_used(minibatch: int, shape: StageShape) -> int:
+def update_lag(pipeline: Sequence[StageShape], stage: int) -> int:
+    """How many updates late a stage runs: 1 where replicas must agree and other stages make it asynchronous anyway."""
+    return int(len(pipeline) > 1 and pipeline[stage].replicas > 1)
+
+
+def version_used(minibatch: int, shape: StageShape, lag: int) -> int:
     """Updates that the stage has made, since the drained segment began, when this minibatch's forward runs."""
-    return max(0, minibatch // shape.replicas - shape.depth + 1)
+    return max(0, minibatch // shape.replicas - shape.depth + 1 - lag)
 
 
 def one_f_one_b(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
     """Asynchronous 1F1B: fill with `depth` forwards, then one backward, update and forward in turn, then drain."""
-    shape = pipeline[stage]
+    shape, lag = pipeline[stage], update_lag(pipeline, stage)
+    groups = group_count(shape.replicas, minibatches)
     own = own_minibatches(replica, shape.replicas, minibatches)
     for minibatch in own[: shape.depth]:
         yield Action(Kind.FORWARD, minibatch)
-    for group in range(group_count(shape.replicas, minibatches)):
+    for group in range(groups):
+        if lag and group > 0:
+            yield Action(Kind.UPDATE, group - 1)
         if group < len(own):
             yield Action(Kind.BACKWARD, own[group])
         yield Action(Kind.REDUCE, group)
-        yield Action(Kind.UPDATE, group)
+        if not lag:
+            yield Action(Kind.UPDATE, group)
         if group + shape.depth < len(own):
             yield Action(Kind.FORWARD, own[group + shape.depth])
+    if lag and groups:
+        yield Action(Kind.UPDATE, groups - 1)
 
 
 def forward_only(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:

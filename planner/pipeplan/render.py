@@ -170,6 +170,8 @@ def launch_script(outcome: Outcome) -> str:
         workers_per_server=cluster.workers_per_server,
         device=cluster.device.kind,
         python=sys.executable,
+        # As many as the profile was measured with, so that the prediction is for what runs.
+        threads=max(1, outcome.problem.profile.provenance.threads),
         version=__version__,
     )
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeplan_launch.schedule import Action, Kind, StageShape, one_f_one_b, version_used
+from pipeplan_launch.schedule import Action, Kind, StageShape, one_f_one_b, update_lag, version_used
 
 CONCEPTS = Path(__file__).resolve().parents[2] / "docs" / "concepts.md"
 PIPELINE = (StageShape(replicas=2, depth=2), StageShape(replicas=1, depth=1))
@@ -72,10 +72,11 @@ def test_versions_of_the_example() -> None:
     for number, shape in enumerate(PIPELINE, start=1):
         row = re.search(rf"^\| stage {number} \|(.*)\|$", text, re.MULTILINE)
         assert row is not None
-        assert [int(cell) for cell in row[1].split("|")] == [version_used(i, shape) for i in range(6)]
+        late = update_lag(PIPELINE, number - 1)
+        assert [int(cell) for cell in row[1].split("|")] == [version_used(i, shape, late) for i in range(6)]
 
 
 if __name__ == "__main__":
     print("\n".join(timeline()))
-    for stage_shape in PIPELINE:
-        print([version_used(minibatch, stage_shape) for minibatch in range(6)])
+    for stage_number, stage_shape in enumerate(PIPELINE):
+        print([version_used(minibatch, stage_shape, update_lag(PIPELINE, stage_number)) for minibatch in range(6)])

@@ -36,8 +36,8 @@ State = dict[str, Tensor]
 class ReferenceStage:
     """Explicit copies: `versions[v]` are the weights after v updates."""
 
-    def __init__(self, layers: list[int], replicas: int, depth: int, optimizer: str) -> None:
-        self.layers, self.replicas, self.depth = layers, replicas, depth
+    def __init__(self, layers: list[int], replicas: int, depth: int, late: int, optimizer: str) -> None:
+        self.layers, self.replicas, self.depth, self.late = layers, replicas, depth, late
         self.live = {n: torch.nn.Parameter(w) for layer in layers for n, w in initial()[layer].items()}
         self.optimizer = OPTIMIZERS[optimizer](list(self.live.values()))
         self.versions = [self.copy()]
@@ -50,7 +50,7 @@ class ReferenceStage:
         return {name: weight.detach().clone() for name, weight in self.live.items()}
 
     def weights_for(self, minibatch: int, begun: int) -> State:
-        version = begun + max(0, minibatch // self.replicas - self.depth + 1)
+        version = begun + max(0, minibatch // self.replicas - self.depth + 1 - self.late)
         return {name: weight.clone().requires_grad_() for name, weight in self.versions[version].items()}
 
     def update(self, group: list[State]) -> None:
@@ -64,7 +64,10 @@ class ReferenceStage:
 def train_literally(toy: Toy, replicas: list[int], epochs: int, minibatch: int = 2) -> tuple[State, State]:
     """(weights, buffers) after the epochs, by the formula."""
     layers = split_layers(len(replicas))
-    stages = [ReferenceStage(*fields, toy.optimizer) for fields in zip(layers, replicas, depths(replicas), strict=True)]
+    # A replicated stage of several updates one minibatch late.
+    late = [int(len(replicas) > 1 and count > 1) for count in replicas]
+    fields = zip(layers, replicas, depths(replicas), late, strict=True)
+    stages = [ReferenceStage(*each, toy.optimizer) for each in fields]
     inputs, targets = samples(toy.samples + 23)
     for epoch in range(epochs):
         begun = [len(stage.versions) - 1 for stage in stages]

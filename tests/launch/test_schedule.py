@@ -18,6 +18,7 @@ from pipeplan_launch.schedule import (
     group_count,
     group_members,
     one_f_one_b,
+    update_lag,
     version_used,
 )
 
@@ -26,7 +27,7 @@ FORWARD = SCHEDULES["forward-only"]
 
 
 def shapes(replicas: tuple[int, ...], extra: int = 0) -> list[StageShape]:
-    """The shallowest depths that keep every stage fed: d_last = 1, d_s = 1 + ceil(d_{s+1} r_{s+1} / r_s)."""
+    """Shallow depths that do not deadlock: d_last = 1, d_s = 1 + ceil(d_{s+1} r_{s+1} / r_s)."""
     result: list[StageShape] = []
     depth = 1
     for stage in reversed(range(len(replicas))):
@@ -46,10 +47,12 @@ def text(pipeline: list[StageShape], stage: int, replica: int, minibatches: int)
 
 def test_streams_as_pictures() -> None:
     two_one = [StageShape(2, 2), StageShape(1, 1)]
-    assert text(two_one, 0, 0, 5) == "F0 F2 B0 R0 U0 F4 B2 R1 U1 B4 R2 U2"
+    assert text(two_one, 0, 0, 5) == "F0 F2 B0 R0 F4 U0 B2 R1 U1 B4 R2 U2"
     # Replica 1 has no member of the last, short group: it still joins that group's all-reduce.
     assert text(two_one, 0, 1, 5) == "F1 F3 B1 R0 U0 B3 R1 U1 R2 U2"
     assert text(two_one, 1, 0, 3) == "F0 B0 R0 U0 F1 B1 R1 U1 F2 B2 R2 U2"
+    # Data parallelism: nothing is late.
+    assert text([StageShape(2, 1)], 0, 0, 4) == "F0 B0 R0 U0 F2 B2 R1 U1"
     assert text([StageShape(2, 3)], 0, 1, 1) == "R0 U0"
     assert text(two_one, 0, 0, 0) == ""
 
@@ -87,13 +90,17 @@ def test_every_small_pipeline_serves_forward_only() -> None:
 
 
 def test_versions_follow_the_formula() -> None:
-    for replicas, depth in itertools.product(range(1, 5), range(1, 6)):
+    for replicas, depth, stages in itertools.product(range(1, 5), range(1, 6), (1, 2)):
         shape = StageShape(replicas, depth)
+        pipeline = [shape, StageShape(1, 1)][:stages]
+        late = 1 if stages > 1 and replicas > 1 else 0
+        assert update_lag(pipeline, 0) == late
         for minibatches, replica in itertools.product((1, 7, 12), range(replicas)):
             updates = 0
-            for action in one_f_one_b([shape], 0, replica, minibatches):
+            for action in one_f_one_b(pipeline, 0, replica, minibatches):
                 if action.kind is Kind.FORWARD:
-                    assert updates == max(0, action.index // replicas - depth + 1) == version_used(action.index, shape)
+                    assert updates == max(0, action.index // replicas - depth + 1 - late)
+                    assert updates == version_used(action.index, shape, late)
                 elif action.kind is Kind.UPDATE:
                     assert action.index == updates
                     updates += 1
