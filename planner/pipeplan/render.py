@@ -152,8 +152,8 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
     ]
 
 
-def launch_script(outcome: Outcome) -> str:
-    """The text of launch.sh. Every value is quoted for the shell, whatever it contains."""
+def template(name: str) -> jinja2.Template:
+    """A template of the bundled folder, with the filter `shell_quote` for every value that a shell reads."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(resources.folder("templates")),
         undefined=jinja2.StrictUndefined,
@@ -163,8 +163,13 @@ def launch_script(outcome: Outcome) -> str:
         autoescape=False,
     )
     environment.filters["shell_quote"] = lambda value: shlex.quote(str(value))
+    return environment.get_template(name)
+
+
+def launch_script(outcome: Outcome) -> str:
+    """The text of launch.sh. Every value is quoted for the shell, whatever it contains."""
     cluster = outcome.problem.cluster
-    return environment.get_template("launch.sh.j2").render(
+    return template("launch.sh.j2").render(
         plan_title=one_line(f"{outcome.problem.profile.model_name} as {outcome.plan.config} on {cluster.name}"),
         servers=cluster.servers,
         workers_per_server=cluster.workers_per_server,

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pytest
 from toy_workers import stage_contents, write_plan
 
-TEMPLATES = Path(__file__).parents[2] / "templates"
+from pipeplan.render import template
+
 HOSTILE = "x'y\"z $(touch pwned) `touch pwned`\nrm -rf pwned; #"
 
 
 def render(folder: Path, **variables: Any) -> Path:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
-    )
-    environment.filters["shell_quote"] = lambda value: shlex.quote(str(value))
     given = {"plan_title": "a plan", "servers": 1, "workers_per_server": 2, "device": "cpu", "python": sys.executable}
     script = folder / "launch.sh"
-    script.write_text(environment.get_template("launch.sh.j2").render(given | variables))
+    script.write_text(template("launch.sh.j2").render(given | variables))
     script.chmod(0o755)
     return script
 

@@ -123,6 +123,25 @@ def test_no_name_can_run_anything(tmp_path: Path, servers: int, monkeypatch: pyt
     assert not list(tmp_path.rglob("pwned"))
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_plan_that_cannot_run_here_ends_before_any_worker(tmp_path: Path, servers: int) -> None:
+    levels = (Level("server", 3, 100.0), Level("cluster", servers, 10.0))
+    solved = outcome()
+    there = replace(solved.problem.cluster, device=Device("d", "cuda", 10_000), levels=levels)
+    render.write_plan(solve(Problem(solved.problem.profile, there), Settings()), tmp_path / "plan")
+    script = (tmp_path / "plan" / "launch.sh").read_text()
+    assert "\nset -euo pipefail\n" in script
+    assert script.endswith('"$@"\n')
+    # A stand-in for Python whose preflight fails.
+    stub = tmp_path / "python"
+    stub.write_text('#!/bin/sh\ncase "$*" in *preflight*) exit 2 ;; *torchrun*) echo started ;; esac\n')
+    stub.chmod(0o755)
+    environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(stub)}
+    command = [str(tmp_path / "plan" / "launch.sh")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_the_script_passes_shellcheck(tmp_path: Path) -> None:
     render.write_plan(outcome(model=NASTY), tmp_path / "plan")
