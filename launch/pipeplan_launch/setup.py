@@ -93,12 +93,16 @@ def build(
     if job.data is None:
         raise LaunchError(f"{plan.model_ref!r} has no data to run on: return Job(model, data=...)")
     with user_code("the job's data"):
-        data = job.data()
+        data = job.datasets
     place = Place(plan, stage, replica, rank, device, program, job, seed)
     trains = plan.mode == "training"
     recorder = _recorder(place, run / "metrics" / f"rank-{rank}.jsonl")
     limit = options.max_minibatches
     test: Any = data.test if data.test is not None or trains else data.train
+    if test is not None:
+        # A model that cannot be evaluated stage by stage is said now, not after the first epoch.
+        program.eval()
+        program.train()
     if options.weights is not None:
         manifest = weights_at(options.weights)
         checkpoint.load_weights(manifest, program.parameters_by_name(), program.buffers_by_name())

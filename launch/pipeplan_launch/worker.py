@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from pipeplan_launch import checkpoint, processes, runfolder, saving, setup
+from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.batches import Batches
 from pipeplan_launch.config import LaunchPlan, load_plan
 from pipeplan_launch.engine import Segment
@@ -49,6 +50,7 @@ def run(options: Options) -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     plan = load_plan(options.plan_folder)
+    keep_freed_memory()
     groups = processes.join(plan, options.timeout_s)
     rank = dist.get_rank()
     start = _together(groups, lambda: _decide(options) if rank == 0 else None)
