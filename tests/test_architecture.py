@@ -25,7 +25,7 @@ PLANNER = (
     {"profile", "cluster", "cost"},
     {"links", "local", "problem", "plan", "importers"},
     {"cuts"},
-    {"evaluate"},
+    {"evaluate", "simulate"},
     {"solvers", "baselines"},
     {"diagnose", "verdict"},
     {"solve"},
@@ -120,14 +120,17 @@ def test_the_executor_never_imports_the_planner(module: str) -> None:
     assert not [name for name in imported(module) if package_of(name) == "pipeplan"]
 
 
-def test_only_profiling_and_the_list_of_models_import_the_executor() -> None:
+def test_only_profiling_the_list_of_models_and_the_replay_import_the_executor() -> None:
     users = {
         module
         for module in of_package("pipeplan")
         if any(package_of(name) == "pipeplan_launch" for name in imported(module))
     }
     allowed = {"pipeplan.cli.profile", "pipeplan.cli.models"}
-    assert not {module for module in users - allowed if not module.startswith(PROFILER)}
+    others = {module for module in users - allowed if not module.startswith(PROFILER)}
+    assert {part_of(module) for module in others} == {"simulate"}
+    theirs = {name for module in others for name in imported(module) if package_of(name) == "pipeplan_launch"}
+    assert theirs == {"pipeplan_launch.schedule"}, "what is replayed is what runs, and nothing else"
 
 
 def test_only_profiling_imports_torch() -> None:

@@ -20,6 +20,7 @@ from pipeplan.suggest import did_you_mean
 _COMMANDS = {
     "profile": ("profile", "Measure a model, layer by layer, on this machine."),
     "solve": ("solve", "Find the best plan for a cluster, prove it, and write it down."),
+    "simulate": ("simulate", "Replay a plan in simulated time, and draw it."),
     "models": ("models", "List the bundled models."),
     "clusters": ("clusters", "List the bundled clusters."),
     "import": ("importer", "Read another tool's profile."),

@@ -1,0 +1,50 @@
+"""`pipeplan simulate`: replay a plan in simulated time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from pipeplan.files import write_text
+from pipeplan.simulate import picture, scenario
+from pipeplan.simulate.engine import replay
+from pipeplan.simulate.report import enough_minibatches, measure
+from pipeplan.simulate.trace import trace_document
+
+PIPED_WIDTH = 80
+
+
+@click.command("simulate")
+@click.argument("plan_folder", type=click.Path(path_type=Path), default=Path("plan"))
+@click.option("--minibatches", type=click.IntRange(1, 100_000), help="How many  [default: enough for a steady state]")
+@click.option("--trace", "trace_file", type=click.Path(path_type=Path), help="Write a trace for Perfetto or Chrome.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON.")
+@click.option(
+    "--width", type=click.IntRange(40, 1000), help="Columns of the timeline  [default: the terminal's, or 80]"
+)
+def command(
+    plan_folder: Path, minibatches: int | None, trace_file: Path | None, as_json: bool, width: int | None
+) -> None:
+    """Replay the plan in PLAN_FOLDER (./plan unless given) in simulated time: the schedule is the one that would run.
+
+    \b
+    pipeplan simulate
+    pipeplan simulate plan --minibatches 200 --trace trace.json
+    """
+    plan = scenario.read(plan_folder)
+    count = minibatches or enough_minibatches(plan)
+    replayed = replay(plan, count)
+    report = measure(plan, replayed, count)
+    if trace_file is not None:
+        write_text(trace_file, json.dumps(trace_document(plan, replayed), allow_nan=False) + "\n")
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=1, allow_nan=False, ensure_ascii=False))
+        return
+    console = Console(highlight=False)
+    picture.show(plan, replayed, report, console, width or (console.width if console.is_terminal else PIPED_WIDTH))
+    if trace_file is not None:
+        note = Console(stderr=True, highlight=False)
+        note.print(f"written: {trace_file} (open it at ui.perfetto.dev)", markup=False, soft_wrap=True)

@@ -1,0 +1,292 @@
+"""The replay of plans: against the evaluator's pace, against figures by hand, and where a schedule cannot work."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+from instances import random_instance, to_problem
+
+from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cost import overlapped
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.files import Node
+from pipeplan.problem import Options, Problem
+from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.render import plan_document
+from pipeplan.simulate.engine import Replayed, replay
+from pipeplan.simulate.picture import timeline
+from pipeplan.simulate.report import Report, enough_minibatches, in_flight, measure
+from pipeplan.simulate.scenario import Hop, Load, Scenario, from_document
+from pipeplan.simulate.trace import trace_document
+from pipeplan.solve import Outcome, Settings, solve
+from pipeplan_launch.schedule import SCHEDULES, Action, Kind, Schedule, StageShape
+
+TRAINING = SCHEDULES["1f1b-stashing"]
+
+
+def _scenario(
+    *stages: tuple[int, int, float, float], sync: float = 0.0, overlap: float = 1.0, hop: Hop | None = None
+) -> Scenario:
+    """Stages as (replicas, depth, forward_s, backward_s); all-reduces of `sync` seconds where there are replicas."""
+    loads, worker = [], 0
+    for replicas, depth, forward, backward in stages:
+        mine = tuple(range(worker, worker + replicas))
+        loads.append(Load(mine, depth, forward, backward, sync if replicas > 1 else 0.0, 8, 100))
+        worker += replicas
+    hops = tuple((hop or Hop(0.0, 0.0),) for _ in stages[1:])
+    config = "-".join(str(stage[0]) for stage in stages)
+    return Scenario(config, tuple(loads), hops, TRAINING, overlap, 1.0)
+
+
+def _run(scenario: Scenario, minibatches: int | None = None) -> tuple[Replayed, Report]:
+    count = minibatches or enough_minibatches(scenario)
+    replayed = replay(scenario, count)
+    return replayed, measure(scenario, replayed, count)
+
+
+def _pace(scenario: Scenario) -> float:
+    steady = _run(scenario)[1].steady
+    assert steady is not None
+    return steady.pace_s
+
+
+@cache
+def _solved(seed: int) -> Outcome | None:
+    """A random problem solved by the dynamic program, or None where there is nothing to plan or no plan."""
+    try:
+        return solve(to_problem(random_instance(seed)), Settings(solver="dp"))
+    except (InfeasibleError, InputError):
+        return None
+
+
+def _solved_scenarios() -> list[tuple[int, Scenario]]:
+    found = ((seed, _solved(seed)) for seed in range(170))
+    return [(seed, from_document(Node(plan_document(outcome), f"seed {seed}"))) for seed, outcome in found if outcome]
+
+
+def _hides_at_once(scenario: Scenario) -> bool:
+    """Whether every all-reduce fits behind the one forward pass that the schedule gives it."""
+    replicated = [stage for stage in scenario.stages if stage.replicas > 1]
+    return len(scenario.stages) == 1 or all(s.hidden_s(scenario.overlap) <= s.forward_s for s in replicated)
+
+
+def test_random_plans_run_at_the_pace_that_the_evaluator_says() -> None:
+    kinds = set()
+    checked = 0
+    for seed, scenario in _solved_scenarios():
+        if scenario.copies > 1 or not _hides_at_once(scenario):
+            continue
+        ratio = _run(scenario)[1].ratio
+        assert ratio == pytest.approx(1.0, rel=0.01), f"seed {seed}: {scenario.config}"
+        checked += 1
+        kinds.add((len(scenario.stages) > 1, scenario.schedule.trains, scenario.overlap))
+    assert checked >= 100
+    assert len(kinds) >= 10, "not every kind of plan came up"
+
+
+def test_no_random_plan_is_faster_than_predicted_or_holds_more_than_its_depth() -> None:
+    for seed, scenario in _solved_scenarios():
+        report = _run(scenario)[1]
+        assert all(stage.peak_in_flight <= stage.depth for stage in report.stages), f"seed {seed}"
+        if scenario.copies == 1:
+            assert report.ratio is not None
+            assert report.ratio > 0.999, f"seed {seed}: {scenario.config}"
+
+
+@pytest.mark.parametrize(("update_first", "period"), [(True, 2.0 + 2.5), (False, 3.0)])
+def test_an_all_reduce_hides_behind_what_the_schedule_puts_before_its_update(update_first: bool, period: float) -> None:
+    """Forward 1 s, backward 2 s, all-reduce 2.5 s: awaited before the backward, it can hide behind the forward only."""
+
+    def stream(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
+        steps = list(TRAINING.stream(pipeline, stage, replica, minibatches))
+        updates = [step for step in steps if step.kind is Kind.UPDATE]
+        awaits = Kind.BACKWARD if update_first else Kind.REDUCE
+        for step in (step for step in steps if step.kind is not Kind.UPDATE):
+            group = step.index if step.kind is Kind.REDUCE else step.index // pipeline[stage].replicas
+            if step.kind is awaits and updates[0].index < group:
+                yield updates.pop(0)
+            yield step
+        yield from updates
+
+    scenario = _scenario((2, 6, 1.0, 2.0), (1, 1, 0.1, 0.1), sync=2.5)
+    assert _pace(replace(scenario, schedule=replace(TRAINING, stream=stream))) == pytest.approx(period / 2)
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.25, 0.7, 1.0])
+@pytest.mark.parametrize("sync", [0.0, 1.0, 3.0, 10.0])
+def test_data_parallelism_needs_what_the_cost_model_says(overlap: float, sync: float) -> None:
+    scenario = _scenario((3, 1, 1.0, 2.0), sync=sync, overlap=overlap)
+    assert _pace(scenario) == pytest.approx(float(overlapped(3.0, sync, overlap)) / 3)
+
+
+def test_a_straight_pipeline_by_hand() -> None:
+    """Two stages of 1 + 2 s, messages of 0.5 s that arrive 0.25 s later.
+
+    F0 of stage 1 ends at 1 and is there at 1.75. Depth 3 then keeps stage 2 busy, 3 s a minibatch. The last gradient is
+    at stage 1 after 0.75, and the backward pass takes 2 s: a drain of 2.75.
+    """
+    scenario = _scenario((1, 3, 1.0, 2.0), (1, 1, 1.0, 2.0), hop=Hop(0.5, 0.25))
+    replayed, report = _run(scenario, 30)
+    assert report.fill_s == pytest.approx(1.75)
+    assert report.drain_s == pytest.approx(2.75)
+    assert report.total_s == pytest.approx(1.75 + 30 * 3.0 + 2.75)
+    assert report.steady is not None
+    assert report.steady.pace_s == pytest.approx(3.0)
+    assert [stage.peak_in_flight for stage in report.stages] == [3, 1]
+    assert [stage.computing for stage in report.stages] == pytest.approx([1.0, 1.0])
+    assert report.links == pytest.approx({"stage 1 → 2": 0.5 / 3, "stage 2 → 1": 0.5 / 3})
+    first = [(str(done.action), done.start_s) for done in replayed.passes if done.stage == 1][:3]
+    assert first == [("F0", 1.75), ("B0", 2.75), ("F1", 4.75)]
+
+
+def test_too_small_a_depth_is_seen() -> None:
+    """Depth 1 leaves one minibatch under way: both stages and two transfers in turn."""
+    scenario = _scenario((1, 1, 1.0, 2.0), (1, 1, 1.0, 2.0), hop=Hop(0.5, 0.25))
+    assert _pace(scenario) == pytest.approx(6.0 + 2 * 0.75)
+
+
+def test_a_link_carries_one_message_at_a_time_whatever_the_replicas() -> None:
+    scenario = _scenario((2, 20, 0.1, 0.2), (2, 1, 0.1, 0.2), hop=Hop(1.0, 0.5))
+    replayed, report = _run(scenario)
+    assert report.steady is not None
+    assert report.steady.pace_s == pytest.approx(1.0)
+    forward = [done for done in replayed.transfers if done.row == "stage 1 → 2"]
+    assert all(later.start_s >= earlier.end_s for earlier, later in pairwise(forward))
+
+
+def test_copies_have_boundaries_of_their_own_and_share_the_link_between_them() -> None:
+    """Two copies of 1-1: four workers, 3 s of work each a minibatch, and two all-reduces for every two minibatches."""
+    loads = tuple(Load(workers, depth, 1.0, 2.0, 4.0) for workers, depth in (((0, 2), 5), ((1, 3), 1)))
+    hops = ((Hop(0.5, 0.0), Hop(0.5, 0.0)),)
+    scenario = Scenario("2×(1-1)", loads, hops, TRAINING, 1.0, 4.0, copies=2)
+    assert _pace(scenario) >= 4.0, "two of 4 s on one link"
+    replayed, report = _run(scenario)
+    shared = [done for done in replayed.transfers if done.row == "all-reduce"]
+    assert all(later.start_s >= earlier.end_s for earlier, later in pairwise(shared))
+    assert {"stage 1 → 2, copy 1", "stage 1 → 2, copy 2"} <= report.links.keys()
+
+
+def test_inference_runs_at_the_pace_of_its_slowest_part() -> None:
+    scenario = replace(_scenario((1, 1, 1.0, 0.0), (2, 1, 3.0, 0.0)), schedule=SCHEDULES["forward-only"])
+    replayed, report = _run(scenario)
+    assert report.steady is not None
+    assert report.steady.pace_s == pytest.approx(1.5)
+    assert {done.action.kind for done in replayed.passes} == {Kind.FORWARD}
+    assert [stage.peak_in_flight for stage in report.stages] == [1, 1]
+    assert report.fill_s == pytest.approx(1.0)
+
+
+def _of(*streams: str) -> Schedule:
+    """A schedule that gives stage s the actions of the s-th text, on every replica."""
+
+    def stream(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
+        return (Action.parse(text) for text in streams[stage].split())
+
+    return Schedule("made up", stream, frozenset(Kind), trains=True)
+
+
+@pytest.mark.parametrize(
+    ("streams", "where"),
+    [
+        (("B0 F0", "F0 B0"), r"worker 0 \(stage 1\) waits for ever at B0"),
+        (("F0 B0 F1 B1", "F0 F1 B0 B1"), r"worker 0 \(stage 1\) waits for ever at B0"),
+        (("F0 B0", "F1 B1"), r"worker 0 \(stage 1\) waits for ever at B0"),
+        (("F0 U0 B0 R0", "F0 B0"), r"worker 0 \(stage 1\) waits for ever at U0"),
+    ],
+)
+def test_an_impossible_schedule_is_reported(streams: tuple[str, ...], where: str) -> None:
+    scenario = replace(_scenario((1, 2, 1.0, 1.0), (1, 2, 1.0, 1.0)), schedule=_of(*streams))
+    with pytest.raises(InputError, match=f"made up stands still after .* s: {where}"):
+        replay(scenario, 2)
+
+
+def test_the_hidden_part_of_an_all_reduce_goes_on_behind_what_the_schedule_puts_before_its_update() -> None:
+    """R0 at 2; 3 s of all-reduce end at 5, while F1 and B1 take until 4."""
+    late = _of("F0 B0 R0 F1 B1 U0 R1 U1")
+    scenario = replace(_scenario((2, 1, 1.0, 1.0), sync=3.0), schedule=late)
+    replayed = replay(scenario, 2)
+    assert [(done.start_s, done.end_s) for done in replayed.transfers] == [(2.0, 5.0), (5.0, 8.0)]
+    assert measure(scenario, replayed, 2).steady is None
+
+
+def test_replays_repeat_exactly() -> None:
+    scenario = _scenario((3, 4, 0.7, 1.3), (2, 3, 0.9, 1.1), (1, 1, 0.3, 0.4), sync=0.2, hop=Hop(0.1, 0.05))
+    assert replay(scenario, 100) == replay(scenario, 100)
+
+
+def test_times_of_zero_do_no_harm() -> None:
+    scenario = _scenario((2, 2, 0.0, 0.0), (1, 1, 0.0, 0.0))
+    replayed, report = _run(replace(scenario, predicted_s=0.0), 20)
+    assert report.total_s == 0
+    assert report.ratio is None
+    assert all(count >= 0 for steps in in_flight(scenario, replayed).values() for _, count in steps)
+
+
+def test_a_trace_has_the_fields_that_viewers_require() -> None:
+    scenario = replace(
+        _scenario((2, 3, 1.0, 2.0), (1, 1, 0.5, 1.0), sync=0.5, overlap=0.5, hop=Hop(0.25, 0.0)), workers_per_server=2
+    )
+    replayed = replay(scenario, 6)
+    document = json.loads(json.dumps(trace_document(scenario, replayed), allow_nan=False))
+    events = document["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X", "C"}
+    for event in events:
+        assert isinstance(event["name"], str)
+        assert all(isinstance(event[key], int) for key in ("pid", "tid"))
+        assert event["ts"] >= 0
+        assert event["ph"] != "X" or event["dur"] >= 0
+        assert event["ph"] != "C" or event["args"]["minibatches"] >= 0
+    named = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert named == ["server 0", "server 1", "links"]
+    assert sum(event["name"] == "thread_name" for event in events) == 3 + 3
+    forward = next(event for event in events if event["ph"] == "X" and event["name"] == "F1" and event["pid"] == 1)
+    assert (forward["ts"], forward["dur"], forward["tid"]) == (0.0, 1e6, 2)
+    assert sum(event["ph"] == "X" and event["name"][0] in "FB" for event in events) == 2 * 2 * 6
+    _rows_do_not_overlap(events)
+
+
+def _rows_do_not_overlap(events: list[dict[str, float]]) -> None:
+    ends: dict[tuple[float, float], float] = {}
+    for event in sorted((event for event in events if event["ph"] == "X"), key=lambda event: event["ts"]):
+        row = event["pid"], event["tid"]
+        assert event["ts"] >= ends.get(row, 0.0) - 1e-6
+        ends[row] = event["ts"] + event["dur"]
+
+
+def test_the_timeline_is_a_row_a_worker_in_the_columns_given() -> None:
+    scenario = _scenario((1, 2, 1.0, 2.0), (1, 1, 1.0, 2.0), hop=Hop(0.0, 0.5))
+    replayed, report = _run(scenario)
+    lines = [line.plain for line in timeline(scenario, replayed, report, 66)]
+    assert lines == [
+        "w0 s1 F0----F1---..................B0=========F2----B1=========F3-",
+        "w1 s2 .........F0---B0==========F1---B1==========......F2---B2====",
+        "      0                                                   10500 ms",
+    ]
+    assert all(len(line) <= 66 for line in lines)
+
+
+def test_a_steady_part_is_a_whole_number_of_rounds() -> None:
+    scenario = _scenario((3, 4, 1.0, 2.0), (2, 2, 1.0, 1.0), (1, 1, 0.3, 0.6))
+    steady = _run(scenario)[1].steady
+    assert steady is not None
+    assert (steady.last - steady.first) % 6 == 0
+
+
+def test_a_plan_over_two_servers_reads_its_links_from_the_cluster() -> None:
+    profile = Profile(
+        layers=(Layer("a", 1.0, 2.0, 0, 1), Layer("b", 1.0, 2.0, 0, 1)),
+        tensors=(Tensor("x", "a", ("b",), 40, 40),),
+        minibatch=1,
+    )
+    levels = (Level("server", 1, 0.0), Level("cluster", 2, 100.0, 0.25, sendrecv_efficiency=0.5))
+    problem = Problem(profile, Cluster("t", Device("d", "cpu", 10_000, speed=2.0), levels), Options(stages=2))
+    scenario = from_document(Node(plan_document(solve(problem, Settings(solver="dp"))), "plan.json"))
+    assert scenario.hops == ((Hop(0.8, 0.25),),)
+    assert [stage.forward_s for stage in scenario.stages] == [0.5, 0.5]
+    assert math.isclose(_pace(scenario), 1.5)
