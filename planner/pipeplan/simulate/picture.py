@@ -65,7 +65,7 @@ def timeline(scenario: Scenario, replayed: Replayed, report: Report, width: int)
     lines = []
     for label, (_, stage, replica) in zip(labels, workers, strict=False):
         mine = [done for done in replayed.passes if done.stage == stage and done.replica == replica]
-        lines.append(Text(label.ljust(margin), "dim").append_text(_row(mine, span, cells)))
+        lines.append(Text().append(label.ljust(margin), "dim").append_text(_row(mine, span, cells)))
     if len(workers) > MOST_ROWS:
         lines.append(Text(f"… {len(workers)} workers in all", "dim"))
     scale = f"0{show_time(span):>{cells - 1}}"
