@@ -25,6 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from pipeplan import cost
+
 FORWARD_S, BACKWARD_S = 0.020, 0.040
 PLANS = ([1, 1], [1, 1, 1, 1], [2, 1], [3, 1], [1, 2], [2, 1, 1], [3, 2, 1])
 
@@ -111,10 +113,11 @@ def run(folder: Path, replicas: Sequence[int], load: Load, minibatches: int) -> 
 
 
 def write_plan(folder: Path, replicas: Sequence[int]) -> None:
-    """The stage files of a plan, with depths that keep every stage fed and two minibatches to spare."""
+    """The stage files of a plan, with the planner's depths for transfers of half the pace."""
     depths = [1]
-    for stage in reversed(range(len(replicas) - 1)):
-        depths.insert(0, 1 - (-(depths[0] * replicas[stage + 1] + 2) // replicas[stage]))
+    for here, following in zip(replicas[-2::-1], replicas[:0:-1], strict=True):
+        behind = cost.in_flight_behind(depths[0], following)
+        depths.insert(0, int(cost.in_flight_depth(behind, 0.5, 1.0, here)))
     ranks = iter(range(sum(replicas)))
     pipeline = [
         {"workers": [next(ranks) for _ in range(count)], "depth": depth, "versions": depth}
