@@ -15,9 +15,9 @@ One replica of a stage with d = 2, minibatches 0, 1, 2 (r = 1):
     fill  | steady      | drain
 
 so the forward of minibatch i runs on the weights after max(0, i div r - d + 1) updates of the segment (`version_used`).
-A stage with several replicas awaits the all-reduce only before its next backward, so that a forward pass hides it:
+A stage with several replicas awaits the all-reduce only after its next backward, so that computing hides it:
 
-    F0 F2 | B0 R0 F4 | U0 B2 R1 F6 | …         (replica 0 of 2)
+    F0 F2 | B0 R0 F4 | B2 U0 R1 F6 | …         (replica 0 of 2)
 
 Its weights are then one update older. A single stage, plain data parallelism, does not do so: it stays synchronous.
 """
@@ -127,10 +127,10 @@ def one_f_one_b(pipeline: Sequence[StageShape], stage: int, replica: int, miniba
     for minibatch in own[: shape.depth]:
         yield Action(Kind.FORWARD, minibatch)
     for group in range(groups):
-        if lag and group > 0:
-            yield Action(Kind.UPDATE, group - 1)
         if group < len(own):
             yield Action(Kind.BACKWARD, own[group])
+        if lag and group > 0:
+            yield Action(Kind.UPDATE, group - 1)
         yield Action(Kind.REDUCE, group)
         if not lag:
             yield Action(Kind.UPDATE, group)

@@ -117,7 +117,7 @@ def main() -> None:
         ("the planner's", planned),
         ("without spread", without_spread),
     ]
-    for (name, rule), transfer, allreduce in itertools.product(rules, (0.0, 0.01, 0.1, 0.5), (0.0, 0.1, 0.3)):
+    for (name, rule), transfer, allreduce in itertools.product(rules, (0.0, 0.01, 0.1, 0.5), (0.0, 0.3, 0.9)):
         shares = [(share_of_pace(plan, rule(plan, transfer), transfer, allreduce), plan) for plan in plans]
         missed = sum(share < MISS for share, _ in shares)
         worst, plan = min(shares)
