@@ -24,7 +24,7 @@ PLANNER = (
     {"files", "graph", "units"},
     {"profile", "cluster", "cost"},
     {"links", "local", "problem", "plan", "importers"},
-    {"cuts"},
+    {"cuts", "stages"},
     {"evaluate", "simulate"},
     {"solvers", "baselines"},
     {"diagnose", "verdict"},

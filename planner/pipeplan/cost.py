@@ -6,6 +6,8 @@ bandwidths bytes/s. Source: Narayanan et al., PipeDream, SOSP 2019, §3.1; docs/
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,34 +53,44 @@ def transfer_time(size: Any, bandwidth: Any, latency_s: Any) -> Any:
     return size / bandwidth + latency_s
 
 
-def in_flight_depth(behind: Any, transfer_s: Any, pace_s: float, replicas: Any, copies: int = 1) -> Any:
+def in_flight_depth(behind: Any, wait: Any, transfer_s: Any, pace_s: float, replicas: Any) -> Any:
     """Minibatches that each replica of a stage holds in flight so that the pipeline keeps `pace_s`.
 
-    1 + ceil((behind + spread + 2 · transfer / pace) / replicas), with `behind` as `in_flight_behind` gives it for the
-    next stage. The last stage needs 1. All counts are per copy of the pipeline. PipeDream's own warm-up count, the
-    ratio of the workers from here on to the replicas here, is a lower bound: it leaves out transfers, and that the
-    replicas of a stage wait for the last of their group at every update.
+    1 + ceil((behind + wait + 2 · transfer / pace) / replicas), with `behind` as `in_flight_behind` gives it for the
+    next stage and `wait` as `group_wait` gives it for this one. The last stage needs 1. PipeDream's own warm-up count,
+    the ratio of the workers from here on to the replicas here, is a lower bound: it leaves out transfers and waits.
     """
-    return 1 + np.ceil((behind + spread(replicas, copies) + 2 * transfer_s / pace_s) / replicas - ROUNDING)
+    return 1 + np.ceil((behind + wait + 2 * transfer_s / pace_s) / replicas - ROUNDING)
 
 
-def in_flight_behind(depth: Any, replicas: Any, copies: int = 1) -> Any:
-    """What the stage before must cover: all that is in flight at this one, and the spread of one group of replicas."""
-    return depth * replicas + spread(replicas, copies)
+def in_flight_behind(depth: Any, replicas: Any, wait: Any) -> Any:
+    """What the stage before must cover: all that is in flight at this one, and this one's wait."""
+    return depth * replicas + wait
 
 
-def spread(replicas: Any, copies: int) -> Any:
-    """Minibatches by which the first and the last of the replicas that update together are apart, per copy.
+def group_wait(allreduce_s: Any, pace_s: float, replicas: Any, copies: int = 1) -> Any:
+    """Minibatches that go by while the replicas of a stage wait for the last of their group and its all-reduce.
 
-    A group is replicas · copies consecutive minibatches, so (replicas · copies - 1) / copies.
+    The members of a group are spread over replicas - 1 paces; the all-reduce takes `allreduce_s` more and is awaited
+    replicas paces after the group began: what exceeds that is allreduce / pace - 1. Synchronisation within the pace
+    means at most replicas - 1; with copies of the pipeline that bound is taken, replicas - 1 / copies in one copy.
     """
-    return replicas - 1.0 / copies
+    if copies > 1:
+        return replicas - 1.0 / copies
+    return np.maximum(0.0, allreduce_s / pace_s - 1.0)
 
 
-def depth_limited_pace(depth: int, replicas: int, behind: float, transfer_s: float, copies: int = 1) -> float:
-    """The pace that a depth sustains: `in_flight_depth` solved for the pace (infinite where the depth is too small)."""
-    slack = (depth - 1 + ROUNDING) * replicas - spread(replicas, copies) - behind
-    return 2 * transfer_s / float(slack) if slack > 0 else float("inf")
+def depth_limited_pace(depth: int, replicas: int, following: float, transfer_s: float, waits: Sequence[float]) -> float:
+    """The pace that a depth sustains: `in_flight_depth` solved for the pace, infinite where the depth is too small.
+
+    `following` is what is in flight at the next stage, `waits` the all-reduce times of this stage and of the next. What
+    must hold is slack · T ≥ 2 · transfer + Σ max(0, wait - T), one bound for every subset of the waits.
+    """
+    slack = (depth - 1 + ROUNDING) * replicas - following
+    if slack <= 0:
+        return float("inf")
+    subsets = [subset for count in range(len(waits) + 1) for subset in itertools.combinations(waits, count)]
+    return max((2 * transfer_s + sum(subset)) / (slack + len(subset)) for subset in subsets)
 
 
 def update_lag(replicas: Any, single_stage: Any) -> Any:

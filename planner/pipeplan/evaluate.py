@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pipeplan import cost
 from pipeplan.errors import InputError
 from pipeplan.links import Links
-from pipeplan.plan import Plan, Stage
+from pipeplan.plan import Plan
 from pipeplan.problem import Problem
+from pipeplan.stages import crossing_bytes, group_allreduce_time, units_of
 from pipeplan.units import show_size
 
 
@@ -121,7 +122,7 @@ def _check_workers(plan: Plan, total: int) -> None:
 def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int) -> StageCost:
     """The costs of one stage in its slowest copy, per minibatch of that copy."""
     stage, options = plan.stages[index], problem.options
-    mine = _units(problem, stage)
+    mine = units_of(problem, stage)
     parameters = sum(problem.units[unit].parameter_bytes for unit in mine)
     speed = problem.cluster.device.speed
     forward = sum(problem.units[unit].forward_s for unit in mine) / speed
@@ -144,10 +145,7 @@ def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
         busier = max(sent, returned)
         boundary = float(cost.boundary_time(busier, links.sendrecv_bandwidth[level]))
         transfer = float(cost.transfer_time(busier, links.sendrecv_bandwidth[level], links.sendrecv_latency[level]))
-        following = plan.stages[index + 1]
-        behind = float(cost.in_flight_behind(following.depth, following.replicas // plan.copies, plan.copies))
-        if problem.training:
-            depth = cost.depth_limited_pace(stage.depth, replicas, behind, transfer, plan.copies)
+        depth = _depth_pace(plan, problem, links, index, transfer) if problem.training else 0.0
     return StageCost(
         forward_s=forward,
         backward_s=backward,
@@ -162,6 +160,18 @@ def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
         parameter_bytes=parameters,
         memory_bytes=_memory(plan, problem, index, mine),
     )
+
+
+def _depth_pace(plan: Plan, problem: Problem, links: Links, index: int, transfer_s: float) -> float:
+    """The pace that the depth of a stage sustains, in one copy of the pipeline."""
+    replicas, following = (stage.replicas // plan.copies for stage in plan.stages[index : index + 2])
+    in_flight = plan.stages[index + 1].depth * following
+    if plan.copies > 1:
+        # The waits are then whole minibatches, whatever the pace.
+        waits = cost.group_wait(0.0, 1.0, replicas, plan.copies) + cost.group_wait(0.0, 1.0, following, plan.copies)
+        return cost.depth_limited_pace(plan.stages[index].depth, replicas, in_flight + waits, transfer_s, ())
+    groups = [group_allreduce_time(plan, problem, links, number) for number in (index, index + 1)]
+    return cost.depth_limited_pace(plan.stages[index].depth, replicas, in_flight, transfer_s, groups)
 
 
 def _memory(plan: Plan, problem: Problem, index: int, mine: list[int]) -> float:
@@ -181,20 +191,6 @@ def _memory(plan: Plan, problem: Problem, index: int, mine: list[int]) -> float:
     replication = cost.replica_memory(parameters, stage.replicas, plan.lag(index))
     saved = sum(unit.saved_bytes for unit in units)
     return float(fixed + replication + stage.depth * cost.memory_per_depth(parameters, saved, received[0], sent[0]))
-
-
-def _units(problem: Problem, stage: Stage) -> list[int]:
-    names = set(stage.layers)
-    return [index for index, unit in enumerate(problem.units) if unit.layers[0] in names]
-
-
-def crossing_bytes(problem: Problem, plan: Plan, index: int) -> tuple[int, int]:
-    """Bytes of one minibatch that cross the cut behind stage `index`, forward and backward; each tensor once."""
-    before = {unit for stage in plan.stages[: index + 1] for unit in _units(problem, stage)}
-    crossing = [
-        flow for flow in problem.flows if flow.producer in before and any(unit not in before for unit in flow.consumers)
-    ]
-    return sum(flow.bytes for flow in crossing), sum(flow.gradient_bytes for flow in crossing)
 
 
 def _copies_time(plan: Plan, problem: Problem, links: Links) -> float:

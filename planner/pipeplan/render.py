@@ -16,12 +16,13 @@ from typing import Any
 
 import jinja2
 
-from pipeplan import __version__, cost, resources
+from pipeplan import __version__, resources
 from pipeplan.errors import InputError
 from pipeplan.files import write_json, write_text
 from pipeplan.links import Links
 from pipeplan.solve import Outcome
 from pipeplan.solvers.result import Result
+from pipeplan.stages import group_allreduce_time
 
 PLAN_FORMAT, STAGE_FORMAT = "pipeplan-plan", "pipeplan-stage"
 VERSION = 1
@@ -108,22 +109,11 @@ def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
         "minibatch_s": outcome.evaluation.pace_s,
         "forward_s": stage.forward_s,
         "backward_s": stage.backward_s,
-        "sync_s": _group_allreduce(outcome, index),
+        "sync_s": group_allreduce_time(outcome.plan, outcome.problem, Links.of(outcome.problem.cluster), index),
         "receive_bytes": before.boundary_bytes if before else 0,
         "send_bytes": stage.boundary_bytes,
         "memory_bytes": round(stage.memory_bytes),
     }
-
-
-def _group_allreduce(outcome: Outcome, index: int) -> float:
-    """Seconds of one all-reduce among all replicas of a stage, as the executor does it after every group."""
-    stage, cluster = outcome.plan.stages[index], outcome.problem.cluster
-    if stage.replicas == 1 or outcome.plan.inference:
-        return 0.0
-    level = cluster.level_between(min(stage.workers), max(stage.workers))
-    links, size = Links.of(cluster), outcome.evaluation.stages[index].parameter_bytes
-    bandwidth, latency = links.allreduce_bandwidth[level], links.allreduce_latency[level]
-    return float(cost.ring_allreduce_time(stage.replicas, size, bandwidth, latency))
 
 
 def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:

@@ -116,8 +116,8 @@ def write_plan(folder: Path, replicas: Sequence[int]) -> None:
     """The stage files of a plan, with the planner's depths for transfers of half the pace."""
     depths = [1]
     for here, following in zip(replicas[-2::-1], replicas[:0:-1], strict=True):
-        behind = cost.in_flight_behind(depths[0], following)
-        depths.insert(0, int(cost.in_flight_depth(behind, 0.5, 1.0, here)))
+        behind = cost.in_flight_behind(depths[0], following, 0.0)
+        depths.insert(0, int(cost.in_flight_depth(behind, 0.0, 0.5, 1.0, here)))
     ranks = iter(range(sum(replicas)))
     pipeline = [
         {"workers": [next(ranks) for _ in range(count)], "depth": depth, "versions": depth}

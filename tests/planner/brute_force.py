@@ -97,7 +97,7 @@ def _placements(stages: int, workers: int, most: int, first: int = 0):  # type: 
 def _score(
     instance: Instance, homes: tuple[int, ...], placement: tuple[tuple[int, int], ...], sizes: list[int], copies: int
 ) -> float:
-    resources, transfers, across = [0.0], [], [(0.0, 0.0)]
+    resources, transfers, groups, across = [0.0], [], [], [(0.0, 0.0)]
     for stage, (start, end) in enumerate(placement):
         mine = [layer for layer, home in zip(instance.layers, homes, strict=True) if home == stage]
         replicas = end - start
@@ -107,6 +107,7 @@ def _score(
             span = _level(start, end - 1, sizes)
             sync = _allreduce(instance, replicas, sum(layer["w"] for layer in mine), span) / replicas
         resources.append(_join(work, sync, instance.overlap))
+        groups.append(sync * replicas)
         if stage + 1 < len(placement):
             bandwidth, latency = _rate(instance, _level(start, placement[stage + 1][1] - 1, sizes))
             cut = [t for t in instance.tensors if homes[t[0]] <= stage and any(homes[c] > stage for c in t[1])]
@@ -122,10 +123,25 @@ def _score(
     # The smallest pace of at least the floor whose depths fit: depths change at finitely many paces only.
     paces = {floor}
     if not instance.inference:
-        steps = [n + 2 / copies for n in range(-2, 60) if n + 2 / copies > 0]
-        paces |= {2 * transfer / n for transfer in transfers for n in steps if 2 * transfer / n > floor}
-    fitting = (pace for pace in sorted(paces) if _fits(instance, homes, placement, pace, transfers, across, copies))
+        paces |= {pace for pace in _steps(transfers, groups, copies) if pace > floor}
+    fitting = (
+        pace for pace in sorted(paces) if _fits(instance, homes, placement, pace, (transfers, groups), across, copies)
+    )
     return next(fitting, math.inf)
+
+
+def _steps(transfers: list[float], groups: list[float], copies: int) -> set[float]:
+    """All paces at which a depth may change: where what a stage must cover is a whole number of minibatches."""
+    found = set(groups) - {0.0}
+    for stage, transfer in enumerate(transfers):
+        if copies > 1:
+            found |= {2 * transfer / (n + 2 / copies) for n in range(-2, 60) if n + 2 / copies > 0}
+            continue
+        for waits in itertools.chain.from_iterable(
+            itertools.combinations(groups[stage : stage + 2], k) for k in range(3)
+        ):
+            found |= {(2 * transfer + sum(waits)) / (n + len(waits)) for n in range(60) if n + len(waits) > 0}
+    return found
 
 
 def _fits(
@@ -133,30 +149,30 @@ def _fits(
     homes: tuple[int, ...],
     placement: tuple[tuple[int, int], ...],
     pace: float,
-    transfers: list[float],
+    times: tuple[list[float], list[float]],
     across: list[tuple[float, float]],
     copies: int,
 ) -> bool:
     """Whether every worker's memory suffices at the depths that a pace needs, from the last stage to the first."""
-    demanded = 0.0
+    demanded, (transfers, groups) = 0.0, times
     for stage in range(len(placement) - 1, -1, -1):
         start, end = placement[stage]
         replicas = end - start
         mine = [layer for layer, home in zip(instance.layers, homes, strict=True) if home == stage]
         weights, saved = sum(layer["w"] for layer in mine), sum(layer["s"] for layer in mine)
         memory = sum(layer["u"] for layer in mine) + sum(across[stage]) + sum(across[stage + 1])
-        spread = replicas - 1 / copies
+        wait = replicas - 1 / copies if copies > 1 else max(0.0, groups[stage] / pace - 1)
         depth = 1
         if instance.inference:
             memory += weights
         else:
             if stage + 1 < len(placement):
-                depth = 1 + math.ceil((demanded + spread + 2 * transfers[stage] / pace) / replicas - 1e-9)
+                depth = 1 + math.ceil((demanded + wait + 2 * transfers[stage] / pace) / replicas - 1e-9)
             held = across[stage][0] + across[stage + 1][0]
             memory += weights * (1 + instance.state) + depth * (weights + saved + held)
             if replicas * copies > 1:
                 memory += weights * (1 if len(placement) == 1 else 2)
         if memory > instance.memory:
             return False
-        demanded = depth * replicas + spread
+        demanded = depth * replicas + wait
     return True

@@ -27,34 +27,37 @@ def test_in_flight_depth() -> None:
     # A straight pipeline with free transfers: 1, 2, 3, 4 from the output.
     depths = [1]
     for _ in range(3):
-        depths.append(int(cost.in_flight_depth(cost.in_flight_behind(depths[-1], 1), 0.0, 1.0, 1)))
+        depths.append(int(cost.in_flight_depth(cost.in_flight_behind(depths[-1], 1, 0.0), 0.0, 0.0, 1.0, 1)))
     assert depths == [1, 2, 3, 4]
-    # 3-2-1. Two replicas in front of one: one behind, and a spread of 1. Three in front of them: 2·2 and a spread of 1
-    # behind, a spread of 2 here.
-    assert cost.in_flight_depth(1, 0.0, 1.0, 2) == 2
-    assert cost.in_flight_behind(2, 2) == 5
-    assert cost.in_flight_depth(5, 0.0, 1.0, 3) == 4
-    # In each of two copies the spread is 1/2 more.
-    assert cost.spread(2, 2) == 1.5
+    # 3-2-1 with short all-reduces: one behind two replicas, then 2·2 behind three.
+    assert cost.in_flight_depth(1, 0.0, 0.0, 1.0, 2) == 2
+    assert cost.in_flight_depth(cost.in_flight_behind(2, 2, 0.0), 0.0, 0.0, 1.0, 3) == 3
     # A transfer of a tenth of the pace needs one more.
-    assert cost.in_flight_depth(1, 0.1, 1.0, 1) == 3
+    assert cost.in_flight_depth(1, 0.0, 0.1, 1.0, 1) == 3
     # Rounding in the quotient does not add one.
-    assert cost.in_flight_depth(1, 0.3 / 2, 0.1 * 3, 1) == 3
+    assert cost.in_flight_depth(1, 0.0, 0.3 / 2, 0.1 * 3, 1) == 3
 
 
-@pytest.mark.parametrize("copies", [1, 2, 3])
-def test_depth_and_pace_are_inverse(copies: int) -> None:
+def test_a_group_waits_for_what_its_allreduce_exceeds_the_pace_by() -> None:
+    assert [float(cost.group_wait(time, 2.0, 4)) for time in (0.0, 2.0, 3.0, 8.0)] == [0.0, 0.0, 0.5, 3.0]
+    # In copies of the pipeline the bound is taken: seven of eight minibatches in one of two copies.
+    assert cost.group_wait(0.0, 2.0, 4, copies=2) == 3.5
+
+
+def test_depth_and_pace_are_inverse() -> None:
     for replicas in (1, 2, 3):
-        for behind in (1.0, 2.5, 5.0):
+        for following in (1, 2, 5):
             for transfer in (0.1, 0.7, 1.3):
-                depth = int(cost.in_flight_depth(behind, transfer, 1.0, replicas, copies))
-                assert cost.depth_limited_pace(depth, replicas, behind, transfer, copies) <= 1.0 + 1e-9
-                assert cost.depth_limited_pace(depth - 1, replicas, behind, transfer, copies) > 1.0 - 1e-9
-    assert math.isinf(cost.depth_limited_pace(1, 1, 1, 0.1))
-    assert cost.depth_limited_pace(2, 1, 1, 0.0) == 0.0
+                for groups in ((0.0, 0.0), (1.4, 0.0), (1.4, 2.5)):
+                    waits = [float(cost.group_wait(group, 1.0, 3)) for group in groups]
+                    depth = int(cost.in_flight_depth(following + waits[1], waits[0], transfer, 1.0, replicas))
+                    assert cost.depth_limited_pace(depth, replicas, following, transfer, groups) <= 1.0 + 1e-9
+                    assert cost.depth_limited_pace(depth - 1, replicas, following, transfer, groups) > 1.0 - 1e-9
+    assert math.isinf(cost.depth_limited_pace(1, 1, 1, 0.1, ()))
+    assert cost.depth_limited_pace(2, 1, 1, 0.0, ()) == 0.0
     # A transfer too short to count when a depth is chosen does not count when the depth is judged.
-    assert cost.in_flight_depth(1, 1e-10, 1.0, 1) == 2
-    assert cost.depth_limited_pace(2, 1, 1, 1e-10) <= 1.0
+    assert cost.in_flight_depth(1, 0.0, 1e-10, 1.0, 1) == 2
+    assert cost.depth_limited_pace(2, 1, 1, 1e-10, ()) <= 1.0
 
 
 def test_memory() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipeplan import cost
-from pipeplan.evaluate import crossing_bytes
 from pipeplan.links import Links
 from pipeplan.plan import Plan, versions
 from pipeplan.problem import Problem
+from pipeplan.stages import crossing_bytes, group_allreduce_time
 
 
 def assign(plan: Plan, problem: Problem, pace_s: float) -> Plan:
@@ -25,9 +25,18 @@ def assign(plan: Plan, problem: Problem, pace_s: float) -> Plan:
         busier = max(crossing_bytes(problem, plan, index))
         transfer = cost.transfer_time(busier, links.sendrecv_bandwidth[level], links.sendrecv_latency[level])
         following, here = stages[index + 1], stages[index]
-        behind = cost.in_flight_behind(following.depth, following.replicas // plan.copies, plan.copies)
+        waits = [
+            cost.group_wait(
+                group_allreduce_time(plan, problem, links, number),
+                inner_pace,
+                stage.replicas // plan.copies,
+                plan.copies,
+            )
+            for number, stage in ((index, here), (index + 1, following))
+        ]
+        behind = cost.in_flight_behind(following.depth, following.replicas // plan.copies, waits[1])
         replicas = here.replicas // plan.copies
-        depth = int(cost.in_flight_depth(behind, float(transfer), inner_pace, replicas, plan.copies))
+        depth = int(cost.in_flight_depth(behind, waits[0], float(transfer), inner_pace, replicas))
         stages[index] = replace(here, depth=depth)
     stages = [replace(stage, versions=versions(stage.depth, plan.lag(i), False)) for i, stage in enumerate(stages)]
     return replace(plan, stages=tuple(stages))

@@ -4,12 +4,15 @@ For a threshold T the program asks whether some pipeline has every resource unde
 It works from the output end, because the minibatches that a stage holds in flight depend on the stages behind it:
 
     K[J, p, λ] = the least that the first stage of a pipeline for everything after cut J demands of the stage before it
-                 (minibatches in flight, and the spread of its replicas) without any worker before p, where λ is the
-                 level of the component that holds workers p … last of that stage
+                 (`cost.in_flight_behind`) without any worker before p, where λ is the level of the component that holds
+                 workers p … last of that stage
 
-and a stage I→J on workers s … s+r-1, s + r ≤ p, leads from K[J, p, λ] to K[I, s, its span]. Less is never
-worse: upstream depths, and so memory, only shrink with it. Every quantity compared with T is one of finitely many
-(stage times, boundary times, and the thresholds of the depth), so a binary search over these ends at the exact optimum.
+and a stage I→J on workers s … s+r-1, s + r ≤ p, leads from K[J, p, λ] to K[I, s, its span]. Less is never worse:
+upstream depths, and so memory, only shrink with it.
+
+Without a limit on memory depths do not matter, and T is one of finitely many values, the times of stages and
+boundaries: a binary search over these ends at the exact optimum. If its plan fits in memory it is the best of all. If
+not, T is searched upwards from there, with memory, to within `PRECISION`.
 """
 
 from __future__ import annotations
@@ -24,11 +27,15 @@ from numpy.typing import NDArray
 from pipeplan import cost
 from pipeplan.cuts import Cuts, Floats
 from pipeplan.problem import Problem
+from pipeplan.solvers import depths
 from pipeplan.solvers.pipeline import Segment, Space, spaces
 from pipeplan.solvers.result import Result, Status
 from pipeplan.solvers.tables import Ints, Tables
 
 Flags = NDArray[np.bool_]
+
+PRECISION = 1e-10
+"""Relative. Far below the tolerance to which two solvers are compared."""
 
 # The values that bound the search are few once the interval is narrow; until then halving is cheaper than sorting all.
 _HALVINGS = 12
@@ -36,12 +43,14 @@ _HALVINGS = 12
 
 @dataclass(frozen=True)
 class _Step:
-    """One stage added in front of a cut: what `_steps` yields for every state behind the cut."""
+    """The stages that may be put in front of a cut, onto the states of one λ."""
 
     level: int
-    """λ of the state that the stage leads from."""
+    """λ of the state that a stage leads from."""
     depth: Floats
-    """Depth of the stage, by placement; infinite where the placement is not allowed."""
+    """Depth of the stage, by cut I and placement; infinite where the stage is not allowed."""
+    demand: Floats
+    """K of the state that the stage leads to, likewise."""
 
 
 class Pipelines:
@@ -53,6 +62,7 @@ class Pipelines:
         self.last = len(cuts.ideals) - 1
         self.workers = problem.cluster.workers
         self.levels = len(problem.cluster.levels) + 1
+        self.with_memory = problem.options.memory
 
     def feasible(self) -> bool:
         """Whether any pipeline satisfies the constraints."""
@@ -60,43 +70,50 @@ class Pipelines:
 
     def best(self) -> tuple[float, list[Segment]] | None:
         """The smallest threshold that some pipeline meets, and a pipeline of the fewest stages that meets it."""
+        self.with_memory = False
+        low = self._without_memory()
+        if low is None:
+            return None
+        self.with_memory = self.problem.options.memory
+        best = low if self._reached(low) else self._upwards(low)
+        return None if best is None else (best, self._pipeline(best))
+
+    def _without_memory(self) -> float | None:
+        """The exact optimum where memory does not limit."""
         low, high = 0.0, self._most()
         if not self._reached(high):
             return None
         for _ in range(_HALVINGS):
             middle = (low * high) ** 0.5 if low > 0 else high / 4
-            if self._reached(middle):
-                high = middle
-            else:
-                low = middle
+            low, high = (low, middle) if self._reached(middle) else (middle, high)
         values = self._values(low, high)
         first, last = 0, len(values) - 1
         while first < last:
-            middle_index = (first + last) // 2
-            if self._reached(values[middle_index]):
-                last = middle_index
-            else:
-                first = middle_index + 1
-        best = float(values[first]) if len(values) else high
-        return best, self._pipeline(best)
+            index = (first + last) // 2
+            first, last = (first, index) if self._reached(values[index]) else (index + 1, last)
+        return float(values[first])
+
+    def _upwards(self, low: float) -> float | None:
+        """The optimum where it is above `low`, to within `PRECISION`."""
+        high = self._most()
+        if not self._reached(high):
+            return None
+        while high > low * (1 + PRECISION):
+            # Doubling first: the optimum is seldom far above what memory leaves out.
+            middle = min((low * high) ** 0.5, 2 * low)
+            low, high = (low, middle) if self._reached(middle) else (middle, high)
+        return high
 
     def _most(self) -> float:
-        """A threshold that excludes nothing."""
-        slowest = max(float(times.max()) for times in self.tables.stage_s[1:])
-        return max(slowest, float(self.tables.transfer_s.max())) * 2 + 1e-9
+        """A threshold that excludes no time, and at which transfers and waits together take one minibatch at most."""
+        stage = max(float(times.max()) for times in self.tables.stage_s[1:])
+        allreduce = max(float(times.max()) for times in self.tables.allreduce_s[1:])
+        return stage + 2 * (allreduce + float(self.tables.transfer_s.max())) + 1e-9
 
     def _values(self, low: float, high: float) -> Floats:
-        """All values in (low, high] at which the answer may change."""
+        """All times in (low, high] of stages and boundaries, and `high`."""
         tables = self.tables
         found = [_between(times, low, high) for times in (*tables.stage_s[1:], tables.boundary_s)]
-        if self.problem.training and self.problem.options.memory and low > 0:
-            # A depth changes where 2 · transfer / T, less the fraction that two spreads leave, is a whole number. As
-            # size / bandwidth ≤ T, that number is at most this:
-            latency = float((tables.transfer_s - tables.boundary_s).max())
-            most = min(3 + int(2 * latency / low), 1000)
-            fraction = 2 / self.problem.copies % 1
-            counts = [count + fraction for count in range(most + 1) if count + fraction > 0]
-            found += [_between(2 * tables.transfer_s / count, low, high) for count in counts]
         return np.unique(np.concatenate([*found, [high]]))
 
     def _reached(self, threshold: float) -> bool:
@@ -135,47 +152,47 @@ class Pipelines:
     def _extend(self, cut: int, threshold: float, source: Floats, target: Floats) -> None:
         """Put every possible stage in front of `cut`, from the states in `source` into `target`."""
         self._spread_idle(cut, source)
-        tables, runs = self.tables, self.tables.placements
-        before = tables.smaller[cut]
-        allowed = (tables.stage_s[cut] <= threshold)[:, runs.kind]
+        runs = self.tables.placements
+        where = (self.tables.smaller[cut][:, None], runs.start[runs.group], runs.span[runs.group])
         for step in self._steps(cut, threshold, source):
-            in_flight = np.where(self._fitting(cut, step.depth, allowed), self._behind_them(step.depth), np.inf)
-            least = np.minimum.reduceat(in_flight, runs.group, axis=1)
-            where = (before[:, None], runs.start[runs.group], runs.span[runs.group])
+            least = np.minimum.reduceat(step.demand, runs.group, axis=1)
             target[where] = np.minimum(target[where], least)
 
-    def _behind_them(self, depth: Floats) -> Floats:
-        """What a stage of each placement demands of the stage before it."""
-        demanded: Floats = cost.in_flight_behind(depth, self.tables.placements.replicas, self.problem.copies)
-        return demanded
-
-    def _fitting(self, cut: int, depth: Floats, allowed: Flags) -> Flags:
-        """Which stages (cut I, placement) are quick enough and fit in memory."""
-        fits = allowed & np.isfinite(depth)
-        if self.problem.options.memory:
-            finite = np.where(np.isfinite(depth), depth, 0)
-            constant = self.tables.fixed[cut][:, None] + self.tables.replicated[cut][:, self.tables.placements.kind]
-            memory = constant + self.tables.growing[cut][:, None] * finite
-            fits &= memory <= self.problem.capacity
-        return fits
-
     def _steps(self, cut: int, threshold: float, source: Floats) -> Iterator[_Step]:
+        """For every λ: the stages that end at `cut`, are quick enough, and fit in memory."""
         tables, runs = self.tables, self.tables.placements
+        allowed = (tables.stage_s[cut] <= threshold)[:, runs.kind]
         for level in range(self.levels):
-            downstream = source[cut, runs.end, level]
-            if not np.isfinite(downstream).any():
-                continue
-            if cut == self.last:
-                yield _Step(level, np.where(np.isfinite(downstream), 1.0, np.inf))
-                continue
+            behind = source[cut, runs.end, level]
+            possible = allowed & np.isfinite(behind)
             # The component that holds both stages, from this one's first worker to the next one's last.
             both = np.maximum(tables.reach[runs.start, np.minimum(runs.end, self.workers - 1)], level)
-            quick = (tables.boundary_s[cut] <= threshold)[both]
-            depth = np.ones(len(both))
-            if self.problem.training:
+            if cut != self.last:
+                possible &= (tables.boundary_s[cut] <= threshold)[both]
+            if not possible.any():
+                continue
+            if not (self.with_memory and self.problem.training):
+                possible = possible & self._fits(cut, np.ones(possible.shape))
+                ones = np.where(possible, 1.0, np.inf)
+                yield _Step(level, ones, np.where(possible, 0.0, np.inf))
+                continue
+            wait = cost.group_wait(tables.allreduce_s[cut], threshold, runs.kinds[:, 0], self.problem.copies)
+            wait = np.broadcast_to(wait, tables.allreduce_s[cut].shape)[:, runs.kind]
+            depth = np.ones(possible.shape)
+            if cut != self.last:
+                known = np.where(np.isfinite(behind), behind, 0.0)
                 transfer = tables.transfer_s[cut][both]
-                depth = cost.in_flight_depth(downstream, transfer, threshold, runs.replicas, self.problem.copies)
-            yield _Step(level, np.where(quick & np.isfinite(downstream), depth, np.inf))
+                depth = cost.in_flight_depth(known, wait, transfer, threshold, runs.replicas)
+            depth = np.where(possible & self._fits(cut, depth), depth, np.inf)
+            yield _Step(level, depth, cost.in_flight_behind(depth, runs.replicas, wait))
+
+    def _fits(self, cut: int, depth: Floats) -> Flags:
+        """Which stages (cut I, placement) fit in memory at a depth."""
+        if not self.with_memory:
+            return np.ones(depth.shape, dtype=bool)
+        constant = self.tables.fixed[cut][:, None] + self.tables.replicated[cut][:, self.tables.placements.kind]
+        fits: Flags = constant + self.tables.growing[cut][:, None] * depth <= self.problem.capacity
+        return fits
 
     def _spread_idle(self, cut: int, table: Floats) -> None:
         """A state that uses no worker before p uses none before p-1 either: worker p-1 stays idle."""
@@ -213,11 +230,11 @@ class Pipelines:
             row = np.flatnonzero(self.tables.smaller[end] == cut)
             if not len(row):
                 continue
-            allowed = (self.tables.stage_s[end] <= threshold)[:, runs.kind]
             for step in self._steps(end, threshold, source):
-                in_flight = np.where(self._fitting(end, step.depth, allowed), self._behind_them(step.depth), np.inf)
-                for run in here[in_flight[row[0], here] == value]:
-                    segment = Segment(self._names(cut, end), first, int(runs.replicas[run]), int(step.depth[run]))
+                for run in here[step.demand[row[0], here] == value]:
+                    segment = Segment(
+                        self._names(cut, end), first, int(runs.replicas[run]), int(step.depth[row[0], run])
+                    )
                     return segment, self._owner(end, int(runs.end[run]), step.level, source)
         raise AssertionError("a reachable state has no stage that leads to it")
 
@@ -264,7 +281,7 @@ def solve(problem: Problem, cuts: Cuts) -> Result:
     if best is None:
         return Result("DP", Status.INFEASIBLE, None, float("inf"), float("inf"), seconds)
     pace, space, segments = best
-    plan = space.plan(problem, segments)
+    plan = depths.assign(space.plan(problem, segments), problem, pace)
     if cuts.complete:
         return Result("DP", Status.OPTIMAL, plan, pace, pace, seconds)
     floor = problem.work_s / (problem.cluster.workers * problem.cluster.device.speed)

@@ -24,14 +24,14 @@ a run of r consecutive workers that starts at s; sync(π) is the all-reduce over
     releases.
 Memory, only where it can bind, adds the in-flight depth:
     δ[π,d] ∈ {0,1}   π holds a stage with d minibatches in flight
-    γ[q,g] ∈ {0,1}   a transfer over q and back takes at most g + 2/m periods (m copies of the pipeline)
-    K[p] ≥ 0         what the first stage that starts at worker p or later demands: r·d and a spread of r
-(8) one d for a used π, one g where a stage ends.
-(9) K[p] is r·(d+1) for a stage that starts at p, else at least K[p+1].
-(10) (d-2)·r ≥ K behind the stage + g, where δ[π,d] and something follows: `cost.in_flight_depth` with both spreads
-     rounded up by 1/m each, which the 2/m of (11) gives back, so that everything here is a whole number.
-(11) twice the transfer over q, at the chosen level, is at most (g + 2/m)·T.
-(12) weights, gradient, state, buffers, and d times (a version of the weights, what backward needs, input and output)
+    W[π] ≥ 0         its wait for a group, in seconds (`cost.group_wait` · T)
+    K[p] ≥ 0         what the first stage that starts at worker p or later demands (`cost.in_flight_behind` · T)
+(8) one d for a used π.
+(9) W[π] is at least the all-reduce of its group less T (with copies of the pipeline: r - 1/m times T). K[p] is at least
+    r·d·T + W[π] for a stage that starts at p with depth d, and at least K[p+1] for a worker without a stage.
+(10) (d-1)·r·T ≥ K behind the stage + W[π] + twice the transfer at the chosen level, where δ[π,d] and something follows:
+     `cost.in_flight_depth` times T, which makes it linear, as d is known.
+(11) weights, gradient, state, buffers, and d times (a version of the weights, what backward needs, input and output)
      fit the device; a replicated stage adds its buckets, and a version unless it is the only stage.
 """
 
@@ -111,13 +111,11 @@ def _known_upper(problem: Problem) -> float:
 
 
 def _slowest(problem: Problem) -> float:
-    """More than any plan of one pipeline can take: all work on one worker, all synchronisation and traffic exposed."""
+    """More than any plan of one pipeline need take: all work on one worker, all synchronisation and traffic exposed."""
     links, workers = Links.of(problem.cluster), problem.cluster.workers
     bandwidth, latency = links.allreduce_bandwidth[-1], links.allreduce_latency[-1]
     size = sum(unit.parameter_bytes for unit in problem.units)
-    synchronisation = max(
-        float(cost.synchronisation_time(count, size, bandwidth, latency)) for count in range(1, workers + 1)
-    )
+    allreduce = max(float(cost.ring_allreduce_time(count, size, bandwidth, latency)) for count in range(1, workers + 1))
     traffic = sum(flow.bytes + flow.gradient_bytes for flow in problem.flows)
     transfer = cost.transfer_time(traffic, links.sendrecv_bandwidth[-1], links.sendrecv_latency[-1])
-    return problem.work_s / problem.cluster.device.speed + synchronisation + 2 * float(transfer)
+    return problem.work_s / problem.cluster.device.speed + 2 * (allreduce + float(transfer))

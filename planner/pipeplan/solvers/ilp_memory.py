@@ -1,4 +1,4 @@
-"""Constraints (8) to (12) of the integer program: in-flight depth and memory; see `ilp` for the notation.
+"""Constraints (8) to (11) of the integer program: in-flight depth and memory; see `ilp` for the notation.
 
 Sizes are in units of the device's memory. Left out altogether where no stage can exceed it.
 """
@@ -23,23 +23,18 @@ def add(model: Model) -> None:
     if not model.problem.training:
         _Weights(model).add({run: [1] for run in model.placements})
         return
-    slacks = _slacks(model)
-    depths = {run: _depths(model, run, slacks[-1]) for run in model.placements}
+    periods = _periods(model)
+    depths = {run: _depths(model, run, periods) for run in model.placements}
     weights = _Weights(model)
     if weights.can_bind(max(depth for options in depths.values() for depth in options)):
-        chosen = weights.add(depths)
-        _in_flight(model, chosen, _transfers(model, slacks), slacks[-1])
+        _in_flight(model, weights.add(depths), periods)
 
 
-def _slacks(model: Model) -> list[int]:
-    """The values of g: (g + 2/m) periods for a transfer and back, from none to the most that one can need.
-
-    Two spreads, of r - 1/m each, leave 2/m of a minibatch. A transfer takes size / bandwidth ≤ T and the latency.
-    """
+def _periods(model: Model) -> int:
+    """The most periods that a transfer and back can take: each way size / bandwidth ≤ T, and the latency."""
     latency = float(model.links.sendrecv_latency.max())
     pace = sum(model.work(layer) for layer in model.layers) / model.workers
-    most = 2 + (min(math.ceil(2 * latency / pace), 1000) if latency > 0 else 0)
-    return list(range(-math.floor(2 / model.problem.copies), most + 1))
+    return 2 + (min(math.ceil(2 * latency / pace), 1000) if latency > 0 else 0)
 
 
 def _depths(model: Model, run: Placement, slack: int) -> list[int]:
@@ -49,7 +44,7 @@ def _depths(model: Model, run: Placement, slack: int) -> list[int]:
 
 
 class _Weights:
-    """Constraint (12) and the choice of a depth, (8)."""
+    """Constraint (11) and the choice of a depth, (8)."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -124,22 +119,47 @@ def _single_stage(model: Model) -> pulp.LpVariable:
     return single
 
 
-def _transfers(model: Model, slacks: list[int]) -> dict[tuple[int, int], pulp.LpVariable]:
-    """γ[q,g], one where a stage ends at q (8), large enough for the transfer over q and back (11)."""
-    chosen = {}
-    offset = 2 / model.problem.copies + cost.ROUNDING
+def _in_flight(model: Model, chosen: dict[tuple[Placement, int], pulp.LpVariable], periods: int) -> None:
+    """K[p] · T, and the depth that it asks for: (9) and (10)."""
+    most = float(model.workers * (4 + periods))
+    waiting = [pulp.LpVariable(f"K_{worker}", 0, most) for worker in range(model.workers)]
+    waits = {run: _wait(model, run) for run in model.placements}
+    for (run, depth), variable in chosen.items():
+        # r · d · T + wait ≤ K[p] · T, released unless the stage is there at that depth.
+        demanded = run.replicas * (depth + 1.0)
+        pace = (model.pace, float(run.replicas * depth))
+        model.at_most([pace, *waits[run], (waiting[run.start], -1.0), (variable, demanded)], demanded)
     for worker in range(model.workers - 1):
-        for slack in slacks:
-            chosen[worker, slack] = model.binary(f"g_{worker}_{slack - slacks[0]}")
-        mine = [(chosen[worker, slack], 1.0) for slack in slacks]
-        model.equal([*mine, *((variable, -1.0) for variable, _ in model.ending(worker))], 0.0)
+        covering = [(v, -most) for run, v in model.used.items() if run.start <= worker <= run.last]
+        model.at_most([(waiting[worker + 1], 1.0), (waiting[worker], -1.0), *covering], 0.0)
+    for (run, depth), variable in chosen.items():
+        if run.last + 1 == model.workers:
+            continue
+        have = (model.pace, -(depth - 1 + cost.ROUNDING) * run.replicas)
         for level in range(1, len(model.problem.cluster.levels) + 1):
-            for terms, latency, most in _round_trips(model, worker, level):
-                for slack in slacks:
-                    # terms + latency ≤ (g + 2/m) · T, released unless both the level and the slack are chosen.
-                    released = [(model.level[worker, level], most), (chosen[worker, slack], most)]
-                    model.at_most([*terms, (model.pace, -(slack + offset)), *released], 2 * most - latency)
-    return chosen
+            over = model.level[run.last, level]
+            for transfer, latency, longest in _round_trips(model, run.last, level):
+                # K[p] · T + wait + transfers ≤ (d - 1) · r · T, released unless stage, depth and level are chosen.
+                excess = most + run.replicas + longest
+                need = [(waiting[run.last + 1], 1.0), *waits[run], *transfer]
+                model.at_most([*need, have, (variable, excess), (over, excess)], 2 * excess - latency)
+
+
+def _wait(model: Model, run: Placement) -> list[Term]:
+    """The terms of a stage's wait for its group, in units of U: max(0, all-reduce - T), or the bound for copies."""
+    copies = model.problem.copies
+    if copies > 1:
+        return [(model.pace, float(cost.group_wait(0.0, 1.0, run.replicas, copies)))]
+    if run.replicas == 1:
+        return []
+    wait = pulp.LpVariable(f"w_{run.start}_{run.replicas}", 0, run.replicas)
+    latency = model.synchronisation(run, 0.0)
+    terms: list[Term] = [(model.used[run], latency * run.replicas / model.unit_s)]
+    for index, variable in model.by_run[run]:
+        rate = model.synchronisation(run, model.layers[index].parameter_bytes) - latency
+        terms.append((variable, rate * run.replicas / model.unit_s))
+    model.at_most([*terms, (model.pace, -1.0), (wait, -1.0)], 0.0)
+    return [(wait, 1.0)]
 
 
 def _round_trips(model: Model, worker: int, level: int) -> Iterator[tuple[list[Term], float, float]]:
@@ -149,32 +169,3 @@ def _round_trips(model: Model, worker: int, level: int) -> Iterator[tuple[list[T
     for sizes in model.directions():
         terms = [(model.crossing[k, worker], size * factor) for k, size in enumerate(sizes) if size]
         yield terms, latency, sum(sizes) * factor + latency
-
-
-def _in_flight(
-    model: Model,
-    chosen: dict[tuple[Placement, int], pulp.LpVariable],
-    transfers: dict[tuple[int, int], pulp.LpVariable],
-    most_slack: int,
-) -> None:
-    """K[p], and the depth that it asks for: (9) and (10)."""
-    most = model.workers * (4 + most_slack)
-    waiting = [pulp.LpVariable(f"K_{worker}", 0, most) for worker in range(model.workers)]
-    for worker in range(model.workers):
-        here = [(v, float(run.replicas * (depth + 1))) for (run, depth), v in chosen.items() if run.start == worker]
-        model.at_most([*here, (waiting[worker], -1.0)], 0.0)
-        if worker + 1 < model.workers:
-            covering = [(v, -float(most)) for run, v in model.used.items() if run.start <= worker <= run.last]
-            model.at_most([(waiting[worker + 1], 1.0), (waiting[worker], -1.0), *covering], 0.0)
-    for (run, depth), variable in chosen.items():
-        if run.last + 1 == model.workers:
-            continue
-        need: list[Term] = [(waiting[run.last + 1], 1.0)]
-        need += [(v, float(slack)) for (worker, slack), v in transfers.items() if worker == run.last and slack]
-        have = (depth - 2) * run.replicas
-        excess = float(most + most_slack - have)
-        if excess > 0:
-            follows = [
-                (model.level[run.last, level], excess) for level in range(1, len(model.problem.cluster.levels) + 1)
-            ]
-            model.at_most([*need, (variable, excess), *follows], have + 2 * excess)

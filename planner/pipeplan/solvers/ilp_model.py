@@ -1,4 +1,4 @@
-"""Constraints (1) to (7) of the integer program; see `ilp` for the notation. Memory, (8) to (12), is in `ilp_memory`.
+"""Constraints (1) to (7) of the integer program; see `ilp` for the notation. Memory, (8) to (11), is in `ilp_memory`.
 
 Times are in units of the upper bound U, so that every T lies in [0, 1] and one tolerance serves all instances.
 """

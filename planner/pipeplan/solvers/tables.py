@@ -60,6 +60,8 @@ class Tables:
     """For every cut J: the cuts I ⊂ J from which a stage may lead to it."""
     stage_s: tuple[Floats, ...]
     """For every J: time of the stage I→J, by I and kind of placement."""
+    allreduce_s: tuple[Floats, ...]
+    """For every J: time of one all-reduce of the stage I→J, by I and kind of placement."""
     fixed: tuple[Floats, ...]
     """For every J: memory of the stage I→J that does not depend on the depth, by I."""
     growing: tuple[Floats, ...]
@@ -82,7 +84,7 @@ class Tables:
         busier = np.maximum(cuts.sent, cuts.returned)[:, None]
         both_ways = cuts.sent + cuts.returned
         last = len(cuts.ideals) - 1
-        stage_s, fixed, growing, replicated = [], [], [], []
+        stage_s, allreduce_s, fixed, growing, replicated = [], [], [], [], []
         for index, before in enumerate(smaller):
             work = (cuts.work_s[index] - cuts.work_s[before])[:, None]
             parameters = cuts.parameters[index] - cuts.parameters[before]
@@ -91,6 +93,7 @@ class Tables:
             if problem.training:
                 bandwidth, latency = links.allreduce_bandwidth[span], links.allreduce_latency[span]
                 synchronisation = cost.synchronisation_time(replicas, parameters[:, None], bandwidth, latency)
+            allreduce_s.append(synchronisation * replicas)
             stage_s.append(cost.overlapped(compute, synchronisation, problem.options.overlap))
             buffers = cuts.buffers[index] - cuts.buffers[before]
             ratio, around = problem.profile.optimizer_state_ratio, both_ways[index] + both_ways[before]
@@ -106,6 +109,7 @@ class Tables:
             placements=placements,
             smaller=smaller,
             stage_s=tuple(stage_s),
+            allreduce_s=tuple(allreduce_s),
             fixed=tuple(fixed),
             growing=tuple(growing),
             replicated=tuple(replicated),
