@@ -5,40 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from commandline import Run
 
-from pipeplan.cli import main
 from pipeplan.profile import Layer, Profile, Tensor
 
 WIDTH = 80
-
-
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Ran]
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Call the CLI in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["pipeplan", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        captured = capsys.readouterr()
-        return Ran(int(stopped.value.code or 0), captured.out, captured.err)
-
-    return call
 
 
 @pytest.fixture

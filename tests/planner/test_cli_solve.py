@@ -4,37 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from commandline import Run
 
 from pipeplan import resources
-from pipeplan.cli import main
 from pipeplan.profile import Layer, Profile, Tensor
-
-
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
-    """Call the CLI in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def call(*arguments: str) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["pipeplan", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        captured = capsys.readouterr()
-        return Ran(int(stopped.value.code or 0), captured.out, captured.err)
-
-    return call
 
 
 def _save(path: Path = Path("profile.json"), saved: int = 6) -> None:
@@ -46,7 +22,7 @@ def _save(path: Path = Path("profile.json"), saved: int = 6) -> None:
     ).save(path)
 
 
-def test_the_bundled_profile_is_the_default_and_said_to_be(run) -> None:  # type: ignore[no-untyped-def]
+def test_the_bundled_profile_is_the_default_and_said_to_be(run: Run) -> None:
     done = run("solve", "--cluster", "B")
     assert done.code == 0
     assert "vgg16 (bundled, as there is no profile.json here)" in done.err
@@ -68,7 +44,7 @@ def test_the_bundled_profile_is_the_default_and_said_to_be(run) -> None:  # type
     assert Path("plan/launch.sh").exists()
 
 
-def test_a_profile_in_this_folder_comes_first(run) -> None:  # type: ignore[no-untyped-def]
+def test_a_profile_in_this_folder_comes_first(run: Run) -> None:
     _save()
     done = run("solve", "--cluster", "A", "--json", "--no-write")
     assert "small (profile.json in this folder)" in done.err
@@ -78,7 +54,7 @@ def test_a_profile_in_this_folder_comes_first(run) -> None:  # type: ignore[no-u
     assert not Path("plan").exists()
 
 
-def test_every_server_count_and_the_papers_sizes(run) -> None:  # type: ignore[no-untyped-def]
+def test_every_server_count_and_the_papers_sizes(run: Run) -> None:
     _save()
     for name, servers, workers in (("A", [], 16), ("B", [], 16), ("C", [], 4), ("A", ["--servers", "2"], 8)):
         document = json.loads(run("solve", "--cluster", name, *servers, "--json", "--no-write").out)
@@ -86,14 +62,14 @@ def test_every_server_count_and_the_papers_sizes(run) -> None:  # type: ignore[n
         assert counts[0] * counts[-1] == workers
 
 
-def test_rescaling_the_minibatch_is_said(run) -> None:  # type: ignore[no-untyped-def]
+def test_rescaling_the_minibatch_is_said(run: Run) -> None:
     _save()
     done = run("solve", "--cluster", "C", "--minibatch", "8", "--no-write", "--json")
     assert "rescaled linearly from minibatch 4 to 8" in done.err
     assert json.loads(done.out)["profile"]["minibatch"] == 8
 
 
-def test_inference_and_fixed_stages_and_cbc(run) -> None:  # type: ignore[no-untyped-def]
+def test_inference_and_fixed_stages_and_cbc(run: Run) -> None:
     _save()
     done = run("solve", "--cluster", "C", "--inference", "--json", "-o", "p1")
     assert json.loads(done.out)["plan"]["inference"] is True
@@ -104,7 +80,7 @@ def test_inference_and_fixed_stages_and_cbc(run) -> None:  # type: ignore[no-unt
     assert {len(stage["workers"]) for stage in json.loads(done.out)["plan"]["stages"]} == {1}
 
 
-def test_more_levels_than_two(run) -> None:  # type: ignore[no-untyped-def]
+def test_more_levels_than_two(run: Run) -> None:
     _save()
     levels = "".join(
         f'[[level]]\nname = "{name}"\ncount = 2\nbandwidth = {rate}\n'
@@ -117,7 +93,7 @@ def test_more_levels_than_two(run) -> None:  # type: ignore[no-untyped-def]
     assert len(document["cluster"]["levels"]) == 3
 
 
-def test_no_colour_codes_when_piped(run) -> None:  # type: ignore[no-untyped-def]
+def test_no_colour_codes_when_piped(run: Run) -> None:
     done = run("solve", "--cluster", "B", "--no-write")
     assert "\x1b" not in done.out + done.err
 
@@ -147,7 +123,7 @@ def test_no_colour_codes_when_piped(run) -> None:  # type: ignore[no-untyped-def
         (["solve", "--cost-model", "pipedream-code", "--inference"], "for training only"),
     ],
 )
-def test_what_cannot_be_used_gets_one_line_and_writes_nothing(run, arguments: list[str], complaint: str) -> None:  # type: ignore[no-untyped-def]
+def test_what_cannot_be_used_gets_one_line_and_writes_nothing(run: Run, arguments: list[str], complaint: str) -> None:
     _save()
     before = {path.name for path in Path().iterdir()}
     done = run(*arguments)
@@ -159,7 +135,7 @@ def test_what_cannot_be_used_gets_one_line_and_writes_nothing(run, arguments: li
     assert {path.name for path in Path().iterdir()} == before
 
 
-def test_nothing_fits_names_the_layer_and_what_is_missing(run) -> None:  # type: ignore[no-untyped-def]
+def test_nothing_fits_names_the_layer_and_what_is_missing(run: Run) -> None:
     _save(saved=30 << 30)
     done = run("solve", "--cluster", "A")
     assert done.code == 2
@@ -167,7 +143,7 @@ def test_nothing_fits_names_the_layer_and_what_is_missing(run) -> None:  # type:
     assert not Path("plan").exists()
 
 
-def test_a_second_plan_is_refused_before_any_work(run) -> None:  # type: ignore[no-untyped-def]
+def test_a_second_plan_is_refused_before_any_work(run: Run) -> None:
     _save()
     assert run("solve", "--cluster", "C").code == 0
     done = run("solve", "--cluster", "C")
@@ -186,7 +162,7 @@ def test_the_bundled_profile_is_what_its_script_computes() -> None:
     assert script.build() == Profile.load(folder / "vgg16-v100.json")
 
 
-def test_clusters_are_listed(run) -> None:  # type: ignore[no-untyped-def]
+def test_clusters_are_listed(run: Run) -> None:
     done = run("clusters")
     assert done.code == 0
     assert all(name in done.out for name in ("A", "B", "C", "local", "25 Gbit/s"))

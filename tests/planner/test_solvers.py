@@ -69,10 +69,17 @@ def test_dp_and_ilp_find_what_brute_force_finds_at_length(start: int) -> None:
         _check(seed, layers=7)
 
 
-def test_cbc_agrees_with_highs() -> None:
+def test_cbc_agrees_with_brute_force_too() -> None:
     for seed in range(300, 306):
         instance, problem = _problem(seed, 5)
         _agrees(ilp.solve(problem, ilp.Limits(solver="cbc")), brute_force.best(instance), problem)
+
+
+def test_an_infeasible_verdict_of_presolve_is_checked() -> None:
+    # HiGHS 1.15 with presolve calls this program infeasible below the cut-off, and finds a plan without.
+    instance, problem = _problem(20611, 5)
+    best = dp.solve(problem, enumerate_cuts(problem, 10_000))
+    _agrees(ilp.solve(problem, ilp.Limits(), cutoff_s=best.objective_s), brute_force.best(instance), problem)
 
 
 def test_a_cutoff_that_is_too_low_is_noticed() -> None:

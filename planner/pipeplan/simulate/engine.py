@@ -109,6 +109,7 @@ class _Engine:
         ]
 
     def run(self) -> Replayed:
+        """Play all streams to their ends. Raises `InputError` on a deadlock, naming who waits for what."""
         everyone = [worker for stage in self._workers for worker in stage]
         for worker in everyone:
             worker.head = next(worker.stream, None)

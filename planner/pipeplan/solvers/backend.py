@@ -38,12 +38,21 @@ def run(program: pulp.LpProblem, solver: str, seconds: float | None, gap: float)
 
 
 def _highs(program: pulp.LpProblem, seconds: float | None, gap: float) -> Answer:
+    answer = _highs_once(program, seconds, gap, presolve="on")
+    if answer.proven and not answer.found:
+        # HiGHS 1.15's presolve calls some programs infeasible that are not: that verdict must hold without it too.
+        return _highs_once(program, seconds, gap, presolve="off")
+    return answer
+
+
+def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, presolve: str) -> Answer:
     solver: Any = pulp.getSolver(
         "HiGHS",
         msg=False,
         timeLimit=seconds,
         gapRel=gap,
         gapAbs=0.0,
+        presolve=presolve,
         mip_feasibility_tolerance=_TOLERANCE,
         primal_feasibility_tolerance=_TOLERANCE,
     )

@@ -135,7 +135,7 @@ def _in_flight(model: Model, chosen: dict[tuple[Placement, int], pulp.LpVariable
     for (run, depth), variable in chosen.items():
         if run.last + 1 == model.workers:
             continue
-        have = (model.pace, -(depth - 1 + cost.ROUNDING) * run.replicas)
+        have = (model.pace, -float((depth - 1) * run.replicas))
         for level in range(1, len(model.problem.cluster.levels) + 1):
             over = model.level[run.last, level]
             for transfer, latency, longest in _round_trips(model, run.last, level):
