@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -11,6 +10,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeplan.errors import InputError
+
+LARGEST = float(2**63)
+"""No time, size or count in any file is larger: sums and products of them stay finite."""
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
@@ -40,7 +42,7 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 def read_text(path: Path) -> str:
     """The text of a file, or an `InputError` that names it."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -56,6 +58,8 @@ def read_document(path: Path, kind: str, version: int) -> Node:
         raise InputError(f"{path} is not valid JSON (line {error.lineno}: {error.msg}): is it truncated?") from error
     except RecursionError as error:
         raise InputError(f"{path} is nested too deeply to be a {kind}") from error
+    except ValueError as error:
+        raise InputError(f"{path} has a number with too many digits") from error
     root = Node(value, str(path))
     found = root.get("format")
     if found is None or found.value != kind:
@@ -105,6 +109,8 @@ class Node:
         """This value as a string."""
         if not isinstance(self.value, str):
             self.fail(f"expected text, found {_short(self.value)}")
+        if not self.value.isascii() and any("\ud800" <= character <= "\udfff" for character in self.value):
+            self.fail("the text has half a character (a lone surrogate)")
         return self.value
 
     def boolean(self) -> bool:
@@ -118,8 +124,8 @@ class Node:
         value = self.value
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.fail(f"expected a number, found {_short(value)}")
-        if not math.isfinite(value):
-            self.fail(f"expected a finite number, found {value}")
+        if abs(value) > LARGEST or value != value:
+            self.fail(f"expected a finite number of at most {LARGEST:g}, found {_short(value)}")
         if value < minimum:
             self.fail(f"expected at least {minimum:g}, found {value:g}")
         return float(value)

@@ -19,6 +19,7 @@ from pipeplan.files import Node, read_document, write_json
 
 FORMAT = "pipeplan-profile"
 VERSION = 1
+LARGEST_MINIBATCH = 10**7
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,8 @@ class Profile:
 
     def rescaled(self, minibatch: int) -> Profile:
         """This profile for another minibatch size: times and activations scale linearly, parameters do not."""
-        if minibatch < 1:
-            raise InputError(f"the minibatch size must be at least 1, not {minibatch}")
+        if not 1 <= minibatch <= LARGEST_MINIBATCH:
+            raise InputError(f"the minibatch size must be at least 1 and at most {LARGEST_MINIBATCH}, not {minibatch}")
         scale = minibatch / self.minibatch
         layers = tuple(
             replace(

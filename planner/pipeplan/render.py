@@ -1,6 +1,6 @@
 """Writes a plan folder: plan.json for people and tools, stages/*.json for the executor, launch.sh to run it.
 
-The folder is made beside its destination and moved there whole, so that a half-written one never exists.
+The files are written in full beside their places and then moved there, so that no half-written plan can be started.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pipeplan.links import Links
 from pipeplan.solve import Outcome
 from pipeplan.solvers.result import Result
 from pipeplan.stages import group_allreduce_time
+from pipeplan.text import one_line
 
 PLAN_FORMAT, STAGE_FORMAT = "pipeplan-plan", "pipeplan-stage"
 VERSION = 1
@@ -171,18 +172,16 @@ def launch_script(outcome: Outcome) -> str:
     )
 
 
-def one_line(value: object) -> str:
-    """Text without line breaks or control characters, for a comment in a script."""
-    return "".join(character if character.isprintable() else " " for character in str(value))
-
-
 def refuse_to_overwrite(folder: Path, force: bool) -> None:
-    """Raise an `InputError` where `folder` has something that must not be lost."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise InputError(f"{folder} is a file; a plan is written to a folder: give another with -o")
-    if not any(folder.iterdir()):
+    """Raise an `InputError` where a plan cannot, or must not, be written to `folder`."""
+    if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
+        raise InputError(f"{folder} is not a folder; a plan is written to one: give another with -o")
+    for parent in folder.parents:
+        if parent.exists():
+            if not parent.is_dir():
+                raise InputError(f"{parent} is not a folder, so that {folder} cannot be made: give another with -o")
+            break
+    if not folder.is_dir() or not any(folder.iterdir()):
         return
     if not (folder / "plan.json").exists():
         raise InputError(f"{folder} is not empty and holds no plan; give another folder with -o")
@@ -191,38 +190,41 @@ def refuse_to_overwrite(folder: Path, force: bool) -> None:
 
 
 def write_plan(outcome: Outcome, folder: Path, *, force: bool = False) -> None:
-    """Write the plan folder; with `force`, in place of a plan that is there (its runs are kept)."""
+    """Write the plan folder; with `force`, in place of a plan that is there. All else in the folder stays."""
     refuse_to_overwrite(folder, force)
+    made = not folder.exists()
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".new-plan.", dir=folder))
+        try:
+            _write_files(outcome, scratch)
+            _move_in(scratch, folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            if made and not any(folder.iterdir()):
+                folder.rmdir()
     except OSError as error:
         raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
-    try:
-        write_json(scratch / "plan.json", plan_document(outcome))
-        for index, document in enumerate(stage_documents(outcome)):
-            write_json(scratch / "stages" / f"stage-{index}.json", document)
-        write_text(scratch / "launch.sh", launch_script(outcome), mode=0o755)
-        scratch.chmod(0o755)
-        _replace(scratch, folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _replace(scratch: Path, folder: Path) -> None:
-    """Move the new folder in place of the old one, taking along what pipeplan's runs left there."""
-    try:
-        if folder.is_dir():
-            if (folder / "runs").is_dir():
-                (folder / "runs").rename(scratch / "runs")
-            retired = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
-            folder.rename(retired / folder.name)
-            scratch.rename(folder)
-            shutil.rmtree(retired)
-        else:
-            scratch.rename(folder)
-    except OSError as error:
-        raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
+def _write_files(outcome: Outcome, scratch: Path) -> None:
+    write_json(scratch / "plan.json", plan_document(outcome))
+    for index, document in enumerate(stage_documents(outcome)):
+        write_json(scratch / "stages" / f"stage-{index}.json", document)
+    write_text(scratch / "launch.sh", launch_script(outcome), mode=0o755)
+
+
+def _move_in(scratch: Path, folder: Path) -> None:
+    """Put the files of a plan, written in full, in the place of those of an older one.
+
+    launch.sh comes last, and the older one goes first: whatever interrupts this, no script starts a mixture.
+    """
+    (folder / "launch.sh").unlink(missing_ok=True)
+    if (folder / "stages").exists():
+        (folder / "stages").rename(scratch / "old-stages")
+    (scratch / "stages").rename(folder / "stages")
+    for name in ("plan.json", "launch.sh"):
+        (scratch / name).replace(folder / name)
 
 
 def write_disagreement(results: tuple[Result, ...], folder: Path) -> list[Path]:

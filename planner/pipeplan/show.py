@@ -12,6 +12,7 @@ from rich.text import Text
 from pipeplan.baselines import Baseline
 from pipeplan.cluster import Cluster
 from pipeplan.solve import Outcome
+from pipeplan.text import one_line
 from pipeplan.units import show_size, show_time
 
 
@@ -23,7 +24,7 @@ def show(outcome: Outcome, console: Console) -> None:
     console.print(
         Text.assemble(
             (f"Plan {plan.config}", "bold"),
-            f" for {what} {profile.model_name}, minibatch {profile.minibatch}, on cluster {cluster.name} "
+            f" for {what} {one_line(profile.model_name)}, minibatch {profile.minibatch}, on cluster {cluster.name} "
             f"({describe(cluster)})",
         )
     )
@@ -86,7 +87,7 @@ def _layers(outcome: Outcome) -> Text:
     for number, stage in enumerate(outcome.plan.stages, start=1):
         layers = stage.layers
         span = layers[0] if len(layers) == 1 else f"{layers[0]} … {layers[-1]} ({len(layers)} layers)"
-        lines.append(f"  stage {number}: ", "dim").append(f"{span}\n")
+        lines.append(f"  stage {number}: ", "dim").append(f"{one_line(span)}\n")
     return lines
 
 

@@ -82,7 +82,7 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
     least = min(result.objective_s for result in results)
     best = next(result for result in results if result.objective_s <= least * (1 + TOLERANCE))
     if best.plan is None:
-        if any(result.status == Status.TIME_LIMIT for result in results):
+        if all(result.status == Status.TIME_LIMIT for result in results):
             raise InfeasibleError("no plan found within the time limit; give more with --time-limit, or --solver dp")
         raise InfeasibleError(why_infeasible(problem))
     began = time.perf_counter()

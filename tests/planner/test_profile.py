@@ -72,6 +72,9 @@ def _drop(*path: Any) -> Any:
         (_set("layers", 1, "forward_s", -1.0), r"layers\[1\] \('b'\): forward_s: expected at least 0"),
         (_set("layers", 1, "backward_s", math.nan), r"layers\[1\] \('b'\): backward_s: expected a finite number"),
         (_set("layers", 0, "parameter_bytes", 1.5), "expected a whole number"),
+        (_set("layers", 0, "parameter_bytes", 10**400), "at most 9.22337e\\+18"),
+        (_set("layers", 0, "forward_s", 1e308), "at most 9.22337e\\+18"),
+        (_set("layers", 0, "name", "half \ud800"), "half a character"),
         (_set("layers", 0, "forward_s", "fast"), "expected a number, found 'fast'"),
         (_set("layers", 0, "forward_s", True), "expected a number, found True"),
         (_set("layers", []), "no layers"),
@@ -112,6 +115,14 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     for name in ("list", "binary", "deep", "absent"):
         with pytest.raises(InputError, match=f"{name}.json"):
             Profile.load(tmp_path / f"{name}.json")
+
+
+def test_a_number_of_too_many_digits_is_said_to_be(tmp_path: Path) -> None:
+    small().save(tmp_path / "p.json")
+    text = (tmp_path / "p.json").read_text()
+    (tmp_path / "p.json").write_text(text.replace('"minibatch": 4', '"minibatch": ' + "9" * 5000))
+    with pytest.raises(InputError, match="too many digits"):
+        Profile.load(tmp_path / "p.json")
 
 
 def test_an_unwritable_place_leaves_nothing(tmp_path: Path) -> None:

@@ -73,13 +73,43 @@ def test_a_second_plan_needs_force_and_keeps_the_runs(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["plan"]
 
 
+def test_force_replaces_the_plan_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "plan"
+    render.write_plan(outcome(), folder)
+    (folder / "mine").mkdir()
+    (folder / "mine" / "checkpoint").write_text("weights")
+    monkeypatch.chdir(folder)
+    render.write_plan(outcome(model="here"), Path("."), force=True)
+    (tmp_path / "link").symlink_to(folder)
+    render.write_plan(outcome(model="linked"), tmp_path / "link", force=True)
+    assert (tmp_path / "link").is_symlink()
+    assert json.loads((folder / "plan.json").read_text())["profile"]["model"] == "linked"
+    assert (folder / "mine" / "checkpoint").read_text() == "weights"
+    assert sorted(path.name for path in folder.iterdir()) == ["launch.sh", "mine", "plan.json", "stages"]
+
+
+def test_a_failure_keeps_the_older_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "plan"
+    render.write_plan(outcome(), folder)
+    before = {path: path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+    def full(*_: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(render, "launch_script", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        render.write_plan(outcome(model="other"), folder, force=True)
+    assert {path: path.read_text() for path in folder.rglob("*") if path.is_file()} == before
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(InputError, match="not empty and holds no plan"):
         render.write_plan(outcome(), tmp_path, force=True)
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="is a file"):
-        render.write_plan(outcome(), tmp_path / "file", force=True)
+    for place in (tmp_path / "file", tmp_path / "file" / "plan"):
+        with pytest.raises(InputError, match="is not a folder"):
+            render.write_plan(outcome(), place, force=True)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 

@@ -67,6 +67,7 @@ def main() -> None:
     """Run the command line and exit."""
     try:
         status = cli.main(standalone_mode=False)
+        sys.stdout.flush()
     except PipeplanError as error:
         _complain(str(error))
         status = 3 if isinstance(error, DisagreementError) else 2
@@ -76,7 +77,10 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         _complain("interrupted")
         status = 130
-    except BrokenPipeError:
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            _complain(f"cannot write the answer: {error.strerror or error}")
+            sys.exit(2)
         # The reader of our output has gone, as `| head` does; nothing is left to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0

@@ -18,6 +18,7 @@ from pipeplan.problem import Options, Problem
 from pipeplan.profile import Profile
 from pipeplan.show import show
 from pipeplan.solve import Disagreement, Settings, solve
+from pipeplan.text import one_line
 
 DEFAULT_PROFILE = Path("profile.json")
 BUNDLED_PROFILE = "vgg16-v100.json"
@@ -104,6 +105,8 @@ def command(
     try:
         outcome = solve(problem, settings)
     except Disagreement as error:
+        if no_write:
+            raise
         written = render.write_disagreement(error.results, output)
         places = " and ".join(str(path) for path in written)
         raise Disagreement(f"{error}; both plans are in {places}", error.results) from None
@@ -134,7 +137,7 @@ def _read(path: Path | None, minibatch: int | None) -> _Source:
     if minibatch is not None and minibatch != profile.minibatch:
         text += f"; rescaled linearly from minibatch {profile.minibatch} to {minibatch}"
         profile = profile.rescaled(minibatch)
-    return _Source(profile, text)
+    return _Source(profile, one_line(text))
 
 
 def _cluster(name: str, servers: int | None, workers: int | None) -> Cluster:

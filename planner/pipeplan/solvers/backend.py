@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,15 +63,19 @@ def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, pres
     if status == "Infeasible":
         return Answer(found=False, proven=True, bound=math.inf)
     found = info.primal_solution_status == 2  # kSolutionStatusFeasible
-    return Answer(found=found, proven=status == "Optimal", bound=float(info.mip_dual_bound))
+    # Before the root is solved the bound is minus infinity; no pace is below 0.
+    return Answer(found=found, proven=status == "Optimal", bound=max(0.0, float(info.mip_dual_bound)))
 
 
 def _cbc(program: pulp.LpProblem, seconds: float | None, gap: float) -> Answer:
     options = ["primalTolerance", str(_TOLERANCE), "integerTolerance", str(_TOLERANCE)]
     solver: Any = pulp.getSolver("PULP_CBC_CMD", msg=False, timeLimit=seconds, gapRel=gap, options=options)
+    began = time.perf_counter()
     program.solve(solver)
+    # PuLP reads "infeasible" from CBC's files also where CBC ran out of time before it found anything.
+    in_time = seconds is None or time.perf_counter() - began < seconds
     if program.status == pulp.LpStatusInfeasible:
-        return Answer(found=False, proven=True, bound=math.inf)
+        return Answer(found=False, proven=in_time, bound=math.inf if in_time else 0.0)
     found = program.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
     proven = program.sol_status == pulp.LpSolutionOptimal
     # CBC's command line does not hand its bound back; a proven optimum is its own bound.

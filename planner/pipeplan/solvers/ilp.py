@@ -73,6 +73,8 @@ def solve(problem: Problem, limits: Limits, cutoff_s: float | None = None) -> Re
     """
     began = time.perf_counter()
     best: tuple[float, Plan] | None = None
+    # No plan is faster than all work on all workers; a stopped search proves no more than that.
+    floor_s = problem.work_s / (problem.cluster.workers * problem.cluster.device.speed)
     bound, proven = float("inf"), True
     upper = cutoff_s * (1 + CUTOFF_SLACK) if cutoff_s is not None else _known_upper(problem)
     for space in spaces(problem):
@@ -85,7 +87,7 @@ def solve(problem: Problem, limits: Limits, cutoff_s: float | None = None) -> Re
         answer = backend.run(model.program, limits.solver, remaining, limits.gap)
         proven &= answer.proven
         if answer.bound < float("inf"):
-            bound = min(bound, space.pace(problem, answer.bound * model.unit_s))
+            bound = min(bound, max(floor_s, space.pace(problem, answer.bound * model.unit_s)))
         if answer.found and (best is None or space.pace(problem, model.objective()) < best[0] * (1 - 1e-9)):
             pace = space.pace(problem, model.objective())
             plan = space.plan(problem, model.segments())
@@ -95,9 +97,14 @@ def solve(problem: Problem, limits: Limits, cutoff_s: float | None = None) -> Re
     note = "searched below the DP's objective (plus 1e-6) only; plan and bound are its own" if cutoff_s else ""
     if best is None:
         status = Status.INFEASIBLE if proven else Status.TIME_LIMIT
-        return Result(name, status, None, float("inf"), float("inf") if proven else 0.0, seconds, note)
-    status = Status.OPTIMAL if proven and limits.gap == 0 else Status.FEASIBLE
-    return Result(name, status, best[1], best[0], min(bound, best[0]), seconds, note)
+        return Result(name, status, None, float("inf"), float("inf") if proven else min(bound, floor_s), seconds, note)
+    if proven and limits.gap == 0:
+        return Result(name, Status.OPTIMAL, best[1], best[0], min(bound, best[0]), seconds, note)
+    # A search that was stopped need not have brought T down to what its plan is worth, nor its depths into memory.
+    score = evaluate(best[1], problem)
+    if not score.fits:
+        return Result(name, Status.TIME_LIMIT, None, float("inf"), min(bound, score.pace_s), seconds, note)
+    return Result(name, Status.FEASIBLE, best[1], score.pace_s, min(bound, score.pace_s), seconds, note)
 
 
 def _known_upper(problem: Problem) -> float:
