@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from pipeplan_launch import models
 from pipeplan_launch.errors import LaunchError, nearest
-from pipeplan_launch.job import Job, repeat_to
+from pipeplan_launch.job import Data, Job, repeat_to
+from pipeplan_launch.seeds import mix, seed_everything
 
 JOB_FILE_HINT = (
     "pipeplan cannot know its inputs: return pipeplan_launch.Job(model, inputs=lambda n: torch.randn(n, 3, 224, 224)) "
@@ -32,19 +33,32 @@ JOB_FILE_HINT = (
 
 
 def load_job(ref: str, seed: int) -> Job:
-    """Build the job that `ref` names. Torch is seeded first: every worker builds the same initial weights.
+    """Build the job that `ref` names. All random numbers are seeded first, and again before its `data`: every worker
+    builds the same initial weights and the same data.
 
     Raises `LaunchError` for whatever is wrong with the reference or happens in the user's code.
     """
-    torch.manual_seed(seed)
+    seed_everything(seed)
     build = _find(ref)
-    torch.manual_seed(seed)
+    seed_everything(seed)
     made = _run(ref, build)
     if isinstance(made, nn.Module):
         made = _job_of(ref, made)
     if not isinstance(made, Job):
         raise LaunchError(f"{ref!r} returned {type(made).__name__}: it must return a torch.nn.Module or a Job")
-    return made if made.name else replace(made, name=_short_name(ref))
+    return replace(made, name=made.name or _short_name(ref), data=_seeded(made.data, mix("data", seed)))
+
+
+def _seeded(data: Callable[[], Data] | None, seed: int) -> Callable[[], Data] | None:
+    """The same, whatever was drawn before it is called."""
+    if data is None:
+        return None
+
+    def build() -> Data:
+        seed_everything(seed)
+        return data()
+
+    return build
 
 
 def canonical_ref(ref: str) -> str:

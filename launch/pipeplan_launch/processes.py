@@ -111,6 +111,14 @@ def share(value: Any, source: int, group: dist.ProcessGroup) -> Any:
     return box[0]
 
 
+def exchange(value: Any, group: dist.ProcessGroup) -> list[Any]:
+    """The values of all workers of the group, by rank, known to all of them."""
+    box: list[Any] = [None] * dist.get_world_size(group)
+    with _lost_peers():
+        dist.all_gather_object(box, value, group=group)
+    return box
+
+
 def collect(value: Any, destination: int, group: dist.ProcessGroup) -> list[Any]:
     """At rank `destination`, the values of all workers of the group, by rank; elsewhere nothing."""
     rank = dist.get_rank()

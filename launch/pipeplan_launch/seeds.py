@@ -15,6 +15,18 @@ def mix(*parts: int | str) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+def seed_everything(seed: int) -> None:
+    """Before the user's code builds something: Python's, NumPy's and torch's numbers are then the same everywhere."""
+    random.seed(seed)
+    try:
+        import numpy
+    except ImportError:
+        pass
+    else:
+        numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def seed_forward(seed: int, epoch: int, minibatch: int, stage: int) -> None:
     """Before a stage's forward of a minibatch: dropout is then the same on any replica, and after a resume."""
     _seed_torch(mix("forward", seed, epoch, minibatch, stage))

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeplan_launch import checkpoint
+from pipeplan_launch.agreement import Fingerprint, data_marks, weights_digest
 from pipeplan_launch.batches import Sizes, sizes_of
 from pipeplan_launch.config import LaunchPlan
 from pipeplan_launch.engine import Place
@@ -59,6 +60,7 @@ class Stage:
     train_sizes: Sizes | None
     test_sizes: Sizes | None
     graph_hash: str
+    fingerprint: Fingerprint
 
 
 def load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) -> tuple[Job, StageProgram, str, bool]:
@@ -103,6 +105,9 @@ def build(
         # A model that cannot be evaluated stage by stage is said now, not after the first epoch.
         program.eval()
         program.train()
+    train_sizes = sizes_of(data.train, plan.minibatch, dynamic, training=True, limit=limit) if trains else None
+    test_sizes = None if test is None else sizes_of(test, plan.minibatch, dynamic, training=False, limit=limit)
+    fingerprint = _fingerprint(place, data.train if trains else None, test)
     if options.weights is not None:
         manifest = weights_at(options.weights)
         checkpoint.load_weights(manifest, program.parameters_by_name(), program.buffers_by_name())
@@ -111,10 +116,21 @@ def build(
         data=data,
         training=TrainingEngine(place, Transport(stage, rank, device), recorder, replicas) if trains else None,
         forward=ForwardEngine(place, Transport(stage, rank, device), _recorder(place, None) if trains else recorder),
-        train_sizes=sizes_of(data.train, plan.minibatch, dynamic, training=True, limit=limit) if trains else None,
-        test_sizes=None if test is None else sizes_of(test, plan.minibatch, dynamic, training=False, limit=limit),
+        train_sizes=train_sizes,
+        test_sizes=test_sizes,
         graph_hash=graph_hash,
+        fingerprint=fingerprint,
     )
+
+
+def _fingerprint(place: Place, train: Any, test: Any) -> Fingerprint:
+    """Of what this worker has before anything runs: the data sets in use, and the weights if they have replicas."""
+    data: dict[str, str] = {}
+    for name, dataset in (("training", train), ("test", test)):
+        if dataset is not None:
+            data |= data_marks(name, dataset, place.seed)
+    state = {**place.program.parameters_by_name(), **place.program.buffers_by_name()}
+    return Fingerprint(place.rank, place.stage, data, weights_digest(state) if place.replicas > 1 else "")
 
 
 def weights_at(path: Path) -> checkpoint.Manifest:

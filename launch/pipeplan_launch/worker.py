@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from pipeplan_launch import checkpoint, processes, runfolder, saving, setup
+from pipeplan_launch import agreement, checkpoint, processes, runfolder, saving, setup
 from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.batches import Batches
 from pipeplan_launch.config import LaunchPlan, load_plan
@@ -57,6 +57,8 @@ def run(options: Options) -> None:
     start = processes.share(start, 0, groups.everyone)
     try:
         stage = _together(groups, lambda: _build(options, plan, groups, start))
+        fingerprints = processes.exchange(None if stage is None else stage.fingerprint, groups.everyone)
+        _together(groups, lambda: agreement.check([one for one in fingerprints if one is not None]))
         if stage is not None:
             Runner(options, plan, groups, stage, start).run()
         processes.wait_for(groups.everyone)

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ class Toy:
     """Give the job a loss that raises."""
     freeze: bool = False
     """At `die`, stop answering instead."""
+    other_data_rank: int | None = None
+    """The rank whose data has other samples."""
 
 
 @dataclass(frozen=True)
@@ -283,7 +285,8 @@ def _worker(rank: int, world: int, port: int, arguments: list[str], toy: Toy, lo
             raise LaunchError(f"rank {rank} cannot\nload")
         die_at = toy.die[1] if toy.die is not None and toy.die[0] == rank else None
         layers = split_layers(len(plan.pipeline))[stage]
-        return toy_job(toy), ToyStage(layers, die_at, toy.freeze), HASH, toy.dynamic
+        mine = replace(toy, samples=toy.samples - 1) if toy.other_data_rank == rank else toy
+        return toy_job(mine), ToyStage(layers, die_at, toy.freeze), HASH, toy.dynamic
 
     setup.load_stage = load_stage  # type: ignore[assignment]
     status = __main__.main([*arguments, "--threads", "1"])

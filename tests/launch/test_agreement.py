@@ -1,0 +1,69 @@
+"""Workers that hold other data or other weights than their peers do not run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from toy_workers import Toy, run_plan, stage_contents, write_plan
+
+from pipeplan_launch import load_job
+from pipeplan_launch.agreement import Fingerprint, check, data_marks, digest
+from pipeplan_launch.errors import LaunchError
+
+RANDOM_JOB = """
+import random
+import numpy
+import torch
+from pipeplan_launch import Data, Job
+
+OFFSET = random.random() + numpy.random.rand()
+
+def data():
+    samples = [(torch.tensor([random.random(), numpy.random.rand()]), int(torch.randint(9, ()))) for _ in range(5)]
+    return Data(samples, samples[:2])
+
+def make():
+    net = torch.nn.Linear(2, 9)
+    net.weight.data += OFFSET + random.random() + numpy.random.rand()
+    return Job(net, data=data)
+"""
+
+
+def test_the_same_seed_gives_the_same_job(tmp_path: Path) -> None:
+    """Whichever source of random numbers its construction and its data use."""
+    (tmp_path / "random_job.py").write_text(RANDOM_JOB)
+    one, two, other = (load_job(f"{tmp_path}/random_job.py:make", seed) for seed in (1, 1, 2))
+    torch.rand(3)  # what was drawn in between does not matter
+    assert digest(one.model.state_dict()) == digest(two.model.state_dict()) != digest(other.model.state_dict())
+    assert digest(one.datasets.train) == digest(two.datasets.train) != digest(other.datasets.train)
+
+
+def test_says_what_differs() -> None:
+    samples = [(torch.tensor([float(number)]), number) for number in range(5)]
+    marks = data_marks("training", samples, 0)
+    assert list(marks) == ["the number of training samples", *(f"training sample {n}" for n in (0, 2, 4))]
+    check([Fingerprint(rank, rank, data_marks("training", samples, 0), "") for rank in range(3)])
+    changed = data_marks("training", [*samples[:4], (samples[4][0], 3)], 0)
+    with pytest.raises(LaunchError, match=r"training sample 4 is not the same at ranks 0 and 2: make data\(\) deter"):
+        check([Fingerprint(0, 0, marks), Fingerprint(1, 1, marks), Fingerprint(2, 2, changed)])
+    with pytest.raises(LaunchError, match=r"the number of training samples .* \(5 and 4\)"):
+        check([Fingerprint(0, 0, marks), Fingerprint(1, 1, data_marks("training", samples[:4], 0))])
+    with pytest.raises(LaunchError, match="initial weights of stage 1 differ between its replicas, ranks 1 and 2"):
+        check([Fingerprint(0, 0, marks, ""), Fingerprint(1, 1, marks, "a"), Fingerprint(2, 1, marks, "b")])
+
+
+def test_digests_tell_tensors_apart() -> None:
+    values = [torch.zeros(2), torch.zeros(2, 1), torch.zeros(2).double(), torch.tensor(0.0), torch.tensor([]), 0, 0.0]
+    values += [torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bool), {"a": torch.ones(2)}, (1, 2), [1]]
+    assert len({digest(value) for value in values}) == len(values)
+    assert digest(torch.ones(3, 2).t()) == digest(torch.ones(2, 3))
+
+
+def test_a_run_on_different_data_is_refused(tmp_path: Path) -> None:
+    write_plan(tmp_path, stage_contents([2, 1], idle=1))
+    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run")], Toy(other_data_rank=3), 4)
+    assert ended.statuses == [2, 2, 2, 2]
+    (line,) = ended.err.splitlines()
+    assert "the data differs between workers: the number of training samples is not the same at ranks 1 and 3" in line
