@@ -83,7 +83,21 @@ class _Weights:
                 chosen[run, depth] = model.binary(f"d_{run.start}_{run.replicas}_{depth}")
                 self._limit(run, depth, chosen[run, depth])
             model.equal([*((chosen[run, depth], 1.0) for depth in kept), (model.used[run], -1.0)], 0.0)
+            self._least(run)
         return chosen
+
+    def _least(self, run: Placement) -> None:
+        """Memory at depth 1, and at 2 where something follows: implied by the choice of a depth, but without a big M."""
+        model = self.model
+        least = [(v, self.fixed[i] + self.growing[i]) for i, v in model.by_run[run]]
+        model.at_most([*least, (model.used[run], -1.0)], 0.0)
+        if not model.problem.training or run.last + 1 == model.workers:
+            return
+        levels = range(1, len(model.problem.cluster.levels) + 1)
+        most = sum(self.growing[index] for index, _ in model.by_run[run])
+        twice = [(v, self.fixed[i] + 2 * self.growing[i]) for i, v in model.by_run[run]]
+        follows = [(model.level[run.last, level], most) for level in levels]
+        model.at_most([*twice, (model.used[run], -1.0), *follows], most)
 
     def _limit(self, run: Placement, depth: int, chosen: pulp.LpVariable) -> None:
         model, training = self.model, self.model.problem.training
