@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,9 +39,20 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> int:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write an object as JSON, atomically."""
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    """Write an object as JSON, atomically. JSON has no NaN or infinity: they become null."""
+    text = json.dumps(finite(content), indent=2, allow_nan=False) + "\n"
     write_atomically(path, lambda file: _fill(file, text))
+
+
+def finite(value: Any) -> Any:
+    """The same with None in place of every NaN or infinity."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return value
 
 
 def _fill(file: IO[bytes], text: str) -> None:

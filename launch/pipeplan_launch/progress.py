@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -56,9 +57,12 @@ class Progress:
         self._every = every
         self._epochs = epochs
         self._minibatches = minibatches
+        self._warned = False
 
     def __call__(self, step: Step) -> None:
         """A minibatch of this worker's is finished."""
+        if step.loss is not None:
+            self.warn_unless_finite(step.loss, step.epoch, step.minibatch)
         before = step.minibatch + 1 - self._recorder.stride
         if self._every < 1 or (step.minibatch + 1) // self._every == max(before, 0) // self._every:
             return
@@ -69,3 +73,14 @@ class Progress:
         if pace:
             parts.append(f"{1 / pace:.1f} minibatches/s")
         say("  ".join(parts))
+
+    def warn_unless_finite(self, loss: float, epoch: int, minibatch: int | None) -> None:
+        """Say once that the loss is lost; the minibatch is None where another replica had it."""
+        if math.isfinite(loss) or self._warned:
+            return
+        self._warned = True
+        where = "" if minibatch is None else f", minibatch {minibatch + 1}/{self._minibatches}"
+        say(
+            f"warning: the loss became non-finite ({loss}) in epoch {epoch + 1}/{self._epochs}{where}: "
+            "a lower learning rate is the usual cure"
+        )

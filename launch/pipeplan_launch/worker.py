@@ -152,7 +152,8 @@ class Runner:
         assert sizes is not None
         first = self._restore() if self._start.resumed else 0
         if self._speaks:
-            training.on_minibatch = Progress(training.recorder, self._options.log_every, epochs, sizes.count)
+            progress = Progress(training.recorder, self._options.log_every, epochs, sizes.count)
+            training.on_minibatch = progress
             if first >= epochs:
                 say(f"{first} epochs are done already: give --epochs more than that to go on")
         for epoch in range(first, epochs):
@@ -163,6 +164,8 @@ class Runner:
             self._results.append(result)
             if self._speaks:
                 say(result.line(epochs, pace))
+                if result.loss is not None:
+                    progress.warn_unless_finite(result.loss, epoch, None)
             if (epoch + 1) % self._options.checkpoint_every == 0 or epoch + 1 == epochs:
                 self._checkpoint(epoch + 1)
         return {"epochs": [result.as_json() for result in self._results]}

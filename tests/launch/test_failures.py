@@ -39,7 +39,7 @@ def test_a_dead_peer_is_named(tmp_path: Path, die: tuple[int, int]) -> None:
 
 def test_the_users_mistake_is_quoted(tmp_path: Path) -> None:
     write_plan(tmp_path, stage_contents([1, 1]))
-    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run")], Toy(break_loss=True), 2)
+    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run")], Toy(loss="broken"), 2)
     assert ended.statuses == [2, 2]
     (line,) = errors(ended.err)
     assert line.startswith("error: the job's loss failed: RuntimeError: shape")
@@ -132,3 +132,14 @@ def _interrupt(run: str) -> None:
         time.sleep(0.01)
     for path in Path(run).parent.glob("worker-*.pid"):
         os.kill(int(path.read_text()), signal.SIGINT)
+
+
+def test_a_loss_that_is_lost_is_said_once_and_leaves_a_summary(tmp_path: Path) -> None:
+    write_plan(tmp_path, stage_contents([1, 2]))
+    run = tmp_path / "run"
+    ended = run_plan(tmp_path, ["--run-dir", str(run), "--epochs", "2"], Toy(loss="nan"), 3)
+    assert ended.statuses == [0, 0, 0], ended.err
+    assert ended.err.count("the loss became non-finite (nan) in epoch 1/2, minibatch 1/20") == 1
+    assert ended.err.count("non-finite") == 1
+    summary = json.loads((run / "summary.json").read_text())
+    assert [epoch["loss"] for epoch in summary["epochs"]] == [None, None]

@@ -45,8 +45,8 @@ class Toy:
     """The rank whose loading fails with a LaunchError."""
     die: tuple[int, int] | None = None
     """(rank, minibatch of its own) at which that process ends at once."""
-    break_loss: bool = False
-    """Give the job a loss that raises."""
+    loss: str = "cross-entropy"
+    """Key of `LOSSES`."""
     freeze: bool = False
     """At `die`, stop answering instead."""
     other_data_rank: int | None = None
@@ -164,10 +164,17 @@ def broken_loss(output: Tensor, target: Tensor) -> Tensor:
     return output + target.reshape(3, 7)
 
 
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross-entropy": functional.cross_entropy,
+    "broken": broken_loss,
+    "nan": lambda output, target: functional.cross_entropy(output, target) * float("nan"),
+}
+
+
 def toy_job(toy: Toy) -> Job:
     return Job(
         nn.Module(),
-        loss=broken_loss if toy.break_loss else functional.cross_entropy,
+        loss=LOSSES[toy.loss],
         data=lambda: toy_data(toy),
         optimizer=OPTIMIZERS[toy.optimizer],
     )
