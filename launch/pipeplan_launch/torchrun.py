@@ -40,11 +40,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report(error: ChildFailedError) -> int:
-    """Name the workers that ended without a word of their own; those that stopped because of them are not at fault."""
+    """Name the worker that first ended without a word of its own; torchrun ends the others because of it."""
     statuses = {rank: failure.exitcode for rank, failure in error.failures.items()}
-    for rank, status in sorted(statuses.items()):
-        if status not in (SAID, STOPPED):
-            print(f"error: worker {rank} {_end(status)}", file=sys.stderr, flush=True)
+    mute = [rank for rank, status in statuses.items() if status not in (SAID, STOPPED)]
+    real = [rank for rank in mute if statuses[rank] != -signal.SIGTERM]
+    if not real and len(mute) == len(statuses):
+        real = mute  # nobody else ended: someone did send this signal
+    if real:
+        first = min(real, key=lambda rank: (error.failures[rank].timestamp, rank))
+        print(f"error: worker {first} {_end(statuses[first])}", file=sys.stderr, flush=True)
     return SAID if SAID in statuses.values() else 1
 
 
