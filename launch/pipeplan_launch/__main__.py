@@ -38,7 +38,9 @@ def options_from(arguments: Sequence[str] | None) -> Options:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one worker; returns the exit status: 0, 2 for an error that was said in one line, 130 when interrupted."""
+    """Run one worker; returns the exit status: 0; 2 for an error that was said in one line, 1 if nobody foresaw it; 130
+    when interrupted.
+    """
     catch_signals()
     options = options_from(arguments)
     from pipeplan_launch import worker
@@ -55,6 +57,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if signal.args == ("SIGINT",) and os.environ.get("RANK", "0") == "0":
             print(f"stopped by {signal}: --resume goes on from the last checkpoint", file=sys.stderr, flush=True)
         return INTERRUPTED
+    except worker.Unexpected as error:
+        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+        return 1
+    except Exception as error:  # before there is a run folder to keep a traceback in
+        from pipeplan_launch.loading import describe
+
+        rank = os.environ.get("RANK", "0")
+        print(f"error: something failed unexpectedly (rank {rank}): {describe(error)}", file=sys.stderr, flush=True)
+        return 1
     return 0
 
 

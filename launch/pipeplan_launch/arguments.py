@@ -16,12 +16,12 @@ def parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--epochs", type=_positive, metavar="N", help="epochs in all (10); inference: passes (1)")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument("--run-dir", type=Path, metavar="D", help="run folder (PLAN_FOLDER/runs/<UTC time>)")
-    parser.add_argument("--seed", type=_natural, metavar="N", help="of weights, order of samples and dropout (0)")
+    parser.add_argument("--seed", type=_seed, metavar="N", help="of weights, order of samples and dropout (0)")
     parser.add_argument("--weights", type=Path, metavar="D", help="begin with the weights of this checkpoint or run")
     parser.add_argument(
         "--log-every", type=_natural, default=20, metavar="N", help="minibatches per line; 0: none (20)"
     )
-    parser.add_argument("--threads", type=_positive, metavar="N", help="torch threads per worker (OMP_NUM_THREADS)")
+    parser.add_argument("--threads", type=_threads, metavar="N", help="torch threads per worker (OMP_NUM_THREADS)")
     parser.add_argument("--checkpoint-every", type=_positive, default=1, metavar="N", help="epochs (1)")
     parser.add_argument("--max-minibatches", type=_positive, metavar="N", help="of every epoch, the first N only")
     parser.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="wait for a peer, at most (600)")
@@ -36,13 +36,23 @@ def _positive(text: str) -> int:
     return _number(text, 1)
 
 
-def _number(text: str, least: int) -> int:
+def _seed(text: str) -> int:
+    return _number(text, 0, 2**63 - 1)
+
+
+def _threads(text: str) -> int:
+    return _number(text, 1, 4096)
+
+
+def _number(text: str, least: int, most: int = 2**63 - 1) -> int:
     try:
         value = int(text)
     except ValueError:
         value = least - 1
     if value < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of at least {least}")
+    if value > most:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is more than {most}")
     return value
 
 

@@ -6,6 +6,7 @@ An engine runs drained segments (one epoch, or one pass over the test data): not
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,11 +143,15 @@ class Engine:
         wanted = self.place.program.model_inputs
         if not wanted and not self.place.is_last:
             return [], None
-        with user_code("reading the job's data"):
+        with self.calling("reading the job's data", minibatch):
             batch: Batch = self.segment.batches.load(minibatch)
         inputs = [batch.inputs[index].to(self.place.device) for index in wanted]
         target = to_device(batch.target, self.place.device) if self.place.is_last else None
         return inputs, target
+
+    def calling(self, what: str, minibatch: int) -> AbstractContextManager[None]:
+        """Around what the user wrote: an error becomes one line that names `what`, this stage and the minibatch."""
+        return user_code(f"{what} at stage {self.place.stage} (rank {self.place.rank}), minibatch {minibatch},")
 
     def finish_step(self, minibatch: int) -> None:
         """A minibatch is done with on this worker."""

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from pipeplan_launch.engine import Engine, Place, Segment, map_tensors
+from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.metrics import Lap, Recorder
 from pipeplan_launch.schedule import SCHEDULES, Kind
 from pipeplan_launch.seeds import seed_forward
 from pipeplan_launch.transport import Direction, Transport
-from pipeplan_launch.usercode import user_code
 
 KEPT_SENDS = 2  # activations under way to the next stage, per replica: a faster stage waits rather than pile them up
 
@@ -65,7 +65,8 @@ class ForwardEngine(Engine):
         inputs, target = self.read(minibatch)
         step.load_s += lap()
         seed_forward(place.seed, self.segment.epoch, minibatch, place.stage)
-        result = place.program.call(place.program.parameters_by_name(), received, inputs, sizes.run(minibatch))
+        with self.calling("the model's forward", minibatch):
+            result = place.program.call(place.program.parameters_by_name(), received, inputs, sizes.run(minibatch))
         if place.is_last:
             self._judge(minibatch, result, target)
         step.forward_s += lap()
@@ -83,14 +84,23 @@ class ForwardEngine(Engine):
             )
         job = self.place.job
         self.score.samples += real
-        with user_code("the job's metric"):
+        with self.calling("the job's metric", minibatch):
             correct = job.correct(output, target)
-        if correct is not None:
-            self.score.correct += float(correct)
-            self.score.judged += real
+            if correct is not None:
+                self.score.correct += _number(correct)
+                self.score.judged += real
         if job.loss is not None:
-            with user_code("the job's loss"):
+            with self.calling("the job's loss", minibatch):
                 self.score.loss_sum += float(job.loss(output, target)) * real
+
+
+def _number(correct: object) -> float:
+    if isinstance(correct, Tensor) and correct.numel() != 1:
+        raise LaunchError(
+            "the job's metric must return one number, how many samples of the minibatch are right, not "
+            f"{tuple(correct.shape)}: sum them"
+        )
+    return float(correct)  # type: ignore[arg-type]
 
 
 def _first(tensor: Tensor, real: int, run: int) -> Tensor:

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pipeplan_launch.errors import LaunchError
+
 BUCKET_BYTES = 25 * 2**20
 
 
@@ -41,6 +43,11 @@ class GradientReducer:
         """Take the gradients of one of this replica's minibatches, by parameter name, for the group being collected."""
         for name, gradient in gradients.items():
             if name in self._parameters:
+                if self._group is not None and gradient.layout is not torch.strided:
+                    raise LaunchError(
+                        f"the gradient of {name!r} is sparse, which a stage with replicas does not support: "
+                        "build its layer with sparse=False, or solve for a plan without replicas of it"
+                    )
                 before = self._pending.get(name)
                 self._pending[name] = gradient if before is None else before + gradient
 

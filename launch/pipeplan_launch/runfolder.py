@@ -54,6 +54,17 @@ def claim_error(run: Path, message: str) -> bool:
     return True
 
 
+def save_traceback(run: Path, rank: int, text: str) -> Path | None:
+    """Write what only a developer wants to see into the run folder; None if that cannot be."""
+    path = run / "errors" / f"rank-{rank}.txt"
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError:
+        return None
+    return path
+
+
 def has_failed(run: Path) -> bool:
     """Whether a worker has reported an error of this run."""
     return (run / ERROR).exists()

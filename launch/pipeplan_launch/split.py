@@ -145,7 +145,7 @@ class StageProgram(nn.Module):
         segment = self._train if self.training else self._eval
         state = [self._state(name, parameters) for name in segment.state]
         data = [inputs[self.model_inputs.index(index)] for index in segment.inputs]
-        made = segment.run(*state, *received, *data, batch)
+        made = segment.run.forward(*state, *received, *data, batch)  # called itself, it prints errors a second time
         return tree_unflatten(made, self.output_spec) if self.is_last else made
 
     def forward(self, received: Sequence[Tensor], inputs: Sequence[Tensor], batch: int) -> Any:

@@ -75,10 +75,11 @@ class TrainingEngine(Engine):
             tensor.requires_grad_(cut.requires_grad)
         weights = self._versions.acquire(minibatch)
         seed_forward(place.seed, self.segment.epoch, minibatch, place.stage)
-        result = place.program.call(weights, received, inputs, self.segment.batches.sizes.run(minibatch))
+        with self.calling("the model's forward", minibatch):
+            result = place.program.call(weights, received, inputs, self.segment.batches.sizes.run(minibatch))
         if place.is_last:
             assert place.job.loss is not None
-            with user_code("the job's loss"):
+            with self.calling("the job's loss", minibatch):
                 loss = _scalar(place.job.loss(result, target))
             step.loss = loss.item()
             result = (loss,)
@@ -107,7 +108,8 @@ class TrainingEngine(Engine):
         step.wait_s += lap()
         pairs = [(root, gradient) for root, gradient in zip(roots, gradients, strict=True) if root.requires_grad]
         if pairs:
-            torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
+            with self.calling("the model's backward", minibatch):
+                torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
         self._reducer.add(self._versions.release(minibatch))
         step.backward_s += lap()
         if not place.is_first:
@@ -135,6 +137,7 @@ class TrainingEngine(Engine):
 
     def _update(self, group: int) -> None:
         lap = Lap()
+        own = self._own_of(group)
         members = group_members(group, self.place.replicas, self.segment.batches.sizes.count)
         with self._with_replicas(f"gradients of group {group}"):
             averaged = self._reducer.finish(len(members))
@@ -145,10 +148,10 @@ class TrainingEngine(Engine):
             parameter.grad = gradient
             changed.append(parameter)
         if self.optimizer is not None:
-            self._versions.update(changed, self.optimizer.step)
+            with self.calling("the optimizer's step", members[0] if own is None else own):
+                self._versions.update(changed, self.optimizer.step)
         for parameter in changed:
             parameter.grad = None
-        own = self._own_of(group)
         if own is not None:
             step = self.recorder.of(own)
             step.sync_s += synchronised

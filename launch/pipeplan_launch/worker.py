@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.files import write_json
 from pipeplan_launch.inference import Score
 from pipeplan_launch.interrupt import Interrupted, check_interrupt
+from pipeplan_launch.loading import describe
 from pipeplan_launch.memory import peak_resident_bytes, reset_peak, resident_bytes
 from pipeplan_launch.metrics import Recorder, Step
 from pipeplan_launch.optimizers import optimizer_state
@@ -34,6 +36,10 @@ T = TypeVar("T")
 
 class FailedElsewhere(Exception):
     """Another worker has reported an error: this one ends without a word."""
+
+
+class Unexpected(Exception):
+    """An error that is nobody's in particular, in one line."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,23 @@ def run(options: Options) -> None:
         if runfolder.has_failed(start.run):
             raise FailedElsewhere from signal
         raise
+    except FailedElsewhere:
+        raise
+    except Exception as error:
+        raise _unexpected(start.run, plan, error) from error
     dist.destroy_process_group()
+
+
+def _unexpected(run: Path, plan: LaunchPlan, error: Exception) -> Exception:
+    """What nobody foresaw: one line, and the traceback in the run folder."""
+    rank = dist.get_rank()
+    place = plan.place(rank)
+    where = f"rank {rank}, {'idle' if place is None else f'stage {place[0]}'}"
+    path = runfolder.save_traceback(run, rank, "".join(traceback.format_exception(error)))
+    message = f"something failed unexpectedly ({where}): {describe(error)}"
+    if not runfolder.claim_error(run, message):
+        return FailedElsewhere()
+    return Unexpected(message + (f"; the traceback is in {path}" if path else ""))
 
 
 def _together(groups: Groups, call: Callable[[], T]) -> T:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from toy_workers import Toy, run_plan, stage_contents, write_plan
 
+from pipeplan_launch.arguments import parser
+
 
 def errors(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("error: ")]
@@ -42,7 +44,7 @@ def test_the_users_mistake_is_quoted(tmp_path: Path) -> None:
     ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run")], Toy(loss="broken"), 2)
     assert ended.statuses == [2, 2]
     (line,) = errors(ended.err)
-    assert line.startswith("error: the job's loss failed: RuntimeError: shape")
+    assert line.startswith("error: the job's loss at stage 1 (rank 1), minibatch 0, failed: RuntimeError: shape")
     assert "toy_workers.py:" in line
     assert "return output + target.reshape(3, 7)" in line
     assert "Traceback" not in ended.err
@@ -143,3 +145,44 @@ def test_a_loss_that_is_lost_is_said_once_and_leaves_a_summary(tmp_path: Path) -
     assert ended.err.count("non-finite") == 1
     summary = json.loads((run / "summary.json").read_text())
     assert [epoch["loss"] for epoch in summary["epochs"]] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("toy", "says"),
+    [
+        (Toy(fault=("forward", 0, 3)), "the model's forward at stage 0 (rank 0), minibatch 3, failed: ValueError: bad"),
+        (Toy(fault=("backward", 1, 2)), "the model's backward at stage 1 (rank 1), minibatch 2, failed: ValueError:"),
+        (Toy(fault=("step", 0, 0)), "the optimizer's step at stage 0 (rank 0), minibatch 0, failed: ValueError: bad"),
+        (Toy(fault=("metric", 1, 0)), "the job's metric at stage 1 (rank 1), minibatch 0, failed: ValueError: bad"),
+        (Toy(fault=("vector", 1, 0)), "the job's metric must return one number"),
+    ],
+    ids=lambda value: value.fault[0] if isinstance(value, Toy) else "",
+)
+def test_faults_of_the_users_code_name_stage_and_minibatch(tmp_path: Path, toy: Toy, says: str) -> None:
+    write_plan(tmp_path, stage_contents([1, 1]))
+    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run"), "--epochs", "1"], toy, 2)
+    assert ended.statuses == [2, 2]
+    (line,) = errors(ended.err)
+    assert line.startswith(f"error: {says}")
+    assert "Traceback" not in ended.err
+
+
+def test_what_nobody_foresaw_is_one_line_and_a_traceback_in_the_run_folder(tmp_path: Path) -> None:
+    write_plan(tmp_path, stage_contents([1, 1]))
+    run = tmp_path / "run"
+    ended = run_plan(tmp_path, ["--run-dir", str(run)], Toy(fault=("load", 1, 0)), 2)
+    assert ended.statuses == [2, 1]
+    (line,) = ended.err.splitlines()
+    assert line.startswith("error: something failed unexpectedly (rank 1, stage 1): ValueError: bad ")
+    assert "Traceback" in (run / "errors" / "rank-1.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [(["--seed", str(2**63)], f"more than {2**63 - 1}"), (["--threads", "4097"], "more than 4096")],
+)
+def test_options_are_bounded(option: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser("prog").parse_args(["plan", *option])
+    assert message in capsys.readouterr().err
+    assert parser("prog").parse_args(["plan", "--seed", str(2**63 - 1)]).seed == 2**63 - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeplan_launch import reduce
+from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.reduce import GradientReducer, average_buffers
 
 
@@ -70,3 +72,11 @@ def test_buffers_of_every_type(group: dist.ProcessGroup) -> None:
     buffers = [torch.tensor([1.5]), torch.tensor(3), torch.tensor([True])]
     average_buffers(buffers, group)
     assert [buffer.tolist() for buffer in buffers] == [[1.5], 3, [True]]
+
+
+def test_sparse_gradients_of_replicas_are_refused() -> None:
+    weight = nn.Parameter(torch.eye(2))
+    GradientReducer({"w": weight}, None).add({"w": weight.detach().to_sparse()})
+    replicas: Any = object()
+    with pytest.raises(LaunchError, match="the gradient of 'w' is sparse, which a stage with replicas"):
+        GradientReducer({"w": weight}, replicas).add({"w": weight.detach().to_sparse()})

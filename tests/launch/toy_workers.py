@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import TensorDataset
+from toy_faults import Fault, plant
 
 from pipeplan_launch.job import Data, Job
 
@@ -51,6 +52,7 @@ class Toy:
     """At `die`, stop answering instead."""
     other_data_rank: int | None = None
     """The rank whose data has other samples."""
+    fault: Fault | None = None
 
 
 @dataclass(frozen=True)
@@ -293,7 +295,8 @@ def _worker(rank: int, world: int, port: int, arguments: list[str], toy: Toy, lo
         die_at = toy.die[1] if toy.die is not None and toy.die[0] == rank else None
         layers = split_layers(len(plan.pipeline))[stage]
         mine = replace(toy, samples=toy.samples - 1) if toy.other_data_rank == rank else toy
-        return toy_job(mine), ToyStage(layers, die_at, toy.freeze), HASH, toy.dynamic
+        program = ToyStage(layers, die_at, toy.freeze)
+        return plant(toy.fault, stage, toy_job(mine), program), program, HASH, toy.dynamic
 
     setup.load_stage = load_stage  # type: ignore[assignment]
     status = __main__.main([*arguments, "--threads", "1"])

@@ -1,0 +1,63 @@
+"""Faults that a test can plant in what the user wrote: model, optimiser and metric of the toy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from pipeplan_launch.job import Job
+
+Fault = tuple[str, int, int]
+"""(what fails: forward, backward, step, metric, vector or load; stage; at which call)."""
+
+
+def bad(*_given: object) -> Tensor:
+    raise ValueError("bad")
+
+
+def vector_metric(output: Tensor, target: Tensor) -> Tensor:
+    return output.argmax(1) == target
+
+
+class BadStep(SGD):
+    """An optimiser whose step fails."""
+
+    def step(self, _closure: Any = None) -> Any:  # type: ignore[override]
+        bad()
+
+
+def bad_optimizer(parameters: list[nn.Parameter]) -> Optimizer:
+    return BadStep(parameters, lr=0.1)
+
+
+def plant(fault: Fault | None, stage: int, job: Job, program: Any) -> Job:
+    """Put the fault into the stage that it is for; returns the job to use."""
+    if fault is None or fault[1] != stage:
+        return job
+    kind, _, at = fault
+    if kind == "load":
+        bad()
+    if kind in ("forward", "backward"):
+        _plant_in_calls(kind, at, program)
+    if kind == "step":
+        return replace(job, optimizer=bad_optimizer)
+    return replace(job, metric={"metric": bad, "vector": vector_metric}.get(kind))
+
+
+def _plant_in_calls(kind: str, at: int, program: Any) -> None:
+    inner, calls = program.call, [0]
+
+    def call(parameters: Mapping[str, Tensor], received: Sequence[Tensor], inputs: Sequence[Tensor], batch: int) -> Any:
+        calls[0] += 1
+        if calls[0] == at + 1 and kind == "forward":
+            bad()
+        result = inner(parameters, received, inputs, batch)
+        if calls[0] == at + 1 and kind == "backward":
+            result.register_hook(bad)
+        return result
+
+    program.call = call
