@@ -16,13 +16,14 @@ from typing import Any
 
 from pipeplan import resources
 from pipeplan.errors import InputError
-from pipeplan.files import Node, read_text
+from pipeplan.files import LARGEST, Node, read_text
 from pipeplan.suggest import did_you_mean
 from pipeplan.units import parse_rate, parse_size, parse_time
 
 FORMAT = "pipeplan-cluster"
 VERSION = 1
 MAXIMUM_WORKERS = 1 << 20
+LONGEST_LATENCY_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,8 @@ def _check(cluster: Cluster) -> None:
         )
     if cluster.device.memory_bytes < 1:
         raise InputError(f"cluster {cluster.name}: its device has no memory")
-    if cluster.device.speed <= 0:
-        raise InputError(f"cluster {cluster.name}: the device's speed must be above 0")
+    if not 1e-6 <= cluster.device.speed <= 1e6:
+        raise InputError(f"cluster {cluster.name}: the device's speed must lie between 1e-6 and 1e6")
     for level in cluster.levels:
         _check_level(cluster, level)
     if cluster.workers > MAXIMUM_WORKERS:
@@ -147,6 +148,10 @@ def _check_level(cluster: Cluster, level: Level) -> None:
         raise InputError(f"{where}: no devices (count = {level.count}); a count is at least 1")
     if level.count > 1 and level.bandwidth <= 0:
         raise InputError(f"{where}: zero bandwidth; say what its links carry, such as '10 Gbit/s'")
+    if level.count > 1 and not 1 <= level.bandwidth <= LARGEST:
+        raise InputError(f"{where}: a bandwidth of {level.bandwidth:g} bytes/s cannot be meant")
+    if not level.latency_s <= LONGEST_LATENCY_S:
+        raise InputError(f"{where}: a latency of {level.latency_s:g} s cannot be meant")
     for what, share in (("allreduce", level.allreduce_efficiency), ("sendrecv", level.sendrecv_efficiency)):
         if not 0 < share <= 1:
             raise InputError(f"{where}: {what}_efficiency must be above 0 and at most 1, not {share:g}")

@@ -60,6 +60,8 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ('bandwidth = "10 Gbit/s"', 'bandwidth = "0 Gbit/s"', "level cluster: zero bandwidth"),
         ('bandwidth = "10 Gbit/s"', "", "level cluster: zero bandwidth"),
         ('bandwidth = "10 Gbit/s"', 'bandwidth = "quick"', "expected a rate"),
+        ('bandwidth = "10 Gbit/s"', "bandwidth = 1e-300", "cannot be meant"),
+        ('latency = "20 us"', "latency = 1e9", "cannot be meant"),
         ("count = 3", "count = 0", "no devices"),
         ("count = 3", "count = -3", "expected at least 0"),
         ("count = 3", "count = 99999999", "at most"),

@@ -87,7 +87,7 @@ class _Weights:
         return chosen
 
     def _least(self, run: Placement) -> None:
-        """Memory at depth 1, and at 2 where something follows: implied by the choice of a depth, but without a big M."""
+        """Memory at depth 1, and at 2 where something follows: implied by the depth, but without a big M."""
         model = self.model
         least = [(v, self.fixed[i] + self.growing[i]) for i, v in model.by_run[run]]
         model.at_most([*least, (model.used[run], -1.0)], 0.0)

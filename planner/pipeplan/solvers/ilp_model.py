@@ -140,8 +140,8 @@ class Model:
         if (stages := self.problem.options.stages) is not None:
             self.equal([(used, 1.0) for used in self.used.values()], float(stages))
         for group in self.problem.profile.together:
-            first, *others = (self.names.index(name) for name in group)
-            for other, run in itertools.product(others, self.placements):
+            tied = [self.names.index(name) for name in group]
+            for (first, other), run in itertools.product(itertools.pairwise(tied), self.placements):
                 pair = ((self.on.get((first, run)), 1.0), (self.on.get((other, run)), -1.0))
                 self.equal([(variable, sign) for variable, sign in pair if variable is not None], 0.0)
 
