@@ -21,6 +21,10 @@ from pipeplan_launch.schedule import SCHEDULES, Schedule, StageShape
 
 FORMAT = "pipeplan-stage"
 VERSION = 1
+MOST_DEPTH = 100_000  # and workers: whatever is above was not meant
+MOST_MINIBATCH = 10**7
+REPLAYED = 2000
+"""Minibatches that the check of the schedule replays, at most."""
 _NAME = re.compile(r"stage-(\d+)\.json")
 _SHARED = ("plan", "mode", "model", "minibatch", "device", "servers", "workers_per_server", "schedule", "pipeline")
 
@@ -148,7 +152,7 @@ def _read(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise LaunchError(f"{path} cannot be read: {error}") from error
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise LaunchError(f"{path} is damaged or truncated ({error}): solve again with --force") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise LaunchError(f"{path} is not a stage file of a plan (its format is not {FORMAT!r})")
@@ -179,10 +183,10 @@ def _shared(content: dict[str, Any], where: str) -> LaunchPlan:
         mode=mode,
         model_ref=model["ref"],
         graph_hash=graph_hash,
-        minibatch=fields.integer(content, "minibatch", where, least=1),
+        minibatch=fields.integer(content, "minibatch", where, least=1, most=MOST_MINIBATCH),
         device=fields.choice(content, "device", where, ("cpu", "cuda")),
-        servers=fields.integer(content, "servers", where, least=1),
-        workers_per_server=fields.integer(content, "workers_per_server", where, least=1),
+        servers=fields.integer(content, "servers", where, least=1, most=MOST_DEPTH),
+        workers_per_server=fields.integer(content, "workers_per_server", where, least=1, most=MOST_DEPTH),
         schedule=_schedule(content, mode, where),
         pipeline=tuple(_placement(stage, where) for stage in fields.listing(content, "pipeline", where)),
         layers=(),
@@ -208,8 +212,8 @@ def _placement(stage: Any, where: str) -> StagePlacement:
         raise LaunchError(f"{where}: workers must be whole numbers, not {workers!r}")
     return StagePlacement(
         tuple(workers),
-        fields.integer(stage, "depth", where, least=1),
-        fields.integer(stage, "versions", where, least=1),
+        fields.integer(stage, "depth", where, least=1, most=MOST_DEPTH),
+        fields.integer(stage, "versions", where, least=1, most=MOST_DEPTH),
     )
 
 
@@ -246,6 +250,6 @@ def _check_schedule(plan: LaunchPlan, where: str) -> None:
     widest = max(shape.replicas for shape in plan.shapes)
     deepest = max(shape.replicas * shape.depth for shape in plan.shapes)
     try:
-        replay(plan.schedule, plan.shapes, 2 * deepest + widest)
+        replay(plan.schedule, plan.shapes, min(2 * deepest + widest, REPLAYED))
     except ReplayError as error:
         raise LaunchError(f"{where}: {error}; solve again with --force") from error

@@ -9,11 +9,13 @@ from typing import Any
 from pipeplan_launch.errors import LaunchError
 
 
-def integer(content: Mapping[str, Any], key: str, where: str, least: int) -> int:
-    """A whole number, at least `least`."""
+def integer(content: Mapping[str, Any], key: str, where: str, least: int, most: int = 2**63 - 1) -> int:
+    """A whole number, at least `least` and at most `most`."""
     value = content.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise LaunchError(f"{where}: {key!r} must be a whole number of at least {least}, not {value!r}")
+        raise LaunchError(f"{where}: {key!r} must be a whole number of at least {least}, not {_short(value)}")
+    if value > most:
+        raise LaunchError(f"{where}: {key!r} must be at most {most}, not {_short(value)}")
     return value
 
 
@@ -62,6 +64,15 @@ def amount(content: Mapping[str, Any], key: str, where: str) -> float | None:
     value = content.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise LaunchError(f"{where}: {key!r} must be a number of at least 0, not {value!r}")
-    return float(value)
+    try:
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or number < 0:
+        raise LaunchError(f"{where}: {key!r} must be a number of at least 0, not {_short(value)}")
+    return number
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"

@@ -69,6 +69,8 @@ def load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) ->
     Every worker builds the whole model from the same seed, and keeps its own stage's parameters only.
     """
     job = load_job(plan.model_ref, seed)
+    if plan.mode == "training" and job.data is not None:
+        job = _with_data(job, plan.minibatch)
     traced = trace(job, plan.minibatch)
     if plan.graph_hash is not None and plan.graph_hash != traced.graph_hash:
         raise LaunchError(
@@ -81,6 +83,19 @@ def load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) ->
     del traced
     gc.collect()
     return job, program, graph_hash, dynamic
+
+
+def _with_data(job: Job, minibatch: int) -> Job:
+    """The job with its data sets built, once. A minibatch beyond them is refused before tracing allocates for it."""
+    with user_code("the job's data"):
+        data = job.datasets
+        samples = len(data.train) if hasattr(data.train, "__len__") else None
+    if samples is not None and 0 < samples < minibatch:
+        raise LaunchError(
+            f"the plan's minibatch of {minibatch} is larger than the job's training data ({samples} samples): "
+            "profile and solve with a smaller --batch"
+        )
+    return replace(job, data=lambda: data)
 
 
 def build(

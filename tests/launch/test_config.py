@@ -72,6 +72,11 @@ def inside(stage: int, key: str, value: Any) -> Change:
         (lambda c: c[1].update(layers=["layer0"]), "layer 'layer0' is in more than one stage"),
         (lambda c: c[1].update(layers=[3]), "list of names"),
         (lambda c: c[1].update(prediction={"forward_s": float("nan")}), "'forward_s' must be a number"),
+        (lambda c: c[1].update(prediction={"forward_s": 10**400}), "'forward_s' must be a number"),
+        (everywhere("minibatch", 10**8), "'minibatch' must be at most 10000000, not 100000000"),
+        (inside(0, "depth", 10**9), "'depth' must be at most 100000"),
+        (inside(0, "versions", 10**9), "'versions' must be at most 100000"),
+        (everywhere("servers", 10**400), "'servers' must be at most"),
     ],
 )
 def test_refuses_in_one_line(tmp_path: Path, change: Change, message: str) -> None:
@@ -110,3 +115,16 @@ def test_refuses_what_is_not_a_plan_folder(tmp_path: Path) -> None:
     (tmp_path / "stages").mkdir()
     with pytest.raises(LaunchError, match="holds no stage-0"):
         load_plan(tmp_path)
+
+
+def test_an_absurd_depth_does_not_hang(tmp_path: Path) -> None:
+    plan = load_plan(write_plan(tmp_path, stage_contents([2, 1], depth=[100_000, 1])))
+    assert plan.pipeline[0].depth == 100_000
+
+
+def test_refuses_too_many_digits(tmp_path: Path) -> None:
+    path = write_plan(tmp_path, stage_contents([1])) / "stages" / "stage-0.json"
+    path.write_text(path.read_text().replace('"minibatch": 2', '"minibatch": ' + "9" * 5000))
+    with pytest.raises(LaunchError, match="damaged or truncated") as caught:
+        load_plan(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import TensorDataset
 from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch import setup
 from pipeplan_launch.config import LaunchPlan, load_plan
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job import Job
+from pipeplan_launch.job import Data, Job
 
 MADE: list[weakref.ref[nn.Module | nn.Parameter]] = []
 
@@ -35,6 +37,17 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchPlan:
         content |= {"layers": layers, "model": {"ref": "test_setup:build", "graph_hash": None}}
     monkeypatch.syspath_prepend(Path(__file__).parent)
     return load_plan(write_plan(tmp_path, contents))
+
+
+def build_small() -> Job:
+    data = TensorDataset(torch.zeros(5, 4), torch.zeros(5, 2))
+    return Job(nn.Linear(4, 2), loss=functional.mse_loss, data=lambda: Data(data))
+
+
+def test_a_minibatch_beyond_the_data_is_refused_before_tracing(plan: LaunchPlan) -> None:
+    plan = replace(plan, model_ref="test_setup:build_small", minibatch=10**7)
+    with pytest.raises(LaunchError, match=r"minibatch of 10000000 is larger than the job's training data \(5 samples"):
+        setup.load_stage(plan, 0, 0, torch.device("cpu"))
 
 
 def test_the_rest_of_the_model_is_gone(plan: LaunchPlan) -> None:
