@@ -34,12 +34,17 @@ def run_to_resume(plan_folder: Path, chosen: Path | None) -> Path:
     if chosen is not None:
         if not _has_checkpoint(chosen):
             raise LaunchError(f"{chosen} has no complete checkpoint to resume from: start anew without --resume")
-        return _make(chosen)
+        return chosen
     runs = plan_folder / "runs"
     found = sorted(run for run in runs.iterdir() if _has_checkpoint(run)) if runs.is_dir() else []
     if not found:
         raise LaunchError(f"{runs} has no run with a complete checkpoint: start anew without --resume")
-    return _make(found[-1])
+    return found[-1]
+
+
+def reopen(run: Path) -> None:
+    """Make a run folder ready to go on with: what ended it before is no longer true."""
+    _make(run)
 
 
 def claim_error(run: Path, message: str) -> bool:

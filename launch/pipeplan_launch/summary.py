@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pipeplan_launch.config import LaunchPlan, Prediction
@@ -77,6 +79,15 @@ def _stage(plan: LaunchPlan, stage: int, prediction: Prediction, reports: Sequen
         "memory_bytes": Pair(prediction.memory_bytes, max((r.memory_bytes for r in reports), default=None)).as_json(),
         "measured": {name: means[name] for name in ("wait_s", "load_s", "update_s", "send_s")},
     }
+
+
+def epochs_before(run: Path, epoch: int) -> list[Any]:
+    """What an earlier part of a run, now resumed after so many epochs, wrote of them into its summary."""
+    try:
+        epochs = json.loads((run / "summary.json").read_text(encoding="utf-8"))["epochs"][:epoch]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # it was interrupted before it wrote one
+    return [one for one in epochs if isinstance(one, dict) and one.get("epoch") in range(1, epoch + 1)]
 
 
 def table(summary: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ from pipeplan_launch.optimizers import optimizer_state
 from pipeplan_launch.processes import Groups
 from pipeplan_launch.progress import EpochResult, Progress, accuracy_text, say
 from pipeplan_launch.setup import Options, Stage
-from pipeplan_launch.summary import WorkerReport, summarise, table
+from pipeplan_launch.summary import WorkerReport, epochs_before, summarise, table
 
 DEFAULT_EPOCHS = 10
 T = TypeVar("T")
@@ -49,6 +49,8 @@ class Start:
     run: Path
     seed: int
     resumed: bool
+    finished: int | None = None
+    """Epochs that the run to resume has, where it needs no more: nothing is to do."""
 
 
 def run(options: Options) -> None:
@@ -59,8 +61,14 @@ def run(options: Options) -> None:
     keep_freed_memory()
     groups = processes.join(plan, options.timeout_s)
     rank = dist.get_rank()
-    start = _together(groups, lambda: _decide(options) if rank == 0 else None)
+    start = _together(groups, lambda: _decide(options, plan) if rank == 0 else None)
     start = processes.share(start, 0, groups.everyone)
+    if start.finished is not None:
+        if rank == 0:
+            say(f"nothing left to do: {start.run} has {start.finished} epochs; give --epochs more than that to go on")
+        processes.wait_for(groups.everyone)
+        dist.destroy_process_group()
+        return
     try:
         stage = _together(groups, lambda: _build(options, plan, groups, start))
         fingerprints = processes.exchange(None if stage is None else stage.fingerprint, groups.everyone)
@@ -111,7 +119,7 @@ def _together(groups: Groups, call: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]
 
 
-def _decide(options: Options) -> Start:
+def _decide(options: Options, plan: LaunchPlan) -> Start:
     if not options.resume:
         run = runfolder.new_run(options.plan_folder, options.run_dir)
         return Start(run, options.seed or 0, resumed=False)
@@ -121,7 +129,10 @@ def _decide(options: Options) -> Start:
         raise LaunchError(f"{run} has no complete checkpoint to resume from")
     if options.seed not in (None, manifest.seed):
         raise LaunchError(f"{run} was begun with --seed {manifest.seed}: resume with that or leave --seed out")
-    return Start(run, manifest.seed, resumed=True)
+    done = plan.mode == "training" and manifest.epoch >= (options.epochs or DEFAULT_EPOCHS)
+    if not done:
+        runfolder.reopen(run)
+    return Start(run, manifest.seed, resumed=True, finished=manifest.epoch if done else None)
 
 
 def _build(options: Options, plan: LaunchPlan, groups: Groups, start: Start) -> Stage | None:
@@ -173,11 +184,10 @@ class Runner:
         assert training is not None
         assert sizes is not None
         first = self._restore() if self._start.resumed else 0
+        earlier = epochs_before(self._start.run, first)
         if self._speaks:
             progress = Progress(training.recorder, self._options.log_every, epochs, sizes.count)
             training.on_minibatch = progress
-            if first >= epochs:
-                say(f"{first} epochs are done already: give --epochs more than that to go on")
         for epoch in range(first, epochs):
             training.run(Segment(epoch, Batches(stage.data.train, sizes, self._start.seed, epoch)))
             pace = training.recorder.pace_s()
@@ -190,7 +200,7 @@ class Runner:
                     progress.warn_unless_finite(result.loss, epoch, None)
             if (epoch + 1) % self._options.checkpoint_every == 0 or epoch + 1 == epochs:
                 self._checkpoint(epoch + 1)
-        return {"epochs": [result.as_json() for result in self._results]}
+        return {"epochs": [*earlier, *(result.as_json() for result in self._results)]}
 
     def _evaluate(self, epoch: int) -> Score:
         stage = self._stage

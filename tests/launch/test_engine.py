@@ -175,6 +175,21 @@ def test_resume_equals_an_uninterrupted_run(tmp_path: Path) -> None:
     assert json.dumps(states[0], default=Tensor.tolist) == json.dumps(states[1], default=Tensor.tolist)
 
 
+def test_a_resumed_run_keeps_its_epochs_and_a_finished_one_its_files(tmp_path: Path) -> None:
+    toy = Toy("sgd", samples=9)
+    run = train(tmp_path, toy, [1, 1], "--epochs", "1")
+    first = json.loads((run / "summary.json").read_text())["epochs"]
+    train(tmp_path, toy, [1, 1], "--epochs", "2", "--resume")
+    both = json.loads((run / "summary.json").read_text())["epochs"]
+    assert [epoch["epoch"] for epoch in both] == [1, 2]
+    assert both[:1] == first
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.rglob("*") if path.is_file()}
+    ended = run_plan(tmp_path, ["--run-dir", str(run), "--epochs", "2", "--resume"], toy, 2)
+    assert ended.statuses == [0, 0]
+    assert ended.err.startswith("nothing left to do: ")
+    assert before == {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.rglob("*") if path.is_file()}
+
+
 def literal_score(weights: State, buffers: State, toy: Toy) -> tuple[int, float]:
     inputs, targets = samples(toy.samples + 23)
     inputs, targets = inputs[toy.samples :], targets[toy.samples :]
