@@ -89,6 +89,8 @@ def sizes_of(dataset: Any, minibatch: int, dynamic: bool, training: bool, limit:
         raise LaunchError(
             f"the job's data must be map-style, with a length: {type(dataset).__name__} has none"
         ) from error
+    if samples == 0:
+        raise LaunchError(f"the job's {'training' if training else 'test'} data is empty")
     sizes = Sizes(samples, minibatch, dynamic, training, limit)
     if sizes.count == 0:
         raise LaunchError(

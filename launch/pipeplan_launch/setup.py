@@ -116,6 +116,8 @@ def build(
     recorder = _recorder(place, run / "metrics" / f"rank-{rank}.jsonl")
     limit = options.max_minibatches
     test: Any = data.test if data.test is not None or trains else data.train
+    if trains and hasattr(test, "__len__") and len(test) == 0:
+        test = None  # training needs none
     if test is not None:
         # A model that cannot be evaluated stage by stage is said now, not after the first epoch.
         program.eval()

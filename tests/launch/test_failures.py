@@ -45,7 +45,7 @@ def test_the_users_mistake_is_quoted(tmp_path: Path) -> None:
     assert ended.statuses == [2, 2]
     (line,) = errors(ended.err)
     assert line.startswith("error: the job's loss at stage 1 (rank 1), minibatch 0, failed: RuntimeError: shape")
-    assert "toy_workers.py:" in line
+    assert "toy_faults.py:" in line
     assert "return output + target.reshape(3, 7)" in line
     assert "Traceback" not in ended.err
 
@@ -186,3 +186,14 @@ def test_options_are_bounded(option: list[str], message: str, capsys: pytest.Cap
         parser("prog").parse_args(["plan", *option])
     assert message in capsys.readouterr().err
     assert parser("prog").parse_args(["plan", "--seed", str(2**63 - 1)]).seed == 2**63 - 1
+
+
+def test_an_empty_test_set_is_none_in_training(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_plan(tmp_path, stage_contents([1, 1]))
+    ended = run_plan(tmp_path, ["--run-dir", str(run), "--epochs", "1"], Toy(test_samples=0), 2)
+    assert ended.statuses == [0, 0], ended.err
+    assert json.loads((run / "summary.json").read_text())["epochs"][0]["test_accuracy"] is None
+    folder = write_plan(tmp_path / "inference", stage_contents([1], mode="inference"))
+    ended = run_plan(folder, [], Toy(test_samples=0), 1)
+    assert errors(ended.err) == ["error: the job's test data is empty"]

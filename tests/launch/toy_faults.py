@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim import SGD, Optimizer
 
 from pipeplan_launch.job import Job
 
 Fault = tuple[str, int, int]
 """(what fails: forward, backward, step, metric, vector or load; stage; at which call)."""
+
+
+def broken_loss(output: Tensor, target: Tensor) -> Tensor:
+    return output + target.reshape(3, 7)
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross-entropy": functional.cross_entropy,
+    "broken": broken_loss,
+    "nan": lambda output, target: functional.cross_entropy(output, target) * float("nan"),
+}
 
 
 def bad(*_given: object) -> Tensor:

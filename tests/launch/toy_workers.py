@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import TensorDataset
-from toy_faults import Fault, plant
+from toy_faults import LOSSES, Fault, plant
 
 from pipeplan_launch.job import Data, Job
 
@@ -53,6 +53,7 @@ class Toy:
     other_data_rank: int | None = None
     """The rank whose data has other samples."""
     fault: Fault | None = None
+    test_samples: int = 23
 
 
 @dataclass(frozen=True)
@@ -155,22 +156,11 @@ def samples(count: int) -> tuple[Tensor, Tensor]:
 
 
 def toy_data(toy: Toy) -> Data:
-    inputs, targets = samples(toy.samples + 23)
+    inputs, targets = samples(toy.samples + toy.test_samples)
     return Data(
         TensorDataset(inputs[: toy.samples], targets[: toy.samples]),
         TensorDataset(inputs[toy.samples :], targets[toy.samples :]),
     )
-
-
-def broken_loss(output: Tensor, target: Tensor) -> Tensor:
-    return output + target.reshape(3, 7)
-
-
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "cross-entropy": functional.cross_entropy,
-    "broken": broken_loss,
-    "nan": lambda output, target: functional.cross_entropy(output, target) * float("nan"),
-}
 
 
 def toy_job(toy: Toy) -> Job:
