@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipeplan_launch.arguments import parser
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.interrupt import Interrupted, catch_signals
+from pipeplan_launch.interrupt import Interrupted, catch_signals, die_with_parent
 
 if TYPE_CHECKING:
     from pipeplan_launch.setup import Options
@@ -75,6 +75,7 @@ def one_line(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
+    die_with_parent()  # a worker in a receive would hold its memory and its ports for as long as --timeout
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()

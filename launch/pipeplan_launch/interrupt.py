@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 from types import FrameType
+
+PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
 class Interrupted(Exception):
@@ -17,6 +20,14 @@ def catch_signals() -> None:
     """Note SIGINT and SIGTERM from now on, in place of what they do by default."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _note)
+
+
+def die_with_parent() -> bool:
+    """Have Linux end this process when the launcher that started it is gone. Whether it will: others cannot."""
+    try:
+        return not ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    except (AttributeError, OSError, TypeError):
+        return False
 
 
 def interrupted() -> bool:
