@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipeplan import cost
-from pipeplan.cuts import enumerate_cuts
+from pipeplan.cuts import Cuts
 from pipeplan.problem import Problem, Unit
 from pipeplan.solvers import dp
 from pipeplan.units import show_size
@@ -13,7 +13,7 @@ from pipeplan.units import show_size
 _STEPS = 12
 
 
-def why_infeasible(problem: Problem) -> str:
+def why_infeasible(problem: Problem, cuts: Cuts) -> str:
     """One line: the layer that is too large for a device on its own, or the memory that would be enough."""
     capacity = problem.capacity
     needed = {unit.layers[0]: _alone(problem, unit) for unit in problem.units}
@@ -26,7 +26,7 @@ def why_infeasible(problem: Problem) -> str:
             f"{show_size(missing)} more than the {show_size(capacity)} of a {device.name}; use a smaller minibatch or "
             "larger devices"
         )
-    enough = _enough_memory(problem)
+    enough = _enough_memory(problem, cuts)
     if enough is None:
         return (
             f"no plan satisfies the constraints on {problem.cluster.workers} workers: relax --stages or --max-replicas"
@@ -45,9 +45,8 @@ def _alone(problem: Problem, unit: Unit) -> float:
     return float(fixed + cost.memory_per_depth(unit.parameter_bytes, unit.saved_bytes, 0, 0))
 
 
-def _enough_memory(problem: Problem) -> float | None:
+def _enough_memory(problem: Problem, cuts: Cuts) -> float | None:
     """About the smallest memory with which some plan exists (within 2%); None where memory is not the reason."""
-    cuts = enumerate_cuts(problem, 2000)
 
     def feasible(memory: float) -> bool:
         device = replace(problem.cluster.device, memory_bytes=int(memory))

@@ -84,7 +84,7 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
     if best.plan is None:
         if all(result.status == Status.TIME_LIMIT for result in results):
             raise InfeasibleError("no plan found within the time limit; give more with --time-limit, or --solver dp")
-        raise InfeasibleError(why_infeasible(problem))
+        raise InfeasibleError(why_infeasible(problem, cuts))
     began = time.perf_counter()
     compared = tuple(baselines.compare(problem, cuts))
     phases["baselines"] = time.perf_counter() - began
