@@ -9,6 +9,16 @@ from pipeplan import cost
 from pipeplan.files import Node
 
 
+STASHING, VERTICAL, DOUBLE_BUFFERED, GPIPE, FLUSH = "1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush"
+SCHEDULES = (STASHING, VERTICAL, DOUBLE_BUFFERED, GPIPE, FLUSH)
+"""Of training, by the names that the executor knows them by."""
+FLUSHING = (GPIPE, FLUSH)
+"""Synchronous: the pipeline drains before every update."""
+ACCUMULATING = (DOUBLE_BUFFERED, *FLUSHING)
+"""One update for a number of minibatches that is common to all stages."""
+INFERENCE = "forward-only"
+
+
 @dataclass(frozen=True)
 class Stage:
     """One stage. Minibatch i is computed, forward and backward, by `workers[i mod len(workers)]`."""
@@ -19,6 +29,8 @@ class Stage:
     """Minibatches that each replica holds in flight."""
     versions: int
     """Versions of the weights that each replica keeps: as many as the depth, one more where updates run late."""
+    recompute: bool = False
+    """Whether it keeps only its input for backward, and runs forward again there."""
 
     @property
     def replicas(self) -> int:
@@ -42,6 +54,10 @@ class Plan:
     stages: tuple[Stage, ...]
     copies: int = 1
     inference: bool = False
+    schedule: str = STASHING
+    """Of training; see `SCHEDULES`."""
+    accumulate: int | None = None
+    """Minibatches per update, for the schedules in `ACCUMULATING`."""
 
     @property
     def config(self) -> str:
@@ -67,12 +83,15 @@ class Plan:
         return {
             "inference": self.inference,
             "copies": self.copies,
+            "schedule": INFERENCE if self.inference else self.schedule,
+            "accumulate": self.accumulate,
             "stages": [
                 {
                     "layers": list(stage.layers),
                     "workers": list(stage.workers),
                     "depth": stage.depth,
                     "versions": stage.versions,
+                    "recompute": stage.recompute,
                 }
                 for stage in self.stages
             ],
@@ -81,6 +100,11 @@ class Plan:
     @staticmethod
     def from_json(node: Node) -> Plan:
         """The plan that `to_json` wrote."""
+        inference = node["inference"].boolean()
+        schedule = node["schedule"].text()
+        if schedule not in ((INFERENCE,) if inference else SCHEDULES):
+            node["schedule"].fail(f"there is no such schedule for {'inference' if inference else 'training'}")
+        accumulate = node.get("accumulate")
         return Plan(
             stages=tuple(
                 Stage(
@@ -88,11 +112,14 @@ class Plan:
                     workers=tuple(worker.integer() for worker in stage["workers"].items()),
                     depth=stage["depth"].integer(minimum=1),
                     versions=stage["versions"].integer(minimum=1),
+                    recompute=stage["recompute"].boolean(),
                 )
                 for stage in node["stages"].items()
             ),
             copies=node["copies"].integer(minimum=1),
-            inference=node["inference"].boolean(),
+            inference=inference,
+            schedule=STASHING if inference else schedule,
+            accumulate=accumulate.integer(minimum=1) if accumulate else None,
         )
 
 

@@ -8,7 +8,11 @@ from dataclasses import dataclass, field, replace
 from pipeplan import graph
 from pipeplan.cluster import Cluster
 from pipeplan.errors import InputError
+from pipeplan.plan import ACCUMULATING, FLUSHING, SCHEDULES, STASHING
 from pipeplan.profile import Profile, edges
+from pipeplan.suggest import did_you_mean
+
+BOUNDARIES = ("single", "parallel")
 
 
 @dataclass(frozen=True)
@@ -27,13 +31,52 @@ class Options:
     """No stage on more workers than this, in each copy of the pipeline; 1 makes it straight."""
     allow_copies: bool = True
     """Whether whole pipelines may be replicated across the components of the cluster."""
+    schedule: str = STASHING
+    """Of training: one of `SCHEDULES`. Inference has its own, forward only."""
+    accumulate: int | None = None
+    """Minibatches per update, for the schedules that need a number: 2bw, gpipe, 1f1b-flush. The others update a stage
+    after as many as it has replicas."""
+    recompute: bool = True
+    """Whether a stage may drop what backward needs and compute it again, where memory binds."""
+    contention: bool = True
+    """Whether a server's network card carries the sum of all that crosses it."""
+    boundary: str = "single"
+    """Traffic between two stages: `single` link at a time, or in `parallel` over as many links as the smaller of the
+    two stages has replicas."""
+    max_stages: int | None = None
+    """At most so many stages."""
+    max_workers: int | None = None
+    """At most so many workers with something to do."""
+    pins: tuple[tuple[str, int], ...] = ()
+    """Layers that must be in a given stage, counted from 1."""
+    together: tuple[tuple[str, ...], ...] = ()
+    """Layers that must share a stage, beside those that the profile ties."""
+    no_cut_after: tuple[str, ...] = ()
+    """Layers whose output no boundary may cross: they share a stage with all that read it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap <= 1:
             raise InputError(f"the overlap must lie between 0 and 1, not {self.overlap:g}")
-        for what, value in (("number of stages", self.stages), ("maximum of replicas", self.max_replicas)):
+        for what, value in (
+            ("number of stages", self.stages),
+            ("maximum of replicas", self.max_replicas),
+            ("maximum of stages", self.max_stages),
+            ("maximum of workers", self.max_workers),
+            ("number of minibatches per update", self.accumulate),
+        ):
             if value is not None and value < 1:
                 raise InputError(f"the {what} must be at least 1, not {value}")
+        if self.schedule not in SCHEDULES:
+            raise InputError(f"there is no schedule {self.schedule!r}; {did_you_mean(self.schedule, SCHEDULES)}")
+        if self.schedule in ACCUMULATING and self.accumulate is None and not self.inference:
+            raise InputError(f"the schedule {self.schedule} needs a number of minibatches per update")
+        if self.boundary not in BOUNDARIES:
+            raise InputError(f"there is no boundary model {self.boundary!r}; {did_you_mean(self.boundary, BOUNDARIES)}")
+
+    @property
+    def flushes(self) -> bool:
+        """Whether the pipeline drains before every update, so that training is synchronous."""
+        return not self.inference and self.schedule in FLUSHING
 
 
 @dataclass(frozen=True)
@@ -71,7 +114,7 @@ class Problem:
     flows: tuple[Flow, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        groups = _contract(self.profile)
+        groups = _contract(self.profile, self.options)
         object.__setattr__(self, "units", tuple(_unit(self.profile, group, self.options) for group in groups))
         object.__setattr__(self, "flows", tuple(_flows(self.profile, groups, self.options)))
         if self.work_s <= 0:
@@ -118,13 +161,23 @@ class Problem:
         return replace(self, options=replace(self.options, max_replicas=1, stages=None, allow_copies=False))
 
 
-def _contract(profile: Profile) -> list[list[str]]:
+def _contract(profile: Profile, options: Options) -> list[list[str]]:
     """Layers that must share a stage, with all that lies between them: strong components once the groups are closed."""
     arrows = edges(profile.tensors)
-    for group in profile.together:
+    for group in (*profile.together, *shared_by_word(profile, options)):
         for first, second in itertools.pairwise(group):
             arrows += [(first, second), (second, first)]
     return graph.strong_components([layer.name for layer in profile.layers], arrows)
+
+
+def shared_by_word(profile: Profile, options: Options) -> list[tuple[str, ...]]:
+    """The groups of layers that the user wants in one stage: named together, or with no cut between them."""
+    names = [layer.name for layer in profile.layers]
+    for name in itertools.chain(*options.together, options.no_cut_after, (layer for layer, _ in options.pins)):
+        if name not in names:
+            raise InputError(f"the profile has no layer {name!r}; {did_you_mean(name, names)}")
+    readers = [(tensor.producer, *tensor.consumers) for tensor in profile.tensors]
+    return [*options.together, *(group for group in readers if group[0] in options.no_cut_after)]
 
 
 def _unit(profile: Profile, names: list[str], options: Options) -> Unit:
