@@ -8,7 +8,6 @@ from typing import Any
 from pipeplan import cost
 from pipeplan.files import Node
 
-
 STASHING, VERTICAL, DOUBLE_BUFFERED, GPIPE, FLUSH = "1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush"
 SCHEDULES = (STASHING, VERTICAL, DOUBLE_BUFFERED, GPIPE, FLUSH)
 """Of training, by the names that the executor knows them by."""
