@@ -1,0 +1,116 @@
+"""What a problem is described with on the command line: the same arguments for every command that solves one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeplan import cluster as clusters
+from pipeplan import resources
+from pipeplan.cluster import Cluster
+from pipeplan.errors import InputError
+from pipeplan.local import local
+from pipeplan.problem import Options, Problem
+from pipeplan.profile import Profile
+from pipeplan.text import one_line
+
+DEFAULT_PROFILE = Path("profile.json")
+BUNDLED_PROFILE = "vgg16-v100.json"
+
+_ARGUMENTS = (
+    click.argument("profile", required=False, type=click.Path(path_type=Path)),
+    click.option(
+        "--cluster", "cluster_name", default="local", show_default=True, help="A, B, C, local, or a TOML file."
+    ),
+    click.option("--servers", type=int, help="Another number of servers than the cluster's own."),
+    click.option("--workers", type=int, help="With --cluster local: how many workers."),
+    click.option("--minibatch", type=int, help="Rescale the profile to another minibatch size, linearly."),
+    click.option("--inference", is_flag=True, help="Plan the forward pass only."),
+    click.option("--stages", type=int, help="Exactly so many stages."),
+    click.option("--max-replicas", type=int, help="No stage on more workers; 1 makes the pipeline straight."),
+    click.option(
+        "--overlap", type=float, help="Share of gradient sync hidden by compute  [default: 1 on GPUs, 0 on CPUs]"
+    ),
+    click.option("--ignore-memory", is_flag=True, help="Plan as if memory had no end."),
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the profile came from, and what was done to it."""
+
+    profile: Profile
+    text: str
+
+
+Function = Callable[..., Any]
+
+
+def problem_arguments(*without: str) -> Callable[[Function], Function]:
+    """A decorator that gives a command all arguments of `problem_of` but the named ones, which are then None."""
+
+    def decorate(function: Function) -> Function:
+        for argument in reversed(_ARGUMENTS):
+            function = argument(function)
+        parameters: list[click.Parameter] = getattr(function, "__click_params__", [])
+        parameters[:] = [parameter for parameter in parameters if parameter.name not in without]
+        return function
+
+    return decorate
+
+
+def problem_of(given: dict[str, Any]) -> tuple[Problem, str]:
+    """The problem that the arguments describe, and a line on where its profile comes from."""
+    source = read_profile(given.get("profile"), given.get("minibatch"))
+    cluster = read_cluster(given["cluster_name"], given.get("servers"), given.get("workers"))
+    return Problem(source.profile, cluster, options_of(given, cluster)), source.text
+
+
+def options_of(given: dict[str, Any], cluster: Cluster) -> Options:
+    """The options that the arguments name, with the defaults that depend on the cluster."""
+    overlap = given["overlap"]
+    if overlap is None:
+        # On CPUs the cores that compute also move the data, so that nothing hides behind anything.
+        overlap = 1.0 if cluster.device.kind == "cuda" else 0.0
+    return Options(
+        inference=given["inference"],
+        overlap=overlap,
+        memory=not given["ignore_memory"],
+        stages=given["stages"],
+        max_replicas=given["max_replicas"],
+    )
+
+
+def read_profile(path: Path | None, minibatch: int | None) -> Source:
+    """The profile at `path`, else ./profile.json, else a bundled one; for another minibatch if asked."""
+    if path is None and DEFAULT_PROFILE.exists():
+        path, why = DEFAULT_PROFILE, "profile.json in this folder"
+    elif path is None:
+        path, why = resources.folder("profiles") / BUNDLED_PROFILE, "bundled, as there is no profile.json here"
+    else:
+        why = str(path)
+    profile = Profile.load(path)
+    origin = profile.provenance
+    text = f"profile: {profile.model_name} ({why}); {origin.kind} on {origin.device_name or 'an unnamed device'}"
+    if origin.kind == "modelled":
+        text += ", not measured"
+    if minibatch is not None and minibatch != profile.minibatch:
+        text += f"; rescaled linearly from minibatch {profile.minibatch} to {minibatch}"
+        profile = profile.rescaled(minibatch)
+    return Source(profile, one_line(text))
+
+
+def read_cluster(name: str, servers: int | None, workers: int | None) -> Cluster:
+    """The cluster of that name or file, with another number of servers or workers if asked."""
+    if name == "local":
+        if servers not in (None, 1):
+            raise InputError("the cluster local is one server: leave out --servers, or give --workers")
+        return local(workers)
+    if workers is not None:
+        raise InputError("--workers goes with --cluster local; for other clusters give --servers")
+    found = clusters.load(name)
+    return found if servers is None else found.with_servers(servers)
