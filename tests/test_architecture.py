@@ -22,10 +22,10 @@ PACKAGES = {"pipeplan": ROOT / "planner" / "pipeplan", "pipeplan_launch": ROOT /
 PLANNER = (
     {"", "errors", "resources", "suggest", "text"},
     {"files", "graph", "units"},
-    {"profile", "cluster", "cost"},
+    {"profile", "cluster", "cluster_check", "cost"},
     {"plan"},
-    {"links", "local", "problem", "importers"},
-    {"cuts", "stages"},
+    {"cluster_file", "cluster_json", "links", "local", "problem", "importers"},
+    {"cuts", "stages", "contention"},
     {"evaluate", "simulate"},
     {"solvers", "baselines"},
     {"diagnose", "verdict"},

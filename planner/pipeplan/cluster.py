@@ -1,29 +1,23 @@
-"""A cluster: devices joined by levels of links, innermost first. The TOML format is in docs/file-formats.md.
+"""A cluster: devices joined by levels of links, innermost first. `cluster_file` reads one, `links` has its rates.
 
 Workers are numbered 0 … D-1 so that the components of every level are runs of consecutive numbers: with servers of 4,
-workers 4 … 7 are server 1.
+workers 4 … 7 are server 1. Servers may differ in devices, their number, links and price: then each of them is listed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
-import tomllib
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
-from pipeplan import resources
+from pipeplan import cluster_check
 from pipeplan.errors import InputError
-from pipeplan.files import LARGEST, Node, read_text
-from pipeplan.suggest import did_you_mean
-from pipeplan.units import parse_rate, parse_size, parse_time
-
-FORMAT = "pipeplan-cluster"
-VERSION = 1
-MAXIMUM_WORKERS = 1 << 20
-LONGEST_LATENCY_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -58,179 +52,216 @@ class Level:
 
 
 @dataclass(frozen=True)
+class Server:
+    """One server of a cluster whose servers differ."""
+
+    device: Device
+    inside: Level
+    """How many devices it has, and what joins them."""
+    card: float = 0.0
+    """Bytes/s of its link to the others, each direction, where slower than the level's own; 0: as the level says."""
+    price_per_hour: float | None = None
+
+    def computes_like(self, other: Server) -> bool:
+        """Whether a pipeline inside runs as well on the other: all but the link outwards, the price and the source."""
+        mine, its = replace(self.inside, source=""), replace(other.inside, source="")
+        return (self.device, mine) == (other.device, its)
+
+    def same_as(self, other: Server) -> bool:
+        """Whether nothing distinguishes the two but where their figures come from."""
+        mine, its = (self.card, self.price_per_hour), (other.card, other.price_per_hour)
+        return self.computes_like(other) and mine == its
+
+
+@dataclass(frozen=True)
 class Cluster:
     """Devices and the levels that join them, innermost first."""
 
     name: str
     device: Device
+    """Of every worker; in a cluster whose servers differ, of the first (`devices` has them all)."""
     levels: tuple[Level, ...]
+    """Where servers differ, the innermost says what the largest number of devices and the slowest links in one are."""
+    machines: tuple[Server, ...] = ()
+    """The servers in order, where they differ; they make the innermost level. Empty where all are the same."""
+    server_price: float | None = None
+    """Of one server for an hour, where all are the same."""
 
     def __post_init__(self) -> None:
-        _check(self)
+        cluster_check.check(self)
+
+    @staticmethod
+    def of_servers(name: str, machines: Sequence[Server], above: Sequence[Level]) -> Cluster:
+        """A cluster of servers that may differ, joined by the levels `above`, numbered in the order given."""
+        if not machines:
+            raise InputError(f"cluster {name} has no servers")
+        inside = [machine.inside for machine in machines]
+        summary = Level(
+            name="server",
+            count=max(level.count for level in inside),
+            bandwidth=min((level.bandwidth for level in inside if level.count > 1), default=0.0),
+            latency_s=max(level.latency_s for level in inside),
+            allreduce_efficiency=min(level.allreduce_efficiency for level in inside),
+            sendrecv_efficiency=min(level.sendrecv_efficiency for level in inside),
+        )
+        return Cluster(name, machines[0].device, (summary, *above), tuple(machines))
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all servers are the same, by construction."""
+        return not self.machines
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """The device of every worker."""
+        if self.uniform:
+            return (self.device,) * self.workers
+        return tuple(machine.device for machine in self.machines for _ in range(machine.inside.count))
+
+    def device_of(self, worker: int) -> Device:
+        """What a worker computes on."""
+        return self.device if self.uniform else self.devices[worker]
+
+    def speed_of(self, workers: Iterable[int]) -> float:
+        """The slowest speed among some workers: that of a stage on them, as they take minibatches in turn."""
+        return self.device.speed if self.uniform else min(self.devices[worker].speed for worker in workers)
+
+    def memory_of(self, workers: Iterable[int]) -> int:
+        """The smallest memory among some workers, bytes."""
+        return self.device.memory_bytes if self.uniform else min(self.devices[one].memory_bytes for one in workers)
+
+    @property
+    def total_speed(self) -> float:
+        """The speeds of all workers together: work divided by it is a bound on every pace."""
+        if self.uniform:
+            return self.workers * self.device.speed
+        return math.fsum(machine.inside.count * machine.device.speed for machine in self.machines)
 
     @property
     def workers(self) -> int:
         """D, the number of devices."""
-        return self.span(len(self.levels))
+        return self.span(len(self.levels)) if self.uniform else self._starts[0][-1]
 
     @property
     def server_level(self) -> int:
         """How many levels lie inside one server: those up to the one named `server`, else the innermost alone."""
         names = [level.name for level in self.levels]
-        return names.index("server") + 1 if "server" in names else 1
+        return names.index("server") + 1 if self.uniform and "server" in names else 1
 
     @property
     def workers_per_server(self) -> int:
-        """Devices in one server."""
+        """Devices in one server; in the largest, where they differ (`server_sizes` has them all)."""
         return self.span(self.server_level)
+
+    @property
+    def server_sizes(self) -> tuple[int, ...]:
+        """Devices in every server."""
+        if self.uniform:
+            return (self.workers_per_server,) * self.servers
+        return tuple(machine.inside.count for machine in self.machines)
 
     @property
     def servers(self) -> int:
         """Number of servers."""
-        return self.workers // self.workers_per_server
+        return len(self.machines) if self.machines else self.workers // self.workers_per_server
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Of the whole cluster; None where the price of a server is not known."""
+        if self.uniform:
+            return None if self.server_price is None else self.server_price * self.servers
+        prices = [machine.price_per_hour for machine in self.machines]
+        return math.fsum(price for price in prices if price is not None) if None not in prices else None
 
     def span(self, level: int) -> int:
-        """Workers in one component of `level` (0: a device; 1: of the innermost level; …)."""
-        return math.prod(joined.count for joined in self.levels[:level])
+        """Workers in one component of `level` (0: a device; 1: of the innermost level; …), in the largest."""
+        if self.uniform:
+            return math.prod(joined.count for joined in self.levels[:level])
+        return max(last - first for first, last in itertools.pairwise(self.starts(level)))
+
+    @cached_property
+    def _starts(self) -> list[tuple[int, ...]]:
+        """`starts` of levels 1 … L where servers differ."""
+        starts = [tuple(itertools.accumulate((machine.inside.count for machine in self.machines), initial=0))]
+        for level in self.levels[1:]:
+            starts.append(starts[-1][:: level.count])
+        return starts
+
+    def starts(self, level: int) -> Sequence[int]:
+        """The first worker of every component of `level`, and D at the end."""
+        if self.uniform or level == 0:
+            return range(0, self.workers + 1, self.span(level) if level else 1)
+        return self._starts[level - 1]
+
+    def component(self, level: int, worker: int) -> int:
+        """The number of the component of `level` that holds a worker."""
+        if self.uniform:
+            return worker // self.span(level)
+        return worker if level == 0 else bisect_right(self._starts[level - 1], worker) - 1
+
+    def server_of(self, worker: int) -> int:
+        """The number of the server that holds a worker."""
+        return self.component(self.server_level, worker)
 
     def level_between(self, first: int, last: int) -> int:
         """The smallest level with a component that holds workers `first` … `last`; 0 where they are the same."""
         if first == last:
             return 0
         for level in range(1, len(self.levels) + 1):
-            if first // self.span(level) == last // self.span(level):
+            if self.component(level, first) == self.component(level, last):
                 return level
         raise ValueError(f"workers {first} and {last} are not both in a cluster of {self.workers}")
 
+    def alike(self, level: int) -> bool:
+        """Whether all components of `level` are the same inside, so that each can hold a copy of one pipeline."""
+        if self.uniform:
+            return True
+        size = math.prod(joined.count for joined in self.levels[1:level])
+        groups = [self.machines[start : start + size] for start in range(0, len(self.machines), size)]
+        return all(
+            one.computes_like(its) and (level == 1 or one.card == its.card)
+            for group in groups[1:]
+            for one, its in zip(groups[0], group, strict=True)
+        )
+
     def inner(self, level: int) -> Cluster:
-        """One component of `level` as a cluster of its own."""
-        return replace(self, levels=self.levels[:level])
+        """One component of `level`, the first, as a cluster of its own."""
+        size = math.prod(joined.count for joined in self.levels[1:level])
+        return replace(self, levels=self.levels[:level], machines=self.machines[:size])
 
     def with_servers(self, servers: int) -> Cluster:
-        """This cluster with another number of servers, by the count of its outermost level."""
+        """This cluster with another number of servers, by the count of its outermost level; where they differ, the
+        first so many of them."""
         inside = self.servers // self.levels[-1].count
-        if self.server_level == len(self.levels) or servers % inside:
-            why = "its only level is the server" if self.server_level == len(self.levels) else f"in steps of {inside}"
+        why = ""
+        if self.server_level == len(self.levels):
+            why = "its only level is the server"
+        elif servers % inside:
+            why = f"in steps of {inside}"
+        elif not self.uniform and servers > self.servers:
+            why = f"it lists {self.servers}, which differ"
+        if why:
             raise InputError(
                 f"cluster {self.name} cannot have {servers} servers: {why}; write a cluster file of your own"
             )
-        return replace(self, levels=(*self.levels[:-1], replace(self.levels[-1], count=servers // inside)))
+        levels = (*self.levels[:-1], replace(self.levels[-1], count=servers // inside))
+        if self.uniform or servers == 0:
+            return replace(self, levels=levels)
+        return Cluster.of_servers(self.name, self.machines[:servers], levels[1:])
 
     def to_json(self) -> dict[str, Any]:
         """All fields, for plan.json and `--json`."""
-        return {"name": self.name, "device": asdict(self.device), "levels": [asdict(level) for level in self.levels]}
+        content: dict[str, Any] = {
+            "name": self.name,
+            "device": asdict(self.device),
+            "levels": [asdict(level) for level in self.levels],
+        }
+        if self.machines:
+            content["servers"] = [asdict(machine) for machine in self.machines]
+        if self.server_price is not None:
+            content["server_price"] = self.server_price
+        return content
 
     def digest(self) -> str:
         """A hash of everything in the cluster, by which a plan names the cluster that it was made for."""
         return "sha256:" + hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
-
-
-def _check(cluster: Cluster) -> None:
-    if not cluster.levels:
-        raise InputError(
-            f"cluster {cluster.name} has no levels: at least one [[level]] says how many devices there are"
-        )
-    if cluster.device.memory_bytes < 1:
-        raise InputError(f"cluster {cluster.name}: its device has no memory")
-    if not 1e-6 <= cluster.device.speed <= 1e6:
-        raise InputError(f"cluster {cluster.name}: the device's speed must lie between 1e-6 and 1e6")
-    for level in cluster.levels:
-        _check_level(cluster, level)
-    if cluster.workers > MAXIMUM_WORKERS:
-        raise InputError(
-            f"cluster {cluster.name} has {cluster.workers} devices; at most {MAXIMUM_WORKERS} are supported"
-        )
-
-
-def _check_level(cluster: Cluster, level: Level) -> None:
-    where = f"cluster {cluster.name}, level {level.name}"
-    if level.count < 1:
-        raise InputError(f"{where}: no devices (count = {level.count}); a count is at least 1")
-    if level.count > 1 and level.bandwidth <= 0:
-        raise InputError(f"{where}: zero bandwidth; say what its links carry, such as '10 Gbit/s'")
-    if level.count > 1 and not 1 <= level.bandwidth <= LARGEST:
-        raise InputError(f"{where}: a bandwidth of {level.bandwidth:g} bytes/s cannot be meant")
-    if not level.latency_s <= LONGEST_LATENCY_S:
-        raise InputError(f"{where}: a latency of {level.latency_s:g} s cannot be meant")
-    for what, share in (("allreduce", level.allreduce_efficiency), ("sendrecv", level.sendrecv_efficiency)):
-        if not 0 < share <= 1:
-            raise InputError(f"{where}: {what}_efficiency must be above 0 and at most 1, not {share:g}")
-
-
-def bundled_names() -> list[str]:
-    """The clusters that come with pipeplan, besides `local`."""
-    return sorted(path.stem for path in (resources.folder("profiles") / "clusters").glob("*.toml"))
-
-
-def load(name: str) -> Cluster:
-    """A bundled cluster by name, or one from a TOML file by path."""
-    path = Path(name)
-    if name in bundled_names():
-        return parse(resources.folder("profiles") / "clusters" / f"{name}.toml")
-    if path.is_file():
-        return parse(path)
-    if path.suffix == ".toml" or len(path.parts) > 1:
-        raise InputError(f"there is no cluster file {name}")
-    raise InputError(
-        f"there is no cluster {name!r}; {did_you_mean(name, [*bundled_names(), 'local'])} (or give a TOML file)"
-    )
-
-
-def parse(path: Path) -> Cluster:
-    """Read and check a cluster file; an `InputError` names the file and the field that is wrong."""
-    try:
-        document = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is not valid TOML: {error}") from error
-    root = Node(document, str(path))
-    if (found := root.get("format")) is None or found.value != FORMAT:
-        raise InputError(f'{path} is not a cluster file: it does not say format = "{FORMAT}"')
-    if (number := root["version"].integer(minimum=1)) > VERSION:
-        raise InputError(
-            f"{path} is version {number} of {FORMAT}; this pipeplan reads up to {VERSION}: upgrade pipeplan"
-        )
-    _known(root, {"format", "version", "name", "device", "level"})
-    try:
-        return Cluster(
-            name=root["name"].text(),
-            device=_device(root["device"]),
-            levels=tuple(_level(node) for node in root["level"].items()),
-        )
-    except InputError as error:
-        message = str(error)
-        raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from None
-
-
-def _device(node: Node) -> Device:
-    _known(node, {"name", "kind", "memory", "speed"})
-    kind = node["kind"].text()
-    if kind not in ("cuda", "cpu"):
-        node["kind"].fail(f"expected 'cuda' or 'cpu', found {kind!r}")
-    speed = node.get("speed")
-    return Device(
-        name=node["name"].text(),
-        kind=kind,
-        memory_bytes=parse_size(node["memory"].value, node["memory"].where),
-        speed=speed.number() if speed else 1.0,
-    )
-
-
-def _level(node: Node) -> Level:
-    _known(node, {"name", "count", "bandwidth", "latency", "allreduce_efficiency", "sendrecv_efficiency", "source"})
-    bandwidth, latency, source = node.get("bandwidth"), node.get("latency"), node.get("source")
-    allreduce, sendrecv = node.get("allreduce_efficiency"), node.get("sendrecv_efficiency")
-    return Level(
-        name=node["name"].text(),
-        count=node["count"].integer(),
-        bandwidth=parse_rate(bandwidth.value, bandwidth.where) if bandwidth else 0.0,
-        latency_s=parse_time(latency.value, latency.where) if latency else 0.0,
-        allreduce_efficiency=allreduce.number() if allreduce else 1.0,
-        sendrecv_efficiency=sendrecv.number() if sendrecv else 1.0,
-        source=source.text() if source else "",
-    )
-
-
-def _known(node: Node, names: set[str]) -> None:
-    for key in node.mapping():
-        if key not in names:
-            node.fail(f"there is no field {key!r}; {did_you_mean(key, sorted(names))}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from pipeplan import cluster as clusters
+from pipeplan import cluster_file as clusters
 from pipeplan.cluster import Cluster, Device, Level
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.importers import pipedream

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pipeplan import cluster as clusters
+from pipeplan import cluster_file as clusters
 from pipeplan import render
 from pipeplan.cluster import Cluster, Device, Level
 from pipeplan.files import Node

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan import cluster as clusters
+from pipeplan import cluster_file as clusters
 from pipeplan.cluster import Cluster, Device, Level
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.evaluate import evaluate

@@ -6,7 +6,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from pipeplan.cluster import bundled_names, load
+from pipeplan.cluster_file import bundled_names, load
 from pipeplan.local import local
 from pipeplan.units import show_rate, show_size
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from pipeplan import cluster as clusters
-from pipeplan import resources
+from pipeplan import cluster_file, resources
 from pipeplan.cluster import Cluster
 from pipeplan.errors import InputError
 from pipeplan.local import local
@@ -112,5 +111,5 @@ def read_cluster(name: str, servers: int | None, workers: int | None) -> Cluster
         return local(workers)
     if workers is not None:
         raise InputError("--workers goes with --cluster local; for other clusters give --servers")
-    found = clusters.load(name)
+    found = cluster_file.load(name)
     return found if servers is None else found.with_servers(servers)

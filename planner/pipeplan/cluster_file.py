@@ -1,0 +1,180 @@
+"""Reads cluster files, which docs/file-formats.md describes, and finds the bundled ones."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+from pipeplan import resources
+from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.errors import InputError
+from pipeplan.files import Node, read_text
+from pipeplan.suggest import did_you_mean
+from pipeplan.units import parse_rate, parse_size, parse_time
+
+FORMAT = "pipeplan-cluster"
+VERSION = 1
+MOST_SERVERS = 1 << 16
+"""Of clusters that list their servers, which are kept one by one."""
+_LINKS = {"bandwidth", "latency", "allreduce_efficiency", "sendrecv_efficiency", "source"}
+
+
+def bundled_names() -> list[str]:
+    """The clusters that come with pipeplan, besides `local`."""
+    return sorted(path.stem for path in (resources.folder("profiles") / "clusters").glob("*.toml"))
+
+
+def load(name: str) -> Cluster:
+    """A bundled cluster by name, or one from a TOML file by path."""
+    path = Path(name)
+    if name in bundled_names():
+        return parse(resources.folder("profiles") / "clusters" / f"{name}.toml")
+    if path.is_file():
+        return parse(path)
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        raise InputError(f"there is no cluster file {name}")
+    raise InputError(
+        f"there is no cluster {name!r}; {did_you_mean(name, [*bundled_names(), 'local'])} (or give a TOML file)"
+    )
+
+
+def parse(path: Path) -> Cluster:
+    """Read and check a cluster file; an `InputError` names the file and the field that is wrong."""
+    try:
+        document = tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from error
+    root = Node(document, str(path))
+    if (found := root.get("format")) is None or found.value != FORMAT:
+        raise InputError(f'{path} is not a cluster file: it does not say format = "{FORMAT}"')
+    if (number := root["version"].integer(minimum=1)) > VERSION:
+        raise InputError(
+            f"{path} is version {number} of {FORMAT}; this pipeplan reads up to {VERSION}: upgrade pipeplan"
+        )
+    try:
+        return _differing(root) if "server" in document else _same(root)
+    except InputError as error:
+        message = str(error)
+        raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from None
+
+
+def _same(root: Node) -> Cluster:
+    """A cluster whose servers are all the same: one [device] and all levels."""
+    _known(root, {"format", "version", "name", "device", "level", "price_per_hour"})
+    return Cluster(
+        name=root["name"].text(),
+        device=_device(root["device"]),
+        levels=tuple(_level(node) for node in root["level"].items()),
+        server_price=_price(root),
+    )
+
+
+def _differing(root: Node) -> Cluster:
+    """A cluster that lists its servers: [[device]] tables, [[server]] tables, and the levels above the server.
+
+    Where nothing distinguishes the servers, the cluster is that which a file with one [device] describes.
+    """
+    _known(root, {"format", "version", "name", "device", "server", "level"})
+    name, devices = root["name"].text(), _devices(root["device"])
+    machines = [machine for node in root["server"].items() for machine in _servers(node, devices)]
+    if len(machines) > MOST_SERVERS:
+        root["server"].fail(f"{len(machines)} servers; at most {MOST_SERVERS} can be listed")
+    given = root.get("level")
+    nodes = given.items() if given else []
+    if machines and len(machines) > 1 and not nodes:
+        root.fail(f"there are {len(machines)} servers and no [[level]] that joins them")
+    above: list[Level] = []
+    for node in nodes:
+        # The outermost joins all that there is, unless it says otherwise.
+        rest = len(machines) // math.prod(max(1, level.count) for level in above) if node is nodes[-1] else None
+        above.append(_level(node, rest))
+    found = Cluster.of_servers(name, machines, above)
+    return found if any(not machine.same_as(machines[0]) for machine in machines) else _folded(found)
+
+
+def _folded(cluster: Cluster) -> Cluster:
+    """A cluster of equal servers, without the list of them."""
+    first = cluster.machines[0]
+    levels = [first.inside, *cluster.levels[1:]]
+    if first.card and len(levels) > 1:
+        slower = min(rate for rate in (first.card, levels[1].bandwidth) if rate)
+        levels[1] = replace(levels[1], bandwidth=slower)
+    return Cluster(cluster.name, first.device, tuple(levels), server_price=first.price_per_hour)
+
+
+def _devices(node: Node) -> dict[str, Device]:
+    found: dict[str, Device] = {}
+    # One table is as good as a list of one.
+    for item in [node] if isinstance(node.value, dict) else node.items():
+        device = _device(item)
+        if device.name in found:
+            item["name"].fail(f"there are two devices called {device.name!r}")
+        found[device.name] = device
+    if not found:
+        node.fail("there must be at least one device")
+    return found
+
+
+def _servers(node: Node, devices: dict[str, Device]) -> list[Server]:
+    _known(node, {"count", "device", "devices", "card", "price_per_hour", *_LINKS})
+    name, repeated, card = node["device"].text(), node.get("count"), node.get("card")
+    if name not in devices:
+        node["device"].fail(f"there is no device {name!r}; {did_you_mean(name, list(devices))}")
+    count = repeated.integer(minimum=1) if repeated else 1
+    if count > MOST_SERVERS:
+        node["count"].fail(f"at most {MOST_SERVERS} servers can be listed, found {count}")
+    inside = _links(node, "server", node["devices"].integer(minimum=1))
+    if inside.count > 1 and not inside.bandwidth:
+        node.fail(f"its {inside.count} devices need a bandwidth between them, such as '12 GB/s'")
+    outward = parse_rate(card.value, card.where) if card else 0.0
+    if card and not outward:
+        card.fail("zero bandwidth; say what the card carries, such as '10 Gbit/s'")
+    return [Server(devices[name], inside, outward, _price(node))] * count
+
+
+def _price(node: Node) -> float | None:
+    price = node.get("price_per_hour")
+    return price.number() if price else None
+
+
+def _device(node: Node) -> Device:
+    _known(node, {"name", "kind", "memory", "speed"})
+    kind = node["kind"].text()
+    if kind not in ("cuda", "cpu"):
+        node["kind"].fail(f"expected 'cuda' or 'cpu', found {kind!r}")
+    speed = node.get("speed")
+    return Device(
+        name=node["name"].text(),
+        kind=kind,
+        memory_bytes=parse_size(node["memory"].value, node["memory"].where),
+        speed=speed.number() if speed else 1.0,
+    )
+
+
+def _level(node: Node, rest: int | None = None) -> Level:
+    """A [[level]]; `rest` is its count where the table gives none."""
+    _known(node, {"name", "count", *_LINKS})
+    count = rest if rest is not None and node.get("count") is None else node["count"].integer()
+    return _links(node, node["name"].text(), count)
+
+
+def _links(node: Node, name: str, count: int) -> Level:
+    bandwidth, latency, source = node.get("bandwidth"), node.get("latency"), node.get("source")
+    allreduce, sendrecv = node.get("allreduce_efficiency"), node.get("sendrecv_efficiency")
+    return Level(
+        name=name,
+        count=count,
+        bandwidth=parse_rate(bandwidth.value, bandwidth.where) if bandwidth else 0.0,
+        latency_s=parse_time(latency.value, latency.where) if latency else 0.0,
+        allreduce_efficiency=allreduce.number() if allreduce else 1.0,
+        sendrecv_efficiency=sendrecv.number() if sendrecv else 1.0,
+        source=source.text() if source else "",
+    )
+
+
+def _known(node: Node, names: set[str]) -> None:
+    for key in node.mapping():
+        if key not in names:
+            node.fail(f"there is no field {key!r}; {did_you_mean(key, sorted(names))}")
