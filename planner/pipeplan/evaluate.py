@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeplan import cost
+from pipeplan import contention, cost
 from pipeplan.errors import InputError
 from pipeplan.links import Links
 from pipeplan.plan import Plan
@@ -51,6 +51,8 @@ class Evaluation:
 
     pace_s: float
     """Seconds per minibatch in the steady state: the slowest resource."""
+    alone_s: float
+    """The same with every link alone, whatever else shares its card: what the solvers minimise."""
     bound: str
     """Which resource that is, in words."""
     stages: tuple[StageCost, ...]
@@ -86,7 +88,12 @@ def evaluate(plan: Plan, problem: Problem) -> Evaluation:
     pace = float(cost.overlapped(inner_s, copies_s, problem.options.overlap))
     if copies_s > inner_s:
         bound = bounds[0][1]
-    return Evaluation(pace, bound, stages, copies_s, problem.capacity)
+    alone = pace
+    if problem.options.contention:
+        busiest_s, card = contention.loads(plan, problem).busiest()
+        # Equal but for rounding is what one resource on a card is: its own name says more.
+        pace, bound = (busiest_s, card) if busiest_s > pace * (1 + cost.ROUNDING) else (pace, bound)
+    return Evaluation(pace, alone, bound, stages, copies_s, problem.capacity)
 
 
 def check_structure(plan: Plan, problem: Problem) -> None:

@@ -69,9 +69,9 @@ def _misjudged(problem: Problem, result: Result) -> str:
     if result.plan is None:
         return ""
     score = evaluate(result.plan, problem)
-    if abs(score.pace_s - result.objective_s) > TOLERANCE * score.pace_s:
+    if abs(score.alone_s - result.objective_s) > TOLERANCE * score.alone_s:
         return (
-            f"{result.solver} claims {result.objective_s:.9g} s per minibatch, but its plan takes {score.pace_s:.9g} s"
+            f"{result.solver} claims {result.objective_s:.9g} s per minibatch, but its plan takes {score.alone_s:.9g} s"
         )
     if not score.fits:
         return f"{result.solver} returned a plan that does not fit in memory"

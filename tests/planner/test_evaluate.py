@@ -30,7 +30,7 @@ def _plan(*stages: tuple[str, tuple[int, ...], int]) -> Plan:
 
 
 def test_a_plan_over_two_servers_by_hand() -> None:
-    score = evaluate(_plan(("a", (0, 1, 2), 3), ("bc", (3,), 1)), _problem())
+    score = evaluate(_plan(("a", (0, 1, 2), 3), ("bc", (3,), 1)), _problem(contention=False))
     first, last = score.stages
     assert first.compute_s == pytest.approx(6 / 3)
     # Ring over the link between servers: (2·2/3·50/10 + 2·2·0.25)/3.

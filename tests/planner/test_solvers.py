@@ -43,7 +43,7 @@ def _agrees(result: Result, expected: float, problem: Problem) -> None:
     assert result.bound_s == pytest.approx(expected, rel=1e-6)
     score = evaluate(result.plan, problem)
     assert score.fits
-    assert score.pace_s == pytest.approx(expected, rel=1e-6)
+    assert score.alone_s == pytest.approx(expected, rel=1e-6)
 
 
 def _check(seed: int, layers: int) -> None:
@@ -172,4 +172,4 @@ def test_a_graph_with_too_many_cuts_is_still_proven_by_the_ilp() -> None:
         if math.isinf(expected):
             continue
         outcome = solve(problem, Settings(maximum_cuts=1))
-        assert outcome.evaluation.pace_s == pytest.approx(expected, rel=1e-6)
+        assert outcome.evaluation.alone_s == pytest.approx(expected, rel=1e-6)

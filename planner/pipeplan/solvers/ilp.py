@@ -103,8 +103,8 @@ def solve(problem: Problem, limits: Limits, cutoff_s: float | None = None) -> Re
     # A search that was stopped need not have brought T down to what its plan is worth, nor its depths into memory.
     score = evaluate(best[1], problem)
     if not score.fits:
-        return Result(name, Status.TIME_LIMIT, None, float("inf"), min(bound, score.pace_s), seconds, note)
-    return Result(name, Status.FEASIBLE, best[1], score.pace_s, min(bound, score.pace_s), seconds, note)
+        return Result(name, Status.TIME_LIMIT, None, float("inf"), min(bound, score.alone_s), seconds, note)
+    return Result(name, Status.FEASIBLE, best[1], score.alone_s, min(bound, score.alone_s), seconds, note)
 
 
 def _known_upper(problem: Problem) -> float:
@@ -114,7 +114,7 @@ def _known_upper(problem: Problem) -> float:
     workers = min(problem.options.max_replicas or problem.cluster.workers, problem.cluster.workers)
     plan = data_parallel(problem.layer_names, workers, inference=problem.options.inference)
     score = evaluate(plan, problem)
-    return score.pace_s if score.fits else float("inf")
+    return score.alone_s if score.fits else float("inf")
 
 
 def _slowest(problem: Problem) -> float:

@@ -1,0 +1,135 @@
+"""What the network cards have to carry: a server's card is shared by all that crosses it, a worker's port likewise.
+
+The formulas of `cost` charge every transfer and every all-reduce as if it had its links alone. Here each component of
+each level (a worker at level 0, a server at level 1, …) has one card to the level above it, full duplex, and each
+direction of it is busy with the sum of what leaves or enters the component. docs/cost-model.md says what that leaves
+out.
+
+Boundary. Minibatch i goes from senders[i mod r] to receivers[i mod r'], and its gradient back. Sender p and receiver q
+meet where p ≡ q modulo g = gcd(r, r'), once in lcm(r, r') minibatches. Of a component that holds n(ρ) senders and m(ρ)
+receivers with p mod g = ρ, this share of the minibatches leaves it, and with n and m exchanged enters it:
+
+    ( Σ n(ρ) r'/g - Σ n(ρ) m(ρ) ) / lcm(r, r')
+
+Interleaved copies of a pipeline need nothing more: g is then a multiple of their number.
+
+Ring. The replicas in their order, and back to the first: each hop carries 2 (r-1)/r of the bytes per all-reduce
+(Patarasuk and Yuan, JPDC 2009). The all-reduce among m copies is r rings of m members, one for each replica, which
+share the bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan import cost
+from pipeplan.cluster import Cluster
+from pipeplan.plan import Plan, Stage
+from pipeplan.problem import Problem
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+OUT, IN = 0, 1
+
+
+@dataclass(frozen=True)
+class Cards:
+    """How long each card is busy, in seconds per minibatch of the whole pipeline."""
+
+    cluster: Cluster
+    busy_s: tuple[Floats, ...]
+    """By level below the outermost, 0 for the workers' ports: an array [direction, component], out before in."""
+
+    def busiest(self) -> tuple[float, str]:
+        """The longest of these times and whose it is, in words; among equals the outermost, then the first."""
+        level = max(range(len(self.busy_s)), key=lambda k: (float(self.busy_s[k].max()), k))
+        times = self.busy_s[level]
+        direction, component = (int(index) for index in np.unravel_index(int(times.argmax()), times.shape))
+        return float(times[direction, component]), self._name(level, component, direction)
+
+    def _name(self, level: int, component: int, direction: int) -> str:
+        way = "outgoing" if direction == OUT else "incoming"
+        if level == 0:
+            return f"port of worker {component}, {way}"
+        return f"network card of {self.cluster.levels[level - 1].name} {component}, {way}"
+
+
+def loads(plan: Plan, problem: Problem) -> Cards:
+    """The load of every card under a plan of the problem. Its cost grows with workers, stages and levels only."""
+    cluster = problem.cluster
+    workers = [np.array(stage.workers, dtype=np.int64) for stage in plan.stages]
+    parameters, forward, backward = _stage_bytes(plan, problem)
+    busy = []
+    for level, joined in enumerate(cluster.levels):
+        span = cluster.span(level)
+        times = np.zeros((2, cluster.workers // span))
+        busy.append(times)
+        if joined.count == 1:
+            continue  # such a level has no links: nothing crosses it
+        send = joined.bandwidth * joined.sendrecv_efficiency
+        reduce = joined.bandwidth * joined.allreduce_efficiency
+        homes = [mine // span for mine in workers]
+        for index, stage in enumerate(plan.stages):
+            if problem.training:
+                _add_rings(times, homes[index], plan, stage, parameters[index] / reduce)
+            if index + 1 < len(plan.stages):
+                _add_boundary(times, homes[index], homes[index + 1], forward[index] / send, backward[index] / send)
+    return Cards(cluster, tuple(busy))
+
+
+def _stage_bytes(plan: Plan, problem: Problem) -> tuple[Floats, Floats, Floats]:
+    """Parameters of every stage, and what crosses the cut behind it forward and backward, each tensor once."""
+    stage_of = {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}
+    home = [stage_of[unit.layers[0]] for unit in problem.units]
+    parameters, forward, backward = (np.zeros(len(plan.stages)) for _ in range(3))
+    for index, unit in zip(home, problem.units, strict=True):
+        parameters[index] += unit.parameter_bytes
+    for flow in problem.flows:
+        last = max(home[unit] for unit in flow.consumers)
+        for total, size in ((forward, flow.bytes), (backward, flow.gradient_bytes)):
+            total[home[flow.producer] : last] += size
+    return parameters, forward, backward
+
+
+def _add_boundary(times: Floats, senders: Ints, receivers: Ints, forward_s: float, backward_s: float) -> None:
+    """Add what a minibatch sends from one stage to the next, and back, to the cards of the components they are in."""
+    common = math.gcd(len(senders), len(receivers))
+    lowest = int(min(senders.min(), receivers.min()))
+    # Classes (component, position modulo the common divisor); only those that hold both ends keep traffic inside.
+    here, there = (_classes(homes - lowest, common) for homes in (senders, receivers))
+    both, at_here, at_there = np.intersect1d(here[0], there[0], assume_unique=True, return_indices=True)
+    count = int(max(senders.max(), receivers.max())) - lowest + 1
+    inside = np.bincount(both // common, here[1][at_here] * there[1][at_there], count)
+    leaving = np.bincount(senders - lowest, minlength=count) * (len(receivers) // common) - inside
+    entering = np.bincount(receivers - lowest, minlength=count) * (len(senders) // common) - inside
+    round_ = math.lcm(len(senders), len(receivers))
+    part = times[:, lowest : lowest + count]
+    part[OUT] += (leaving * forward_s + entering * backward_s) / round_
+    part[IN] += (entering * forward_s + leaving * backward_s) / round_
+
+
+def _classes(homes: Ints, common: int) -> tuple[Ints, Ints]:
+    """The classes that occur, as component · common + position mod common, and how many workers are in each."""
+    return np.unique(homes * common + np.arange(len(homes)) % common, return_counts=True)
+
+
+def _add_rings(times: Floats, homes: Ints, plan: Plan, stage: Stage, all_s: float) -> None:
+    """Add a stage's all-reduces, inside each copy and among the copies; `all_s` is its parameters over the rate."""
+    copies, replicas = plan.copies, stage.replicas // plan.copies
+    grid = homes.reshape(replicas, copies)
+    # Minibatches of the whole pipeline between two all-reduces: as the schedule says, or as many as take part.
+    within, among = plan.accumulate or replicas * copies, plan.accumulate or copies
+    for axis, shared_by, interval in ((0, 1, within), (1, replicas, among)):
+        following = np.roll(grid, -1, axis=axis)
+        hop_s = float(cost.ring_allreduce_time(grid.shape[axis], all_s / shared_by, 1.0, 0.0)) / interval
+        crosses = grid != following
+        if hop_s > 0 and crosses.any():
+            lowest, count = int(homes.min()), int(homes.max() - homes.min()) + 1
+            part = times[:, lowest : lowest + count]
+            part[OUT] += np.bincount(grid[crosses] - lowest, minlength=count) * hop_s
+            part[IN] += np.bincount(following[crosses] - lowest, minlength=count) * hop_s
