@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
+from typing import Any
 
 from brute_force import Instance
 
 from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.errors import InputError
 from pipeplan.problem import Options, Problem
 from pipeplan.profile import Layer, Profile, Tensor
 
+ACCUMULATING = ("2bw", "gpipe", "1f1b-flush")
+ALL_SCHEDULES = ("1f1b-stashing", "2bw")
+LARGER = [(2,), (3,), (4,), (6,), (2, 2), (2, 3), (3, 2), (1, 3), (4, 1), (2, 1, 2)]
 SHAPES = [(1,), (2,), (3,), (4,), (2, 2), (2, 3), (3, 2), (1, 3), (4, 1), (2, 1, 2)]
 
 
@@ -55,6 +61,80 @@ def random_instance(seed: int, *, layers: int = 6) -> Instance:
     )
 
 
+def mixed_instance(seed: int, *, layers: int = 6, schedule: str | None = None) -> Instance:
+    """Every option in the draw, of one schedule where it is named; synchronisation and memory bind more often."""
+    rng = random.Random(f"mixed {seed}")
+    shape = rng.choice(LARGER)
+    made = [
+        {
+            "f": float(rng.randint(1, 10)),
+            "b": float(rng.randint(0, 20)),
+            "w": float(rng.choice([0, 20, 60, 200])),
+            "s": float(rng.randint(0, 120)),
+            "u": float(rng.choice([0, 0, 7])),
+        }
+        for _ in range(rng.randint(min(3, layers), layers))
+    ]
+    levels = [(n, float(rng.choice([4, 8, 20, 100])), rng.choice([0.0, 0.0, 0.5])) for n in shape]
+    chosen = schedule or rng.choice(ALL_SCHEDULES)
+    state = rng.choice([0.0, 1.0, 2.0])
+    whole = sum(layer["s"] + layer["w"] * (2 + state) for layer in made)
+    return Instance(
+        layers=made,
+        tensors=_tensors(rng, len(made)),
+        levels=sorted(levels, key=lambda level: -level[1]) if rng.random() < 0.7 else levels,
+        memory=math.inf if rng.random() < 0.35 else float(int(whole * rng.uniform(0.5, 2.0)) + 20),
+        overlap=rng.choice([1.0, 1.0, 0.0, 0.5]),
+        state=state,
+        inference=schedule is None and rng.random() < 0.1,
+        max_replicas=rng.choice([None, None, None, 1, 2]),
+        recompute=rng.random() < 0.6,
+        boundary=rng.choice(["single", "parallel"]),
+        schedule=chosen,
+        accumulate=rng.choice([1, 2, 3, 4, 6, 8, 12]) if chosen in ACCUMULATING else None,
+        **_constraints(len(made), math.prod(shape), rng),
+    )
+
+
+def _tensors(rng: random.Random, count: int) -> list[tuple[int, tuple[int, ...], float, float]]:
+    """Mostly a chain, with shortcuts; two tensors of one layer now and then."""
+    found = []
+    for source in range(count - 1):
+        for _ in range(rng.choice([1, 1, 1, 2])):
+            targets = {source + 1} if rng.random() < 0.8 else set()
+            targets |= {target for target in range(source + 1, count) if rng.random() < 0.15}
+            if targets:
+                found.append((source, tuple(sorted(targets)), float(rng.randint(0, 30)), float(rng.randint(0, 30))))
+    return found
+
+
+def _constraints(count: int, workers: int, rng: random.Random) -> dict[str, Any]:
+    """What a user may ask for; none of it in half of the draws."""
+    if rng.random() < 0.6:
+        return {"together": (tuple(sorted(rng.sample(range(count), 2))),)} if count > 2 and rng.random() < 0.15 else {}
+    chosen = rng.sample(range(count), min(count, rng.choice([1, 2])))
+    some = tuple(sorted(chosen))
+    return {
+        "stages": rng.randint(1, 3) if rng.random() < 0.3 else None,
+        "max_stages": rng.choice([None, None, 1, 2, 3]),
+        "max_workers": rng.randint(1, workers) if rng.random() < 0.3 else None,
+        "pins": tuple((layer, rng.randint(1, 3)) for layer in some) if rng.random() < 0.25 else (),
+        "joined": (some,) if len(some) > 1 and rng.random() < 0.3 else (),
+        "no_cut_after": some[:1] if rng.random() < 0.25 else (),
+    }
+
+
+def drawn(seed: int, draw: Callable[[int], Instance]) -> tuple[Instance, Problem]:
+    """A random problem; the few that are refused (no work at all, stages beyond the layers) are drawn again."""
+    for attempt in range(100):
+        instance = draw(seed + 1_000_000 * attempt)
+        try:
+            return instance, to_problem(instance)
+        except InputError:
+            continue
+    raise AssertionError("no valid instance in 100 draws")
+
+
 def to_problem(instance: Instance) -> Problem:
     """The same problem in the planner's types. An infinite memory becomes an option, not a number."""
     profile = Profile(
@@ -82,5 +162,16 @@ def to_problem(instance: Instance) -> Problem:
         memory=not unlimited,
         stages=instance.stages,
         max_replicas=instance.max_replicas,
+        allow_copies=instance.allow_copies,
+        schedule=instance.schedule,
+        accumulate=instance.accumulate,
+        recompute=instance.recompute,
+        contention=False,
+        boundary=instance.boundary,
+        max_stages=instance.max_stages,
+        max_workers=instance.max_workers,
+        pins=tuple((f"l{layer}", stage) for layer, stage in instance.pins),
+        together=tuple(tuple(f"l{i}" for i in group) for group in instance.joined),
+        no_cut_after=tuple(f"l{i}" for i in instance.no_cut_after),
     )
     return Problem(profile, cluster, options)
