@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from pipeplan import cost
 from pipeplan.cluster import Cluster
+from pipeplan.links import Links
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Problem
 
@@ -59,26 +60,24 @@ class Cards:
         return f"network card of {self.cluster.levels[level - 1].name} {component}, {way}"
 
 
-def loads(plan: Plan, problem: Problem) -> Cards:
+def loads(plan: Plan, problem: Problem, links: Links) -> Cards:
     """The load of every card under a plan of the problem. Its cost grows with workers, stages and levels only."""
     cluster = problem.cluster
-    workers = [np.array(stage.workers, dtype=np.int64) for stage in plan.stages]
     parameters, forward, backward = _stage_bytes(plan, problem)
     busy = []
-    for level, joined in enumerate(cluster.levels):
-        span = cluster.span(level)
-        times = np.zeros((2, cluster.workers // span))
-        busy.append(times)
-        if joined.count == 1:
-            continue  # such a level has no links: nothing crosses it
-        send = joined.bandwidth * joined.sendrecv_efficiency
-        reduce = joined.bandwidth * joined.allreduce_efficiency
-        homes = [mine // span for mine in workers]
+    for level in range(len(cluster.levels)):
+        firsts = np.array(cluster.starts(level))
+        homes = [np.searchsorted(firsts, stage.workers, side="right") - 1 for stage in plan.stages]
+        messages, rings = np.zeros((2, len(firsts) - 1)), np.zeros((2, len(firsts) - 1))
         for index, stage in enumerate(plan.stages):
             if problem.training:
-                _add_rings(times, homes[index], plan, stage, parameters[index] / reduce)
+                _add_rings(rings, homes[index], plan, stage, parameters[index])
             if index + 1 < len(plan.stages):
-                _add_boundary(times, homes[index], homes[index + 1], forward[index] / send, backward[index] / send)
+                _add_boundary(messages, homes[index], homes[index + 1], forward[index], backward[index])
+        send, reduce = np.array(
+            [links.card(level, int(worker)) for worker in (firsts[:1] if cluster.uniform else firsts[:-1])]
+        ).T
+        busy.append(messages / send + rings / reduce)
     return Cards(cluster, tuple(busy))
 
 
@@ -96,7 +95,7 @@ def _stage_bytes(plan: Plan, problem: Problem) -> tuple[Floats, Floats, Floats]:
     return parameters, forward, backward
 
 
-def _add_boundary(times: Floats, senders: Ints, receivers: Ints, forward_s: float, backward_s: float) -> None:
+def _add_boundary(total: Floats, senders: Ints, receivers: Ints, forward: float, backward: float) -> None:
     """Add what a minibatch sends from one stage to the next, and back, to the cards of the components they are in."""
     common = math.gcd(len(senders), len(receivers))
     lowest = int(min(senders.min(), receivers.min()))
@@ -108,9 +107,9 @@ def _add_boundary(times: Floats, senders: Ints, receivers: Ints, forward_s: floa
     leaving = np.bincount(senders - lowest, minlength=count) * (len(receivers) // common) - inside
     entering = np.bincount(receivers - lowest, minlength=count) * (len(senders) // common) - inside
     round_ = math.lcm(len(senders), len(receivers))
-    part = times[:, lowest : lowest + count]
-    part[OUT] += (leaving * forward_s + entering * backward_s) / round_
-    part[IN] += (entering * forward_s + leaving * backward_s) / round_
+    part = total[:, lowest : lowest + count]
+    part[OUT] += (leaving * forward + entering * backward) / round_
+    part[IN] += (entering * forward + leaving * backward) / round_
 
 
 def _classes(homes: Ints, common: int) -> tuple[Ints, Ints]:
@@ -118,18 +117,18 @@ def _classes(homes: Ints, common: int) -> tuple[Ints, Ints]:
     return np.unique(homes * common + np.arange(len(homes)) % common, return_counts=True)
 
 
-def _add_rings(times: Floats, homes: Ints, plan: Plan, stage: Stage, all_s: float) -> None:
-    """Add a stage's all-reduces, inside each copy and among the copies; `all_s` is its parameters over the rate."""
+def _add_rings(total: Floats, homes: Ints, plan: Plan, stage: Stage, size: float) -> None:
+    """Add a stage's all-reduces of `size` bytes, inside each copy and among the copies."""
     copies, replicas = plan.copies, stage.replicas // plan.copies
     grid = homes.reshape(replicas, copies)
     # Minibatches of the whole pipeline between two all-reduces: as the schedule says, or as many as take part.
     within, among = plan.accumulate or replicas * copies, plan.accumulate or copies
-    for axis, shared_by, interval in ((0, 1, within), (1, replicas, among)):
+    for axis, rings, interval in ((0, 1, within), (1, replicas, among)):
         following = np.roll(grid, -1, axis=axis)
-        hop_s = float(cost.ring_allreduce_time(grid.shape[axis], all_s / shared_by, 1.0, 0.0)) / interval
+        hop = float(cost.ring_allreduce_time(grid.shape[axis], size / rings, 1.0, 0.0)) / interval
         crosses = grid != following
-        if hop_s > 0 and crosses.any():
+        if hop > 0 and crosses.any():
             lowest, count = int(homes.min()), int(homes.max() - homes.min()) + 1
-            part = times[:, lowest : lowest + count]
-            part[OUT] += np.bincount(grid[crosses] - lowest, minlength=count) * hop_s
-            part[IN] += np.bincount(following[crosses] - lowest, minlength=count) * hop_s
+            part = total[:, lowest : lowest + count]
+            part[OUT] += np.bincount(grid[crosses] - lowest, minlength=count) * hop
+            part[IN] += np.bincount(following[crosses] - lowest, minlength=count) * hop

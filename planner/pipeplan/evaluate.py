@@ -21,9 +21,9 @@ class StageCost:
     """One stage, in seconds per minibatch of the whole pipeline and bytes."""
 
     forward_s: float
-    """Forward time of one minibatch on one replica."""
+    """Forward time of one minibatch on the slowest replica."""
     backward_s: float
-    """Backward time of one minibatch on one replica."""
+    """Backward time of one minibatch on the slowest replica."""
     compute_s: float
     """Forward and backward, divided among the replicas."""
     synchronisation_s: float
@@ -43,6 +43,8 @@ class StageCost:
     parameter_bytes: int
     memory_bytes: float
     """Of each worker of the stage."""
+    capacity_bytes: float
+    """What the worker of the stage that has least memory has."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,6 @@ class Evaluation:
     stages: tuple[StageCost, ...]
     copies_s: float
     """Synchronisation among copies of a whole pipeline, per minibatch."""
-    capacity_bytes: float
 
     @property
     def rate(self) -> float:
@@ -68,7 +69,7 @@ class Evaluation:
     @property
     def fits(self) -> bool:
         """Whether every worker's memory suffices."""
-        return all(stage.memory_bytes <= self.capacity_bytes for stage in self.stages)
+        return all(stage.memory_bytes <= stage.capacity_bytes for stage in self.stages)
 
 
 def evaluate(plan: Plan, problem: Problem) -> Evaluation:
@@ -90,10 +91,10 @@ def evaluate(plan: Plan, problem: Problem) -> Evaluation:
         bound = bounds[0][1]
     alone = pace
     if problem.options.contention:
-        busiest_s, card = contention.loads(plan, problem).busiest()
+        busiest_s, card = contention.loads(plan, problem, links).busiest()
         # Equal but for rounding is what one resource on a card is: its own name says more.
         pace, bound = (busiest_s, card) if busiest_s > pace * (1 + cost.ROUNDING) else (pace, bound)
-    return Evaluation(pace, alone, bound, stages, copies_s, problem.capacity)
+    return Evaluation(pace, alone, bound, stages, copies_s)
 
 
 def check_structure(plan: Plan, problem: Problem) -> None:
@@ -131,27 +132,28 @@ def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
     stage, options = plan.stages[index], problem.options
     mine = units_of(problem, stage)
     parameters = sum(problem.units[unit].parameter_bytes for unit in mine)
-    speed = problem.cluster.device.speed
+    speed = problem.cluster.speed_of(stage.workers)
     forward = sum(problem.units[unit].forward_s for unit in mine) / speed
     backward = sum(problem.units[unit].backward_s for unit in mine) / speed
     replicas = stage.replicas // plan.copies
     compute = cost.compute_time(forward + backward, replicas, 1.0)
     synchronisation, boundary, depth, level = 0.0, 0.0, 0.0, 0
+    hops = []
     sent, returned = crossing_bytes(problem, plan, index)
     for copy in range(plan.copies):
         workers = plan.copy(copy)
         if problem.training:
-            span = problem.cluster.level_between(min(workers[index]), max(workers[index]))
-            bandwidth, latency = links.allreduce_bandwidth[span], links.allreduce_latency[span]
+            bandwidth, latency = links.allreduce_among(workers[index])
             time = cost.synchronisation_time(replicas, parameters, bandwidth, latency)
             synchronisation = max(synchronisation, float(time))
         if index + 1 < len(plan.stages):
             both = workers[index] + workers[index + 1]
             level = max(level, problem.cluster.level_between(min(both), max(both)))
+            hops.append(links.sendrecv_among(both))
     if index + 1 < len(plan.stages):
         busier = max(sent, returned)
-        boundary = float(cost.boundary_time(busier, links.sendrecv_bandwidth[level]))
-        transfer = float(cost.transfer_time(busier, links.sendrecv_bandwidth[level], links.sendrecv_latency[level]))
+        boundary = max(float(cost.boundary_time(busier, bandwidth)) for bandwidth, _ in hops)
+        transfer = max(float(cost.transfer_time(busier, *hop)) for hop in hops)
         depth = _depth_pace(plan, problem, links, index, transfer) if problem.training else 0.0
     return StageCost(
         forward_s=forward,
@@ -166,6 +168,7 @@ def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
         depth_s=depth,
         parameter_bytes=parameters,
         memory_bytes=_memory(plan, problem, index, mine),
+        capacity_bytes=problem.capacity_of(stage.workers),
     )
 
 
@@ -205,14 +208,16 @@ def _copies_time(plan: Plan, problem: Problem, links: Links) -> float:
     if plan.copies == 1 or not problem.training:
         return 0.0
     everyone = [worker for stage in plan.stages for worker in stage.workers]
-    level = problem.cluster.level_between(min(everyone), max(everyone))
     size = sum(unit.parameter_bytes for unit in problem.units)
-    bandwidth, latency = links.allreduce_bandwidth[level], links.allreduce_latency[level]
+    bandwidth, latency = links.allreduce_among(everyone)
     return float(cost.synchronisation_time(plan.copies, size, bandwidth, latency))
 
 
 def complain_of_memory(evaluation: Evaluation) -> str:
     """Which stage of a plan exceeds the memory, and by how much."""
-    number, stage = max(enumerate(evaluation.stages, start=1), key=lambda entry: entry[1].memory_bytes)
-    missing = stage.memory_bytes - evaluation.capacity_bytes
-    return f"stage {number} needs {show_size(stage.memory_bytes)}, {show_size(missing)} more than the device has"
+    number, stage = max(enumerate(evaluation.stages, start=1), key=lambda entry: _excess(entry[1]))
+    return f"stage {number} needs {show_size(stage.memory_bytes)}, {show_size(_excess(stage))} more than the device has"
+
+
+def _excess(stage: StageCost) -> float:
+    return stage.memory_bytes - stage.capacity_bytes
