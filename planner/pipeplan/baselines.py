@@ -21,6 +21,8 @@ class Baseline:
     pace_s: float | None
     config: str = ""
     remark: str = ""
+    plan: Plan | None = None
+    """What it does, stage by stage."""
 
     def gain(self, pace_s: float) -> float | None:
         """How many times faster a plan of that pace is."""
@@ -32,7 +34,7 @@ def compare(problem: Problem, cuts: Cuts) -> list[Baseline]:
     parallel = data_parallel(problem.layer_names, problem.cluster.workers, inference=problem.options.inference)
     score = evaluate(parallel, problem)
     remark = "" if score.fits else f"does not fit in memory: {complain_of_memory(score)}"
-    found = [Baseline("data parallelism", score.pace_s, parallel.config, remark)]
+    found = [Baseline("data parallelism", score.pace_s, parallel.config, remark, parallel)]
     straight_problem = problem.straight()
     straight = dp.solve(straight_problem, cuts)
     if straight.plan is None:
@@ -44,19 +46,19 @@ def compare(problem: Problem, cuts: Cuts) -> list[Baseline]:
         ]
     # A straight pipeline is one pipeline: with copies it would be replicated.
     pace = evaluate(straight.plan, problem).pace_s
-    found.append(Baseline("best straight pipeline", pace, straight.plan.config))
-    unpipelined = unpipelined_time(straight.plan, problem)
-    return [*found, Baseline("model parallelism", unpipelined, straight.plan.config, "the same stages, not pipelined")]
+    found.append(Baseline("best straight pipeline", pace, straight.plan.config, plan=straight.plan))
+    unpipelined, remark = unpipelined_time(straight.plan, problem), "the same stages, not pipelined"
+    return [*found, Baseline("model parallelism", unpipelined, straight.plan.config, remark, straight.plan)]
 
 
 def unpipelined_time(plan: Plan, problem: Problem) -> float:
     """Seconds per minibatch of a straight plan with one minibatch under way: all compute and transfers in turn."""
     links = Links.of(problem.cluster)
     total = 0.0
-    for stage in evaluate(plan, problem).stages:
+    for index, stage in enumerate(evaluate(plan, problem).stages):
         total += stage.forward_s + stage.backward_s
         for size in (stage.boundary_bytes, stage.boundary_gradient_bytes):
             if size:
-                bandwidth = links.sendrecv_bandwidth[stage.boundary_level]
-                total += float(cost.transfer_time(size, bandwidth, links.sendrecv_latency[stage.boundary_level]))
+                both = plan.stages[index].workers + plan.stages[index + 1].workers
+                total += float(cost.transfer_time(size, *links.sendrecv_among(both)))
     return total

@@ -6,6 +6,7 @@ components that it joins, and of those inside them. Where servers differ, so do 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,6 +53,14 @@ class Links:
         """Bandwidth and latency of a ring that spans the component of `level` that holds a worker."""
         rates, at = self.rates[level], self._at(level, worker)
         return float(rates.allreduce[at]), float(rates.latency[at])
+
+    def sendrecv_among(self, workers: Sequence[int]) -> tuple[float, float]:
+        """Bandwidth and latency of messages in the smallest component that holds some workers."""
+        return self.sendrecv(self.cluster.level_between(min(workers), max(workers)), min(workers))
+
+    def allreduce_among(self, workers: Sequence[int]) -> tuple[float, float]:
+        """Bandwidth and latency of a ring in the smallest component that holds some workers."""
+        return self.allreduce(self.cluster.level_between(min(workers), max(workers)), min(workers))
 
     def card(self, level: int, worker: int) -> tuple[float, float]:
         """The link by which the component of `level` that holds a worker joins its neighbours in the level above.

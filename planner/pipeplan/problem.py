@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from pipeplan import graph
@@ -144,8 +145,12 @@ class Problem:
 
     @property
     def capacity(self) -> float:
-        """Bytes of memory per worker; infinite where memory is not to limit."""
-        return self.cluster.device.memory_bytes if self.options.memory else float("inf")
+        """Bytes of memory of the worker that has least; infinite where memory is not to limit."""
+        return self.capacity_of(range(self.cluster.workers))
+
+    def capacity_of(self, workers: Iterable[int]) -> float:
+        """Bytes that a stage on these workers may use on each: the least that one of them has."""
+        return self.cluster.memory_of(workers) if self.options.memory else float("inf")
 
     @property
     def work_s(self) -> float:

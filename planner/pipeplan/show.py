@@ -60,12 +60,15 @@ def _stages(outcome: Outcome) -> Table:
     plan, score = outcome.plan, outcome.evaluation
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     limited = outcome.problem.options.memory
-    capacity = f"of {show_size(score.capacity_bytes)}" if limited else ""
+    least = min(cost.capacity_bytes for cost in score.stages)
+    # Where the devices differ, a share of each stage's own.
+    differ = any(cost.capacity_bytes > least for cost in score.stages)
+    capacity = "" if not limited else "of its own" if differ else f"of {show_size(least)}"
     for heading in ("stage", "repl.", "servers", "depth", "compute", "sync", "to next", "link", "memory", capacity):
         table.add_column(heading, justify="right", no_wrap=True)
     for number, (stage, cost) in enumerate(zip(plan.stages, score.stages, strict=True), start=1):
         last = number == len(plan.stages)
-        share = f"{cost.memory_bytes / score.capacity_bytes:.0%}" if limited else ""
+        share = f"{cost.memory_bytes / cost.capacity_bytes:.0%}" if limited else ""
         table.add_row(
             str(number),
             str(stage.replicas),
@@ -76,7 +79,7 @@ def _stages(outcome: Outcome) -> Table:
             "" if last else show_size(cost.boundary_bytes),
             "" if last else show_time(cost.boundary_s),
             show_size(cost.memory_bytes),
-            Text(share, style="red" if cost.memory_bytes > score.capacity_bytes else ""),
+            Text(share, style="red" if cost.memory_bytes > cost.capacity_bytes else ""),
         )
     return table
 

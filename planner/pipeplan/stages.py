@@ -28,7 +28,6 @@ def group_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int)
     stage = plan.stages[index]
     if stage.replicas == 1 or plan.inference:
         return 0.0
-    level = problem.cluster.level_between(min(stage.workers), max(stage.workers))
     size = sum(problem.units[unit].parameter_bytes for unit in units_of(problem, stage))
-    bandwidth, latency = links.allreduce_bandwidth[level], links.allreduce_latency[level]
+    bandwidth, latency = links.allreduce_among(stage.workers)
     return float(cost.ring_allreduce_time(stage.replicas, size, bandwidth, latency))

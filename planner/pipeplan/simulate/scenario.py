@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeplan import cost
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster import Cluster
+from pipeplan.cluster_json import from_json
 from pipeplan.errors import InputError
 from pipeplan.files import Node, read_document
 from pipeplan.links import Links
@@ -103,7 +104,7 @@ def read(folder: Path) -> Scenario:
 def from_document(root: Node) -> Scenario:
     """The scenario that plan.json describes."""
     plan = Plan.from_json(root["plan"])
-    cluster = _cluster(root["cluster"])
+    cluster = from_json(root["cluster"])
     _check(root["plan"], plan, cluster)
     predictions = root["prediction"]["stages"].items()
     if len(predictions) != len(plan.stages):
@@ -155,36 +156,6 @@ def _hops(plan: Plan, cluster: Cluster, index: int, size: int) -> tuple[Hop, ...
     for copy in range(plan.copies):
         workers = plan.copy(copy)
         both = workers[index] + workers[index + 1]
-        level = cluster.level_between(min(both), max(both))
-        transmit = cost.boundary_time(size, links.sendrecv_bandwidth[level])
-        hops.append(Hop(float(transmit), float(links.sendrecv_latency[level])))
+        bandwidth, latency = links.sendrecv_among(both)
+        hops.append(Hop(float(cost.boundary_time(size, bandwidth)), latency))
     return tuple(hops)
-
-
-def _cluster(node: Node) -> Cluster:
-    device = node["device"]
-    try:
-        return Cluster(
-            name=node["name"].text(),
-            device=Device(
-                name=device["name"].text(),
-                kind=device["kind"].text(),
-                memory_bytes=device["memory_bytes"].integer(),
-                speed=device["speed"].number(),
-            ),
-            levels=tuple(_level(level) for level in node["levels"].items()),
-        )
-    except InputError as error:
-        message = str(error)
-        raise InputError(message if message.startswith(node.where) else f"{node.where}: {message}") from None
-
-
-def _level(node: Node) -> Level:
-    return Level(
-        name=node["name"].text(),
-        count=node["count"].integer(),
-        bandwidth=node["bandwidth"].number(),
-        latency_s=node["latency_s"].number(),
-        allreduce_efficiency=node["allreduce_efficiency"].number(),
-        sendrecv_efficiency=node["sendrecv_efficiency"].number(),
-    )

@@ -15,15 +15,14 @@ def assign(plan: Plan, problem: Problem, pace_s: float) -> Plan:
     """The plan with, from the last stage to the first, the smallest depths that sustain one minibatch per `pace_s`."""
     if plan.inference:
         return plan
-    links, cluster = Links.of(problem.cluster), problem.cluster
+    links = Links.of(problem.cluster)
     inner_pace = pace_s * plan.copies
     stages = list(plan.stages)
     stages[-1] = replace(stages[-1], depth=1)
     for index in range(len(stages) - 2, -1, -1):
         workers = [worker for stage in plan.copy(0)[index : index + 2] for worker in stage]
-        level = cluster.level_between(min(workers), max(workers))
         busier = max(crossing_bytes(problem, plan, index))
-        transfer = cost.transfer_time(busier, links.sendrecv_bandwidth[level], links.sendrecv_latency[level])
+        transfer = cost.transfer_time(busier, *links.sendrecv_among(workers))
         following, here = stages[index + 1], stages[index]
         waits = [
             cost.group_wait(
