@@ -1,4 +1,4 @@
-"""The cuts of a problem: every ideal of its DAG, with running totals, so that a stage's cost is a difference of two.
+"""The cuts of a problem: ideals of its DAG, with running totals, so that a stage's cost is a difference of two.
 
 A stage lies between two nested cuts I ⊂ J and holds the units of J without I; what adds over units is a difference of
 two totals.
@@ -6,7 +6,8 @@ two totals.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from pipeplan import graph
 from pipeplan.problem import Problem
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,9 @@ class Cuts:
     ideals: tuple[int, ...]
     """Bit sets of units."""
     complete: bool
-    """Whether these are all cuts of the DAG, or only those of one order of its units."""
+    """Whether these are all cuts of the DAG (or all that can matter), or only a selection."""
     work_s: Floats
+    forward_s: Floats
     parameters: Floats
     buffers: Floats
     saved: Floats
@@ -34,47 +37,104 @@ class Cuts:
     returned: Floats
     """Bytes of gradients that cross it backward."""
 
-    def smaller(self, index: int) -> NDArray[np.intp]:
+    @cached_property
+    def words(self) -> NDArray[np.uint64]:
+        """The ideals as N rows of 64-bit words."""
+        width = max(1, -(-self.ideals[-1].bit_length() // 64))
+        raw = b"".join(ideal.to_bytes(8 * width, "little") for ideal in self.ideals)
+        return np.frombuffer(raw, dtype="<u8").reshape(len(self.ideals), width)
+
+    @cached_property
+    def chain(self) -> bool:
+        """Whether every cut contains the one before it, as in a model without branches."""
+        words = self.words
+        return not bool((words[:-1] & ~words[1:]).any())
+
+    def smaller(self, index: int) -> Ints:
         """The cuts that are proper subsets of cut `index`."""
-        outside = ~self.ideals[index]
-        return np.array([i for i in range(index) if self.ideals[i] & outside == 0], dtype=np.intp)
+        if self.chain:
+            return np.arange(index)
+        words = self.words
+        outside = ~words[index]
+        beyond = words[:index, 0] & outside[0]
+        for column in range(1, words.shape[1]):
+            beyond = beyond | (words[:index, column] & outside[column])
+        return np.flatnonzero(beyond == 0)
 
     def members(self, start: int, end: int) -> list[int]:
         """The units between two cuts."""
         difference = self.ideals[end] & ~self.ideals[start]
         return [unit for unit in range(difference.bit_length()) if difference >> unit & 1]
 
+    def only(self, kept: NDArray[np.bool_]) -> Cuts:
+        """The cuts that a mask picks; the first and the last must be among them."""
+        arrays = {
+            field.name: getattr(self, field.name)[kept]
+            for field in fields(self)
+            if field.name not in ("ideals", "complete")
+        }
+        picked = tuple(ideal for ideal, keep in zip(self.ideals, kept, strict=True) if keep)
+        return replace(self, ideals=picked, **arrays)
+
 
 def enumerate_cuts(problem: Problem, limit: int) -> Cuts:
-    """All cuts of the problem, or those of its topological order alone where there are more than `limit`."""
+    """All cuts of the problem, or where there are more than `limit`, about so many of those that send the least."""
     count = len(problem.units)
     try:
         ideals, complete = graph.ideals(count, problem.edges, limit), True
     except graph.TooManyIdeals:
-        ideals, complete = [(1 << size) - 1 for size in range(count + 1)], False
+        ideals, complete = _narrow(problem, limit), False
     units = problem.units
+    inside = _membership(ideals, count)
+    forward = np.array([unit.forward_s for unit in units])
     return Cuts(
         ideals=tuple(ideals),
         complete=complete,
-        work_s=_totals(ideals, [unit.forward_s + unit.backward_s for unit in units]),
-        parameters=_totals(ideals, [unit.parameter_bytes for unit in units]),
-        buffers=_totals(ideals, [unit.buffer_bytes for unit in units]),
-        saved=_totals(ideals, [unit.saved_bytes for unit in units]),
-        sent=_crossing(ideals, problem, backward=False),
-        returned=_crossing(ideals, problem, backward=True),
+        work_s=inside @ (forward + np.array([unit.backward_s for unit in units])),
+        forward_s=inside @ forward,
+        parameters=inside @ np.array([unit.parameter_bytes for unit in units], float),
+        buffers=inside @ np.array([unit.buffer_bytes for unit in units], float),
+        saved=inside @ np.array([unit.saved_bytes for unit in units], float),
+        sent=_crossing(inside, problem, backward=False),
+        returned=_crossing(inside, problem, backward=True),
     )
 
 
-def _totals(ideals: list[int], values: list[float] | list[int]) -> Floats:
-    return np.array([sum(value for unit, value in enumerate(values) if ideal >> unit & 1) for ideal in ideals], float)
+def _membership(ideals: list[int], count: int) -> Floats:
+    """Which unit (column) is in which ideal (row), as zeros and ones."""
+    width = max(1, -(-count // 8))
+    raw = b"".join(ideal.to_bytes(width, "little") for ideal in ideals)
+    bits = np.frombuffer(raw, dtype=np.uint8).reshape(len(ideals), width)
+    return np.unpackbits(bits, axis=1, count=count, bitorder="little").astype(float)
 
 
-def _crossing(ideals: list[int], problem: Problem, *, backward: bool) -> Floats:
-    totals = np.zeros(len(ideals))
+def _crossing(inside: Floats, problem: Problem, *, backward: bool) -> Floats:
+    totals = np.zeros(len(inside))
     for flow in problem.flows:
-        needed = sum(1 << unit for unit in flow.consumers)
         size = flow.gradient_bytes if backward else flow.bytes
-        for index, ideal in enumerate(ideals):
-            if ideal >> flow.producer & 1 and needed & ~ideal:
-                totals[index] += size
+        missing = inside[:, list(flow.consumers)].min(axis=1) == 0
+        totals += size * (inside[:, flow.producer] * missing)
     return totals
+
+
+def _narrow(problem: Problem, limit: int) -> list[int]:
+    """A selection of cuts of every size: the topological order's, and those that the fewest bytes cross."""
+    count = len(problem.units)
+    growth = graph.Growth(count, problem.edges)
+    width = max(1, limit // count)
+    flows = [
+        (1 << flow.producer, sum(1 << unit for unit in flow.consumers), flow.bytes + flow.gradient_bytes)
+        for flow in problem.flows
+    ]
+
+    def crossing(ideal: int) -> int:
+        return sum(size for producer, needed, size in flows if ideal & producer and needed & ~ideal)
+
+    found, level = [0], {0: growth.sources}
+    for size in range(1, count + 1):
+        larger = growth.larger(level)
+        ordered = (1 << size) - 1
+        kept = sorted(larger, key=lambda ideal: (ideal != ordered, crossing(ideal), ideal))[:width]
+        level = {ideal: larger[ideal] for ideal in kept}
+        found.extend(sorted(kept))
+    return found

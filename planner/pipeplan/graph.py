@@ -86,22 +86,44 @@ def ideals(count: int, edges: Iterable[tuple[int, int]], limit: int) -> list[int
     Ordered by size and then by value, so that a proper subset always stands before its superset. Raises
     `TooManyIdeals` beyond `limit`.
     """
-    predecessors = [0] * count
-    successors: list[list[int]] = [[] for _ in range(count)]
-    for source, target in edges:
-        predecessors[target] |= 1 << source
-        successors[source].append(target)
-    level = {0}
+    grow = Growth(count, edges)
+    level = {0: grow.sources}
     found = [0]
     for _ in range(count):
-        following: set[int] = set()
-        for ideal in level:
-            for node in range(count):
-                bit = 1 << node
-                if not ideal & bit and predecessors[node] & ~ideal == 0:
-                    following.add(ideal | bit)
-        found.extend(sorted(following))
+        level = grow.larger(level)
+        found.extend(sorted(level))
         if len(found) > limit:
             raise TooManyIdeals(f"the model's graph has more than {limit} cuts")
-        level = following
     return found
+
+
+class Growth:
+    """Grows ideals by one node at a time. Ideals are held with the set of nodes that may come next."""
+
+    def __init__(self, count: int, edges: Iterable[tuple[int, int]]) -> None:
+        self.predecessors = [0] * count
+        self.successors: list[set[int]] = [set() for _ in range(count)]
+        for source, target in edges:
+            self.predecessors[target] |= 1 << source
+            self.successors[source].add(target)
+        self.sources = sum(1 << node for node in range(count) if not self.predecessors[node])
+
+    def larger(self, level: dict[int, int]) -> dict[int, int]:
+        """All ideals with one node more than those given, and what may come next in each."""
+        found: dict[int, int] = {}
+        for ideal, ready in level.items():
+            rest = ready
+            while rest:
+                bit = rest & -rest
+                rest ^= bit
+                if (grown := ideal | bit) not in found:
+                    found[grown] = ready ^ bit | self._freed(grown, bit.bit_length() - 1)
+        return found
+
+    def _freed(self, ideal: int, node: int) -> int:
+        """The successors of a node that an ideal is now ready for."""
+        freed = 0
+        for following in self.successors[node]:
+            if self.predecessors[following] & ~ideal == 0:
+                freed |= 1 << following
+        return freed

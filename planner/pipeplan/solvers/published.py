@@ -14,13 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeplan.cluster import Level
-from pipeplan.cuts import Cuts, Floats
+from pipeplan.cuts import Cuts, Floats, Ints
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Problem
 from pipeplan.solvers import depths
 from pipeplan.solvers.result import Result, Status
-from pipeplan.solvers.tables import Ints
 
 NAMES = ("pipedream-paper", "pipedream-code")
 

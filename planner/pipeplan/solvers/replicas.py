@@ -1,0 +1,120 @@
+"""How many replicas a stage needs to be quick enough: the stage times of `cost`, solved for the number of replicas.
+
+With compute c = work / r and synchronisation s(r), overlapped is max(c + x·s, s + x·c) for an exposed share x. Either
+sum is at most T where a quadratic in r is not negative, so that the numbers of replicas that satisfy it are the whole
+numbers in one or two intervals. (With one synchronisation per group of r, s(r) = 2 (r-1)/r² · w/B + 2 (r-1)/r · α;
+with one in `accumulate` minibatches, s(r) = (2 (r-1)/r · w/B + 2 (r-1) · α) / accumulate.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+# A root that is a whole number but for rounding is that number.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Numbers of replicas r with low1 ≤ r ≤ high1 or low2 ≤ r ≤ high2; a row for each of the two sums."""
+
+    low1: tuple[Floats, Floats]
+    high1: tuple[Floats, Floats]
+    low2: tuple[Floats, Floats]
+    high2: tuple[Floats, Floats]
+
+    def least(self, at_least: Floats, rows: NDArray[np.intp] | None = None) -> Floats:
+        """The smallest allowed whole number from `at_least` on, by stage; infinite where there is none.
+
+        `rows` picks the stage of every entry of `at_least` where they are not one to one.
+        """
+        count = np.ceil(at_least - _ROUNDING)
+        for _ in range(4):  # Each sum can move the number into its second interval once.
+            before = count
+            for index in range(2):
+                low1, high1, low2, high2 = (
+                    bounds[index] if rows is None else bounds[index][rows]
+                    for bounds in (self.low1, self.high1, self.low2, self.high2)
+                )
+                first, second = np.maximum(count, low1), np.maximum(count, low2)
+                count = np.where(first <= high1, first, np.where(second <= high2, second, np.inf))
+            if np.array_equal(before, count):
+                break
+        return count
+
+
+def allowed(
+    work_s: Floats,
+    size: Floats,
+    bandwidth: float,
+    latency_s: float,
+    threshold: float,
+    *,
+    overlap: float,
+    accumulate: int | None = None,
+) -> Intervals:
+    """Which numbers of replicas keep a stage within the threshold.
+
+    `work_s` is for one minibatch on one worker, `size` the bytes of its gradients (zero for inference), by stage.
+    """
+    exposed = 1.0 - overlap
+    rows = [
+        _intervals(of_compute * work_s, of_sync * size / bandwidth, of_sync * latency_s, threshold, accumulate)
+        for of_compute, of_sync in ((1.0, exposed), (exposed, 1.0))
+    ]
+    low1, high1, low2, high2 = zip(*rows, strict=True)
+    return Intervals(low1, high1, low2, high2)
+
+
+def _intervals(
+    work: Floats, transmit: Floats, latency: float, threshold: float, accumulate: int | None
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Where work / r + s(r) ≤ threshold, as whole numbers."""
+    if accumulate is None:
+        # Times r²: (T - 2α) r² - (work + 2t - 2α) r + 2t ≥ 0.
+        square = np.full_like(work, threshold - 2 * latency)
+        linear, constant = -(work + 2 * transmit - 2 * latency), 2 * transmit
+    else:
+        # Times r: -2α/M r² + (T - (2t - 2α)/M) r - (work - 2t/M) ≥ 0.
+        square = np.full_like(work, -2 * latency / accumulate)
+        linear = threshold - (2 * transmit - 2 * latency) / accumulate
+        constant = 2 * transmit / accumulate - work
+    return _solve(square, linear, constant)
+
+
+def _solve(square: Floats, linear: Floats, constant: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """The whole numbers r ≥ 1 with square·r² + linear·r + constant ≥ 0."""
+    nothing = np.full_like(linear, -np.inf)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        discriminant = linear * linear - 4 * square * constant
+        root = np.sqrt(np.maximum(discriminant, 0.0))
+        # The stable pair: q/a and c/q with q = -(b + sign(b)·root)/2.
+        q = -0.5 * (linear + np.where(linear >= 0, root, -root))
+        one, other = q / square, constant / q
+        one, other = np.where(square == 0, np.inf, one), np.where(q == 0, 0.0, other)
+        low, high = np.fmin(one, other), np.fmax(one, other)
+        # A straight line: rising from its zero on, falling up to it, or everywhere, or nowhere.
+        zero = np.where(linear != 0, -constant / linear, np.nan)
+    line = square == 0
+    rising, falling = line & (linear > 0), line & (linear < 0)
+    flat = line & (linear == 0)
+    above = (square > 0) & (discriminant >= 0)
+    always = ((square > 0) & (discriminant < 0)) | (flat & (constant >= 0))
+    between = (square < 0) & (discriminant >= 0)
+    low1 = np.where(rising, zero, np.where(between, low, 1.0))
+    high1 = np.where(rising | always, np.inf, np.where(falling, zero, np.where(above, low, np.where(between, high, -1))))
+    low2, high2 = np.where(above, high, np.inf), np.where(above, np.inf, nothing)
+    return np.maximum(1.0, _up(low1)), _down(high1), np.maximum(1.0, _up(low2)), high2
+
+
+def _up(value: Floats) -> Floats:
+    return np.ceil(value - _ROUNDING * np.maximum(1.0, np.abs(np.nan_to_num(value, posinf=1.0, neginf=1.0))))
+
+
+def _down(value: Floats) -> Floats:
+    return np.floor(value + _ROUNDING * np.maximum(1.0, np.abs(np.nan_to_num(value, posinf=1.0, neginf=1.0))))

@@ -1,0 +1,180 @@
+"""States of the search over cuts, and which of them can be forgotten.
+
+A state at a cut J says that everything behind J can run on workers p … D-1 under the threshold. It is a row of
+
+    first    p, the first worker of its first stage
+    level    λ, the level of the smallest component that holds all workers of that stage
+    demand   what that stage demands of the one before it (`cost.in_flight_behind`)
+    stages   how many stages there are behind J; workers: how many of them are busy
+
+A state (p', λ') dominates another (p, λ) at the same cut if whatever may be put in front of (p, λ) has a counterpart in
+front of (p', λ') that is no slower and needs no more. Let m = max(λ, level(p-1, p)), the least level at which any stage
+in front can be joined with it. Then it is enough that λ' ≤ m, that p' has no less room within its component of level m
+than p has within its own (p' mod span ≥ p mod span), and that above m the numbers of the components of p', each within
+the next larger one, are no smaller than those of p. Why: stages in front that lie within p's component move along into
+that of p', at the same distances; those that straddle its edge, or lie outside, stay where they are, and the component
+that joins them with the next stage is of a level above m either way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.cluster import Cluster
+from pipeplan.cuts import Floats, Ints
+
+Flags = NDArray[np.bool_]
+
+# How many states are compared with all kept ones at a time.
+_CHUNK = 128
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The components of a cluster of equal machines, for arithmetic on workers' numbers."""
+
+    spans: Ints
+    """Workers in one component of levels 0 … L."""
+    joins: Ints
+    """level(p-1, p), by p from 0 to D; L at both ends, where there is nothing on one side."""
+
+    @staticmethod
+    def of(cluster: Cluster) -> Layout:
+        """The layout of a cluster."""
+        spans = np.array([cluster.span(level) for level in range(len(cluster.levels) + 1)], dtype=np.intp)
+        positions = np.arange(cluster.workers + 1)
+        top = len(spans) - 1
+        joins = np.full(len(positions), top, dtype=np.intp)
+        for level in range(top - 1, -1, -1):
+            joins[positions % spans[level] != 0] = level
+        # Two different workers share no component of level 0.
+        joins = np.maximum(joins, 1)
+        joins[[0, -1]] = top
+        return Layout(spans, joins)
+
+    @property
+    def top(self) -> int:
+        """L, the number of levels."""
+        return len(self.spans) - 1
+
+    def between(self, first: Ints, last: Ints) -> Ints:
+        """Level of the smallest component that holds both workers (elementwise)."""
+        level = np.zeros(np.broadcast(first, last).shape, dtype=np.intp)
+        for span in self.spans[:-1]:
+            level += first // span != last // span
+        return level
+
+
+@dataclass(frozen=True)
+class States:
+    """Columns of equal length. The last six tell how a state came about."""
+
+    first: Ints
+    level: Ints
+    demand: Floats
+    stages: Ints
+    workers: Ints
+    replicas: Ints
+    """Of the state's first stage."""
+    depth: Ints
+    """Of its first stage."""
+    recompute: Flags
+    """Whether its first stage computes its forward pass twice."""
+    end: Ints
+    """The cut behind its first stage."""
+    source: Ints
+    """The state at that cut that the stage was put in front of."""
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def take(self, rows: Ints | Flags | slice) -> States:
+        """Some of the rows."""
+        return States(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    @staticmethod
+    def join(parts: list[States]) -> States:
+        """All rows of several."""
+        if len(parts) == 1:
+            return parts[0]
+        return States(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(States)))
+
+    @staticmethod
+    def start(workers: int) -> States:
+        """Nothing is behind the cut of everything: no demand, and all workers are free."""
+        zero = np.zeros(1, dtype=np.intp)
+        no = np.zeros(1, dtype=bool)
+        return States(zero + workers, zero, np.zeros(1), zero, zero, zero, zero, no, zero - 1, zero - 1)
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Which counts tell two states apart."""
+
+    stages: bool = False
+    """Fewer stages are better."""
+    exact_stages: bool = False
+    """Only states with equally many stages compare."""
+    workers: bool = False
+    """Fewer busy workers are better."""
+
+    @property
+    def any(self) -> bool:
+        """Whether there is more to a state than its place and its demand."""
+        return self.stages or self.exact_stages or self.workers
+
+
+def undominated(states: States, layout: Layout, counting: Counting) -> States:
+    """The states that no other dominates; of equal ones the first in a fixed order."""
+    if not counting.any:
+        states = states.take(_least_demands(states, layout.top + 1))
+    if len(states) == 1:
+        return states
+    order = np.lexsort((states.level, states.stages, states.workers, states.demand, -states.first))
+    states = states.take(order)
+    kept = np.zeros(len(states), dtype=bool)
+    for begin in range(0, len(states), _CHUNK):
+        chunk = slice(begin, min(begin + _CHUNK, len(states)))
+        inside = _dominates(states, chunk, chunk, layout, counting)
+        lost = np.triu(inside, 1).any(axis=0)
+        before = np.flatnonzero(kept[:begin])
+        if len(before):
+            lost |= _dominates(states, before, chunk, layout, counting).any(axis=0)
+        kept[chunk] = ~lost
+    return states.take(kept)
+
+
+def _least_demands(states: States, levels: int) -> Ints:
+    """For every place and level that occurs, a state with the least demand there."""
+    key = states.first * levels + states.level
+    size = int(key.max()) + 1
+    least = np.full(size, np.inf)
+    np.minimum.at(least, key, states.demand)
+    best = np.flatnonzero(states.demand == least[key])
+    chosen = np.full(size, -1, dtype=np.intp)
+    # The last assignment wins: backwards, so that the first of equals stays.
+    chosen[key[best[::-1]]] = best[::-1]
+    return np.sort(chosen[chosen >= 0])
+
+
+def _dominates(states: States, some: Ints | slice, others: slice, layout: Layout, counting: Counting) -> Flags:
+    """Whether each of `some` (rows) dominates each of `others` (columns)."""
+    here, there = states.first[some][:, None], states.first[others][None, :]
+    joined = np.maximum(states.level[others], layout.joins[states.first[others]])[None, :]
+    span = layout.spans[joined]
+    result: Flags = states.demand[some][:, None] <= states.demand[others][None, :]
+    result &= states.level[some][:, None] <= joined
+    result &= (here % span >= there % span) | (there == 0)
+    for level in range(1, layout.top + 1):
+        inner, outer = layout.spans[level - 1], layout.spans[level]
+        result &= (level <= joined) | (here % outer // inner >= there % outer // inner)
+    if counting.exact_stages:
+        result &= states.stages[some][:, None] == states.stages[others][None, :]
+    elif counting.stages:
+        result &= states.stages[some][:, None] <= states.stages[others][None, :]
+    if counting.workers:
+        result &= states.workers[some][:, None] <= states.workers[others][None, :]
+    return result
