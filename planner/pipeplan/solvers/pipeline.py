@@ -68,7 +68,10 @@ class Space:
 
 
 def spaces(problem: Problem) -> list[Space]:
-    """Both spaces of plans: the whole cluster, then copies in the components of each lower level, largest first."""
+    """Both spaces of plans: the whole cluster, then copies in the components of each lower level, largest first.
+
+    Copies are all alike, and so must the components be.
+    """
     cluster = problem.cluster
     found = [Space(len(cluster.levels), 1)]
     if not problem.options.allow_copies:
@@ -76,6 +79,7 @@ def spaces(problem: Problem) -> list[Space]:
     for level in range(len(cluster.levels) - 1, 0, -1):
         size = cluster.span(level)
         enough = size >= max(2, problem.options.stages or 1)
-        if enough and size < cluster.workers and size != cluster.span(found[-1].level):
+        new = size < cluster.workers and size != cluster.span(found[-1].level)
+        if enough and new and cluster.alike(level):
             found.append(Space(level, cluster.workers // size))
     return found

@@ -73,6 +73,8 @@ def solve(problem: Problem, cuts: Cuts, name: str) -> Result:
     began = time.perf_counter()
     if not problem.training:
         raise InputError(f"the cost model {name} is for training only: leave out --inference")
+    if not problem.cluster.uniform:
+        raise InputError(f"the cost model {name} knows only clusters whose servers are all the same")
     levels = [level for level in problem.cluster.levels if level.count > 1]
     if not levels:
         levels = list(problem.cluster.levels[:1])
