@@ -25,8 +25,11 @@ MOST_DEPTH = 100_000  # and workers: whatever is above was not meant
 MOST_MINIBATCH = 10**7
 REPLAYED = 2000
 """Minibatches that the check of the schedule replays, at most."""
+
+EXECUTED = ("1f1b-stashing", "forward-only")
+"""The schedules that the executor's engines implement, with their versions of the weights."""
 _NAME = re.compile(r"stage-(\d+)\.json")
-_SHARED = ("plan", "mode", "model", "minibatch", "device", "servers", "workers_per_server", "schedule", "pipeline")
+_SHARED = ("plan", "mode", "model", "minibatch", "device", "servers", "workers_per_server", "server_sizes", "schedule", "pipeline")
 
 
 @dataclass(frozen=True)
@@ -70,16 +73,23 @@ class LaunchPlan:
     """`cpu` or `cuda`."""
     servers: int
     workers_per_server: int
+    """On the largest, where servers differ."""
     schedule: Schedule
     pipeline: tuple[StagePlacement, ...]
     layers: tuple[tuple[str, ...], ...]
     """Names of each stage's layers."""
     predictions: tuple[Prediction, ...]
+    server_sizes: tuple[int, ...] = ()
+    """Workers on every server, where servers differ in that."""
 
     @property
     def world(self) -> int:
         """Workers that launch.sh starts, idle ones included."""
-        return self.servers * self.workers_per_server
+        return sum(self.server_sizes) if self.server_sizes else self.servers * self.workers_per_server
+
+    def workers_on(self, server: int) -> int:
+        """Workers on one server."""
+        return self.server_sizes[server] if self.server_sizes else self.workers_per_server
 
     @property
     def active(self) -> tuple[int, ...]:
@@ -191,7 +201,20 @@ def _shared(content: dict[str, Any], where: str) -> LaunchPlan:
         pipeline=tuple(_placement(stage, where) for stage in fields.listing(content, "pipeline", where)),
         layers=(),
         predictions=(),
+        server_sizes=_server_sizes(content, where),
     )
+
+
+def _server_sizes(content: dict[str, Any], where: str) -> tuple[int, ...]:
+    """Workers on every server; () where the file says that all have the same number."""
+    if content.get("server_sizes") is None:
+        return ()
+    sizes = fields.listing(content, "server_sizes", where)
+    servers = fields.integer(content, "servers", where, least=1, most=MOST_DEPTH)
+    most = fields.integer(content, "workers_per_server", where, least=1, most=MOST_DEPTH)
+    if len(sizes) != servers or not all(type(size) is int and 1 <= size <= most for size in sizes):
+        raise LaunchError(f"{where}: 'server_sizes' must be {servers} whole numbers from 1 to {most}, not {sizes!r:.80}")
+    return tuple(sizes)
 
 
 def _schedule(content: dict[str, Any], mode: str, where: str) -> Schedule:
@@ -199,6 +222,11 @@ def _schedule(content: dict[str, Any], mode: str, where: str) -> Schedule:
     if name not in SCHEDULES:
         raise LaunchError(f"{where}: this executor has no schedule {name!r}: {nearest(name, SCHEDULES)}")
     schedule = SCHEDULES[name]
+    if name not in EXECUTED:
+        raise LaunchError(
+            f"{where}: this executor does not run schedule {name!r}, only {' and '.join(EXECUTED)}: "
+            "such a plan can be compared and simulated; solve again with --schedule 1f1b-stashing to run it"
+        )
     if schedule.trains != (mode == "training"):
         raise LaunchError(f"{where}: schedule {name!r} does not fit mode {mode!r}")
     return schedule
@@ -233,8 +261,9 @@ def _check_workers(plan: LaunchPlan, where: str) -> None:
     outside = sorted(worker for worker in counts if not 0 <= worker < plan.world)
     if outside:
         raise LaunchError(
-            f"{where}: worker {outside[0]} does not exist: {plan.servers} servers of {plan.workers_per_server} "
-            f"workers have workers 0 to {plan.world - 1}"
+            f"{where}: worker {outside[0]} does not exist: {plan.servers} servers of "
+            f"{', '.join(map(str, plan.server_sizes)) or plan.workers_per_server} workers have workers 0 to "
+            f"{plan.world - 1}"
         )
 
 

@@ -38,6 +38,7 @@ class _Replica:
     todo: deque[Action]
     in_flight: list[int] = field(default_factory=list)
     peak: int = 0
+    updates: int = 0
 
     def __str__(self) -> str:
         return f"stage {self.stage} replica {self.replica}"
@@ -47,7 +48,8 @@ def replay(schedule: Schedule, pipeline: Sequence[StageShape], minibatches: int)
     """Run every stream to its end; returns the most minibatches that each worker had in flight.
 
     Raises ReplayError on a deadlock, a minibatch that is not the replica's own, one that runs twice or never, a
-    backward without its forward, or more minibatches in flight than the stage's depth.
+    backward without its forward, updates out of order, weights that do not exist yet, or more minibatches in flight
+    than the stage's depth; ValueError where the schedule cannot do with the shapes.
     """
     board = _Board()
     workers = [
@@ -56,7 +58,7 @@ def replay(schedule: Schedule, pipeline: Sequence[StageShape], minibatches: int)
         for replica in range(shape.replicas)
     ]
     for worker in workers:
-        _check_stream(worker, worker.todo, schedule, pipeline[worker.stage].replicas, minibatches)
+        _check_stream(worker, worker.todo, schedule, pipeline[worker.stage], minibatches)
     progress = True
     while progress:
         progress = False
@@ -74,13 +76,13 @@ def replay(schedule: Schedule, pipeline: Sequence[StageShape], minibatches: int)
 
 
 def _check_stream(
-    worker: _Replica, stream: Iterable[Action], schedule: Schedule, replicas: int, minibatches: int
+    worker: _Replica, stream: Iterable[Action], schedule: Schedule, shape: StageShape, minibatches: int
 ) -> None:
     seen: dict[Kind, list[int]] = {kind: [] for kind in Kind}
     for action in stream:
         seen[action.kind].append(action.index)
-    own = list(own_minibatches(worker.replica, replicas, minibatches))
-    groups = list(range(group_count(replicas, minibatches)))
+    own = list(own_minibatches(worker.replica, shape.replicas, minibatches))
+    groups = list(range(group_count(schedule.group_size(shape), minibatches))) if schedule.trains else []
     expected = {Kind.FORWARD: own, Kind.BACKWARD: own, Kind.REDUCE: groups, Kind.UPDATE: groups}
     for kind, indices in seen.items():
         wanted = expected[kind] if kind in schedule.kinds else []
@@ -108,6 +110,9 @@ def _perform(
         case Kind.FORWARD:
             if replica_of(action.index, pipeline[worker.stage].replicas) != worker.replica:
                 raise ReplayError(f"{worker} runs {action}, which is another replica's")
+            version = schedule.version(pipeline, worker.stage, action.index)
+            if worker.updates < version:
+                raise ReplayError(f"{worker} runs {action} on version {version}, but has made {worker.updates} updates")
             board.activations.add((worker.stage + 1, action.index))
             if schedule.trains:
                 worker.in_flight.append(action.index)
@@ -123,4 +128,6 @@ def _perform(
             key = (worker.stage, action.index)
             board.reductions[key] = board.reductions.get(key, 0) + 1
         case Kind.UPDATE:
-            pass
+            if action.index != worker.updates:
+                raise ReplayError(f"{worker} runs {action} after {worker.updates} updates")
+            worker.updates += 1

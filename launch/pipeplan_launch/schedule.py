@@ -6,20 +6,39 @@
     U3   wait for that all-reduce and update the weights
 
 Symbols: stage s has r replicas and depth d (minibatches in flight per replica, at most). Minibatch i belongs to replica
-i mod r, forward and backward, and to group g = i div r. A group gives one update; the last group may be short, and
-replicas without a member of it still join its all-reduce.
+i mod r, forward and backward, and to a group, whose gradients are averaged for one update. The last group may be short,
+and replicas without a member of it still join its all-reduce.
 
-One replica of a stage with d = 2, minibatches 0, 1, 2 (r = 1):
+    schedule        order          minibatches of a group    minibatch i runs on the weights after … updates
+    1f1b-stashing   1F1B           r, of its stage           those made when it gets there
+    vertical-sync   1F1B           r, of its stage           those made at the input stage when it gets there
+    2bw             1F1B           M, of all stages          all before its group but the last
+    gpipe           F… then B…     M, of all stages          all before its group
+    1f1b-flush      1F1B a group   M, of all stages          all before its group
+    forward-only    F…             -                         none
+
+1F1B with weight stashing (PipeDream). One replica of a stage with d = 2, minibatches 0, 1, 2 (r = 1):
 
     F0 F1 | B0 R0 U0 F2 | B1 R1 U1 | B2 R2 U2
     fill  | steady      | drain
 
 so the forward of minibatch i runs on the weights after max(0, i div r - d + 1) updates of the segment (`version_used`).
+Vertical sync has the same order; only the weights differ (`version_of_input`).
 A stage with several replicas awaits the all-reduce only after its next backward, so that computing hides it:
 
     F0 F2 | B0 R0 F4 | B2 U0 R1 F6 | …         (replica 0 of 2)
 
 Its weights are then one update older. A single stage, plain data parallelism, does not do so: it stays synchronous.
+
+2BW (Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021), d = 2, M = 3: group g uses the
+weights of the groups up to g - 2. U0 is put off until F6, the first that needs it.
+
+    F0 F1 | B0 F2 B1 F3 B2 R0 F4 B3 F5 B4 U0 F6 B5 R1 F7 …
+
+Flush schedules, d = 2, M = 3; the pipeline drains before every update:
+
+    gpipe        F0 F1 F2 B0 B1 B2 R0 U0 | F3 …        (needs d = 3)
+    1f1b-flush   F0 F1 B0 F2 B1 B2 R0 U0 | F3 …
 """
 
 from __future__ import annotations
@@ -69,24 +88,42 @@ class StageShape:
     replicas: int
     depth: int
     """Minibatches that one replica may have between their forward and their backward."""
+    accumulate: int | None = None
+    """Minibatches per update, the same at all stages. The schedules that update a stage for every round of its replicas
+    take no notice of it."""
 
     def __post_init__(self) -> None:
         if self.replicas < 1 or self.depth < 1:
             raise ValueError(f"a stage needs at least one replica and depth 1 (here {self.replicas} and {self.depth})")
+        if self.accumulate is not None and self.accumulate < 1:
+            raise ValueError(f"an update needs at least one minibatch, not {self.accumulate}")
 
 
 Stream = Callable[[Sequence[StageShape], int, int, int], Iterator[Action]]
 """(pipeline, stage, replica, minibatches) -> the actions of that replica, in order."""
 
+Version = Callable[[Sequence[StageShape], int, int], int]
+"""(pipeline, stage, minibatch) -> the weights that the minibatch's forward and backward use, by the number of updates
+made to them since the drained segment began."""
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A named schedule: its generator, the kinds of action that it may emit, and whether it trains."""
+    """A named schedule: its generator, the kinds of action that it may emit, and which weights it uses."""
 
     name: str
     stream: Stream
     kinds: frozenset[Kind]
     trains: bool
+    version: Version
+    accumulates: bool = False
+    """Whether an update is for `StageShape.accumulate` minibatches, and not for a round of the stage's replicas."""
+
+    def group_size(self, shape: StageShape) -> int:
+        """Minibatches whose gradients are averaged for one update. Raises ValueError where none is given."""
+        if not self.accumulates:
+            return shape.replicas
+        return _accumulated(shape)
 
 
 def replica_of(minibatch: int, replicas: int) -> int:
@@ -99,14 +136,20 @@ def own_minibatches(replica: int, replicas: int, minibatches: int) -> range:
     return range(replica, minibatches, replicas)
 
 
-def group_count(replicas: int, minibatches: int) -> int:
-    """How many updates a stage makes for so many minibatches."""
-    return -(-minibatches // replicas)
+def group_count(size: int, minibatches: int) -> int:
+    """How many updates a stage makes for so many minibatches, in groups of a size."""
+    return -(-minibatches // size)
 
 
-def group_members(group: int, replicas: int, minibatches: int) -> range:
+def group_members(group: int, size: int, minibatches: int) -> range:
     """The minibatches whose gradients are averaged for one update; the last group may be short."""
-    return range(group * replicas, min((group + 1) * replicas, minibatches))
+    return range(group * size, min((group + 1) * size, minibatches))
+
+
+def _accumulated(shape: StageShape) -> int:
+    if shape.accumulate is None:
+        raise ValueError("this schedule needs a number of minibatches per update (StageShape.accumulate)")
+    return shape.accumulate
 
 
 def update_lag(pipeline: Sequence[StageShape], stage: int) -> int:
@@ -117,6 +160,35 @@ def update_lag(pipeline: Sequence[StageShape], stage: int) -> int:
 def version_used(minibatch: int, shape: StageShape, lag: int) -> int:
     """Updates that the stage has made, since the drained segment began, when this minibatch's forward runs."""
     return max(0, minibatch // shape.replicas - shape.depth + 1 - lag)
+
+
+def version_stashed(pipeline: Sequence[StageShape], stage: int, minibatch: int) -> int:
+    """Weight stashing: the newest at each stage when the minibatch gets there."""
+    return version_used(minibatch, pipeline[stage], update_lag(pipeline, stage))
+
+
+def version_of_input(pipeline: Sequence[StageShape], stage: int, minibatch: int) -> int:
+    """Vertical sync: at every stage the newest version that holds no minibatch which the input stage's does not.
+
+    With one replica everywhere that is the same number at every stage. Every stage has made it by then if
+    (d_1 + lag_1 - 1) r_1 ≥ (d_s + lag_s - 1) r_s, which holds wherever depths cover what is in flight behind a stage.
+    """
+    return version_stashed(pipeline, 0, minibatch) * pipeline[0].replicas // pipeline[stage].replicas
+
+
+def version_buffered(pipeline: Sequence[StageShape], stage: int, minibatch: int) -> int:
+    """2BW: the updates of all groups but the last before the minibatch's own."""
+    return max(0, minibatch // _accumulated(pipeline[stage]) - 1)
+
+
+def version_flushed(pipeline: Sequence[StageShape], stage: int, minibatch: int) -> int:
+    """After a flush: the updates of all groups before the minibatch's own, as in one process."""
+    return minibatch // _accumulated(pipeline[stage])
+
+
+def version_fixed(_pipeline: Sequence[StageShape], _stage: int, _minibatch: int) -> int:
+    """Forward only: nothing is updated."""
+    return 0
 
 
 def one_f_one_b(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
@@ -140,18 +212,99 @@ def one_f_one_b(pipeline: Sequence[StageShape], stage: int, replica: int, miniba
         yield Action(Kind.UPDATE, groups - 1)
 
 
+def double_buffered(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
+    """2BW: asynchronous 1F1B, with an all-reduce after a group's last backward and its update put off until it is due.
+
+    The update of group g is due before the first forward of group g + 2, so that the all-reduce hides behind computing
+    and no more than two versions are in use. Raises ValueError where two do not suffice: more than M in flight.
+    """
+    shape, size = pipeline[stage], _accumulated(pipeline[stage])
+    if shape.depth * shape.replicas > size:
+        raise ValueError(
+            f"2bw needs at least as many minibatches per update as the stage has in flight "
+            f"(here {size}, and {shape.depth} on each of {shape.replicas} replicas)"
+        )
+    groups, own = group_count(size, minibatches), own_minibatches(replica, shape.replicas, minibatches)
+    reduced, updated = 0, 0
+    for minibatch in own[: shape.depth]:
+        yield Action(Kind.FORWARD, minibatch)
+    for position, minibatch in enumerate(own):
+        yield Action(Kind.BACKWARD, minibatch)
+        # The groups of which this replica has no more to compute.
+        over = own[position + 1] // size if position + 1 < len(own) else groups
+        for group in range(reduced, over):
+            yield Action(Kind.REDUCE, group)
+        reduced = over
+        if position + shape.depth < len(own):
+            following = own[position + shape.depth]
+            due = max(updated, following // size - 1)
+            for group in range(updated, due):
+                yield Action(Kind.UPDATE, group)
+            updated = due
+            yield Action(Kind.FORWARD, following)
+    for group in range(reduced, groups):
+        yield Action(Kind.REDUCE, group)
+    for group in range(updated, groups):
+        yield Action(Kind.UPDATE, group)
+
+
+def gpipe(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
+    """GPipe: all forwards of a group, then all backwards, in the same order, then the update.
+
+    Source: Huang et al., GPipe, NeurIPS 2019. The depth must be that of a whole group, ⌈M / r⌉.
+    """
+    for group, own in _own_groups(pipeline[stage], replica, minibatches):
+        for minibatch in own:
+            yield Action(Kind.FORWARD, minibatch)
+        for minibatch in own:
+            yield Action(Kind.BACKWARD, minibatch)
+        yield Action(Kind.REDUCE, group)
+        yield Action(Kind.UPDATE, group)
+
+
+def one_f_one_b_flush(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
+    """1F1B with a flush: within each group fill, one backward and one forward in turn, drain; then the update."""
+    depth = pipeline[stage].depth
+    for group, own in _own_groups(pipeline[stage], replica, minibatches):
+        for minibatch in own[:depth]:
+            yield Action(Kind.FORWARD, minibatch)
+        for position, minibatch in enumerate(own):
+            yield Action(Kind.BACKWARD, minibatch)
+            if position + depth < len(own):
+                yield Action(Kind.FORWARD, own[position + depth])
+        yield Action(Kind.REDUCE, group)
+        yield Action(Kind.UPDATE, group)
+
+
+def _own_groups(shape: StageShape, replica: int, minibatches: int) -> Iterator[tuple[int, Sequence[int]]]:
+    """Every group of M, with the minibatches of it that one replica computes."""
+    size = _accumulated(shape)
+    for group in range(group_count(size, minibatches)):
+        members = group_members(group, size, minibatches)
+        first = (replica - members.start) % shape.replicas
+        yield group, members[first :: shape.replicas]
+
+
 def forward_only(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
     """Inference and evaluation: every minibatch once, in order."""
     for minibatch in own_minibatches(replica, pipeline[stage].replicas, minibatches):
         yield Action(Kind.FORWARD, minibatch)
 
 
+_TRAINING, _FORWARD = frozenset(Kind), frozenset({Kind.FORWARD})
+
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
     {
         schedule.name: schedule
         for schedule in (
-            Schedule("1f1b-stashing", one_f_one_b, frozenset(Kind), trains=True),
-            Schedule("forward-only", forward_only, frozenset({Kind.FORWARD}), trains=False),
+            Schedule("1f1b-stashing", one_f_one_b, _TRAINING, trains=True, version=version_stashed),
+            Schedule("vertical-sync", one_f_one_b, _TRAINING, trains=True, version=version_of_input),
+            Schedule("2bw", double_buffered, _TRAINING, trains=True, version=version_buffered, accumulates=True),
+            Schedule("gpipe", gpipe, _TRAINING, trains=True, version=version_flushed, accumulates=True),
+            Schedule(
+                "1f1b-flush", one_f_one_b_flush, _TRAINING, trains=True, version=version_flushed, accumulates=True
+            ),
+            Schedule("forward-only", forward_only, _FORWARD, trains=False, version=version_fixed),
         )
     }
 )

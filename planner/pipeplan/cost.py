@@ -1,7 +1,7 @@
 """Every formula of the cost model, once. All accept scalars or NumPy arrays that broadcast.
 
-Times are seconds per minibatch in the steady state of asynchronous one-forward-one-backward (1F1B), sizes bytes,
-bandwidths bytes/s. Source: Narayanan et al., PipeDream, SOSP 2019, §3.1; docs/cost-model.md tells what differs.
+Times are seconds, per minibatch in the steady state where nothing else is said, sizes bytes, bandwidths bytes/s.
+Source: Narayanan et al., PipeDream, SOSP 2019, §3.1; docs/cost-model.md tells what differs.
 """
 
 from __future__ import annotations
@@ -43,9 +43,17 @@ def overlapped(compute_s: Any, synchronisation_s: Any, overlap: float) -> Any:
     return np.maximum(compute_s, synchronisation_s) + (1.0 - overlap) * np.minimum(compute_s, synchronisation_s)
 
 
-def boundary_time(size: Any, bandwidth: Any) -> Any:
-    """How long a minibatch keeps the link between two stages busy in one direction: size / bandwidth."""
-    return size / bandwidth
+def backward_time(forward_s: Any, backward_s: Any, recompute: Any) -> Any:
+    """The backward pass of a stage, which first runs forward again where the stage recomputes: b + f there, else b."""
+    return backward_s + np.where(recompute, forward_s, 0.0)
+
+
+def boundary_time(size: Any, bandwidth: Any, links: Any = 1) -> Any:
+    """How long a minibatch keeps what joins two stages busy in one direction: size / (bandwidth · links).
+
+    `links` is 1, or with `Options.boundary` parallel the smaller of the two stages' replicas, in one copy.
+    """
+    return size / (bandwidth * links)
 
 
 def transfer_time(size: Any, bandwidth: Any, latency_s: Any) -> Any:
@@ -101,6 +109,74 @@ def update_lag(replicas: Any, single_stage: Any) -> Any:
     return np.logical_and(np.greater(replicas, 1), np.logical_not(single_stage)).astype(int)
 
 
+def vertical_versions(delay: Any, first_replicas: Any, replicas: Any) -> Any:
+    """Versions of the weights that a stage keeps under vertical sync: 1 + ceil((delay · r_1 - gcd(r_1, r)) / r).
+
+    `delay` is depth plus lag of the input stage, r_1 its replicas. The version of a minibatch is as old as the input
+    stage's; this stage has made one update more for every r minibatches since. Counted in replays: docs/cost-model.md.
+    """
+    return 1 + -((np.gcd(first_replicas, replicas) - delay * first_replicas) // replicas)
+
+
+def buffered_synchronisation(allreduce_s: Any, accumulate: int) -> Any:
+    """Gradient synchronisation per minibatch under 2BW: one all-reduce for every `accumulate` minibatches."""
+    return allreduce_s / accumulate
+
+
+def buffered_wait(allreduce_s: Any, pace_s: float, copies: int = 1) -> Any:
+    """Minibatches (of one copy) that an update of 2BW comes after the last backward of its group.
+
+    The pipeline waits for none of them where depth · replicas + wait ≤ minibatches per update, in each copy: then the
+    update is there before the first forward that needs it.
+    """
+    return np.maximum(0.0, allreduce_s / pace_s - 1.0 / copies)
+
+
+def buffered_pace(depth: int, replicas: int, allreduce_s: float, minibatches: int, copies: int = 1) -> float:
+    """The pace at which two versions suffice: depth · replicas + `buffered_wait` ≤ minibatches, solved for the pace.
+
+    `minibatches` are those of one update in one copy, accumulate // copies. Infinite where more are in flight.
+    """
+    spare = minibatches - depth * replicas
+    return float("inf") if spare < 0 else allreduce_s / (spare + 1.0 / copies)
+
+
+def rounds(minibatches: Any, servers: Any) -> Any:
+    """How many of so many minibatches the busiest of `servers` takes, which take them in turn: ceil(M / servers)."""
+    return -(-minibatches // servers)
+
+
+def flush_steady(pass_s: Any, minibatches: Any, servers: Any) -> Any:
+    """What the minibatches after the first add to a batch where this resource is the slowest: (ceil(M / r) - 1) · pass.
+
+    `servers` are the replicas of a stage or the links of a boundary, `pass_s` the time of one minibatch on one of them.
+    """
+    return (rounds(minibatches, servers) - 1) * pass_s
+
+
+def flush_exposed(allreduce_s: Any, before_s: Any) -> Any:
+    """What of a stage's all-reduce a flush waits for: max(0, allreduce - work of all layers before the stage).
+
+    While it runs, the stages before drain, and then fill the pipeline again.
+    """
+    return np.maximum(0.0, allreduce_s - before_s)
+
+
+def flush_batch(work_s: Any, transfers_s: Any, steady_s: Any, exposed_s: Any, copies_s: Any = 0.0) -> Any:
+    """Seconds from one update to the next of a synchronous pipeline.
+
+    The first minibatch passes all stages, forward and backward (`work_s`, recomputation included), and all boundaries
+    both ways (`transfers_s`); the others follow at the pace of the slowest (`flush_steady`); then the largest
+    `flush_exposed`, and the all-reduce among copies of the pipeline.
+    """
+    return work_s + transfers_s + steady_s + exposed_s + copies_s
+
+
+def flush_pace(steady_s: Any, minibatches: int) -> float:
+    """The pace within a batch, for `in_flight_depth`: the other minibatches follow the first in `steady_s`."""
+    return float(steady_s) / (minibatches - 1) if minibatches > 1 else float("inf")
+
+
 def fixed_memory(parameters: Any, buffers: Any, boundary: Any, optimizer_ratio: float, training: bool) -> Any:
     """Bytes of one worker that do not grow with the depth.
 
@@ -111,15 +187,28 @@ def fixed_memory(parameters: Any, buffers: Any, boundary: Any, optimizer_ratio: 
     return parameters * per_parameter + buffers + boundary
 
 
-def replica_memory(parameters: Any, replicas: Any, lag: Any) -> Any:
+def replica_memory(parameters: Any, replicas: Any, lag: Any = 0) -> Any:
     """Bytes that replication adds in training: flat buckets for the all-reduce, and a version for a late update."""
     return parameters * (np.greater(replicas, 1) + lag)
 
 
-def memory_per_depth(parameters: Any, saved: Any, received: Any, sent: Any) -> Any:
-    """Bytes in training for every minibatch in flight: a version of the weights, what backward needs, input and output.
+def version_memory(parameters: Any, versions: Any) -> Any:
+    """Bytes of versions of the weights, where their number does not follow from the depth of the stage itself."""
+    return parameters * versions
+
+
+def recompute_memory(saved: Any, sent: Any, recompute: Any) -> Any:
+    """Bytes that a stage which recomputes holds once, whatever its depth: of one minibatch, what backward needs."""
+    return np.where(recompute, saved + sent, 0)
+
+
+def memory_per_depth(
+    parameters: Any, saved: Any, received: Any, sent: Any, *, stashes: bool = True, recompute: Any = False
+) -> Any:
+    """Bytes in training for every minibatch in flight: what backward needs, input and output, and a version of the
+    weights where the schedule `stashes` one for each. Of a stage that recomputes, only the input (and the version).
 
     What crosses a boundary is held on both sides until the backward pass. A profile counts it once, with the layer
     that keeps it first, whichever side that is on: here it is charged to both, which may count it twice on one side.
     """
-    return parameters + saved + received + sent
+    return parameters * stashes + received + np.where(recompute, 0, saved + sent)
