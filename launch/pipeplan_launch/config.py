@@ -29,7 +29,10 @@ REPLAYED = 2000
 EXECUTED = ("1f1b-stashing", "forward-only")
 """The schedules that the executor's engines implement, with their versions of the weights."""
 _NAME = re.compile(r"stage-(\d+)\.json")
-_SHARED = ("plan", "mode", "model", "minibatch", "device", "servers", "workers_per_server", "server_sizes", "schedule", "pipeline")
+_SHARED = (
+    *("plan", "mode", "model", "minibatch", "device", "servers", "workers_per_server", "server_sizes"),
+    *("schedule", "pipeline"),
+)
 
 
 @dataclass(frozen=True)
@@ -213,7 +216,7 @@ def _server_sizes(content: dict[str, Any], where: str) -> tuple[int, ...]:
     servers = fields.integer(content, "servers", where, least=1, most=MOST_DEPTH)
     most = fields.integer(content, "workers_per_server", where, least=1, most=MOST_DEPTH)
     if len(sizes) != servers or not all(type(size) is int and 1 <= size <= most for size in sizes):
-        raise LaunchError(f"{where}: 'server_sizes' must be {servers} whole numbers from 1 to {most}, not {sizes!r:.80}")
+        raise LaunchError(f"{where}: 'server_sizes' must be {servers} whole numbers from 1 to {most}")
     return tuple(sizes)
 
 

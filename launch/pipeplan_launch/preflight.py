@@ -34,9 +34,11 @@ def gpus() -> int:
 
 def check(plan: LaunchPlan, environment: Mapping[str, str], core_count: int, gpu_count: int) -> str | None:
     """Raises `LaunchError` if the plan cannot run here; else what the user should know, if anything."""
-    per_server, fits = plan.workers_per_server, gpu_count if gpu_count else max(1, core_count)
+    per_server, fits = _workers_here(plan, environment), gpu_count if gpu_count else max(1, core_count)
     instead = f"for this machine: pipeplan solve --cluster local --workers {fits}"
     spread = f" on each of its {plan.servers} servers" if plan.servers > 1 else ""
+    if plan.server_sizes:
+        spread = f" on server {environment['NODE_RANK']}" if environment.get("NODE_RANK") else " on its largest server"
     if plan.device == "cuda" and gpu_count < per_server:
         raise LaunchError(
             f"the plan needs {_count(per_server, 'CUDA device')}{spread}, and this machine has {gpu_count or 'none'}; "
@@ -46,7 +48,7 @@ def check(plan: LaunchPlan, environment: Mapping[str, str], core_count: int, gpu
         missing = [name for name in NEEDED if not environment.get(name)]
         if missing:
             raise LaunchError(
-                f"the plan spans {plan.servers} servers of {_count(per_server, 'worker')}: run launch.sh on each with "
+                f"the plan spans {plan.servers} servers of {_workers_each(plan)}: run launch.sh on each with "
                 f"NODE_RANK=0 to {plan.servers - 1}, and MASTER_ADDR and MASTER_PORT of server 0 (not set: "
                 f"{', '.join(missing)}); {instead}"
             )
@@ -56,6 +58,18 @@ def check(plan: LaunchPlan, environment: Mapping[str, str], core_count: int, gpu
             f"note: {per_server} workers share {_count(core_count, 'core')}, so the pace will be below the prediction"
         )
     return None
+
+
+def _workers_here(plan: LaunchPlan, environment: Mapping[str, str]) -> int:
+    """Workers on this server; on the largest where it is not known which this is."""
+    node = environment.get("NODE_RANK", "")
+    known = node.isdecimal() and int(node) < plan.servers
+    return plan.workers_on(int(node)) if known else plan.workers_per_server
+
+
+def _workers_each(plan: LaunchPlan) -> str:
+    sizes = [str(size) for size in plan.server_sizes]
+    return f"{', '.join(sizes[:-1])} and {sizes[-1]} workers" if sizes else _count(plan.workers_per_server, "worker")
 
 
 def _check_node(text: str, servers: int) -> None:

@@ -39,7 +39,8 @@ def local_rank() -> int:
 
 def own_gpu_each(plan: LaunchPlan) -> bool:
     """Whether no two workers of a server share a GPU, as NCCL needs."""
-    return plan.device == "cuda" and torch.cuda.device_count() >= plan.workers_per_server
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", plan.workers_per_server))
+    return plan.device == "cuda" and torch.cuda.device_count() >= here
 
 
 def device_of(plan: LaunchPlan) -> torch.device:

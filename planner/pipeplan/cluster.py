@@ -166,6 +166,14 @@ class Cluster:
         return len(self.machines) if self.machines else self.workers // self.workers_per_server
 
     @property
+    def kinds(self) -> list[tuple[int, int, str]]:
+        """Runs of servers with the same devices: how many, and the number and name of the devices in each."""
+        each = [(machine.inside.count, machine.device.name) for machine in self.machines]
+        if self.uniform:
+            return [(self.servers, self.workers_per_server, self.device.name)]
+        return [(len(list(run)), *kind) for kind, run in itertools.groupby(each)]
+
+    @property
     def price_per_hour(self) -> float | None:
         """Of the whole cluster; None where the price of a server is not known."""
         if self.uniform:

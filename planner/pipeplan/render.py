@@ -121,6 +121,7 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
     """What the stage files say: each holds all that a worker of the stage has to know."""
     problem, plan = outcome.problem, outcome.plan
     profile, cluster = problem.profile, problem.cluster
+    sizes = cluster.server_sizes
     identity = json.dumps([plan.to_json(), profile.digest(), cluster.digest()], sort_keys=True)
     shared = {
         "format": STAGE_FORMAT,
@@ -132,6 +133,7 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
         "device": cluster.device.kind,
         "servers": cluster.servers,
         "workers_per_server": cluster.workers_per_server,
+        **({"server_sizes": list(sizes)} if len(set(sizes)) > 1 else {}),
         "schedule": {"name": "forward-only" if plan.inference else "1f1b-stashing"},
         "pipeline": [
             {"workers": list(stage.workers), "depth": stage.depth, "versions": stage.versions} for stage in plan.stages
@@ -164,6 +166,7 @@ def launch_script(outcome: Outcome) -> str:
         plan_title=one_line(f"{outcome.problem.profile.model_name} as {outcome.plan.config} on {cluster.name}"),
         servers=cluster.servers,
         workers_per_server=cluster.workers_per_server,
+        server_sizes=cluster.server_sizes if len(set(cluster.server_sizes)) > 1 else (),
         device=cluster.device.kind,
         python=sys.executable,
         # As many as the profile was measured with, so that the prediction is for what runs.

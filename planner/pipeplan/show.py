@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from rich import box
@@ -51,9 +52,12 @@ def show(outcome: Outcome, console: Console) -> None:
 
 
 def describe(cluster: Cluster) -> str:
-    """`2 servers × 8 V100 16 GB`."""
-    device = f"{cluster.workers_per_server} {cluster.device.name}"
-    return device if cluster.servers == 1 else f"{cluster.servers} servers × {device}"
+    """`2 servers × 8 V100 16 GB`; where servers differ, `3 servers: 2 × 8 V100 16 GB + 4 T4`, in their order."""
+    (first, devices, name), *others = cluster.kinds
+    if others:
+        counted = [f"{'' if count == 1 else f'{count} × '}{devices} {name}" for count, devices, name in cluster.kinds]
+        return f"{cluster.servers} servers: {' + '.join(counted)}"
+    return f"{devices} {name}" if first == 1 else f"{first} servers × {devices} {name}"
 
 
 def _stages(outcome: Outcome) -> Table:
@@ -96,7 +100,7 @@ def _layers(outcome: Outcome) -> Text:
 
 def _servers(workers: Iterable[int], cluster: Cluster) -> str:
     """The servers of some workers, as `0-2` or `0,3`."""
-    numbers = sorted({worker // cluster.workers_per_server for worker in workers})
+    numbers = sorted({cluster.server_of(worker) for worker in workers})
     if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
         return f"{numbers[0]}-{numbers[-1]}"
     return ",".join(str(number) for number in numbers)
@@ -109,10 +113,10 @@ def _picture(outcome: Outcome) -> Text:
     width = len(str(len(outcome.plan.stages)))
     picture = Text()
     shown = min(cluster.servers, 16)
-    for server in range(shown):
-        first = server * cluster.workers_per_server
+    starts = cluster.starts(cluster.server_level)
+    for server, (first, end) in enumerate(itertools.pairwise(starts[: shown + 1])):
         picture.append(f"  server {server:<3} ", "dim")
-        for worker in range(first, first + min(cluster.workers_per_server, 16)):
+        for worker in range(first, min(end, first + 16)):
             number = stage_of.get(worker)
             picture.append(f"[{number or '.':>{width}}]", f"color({1 + (number - 1) % 6})" if number else "dim")
         picture.append("\n")

@@ -1,26 +1,57 @@
-"""`pipeplan clusters`: what comes bundled."""
+"""`pipeplan clusters`: what comes bundled, and what a cluster file says."""
 
 from __future__ import annotations
 
 import click
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from pipeplan.cluster import Cluster
 from pipeplan.cluster_file import bundled_names, load
 from pipeplan.local import local
 from pipeplan.units import show_rate, show_size
 
 
 @click.command("clusters")
-def command() -> None:
-    """List the bundled clusters, and what this machine looks like as `local`."""
-    table = Table(title="Clusters", title_justify="left")
-    for heading in ("name", "workers", "device", "memory", "links, innermost first"):
-        table.add_column(heading)
-    for cluster in [*(load(name) for name in bundled_names()), local(None)]:
-        links = ", ".join(
-            f"{lv.count} a {lv.name} at {show_rate(lv.bandwidth)}" for lv in cluster.levels if lv.count > 1
-        )
-        device = cluster.device
-        table.add_row(cluster.name, str(cluster.workers), device.name, show_size(device.memory_bytes), links)
+@click.argument("files", nargs=-1, metavar="[FILE]...")
+def command(files: tuple[str, ...]) -> None:
+    """List the bundled clusters, and what this machine looks like as `local`; or read and list cluster files."""
+    clusters = [load(name) for name in files or bundled_names()]
+    if not files:
+        clusters.append(local(None))
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    for heading in ("name", "workers", "servers", "memory", "links, innermost first", "per hour"):
+        table.add_column(heading, no_wrap=heading.startswith("links"))
+    for cluster in clusters:
+        table.add_row(*_row(cluster))
     Console().print(table)
+
+
+def _row(cluster: Cluster) -> tuple[str, ...]:
+    """One cluster. Where servers differ, so do the counts and rates of a level: all are given, from the first on."""
+    servers = "\n".join(f"{count} × {devices} {name}" for count, devices, name in cluster.kinds)
+    memory = "\n".join(dict.fromkeys(show_size(device.memory_bytes) for device in cluster.devices))
+    price = "" if cluster.price_per_hour is None else f"{cluster.price_per_hour:.2f}"
+    return cluster.name, str(cluster.workers), servers, memory, "\n".join(_links(cluster)), price
+
+
+def _links(cluster: Cluster) -> list[str]:
+    inner, *outer = cluster.levels
+    insides = [machine.inside for machine in cluster.machines] or [inner]
+    found = []
+    if inner.count > 1:
+        counts = " / ".join(dict.fromkeys(str(level.count) for level in insides))
+        rates = _rates([level.bandwidth for level in insides if level.count > 1])
+        found.append(f"{counts} a {inner.name} at {rates}")
+    for number, level in enumerate(outer):
+        own = [machine.card for machine in cluster.machines] if number == 0 else []
+        cards = [min(rate for rate in (card, level.bandwidth) if rate) for card in own] or [level.bandwidth]
+        found += [f"{level.count} a {level.name} at {_rates(cards)}"] if level.count > 1 else []
+    return found
+
+
+def _rates(rates: list[float]) -> str:
+    """`96 Gbit/s`, or `96 / 48 Gbit/s`."""
+    unit = " Gbit/s"
+    return " / ".join(dict.fromkeys(show_rate(rate).removesuffix(unit) for rate in rates)) + unit

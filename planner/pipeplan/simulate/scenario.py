@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,11 +75,19 @@ class Scenario:
     """The pace that the planner promised, seconds per minibatch."""
     copies: int = 1
     workers_per_server: int = 1
+    server_starts: tuple[int, ...] = ()
+    """The first worker of every server, where servers differ in their number of devices."""
 
     @property
     def shapes(self) -> tuple[StageShape, ...]:
         """The pipeline as schedules see it."""
         return tuple(StageShape(stage.replicas, stage.depth) for stage in self.stages)
+
+    def server_of(self, worker: int) -> int:
+        """The number of the server that a worker is on."""
+        if self.server_starts:
+            return bisect_right(self.server_starts, worker) - 1
+        return worker // self.workers_per_server
 
     @property
     def in_flight(self) -> int:
@@ -122,6 +131,7 @@ def from_document(root: Node) -> Scenario:
         predicted_s=root["prediction"]["minibatch_s"].number(),
         copies=plan.copies,
         workers_per_server=cluster.workers_per_server,
+        server_starts=() if cluster.uniform else tuple(cluster.starts(cluster.server_level)[:-1]),
     )
 
 

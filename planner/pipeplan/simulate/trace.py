@@ -36,7 +36,7 @@ def trace_document(scenario: Scenario, replayed: Replayed) -> dict[str, Any]:
 
 def _process(scenario: Scenario, worker: int) -> int:
     """Perfetto takes process and thread 0 for idle time: so both count from 1 here."""
-    return worker // scenario.workers_per_server + 1
+    return scenario.server_of(worker) + 1
 
 
 def _workers(scenario: Scenario, replayed: Replayed) -> Iterator[Event]:
