@@ -24,18 +24,23 @@ PLANNER = (
     {"files", "graph", "units"},
     {"profile", "cluster", "cluster_check", "cost"},
     {"plan"},
-    {"cluster_file", "cluster_json", "links", "local", "problem", "importers"},
+    {"alter", "cluster_file", "cluster_json", "links", "local", "problem", "importers"},
     {"cuts", "stages", "contention"},
-    {"evaluate", "simulate"},
-    {"solvers", "baselines"},
+    {"check", "evaluate", "simulate"},
+    {"solvers", "baselines", "improve"},
     {"diagnose", "verdict"},
     {"solve"},
+    {"fewest"},
     {"render", "show"},
+    {"explain", "sweep"},
     {"cli", "__main__"},
 )
 # Beside that list: it measures, and so it needs torch and the executor's tracer.
 PROFILER = "pipeplan.profiler"
 PROFILER_MAY_IMPORT = {"", "errors", "profile", "profiler", "units"}
+
+# What the checker of plans may use: readers of files, and nothing that plans or costs.
+CHECK_MAY_IMPORT = {"", "check", "cluster", "cluster_json", "errors", "files", "profile", "text", "units"}
 
 TORCH_FREE_LAUNCH = (
     "arguments",
@@ -172,6 +177,14 @@ def test_the_two_solvers_share_no_search() -> None:
     by_search = brought_in("pipeplan.solvers.dp")
     assert not {name for name in by_search if name.startswith("pipeplan.solvers.ilp")}
     assert "pipeplan.evaluate" not in by_search
+
+
+@pytest.mark.parametrize("module", [name for name in of_package("pipeplan") if part_of(name) == "check"])
+def test_what_checks_a_plan_shares_nothing_with_what_made_it(module: str) -> None:
+    ours = [name for name in imported(module) if package_of(name) == "pipeplan"]
+    assert {part_of(name) for name in ours} <= CHECK_MAY_IMPORT
+    planned = {"baselines", "cost", "cuts", "evaluate", "links", "plan", "problem", "solve", "solvers", "stages"}
+    assert not {part_of(name) for name in brought_in(module) if package_of(name) == "pipeplan"} & planned
 
 
 def test_only_the_command_line_prints() -> None:

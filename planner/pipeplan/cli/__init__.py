@@ -20,6 +20,9 @@ from pipeplan.suggest import did_you_mean
 _COMMANDS = {
     "profile": ("profile", "Measure a model, layer by layer, on this machine."),
     "solve": ("solve", "Find the best plan for a cluster, prove it, and write it down."),
+    "explain": ("explain", "Say why the best plan is what it is, or why there is none."),
+    "sweep": ("sweep", "Solve for many clusters at once: servers, links, memory, minibatch."),
+    "check": ("check", "Verify a plan's cost, feasibility and proof, without the solvers."),
     "simulate": ("simulate", "Replay a plan in simulated time, and draw it."),
     "models": ("models", "List the bundled models."),
     "clusters": ("clusters", "List the bundled clusters."),

@@ -1,0 +1,96 @@
+"""The certificate of optimality in plan.json: what it claims, and whether that makes the plan the best there is.
+
+It lists every space of plans: pipelines inside one component of a level of the cluster, repeated in all of them. For
+each it claims that no pipeline there has every resource within a threshold. `closure` checks that claim; here is
+checked that all spaces are there and that each threshold means the plan's own pace. docs/check.md states the rules.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pipeplan.check import closure, formulas
+from pipeplan.check.document import FORWARD_ONLY, STASHING, Document
+from pipeplan.check.model import Model
+from pipeplan.check.rates import Rates
+from pipeplan.files import Node
+
+LARGEST_TOLERANCE = 1e-6
+SCHEDULES = (STASHING, FORWARD_ONLY)
+"""Those for which a certificate can be checked."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """Pipelines inside one component of a level, one in each of so many components."""
+
+    level: int
+    copies: int
+
+
+def check_certificate(document: Document, model: Model) -> str | None:
+    """What is proven, in words; None where there is no certificate. An `InputError` says why one proves nothing."""
+    node = document.root.get("certificate")
+    if node is None:
+        return None
+    if document.schedule not in SCHEDULES:
+        node.fail(f"a certificate is not checked for the schedule {document.schedule}")
+    tolerance = node["tolerance"].number()
+    if tolerance > LARGEST_TOLERANCE:
+        node["tolerance"].fail(f"expected at most {LARGEST_TOLERANCE:g}, found {tolerance:g}")
+    waiting = _spaces(document)
+    bound, steps = math.inf, 0
+    for entry in node["spaces"].items():
+        space = Space(entry["level"].integer(minimum=1), entry["copies"].integer(minimum=1))
+        if space not in waiting:
+            entry.fail(f"there is no such space of plans, or it is there twice: {_words(space)}")
+        waiting.remove(space)
+        proven, checked = _check_space(document, model, entry, space, tolerance)
+        bound, steps = min(bound, proven), steps + checked
+    if waiting:
+        node["spaces"].fail(f"nothing is claimed of {_words(waiting[0])}")
+    if bound < document.pace_s * (1 - 2 * tolerance):
+        node.fail(f"it shows only that no plan takes less than {bound!r} s, and this one takes {document.pace_s!r} s")
+    return f"no plan is faster by more than {2 * tolerance:.0e} of the pace ({steps} steps of the certificate checked)"
+
+
+def _check_space(document: Document, model: Model, entry: Node, space: Space, tolerance: float) -> tuple[float, int]:
+    """The pace that no plan of a space beats, and how many steps were checked."""
+    synchronisation = _among(document, model, space)
+    if (floor := entry.get("floor_s")) is not None:
+        if floor.number() > synchronisation * (1 + tolerance):
+            floor.fail(
+                f"the copies of the pipeline synchronise in {synchronisation!r} s, {floor.number()!r} is claimed"
+            )
+        return floor.number(), 1
+    threshold = entry["threshold_s"].number() * (1 - tolerance)
+    checked = closure.check(document, model, entry, space.level, space.copies, threshold)
+    return float(formulas.together(threshold / space.copies, synchronisation, document.asked.overlap)), checked
+
+
+def _spaces(document: Document) -> list[Space]:
+    """The whole cluster; and each level of components with at least two workers, and as many as stages asked for."""
+    cluster = document.cluster
+    found = [Space(len(cluster.levels), 1)]
+    spans = Rates.of(cluster).spans
+    for level in range(len(cluster.levels) - 1, 0, -1):
+        enough = spans[level] >= max(2, document.asked.stages or 1)
+        # A level that joins one component has the same components as the one inside it.
+        if document.asked.allow_copies and enough and spans[level] < spans[found[-1].level]:
+            found.append(Space(level, cluster.workers // spans[level]))
+    return found
+
+
+def _among(document: Document, model: Model, space: Space) -> float:
+    """Synchronisation of the whole model among the copies, per minibatch."""
+    if space.copies == 1 or not model.training:
+        return 0.0
+    rates, size = Rates.of(document.cluster), float(model.parameters.sum())
+    return float(formulas.ring(space.copies, size, rates.allreduce[-1], rates.latency_s[-1])) / space.copies
+
+
+def _words(space: Space) -> str:
+    if space.copies == 1:
+        return "one pipeline on the whole cluster"
+    return f"{space.copies} copies of a pipeline, one in each component of level {space.level}"

@@ -1,0 +1,92 @@
+"""Whether the states of a certificate are closed: wherever a quick enough stage leads from one, there is another.
+
+The rules, and the proof that they exclude every quicker pipeline, are in docs/check.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.check import dominance
+from pipeplan.check.document import Document
+from pipeplan.check.model import Flags, Floats, Model
+from pipeplan.check.states import States
+from pipeplan.check.steps import Steps, Stretch
+from pipeplan.errors import InputError
+from pipeplan.files import Node
+
+Ints = NDArray[np.intp]
+
+LARGEST_TABLE = 1 << 27
+
+
+@dataclass(frozen=True)
+class _Closure:
+    """The claim for one space of plans."""
+
+    entry: Node
+    steps: Steps
+    states: States
+    least: Floats
+    """The least demand among the states that stand for a state, by its cut, first worker, level, stages and busy."""
+
+
+def check(document: Document, model: Model, entry: Node, level: int, copies: int, threshold: float) -> int:
+    """How many steps were checked; an `InputError` names one that leads out of the states, or to a quicker plan.
+
+    `threshold`, in seconds per minibatch of one copy, is what the pipelines would have to stay within.
+    """
+    steps = Steps.of(document, model, level, copies, threshold)
+    states = States.of(entry, steps, document.asked)
+    closure = _Closure(entry, steps, states, _least_demand(steps, states))
+    checked = 0
+    for cut in np.unique(states.cut):
+        stretch = steps.behind(int(cut))
+        for state in np.flatnonzero(states.cut == cut):
+            _check_state(closure, stretch, int(state))
+            checked += len(stretch.before)
+    return checked
+
+
+def _check_state(closure: _Closure, stretch: Stretch, state: int) -> None:
+    """Check all stages that may stand in front of a state."""
+    states, steps = closure.states, closure.steps
+    taken, demand = steps.taken(stretch, int(states.first[state]), int(states.span[state]), states.demand[state])
+    stages = np.full(len(taken), states.stages[state] + states.counts_stages)
+    busy = states.busy[state] + stretch.replicas[taken] * states.counts_busy
+    within = np.flatnonzero((stages <= states.most_stages) & (busy <= states.most_busy))
+    taken, demand, stages, busy = taken[within], demand[within], stages[within], busy[within]
+    done = stretch.before[taken] == 0
+    met = done & (stages == states.most_stages) if states.same_stages else done
+    if met.any():
+        step = steps.words(stretch, int(taken[np.flatnonzero(met)[0]]))
+        closure.entry.fail(f"{step} completes a quicker plan in front of state {states.given[state]}")
+    # In front of worker 0 there is no room: what is left of the model cannot be placed.
+    on = np.flatnonzero(~done & (stretch.start[taken] > 0))
+    to = taken[on]
+    known = closure.least[stretch.before[to], stretch.start[to], stretch.span[to], stages[on], busy[on]]
+    missing = np.flatnonzero(known > demand[on])
+    if len(missing):
+        step = steps.words(stretch, int(to[missing[0]]))
+        closure.entry.fail(f"{step} in front of state {states.given[state]} leads to no state of the certificate")
+
+
+def _least_demand(steps: Steps, states: States) -> Floats:
+    shape = (len(steps.cuts), steps.workers, len(steps.rates.spans), states.most_stages + 1, states.most_busy + 1)
+    if np.prod(shape, dtype=float) > LARGEST_TABLE:
+        raise InputError("the certificate is of a model or a cluster too large to check")
+    least = np.full(shape, np.inf)
+    known: dict[tuple[int, int], Flags] = {}
+    # No stage leads to the cut of everything.
+    for state in np.flatnonzero(states.cut < len(steps.cuts) - 1):
+        key = int(states.first[state]), int(states.span[state])
+        if key not in known:
+            known[key] = dominance.replaced(steps.rates, key)
+        stages, busy = int(states.stages[state]), int(states.busy[state])
+        counts = slice(stages, stages + 1 if states.same_stages else None)
+        part = least[int(states.cut[state])][:, :, counts, busy:]
+        part[known[key]] = np.minimum(part[known[key]], states.demand[state])
+    return least

@@ -1,0 +1,151 @@
+"""What plan.json says, field by field, without the planner's own types for plans and problems."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeplan.cluster import Cluster
+from pipeplan.cluster_json import from_json
+from pipeplan.files import Node
+
+FORMAT, VERSION = "pipeplan-plan", 1
+STASHING, FORWARD_ONLY = "1f1b-stashing", "forward-only"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options that the plan was made with; what a plan.json leaves out was not asked for."""
+
+    overlap: float
+    memory: bool
+    stages: int | None
+    max_stages: int | None
+    max_replicas: int | None
+    max_workers: int | None
+    allow_copies: bool
+    contention: bool
+    recompute: bool
+    boundary: str
+    pins: tuple[tuple[str, int], ...]
+    together: tuple[tuple[str, ...], ...]
+    no_cut_after: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the plan."""
+
+    layers: tuple[str, ...]
+    workers: tuple[int, ...]
+    depth: int
+    versions: int
+    recompute: bool
+
+
+@dataclass(frozen=True)
+class Document:
+    """A plan.json."""
+
+    root: Node
+    digest: str
+    """Of the profile that the plan was made from."""
+    minibatch: int
+    cluster: Cluster
+    asked: Asked
+    stages: tuple[Stage, ...]
+    copies: int
+    inference: bool
+    schedule: str
+    accumulate: int | None
+    pace_s: float
+
+    @property
+    def prediction(self) -> Node:
+        """What the plan states of its cost."""
+        return self.root["prediction"]
+
+    def of_copy(self, copy: int, stage: int) -> tuple[int, ...]:
+        """The workers of a stage in one copy of the pipeline: every copies-th, as minibatches go to copies in turn."""
+        return self.stages[stage].workers[copy :: self.copies]
+
+    @staticmethod
+    def of(root: Node) -> Document:
+        """Read the document; an `InputError` names the field that is wrong."""
+        plan = root["plan"]
+        inference = plan["inference"].boolean()
+        schedule = plan.get("schedule")
+        return Document(
+            root=root,
+            digest=root["profile"]["digest"].text(),
+            minibatch=root["profile"]["minibatch"].integer(minimum=1),
+            cluster=_cluster(root["cluster"]),
+            asked=_asked(root["options"]),
+            stages=tuple(_stage(node) for node in plan["stages"].items()),
+            copies=plan["copies"].integer(minimum=1),
+            inference=inference,
+            schedule=schedule.text() if schedule else FORWARD_ONLY if inference else STASHING,
+            accumulate=_count(plan, "accumulate"),
+            pace_s=root["prediction"]["minibatch_s"].number(),
+        )
+
+
+def _stage(node: Node) -> Stage:
+    recompute = node.get("recompute")
+    return Stage(
+        layers=tuple(name.text() for name in node["layers"].items()),
+        workers=tuple(worker.integer() for worker in node["workers"].items()),
+        depth=node["depth"].integer(minimum=1),
+        versions=node["versions"].integer(minimum=1),
+        recompute=recompute.boolean() if recompute else False,
+    )
+
+
+def _asked(node: Node) -> Asked:
+    boundary, overlap = node.get("boundary"), node["overlap"]
+    if overlap.number() > 1:
+        overlap.fail(f"expected at most 1, found {overlap.number():g}")
+    return Asked(
+        overlap=overlap.number(),
+        memory=_flag(node, "memory", True),
+        stages=_count(node, "stages"),
+        max_stages=_count(node, "max_stages"),
+        max_replicas=_count(node, "max_replicas"),
+        max_workers=_count(node, "max_workers"),
+        allow_copies=_flag(node, "allow_copies", True),
+        contention=_flag(node, "contention", False),
+        recompute=_flag(node, "recompute", False),
+        boundary=boundary.text() if boundary else "single",
+        pins=tuple(_pin(pin) for pin in _list(node, "pins")),
+        together=tuple(tuple(name.text() for name in group.items()) for group in _list(node, "together")),
+        no_cut_after=tuple(name.text() for name in _list(node, "no_cut_after")),
+    )
+
+
+def _pin(node: Node) -> tuple[str, int]:
+    pair = node.items()
+    if len(pair) != 2:
+        node.fail("expected a layer and a stage")
+    return pair[0].text(), pair[1].integer(minimum=1)
+
+
+def _count(node: Node, key: str) -> int | None:
+    found = node.get(key)
+    return found.integer(minimum=1) if found else None
+
+
+def _flag(node: Node, key: str, otherwise: bool) -> bool:
+    found = node.get(key)
+    return found.boolean() if found else otherwise
+
+
+def _list(node: Node, key: str) -> list[Node]:
+    found = node.get(key)
+    return found.items() if found else []
+
+
+def _cluster(node: Node) -> Cluster:
+    """The cluster; its digest covers every field, so that none can be changed unseen."""
+    cluster = from_json(node)
+    if cluster.digest() != node["digest"].text():
+        node["digest"].fail("the cluster is not the one that the plan was made for: their digests differ")
+    return cluster

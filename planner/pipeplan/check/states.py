@@ -1,0 +1,120 @@
+"""The states of a certificate, as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.check.document import Asked
+from pipeplan.check.model import Floats
+from pipeplan.check.steps import Steps
+from pipeplan.files import LARGEST, Node
+
+Ints = NDArray[np.intp]
+
+ROUNDING = 1e-14
+"""A demand is taken to be smaller by this share, so that a sum in another order does not exceed it."""
+
+
+@dataclass(frozen=True)
+class States:
+    """One entry a state."""
+
+    cut: Ints
+    """Index into the cuts of the model."""
+    first: Ints
+    """First worker of the stage behind the cut."""
+    span: Ints
+    """Level of the smallest component that holds that stage."""
+    demand: Floats
+    """Minibatches that a stage in front must cover; 0 where no memory limits the depths."""
+    stages: Ints
+    """Behind the cut; 0 where they are not counted."""
+    busy: Ints
+    """Workers of those stages; 0 where they are not counted."""
+    given: list[Any]
+    """The states as the certificate writes them."""
+    most_stages: int
+    """0 where they are not counted."""
+    most_busy: int
+    same_stages: bool
+    """Whether a state stands only for states with as many stages behind, not for those with more."""
+
+    @property
+    def counts_stages(self) -> bool:
+        """Whether the states count the stages behind them."""
+        return self.most_stages > 0
+
+    @property
+    def counts_busy(self) -> bool:
+        """Whether the states count the workers behind them that have something to do."""
+        return self.most_busy > 0
+
+    @staticmethod
+    def of(entry: Node, steps: Steps, asked: Asked) -> States:
+        """Read the states of one space; an `InputError` says what is wrong with them."""
+        cuts = _cuts(entry["cuts"], steps)
+        rows, width = _rows(entry["states"])
+        given = entry["states"].value
+        most_stages = (asked.stages or asked.max_stages or 0) if width > 4 else 0
+        most_busy = min(asked.max_workers // steps.copies, steps.workers) if asked.max_workers and width > 5 else 0
+        if len(rows) and not (rows[:, 0] < len(cuts)).all():
+            entry["states"].fail(f"a state names a cut beyond the {len(cuts)} of this space")
+        cut = cuts[rows[:, 0].astype(np.intp)]
+        states = States(
+            cut=cut,
+            first=rows[:, 1].astype(np.intp),
+            span=rows[:, 2].astype(np.intp),
+            demand=rows[:, 3] * (1 - ROUNDING) * steps.covers,
+            stages=(rows[:, 4] if most_stages else np.zeros(len(rows))).astype(np.intp),
+            busy=(rows[:, 5] if most_busy else np.zeros(len(rows))).astype(np.intp),
+            given=given,
+            most_stages=most_stages,
+            most_busy=most_busy,
+            same_stages=most_stages > 0 and asked.stages is not None,
+        )
+        _check(states, steps, entry["states"])
+        return states
+
+
+def _cuts(node: Node, steps: Steps) -> NDArray[np.intp]:
+    known = {cut: index for index, cut in enumerate(steps.cuts)}
+    found = []
+    for item in node.items():
+        try:
+            found.append(known[int(item.text(), 16)])
+        except (KeyError, ValueError):
+            item.fail(f"{item.value!r} is no cut of the model")
+    return np.array(found, dtype=np.intp)
+
+
+def _rows(node: Node) -> tuple[Floats, int]:
+    """The states as a table of numbers: 4 columns, 5 with the stages behind, 6 with the busy workers too."""
+    lengths = {len(item) if isinstance(item, list) else 0 for item in node.value or [] if node.items()}
+    if len(lengths) != 1 or not lengths <= {4, 5, 6}:
+        node.fail("expected states of 4, 5 or 6 numbers each, all alike")
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for row in node.value for value in row):
+        node.fail("expected only numbers in states")
+    rows = np.array(node.value, dtype=float)
+    whole = np.delete(rows, 3, axis=1)
+    if not (np.abs(rows) <= LARGEST).all() or (rows < 0).any() or (whole != np.floor(whole)).any():
+        node.fail("a state has a negative, a fractional or an excessive number")
+    return rows, rows.shape[1]
+
+
+def _check(states: States, steps: Steps, node: Node) -> None:
+    """That the states start where every pipeline ends, that none is beyond the cluster, and none has nothing left."""
+    last = len(steps.cuts) - 1
+    inside = (states.first < steps.workers) | (states.cut == last)
+    if not (inside & (states.first <= steps.workers) & (states.span < len(steps.rates.spans))).all():
+        node.fail("a state lies beyond the cluster")
+    if (states.stages > states.most_stages).any() or (states.busy > states.most_busy).any():
+        node.fail("a state has more stages or workers behind it than were asked for")
+    if (states.cut == 0).any():
+        node.fail("a state has no layer left in front of it: it says that a quicker plan exists")
+    start = (states.cut == last) & (states.first == steps.workers) & (states.stages == 0) & (states.busy == 0)
+    if not start.any():
+        node.fail("the state where nothing is placed yet is missing")

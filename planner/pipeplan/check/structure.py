@@ -1,0 +1,102 @@
+"""Whether the stages are a plan at all: for this model, on this cluster, within what was asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from pipeplan.check.document import Document
+from pipeplan.check.model import Model
+from pipeplan.errors import InputError
+
+
+def check_structure(document: Document, model: Model) -> str:
+    """What holds, in words; an `InputError` says what does not."""
+    if not document.stages:
+        raise InputError("the plan has no stages")
+    _partition(document, model)
+    _order(document, model)
+    _workers(document)
+    layers, workers = len(model.names), sum(len(stage.workers) for stage in document.stages)
+    return f"{_counted(len(document.stages), 'stage')} of {_counted(layers, 'layer')} on {_counted(workers, 'worker')}"
+
+
+def check_options(document: Document, model: Model) -> str:
+    """What holds of the constraints that the user asked for; an `InputError` says what does not."""
+    asked, stages = document.asked, len(document.stages)
+    replicas = max(len(stage.workers) // document.copies for stage in document.stages)
+    busy = sum(len(stage.workers) for stage in document.stages)
+    if asked.stages is not None and stages != asked.stages:
+        raise InputError(f"{asked.stages} stages were asked for, the plan has {stages}")
+    for what, most, found in (
+        ("stages", asked.max_stages, stages),
+        ("replicas of a stage", asked.max_replicas, replicas),
+        ("workers", asked.max_workers, busy),
+    ):
+        if most is not None and found > most:
+            raise InputError(f"at most {most} {what} were asked for, the plan has {found}")
+    if document.copies > 1 and not asked.allow_copies:
+        raise InputError(f"no copies of the pipeline were asked for, the plan has {document.copies}")
+    home = {name: number for number, stage in enumerate(document.stages, start=1) for name in stage.layers}
+    for name, number in asked.pins:
+        if home[name] != number:
+            raise InputError(f"layer {name!r} was asked for in stage {number}, the plan has it in stage {home[name]}")
+    if any(stage.recompute for stage in document.stages) and not (asked.recompute and model.training):
+        raise InputError("a stage of the plan computes its forward pass again, which was not allowed")
+    return "the plan keeps to what was asked for"
+
+
+def _partition(document: Document, model: Model) -> None:
+    counts = Counter(name for stage in document.stages for name in stage.layers)
+    for name, times in counts.items():
+        if times > 1:
+            raise InputError(f"layer {name!r} is in the plan {times} times")
+    for name in sorted(counts.keys() ^ set(model.names)):
+        where = "plan but not the profile" if name in counts else "profile but not the plan"
+        raise InputError(f"layer {name!r} is in the {where}")
+    for number, stage in enumerate(document.stages, start=1):
+        if not stage.layers:
+            raise InputError(f"stage {number} has no layers")
+
+
+def _order(document: Document, model: Model) -> None:
+    """Every stage ends at an ideal: all that a layer reads from, and all that it is tied to, lies at or before it."""
+    cut = 0
+    for number, stage in enumerate(document.stages, start=1):
+        cut |= model.set_of(stage.layers)
+        for block, needs in zip(model.blocks, model.needs, strict=True):
+            if cut & block and block & ~cut:
+                raise InputError(
+                    f"the end of stage {number} separates {_two(model, block, cut)}, which must be together"
+                )
+            if cut & block and needs & ~cut:
+                reader = model.names[_lowest(block)]
+                source = model.names[_lowest(needs & ~cut)]
+                raise InputError(f"stage {number} holds layer {reader!r}, but {source!r}, which it needs, comes later")
+
+
+def _workers(document: Document) -> None:
+    workers = Counter(worker for stage in document.stages for worker in stage.workers)
+    for worker, times in workers.items():
+        if times > 1:
+            raise InputError(f"worker {worker} is in the plan {times} times")
+    total = document.cluster.workers
+    if max(workers, default=0) >= total:
+        raise InputError(f"the plan uses worker {max(workers)}, the cluster has workers 0 to {total - 1}")
+    for number, stage in enumerate(document.stages, start=1):
+        if not stage.workers or len(stage.workers) % document.copies:
+            raise InputError(
+                f"stage {number} is on {_counted(len(stage.workers), 'worker')}: each of {document.copies} copies of "
+                "the pipeline needs as many"
+            )
+
+
+def _two(model: Model, block: int, cut: int) -> str:
+    return f"{model.names[_lowest(block & cut)]!r} and {model.names[_lowest(block & ~cut)]!r}"
+
+
+def _lowest(layers: int) -> int:
+    return (layers & -layers).bit_length() - 1
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" + "s" * (count != 1)

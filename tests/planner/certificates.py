@@ -1,0 +1,160 @@
+"""Certificates of optimality made in the plainest way: all states that are reachable below a threshold.
+
+The figures are those of the oracle (`brute_formulas`): neither the planner's search nor the checker is involved.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from brute_formulas import Costs, Instance, Stage, sizes
+
+TOLERANCE = 1e-9
+
+
+class State(NamedTuple):
+    """All that a stage in front of a cut has to know of what is behind it."""
+
+    cut: int
+    first: int
+    """First worker of the stage behind."""
+    span: int
+    """Level of its smallest component."""
+    demand: float
+    stages: int
+    """Behind the cut; 0 where that is of no account. So are the workers."""
+    busy: int
+
+
+def certificate(instance: Instance, pace: float) -> dict[str, Any]:
+    """That no plan of an instance is faster than `pace`, as plan.json holds it. It is one if that is so."""
+    spans, spaces = sizes(instance), []
+    levels = [level for level in range(len(spans) - 1, 0, -1) if level == len(spans) - 1 or instance.allow_copies]
+    done: set[int] = set()
+    for level in levels:
+        size, copies = spans[level], spans[-1] // spans[level]
+        small = size < max(2, instance.stages or 1) and copies > 1
+        if size not in done and not small:
+            spaces.append(_space(instance, pace, level, copies))
+        done.add(size)
+    return {"tolerance": TOLERANCE, "spaces": spaces}
+
+
+def _space(instance: Instance, pace: float, level: int, copies: int) -> dict[str, Any]:
+    among = Costs(instance, copies).total(0.0)
+    if among >= pace:
+        return {"level": level, "copies": copies, "floor_s": among}
+    threshold = copies * _alone(pace, among, instance.overlap)
+    states = minimal(reachable(instance, level, copies, threshold * (1 - TOLERANCE)), instance)
+    cuts = sorted({state.cut for state in states})
+    counted = instance.stages or instance.max_stages or instance.max_workers
+    return {
+        "level": level,
+        "copies": copies,
+        "threshold_s": threshold,
+        "cuts": [f"{cut:x}" for cut in cuts],
+        "states": [[cuts.index(cut), *(rest if counted else rest[:3])] for cut, *rest in states],
+    }
+
+
+def _alone(pace: float, among: float, overlap: float) -> float:
+    """What one copy may take so that with synchronisation `among` the copies it makes `pace`."""
+    longer = pace - (1 - overlap) * among
+    return longer if longer >= among else (pace - among) / (1 - overlap)
+
+
+def reachable(instance: Instance, level: int, copies: int, threshold: float) -> list[State]:
+    """The least demands of every state below a threshold, but for those in front of which no worker is left."""
+    costs, spans = Costs(instance, copies), sizes(instance)
+    most = instance.stages or instance.max_stages or math.inf
+    workers = instance.max_workers // copies if instance.max_workers else math.inf
+    least: dict[tuple[int, ...], float] = {(costs.everything, spans[level], 0, 0, 0): 0.0}
+    for after in sorted(costs.cuts, key=lambda cut: -cut.bit_count()):
+        for (cut, first, span, stages, busy), demand in list(least.items()):
+            if cut != after or stages >= most:
+                continue
+            for stage, leads in _stages(costs, spans, State(cut, first, span, demand, stages, busy), threshold):
+                here = stage.start, _level(stage.start, stage.end - 1, spans)
+                counts = stages + (most < math.inf), busy + stage.replicas * (workers < math.inf)
+                if counts[1] <= workers:
+                    key = (stage.before, *here, *counts)
+                    least[key] = min(leads, least.get(key, math.inf))
+    states = [State(*key[:3], demand, *key[3:]) for key, demand in least.items()]
+    met = [state for state in states if state.cut == 0 and instance.stages in (None, state.stages)]
+    return met or [state for state in states if state.cut != 0 and state.first > 0]
+
+
+def _stages(costs: Costs, spans: list[int], state: State, threshold: float) -> list[tuple[Stage, float]]:
+    """The stages that can stand in front of a state, and the demand of each."""
+    instance, (after, first, span, demand, *_) = costs.instance, state
+    most = instance.max_replicas or first
+    found = []
+    for before in costs.cuts:
+        if before & ~after or before == after:
+            continue
+        for end in range(1, first + 1):
+            for start in range(max(0, end - most), end):
+                for recompute in (False, True) if instance.recompute and costs.training else (False,):
+                    stage = costs.stage(before, after, start, end, recompute)
+                    leads = _leads(costs, spans, stage, (first, span, demand), threshold)
+                    if leads is not None:
+                        found.append((stage, leads))
+    return found
+
+
+def _leads(
+    costs: Costs, spans: list[int], stage: Stage, behind: tuple[int, int, float], threshold: float
+) -> float | None:
+    """The demand of a stage in front of a state, None where it is too slow or does not fit."""
+    first, span, demand = behind
+    depth, passing = 1, (0.0, 0.0)
+    wait = costs._wait(stage, threshold) if costs.training else 0.0
+    if stage.after != costs.everything:
+        # A next stage of one worker, so placed that it is joined at the same level.
+        level = max(_level(stage.start, first, spans), span)
+        last = (stage.start // spans[level] + 1) * spans[level] - 1
+        passing = costs.link(stage, _on_one(stage, last))
+        if costs.training:
+            depth = 1 + math.ceil((demand + wait + 2 * passing[1] / threshold) / stage.replicas - 1e-9)
+    if max(stage.time, passing[0]) > threshold or stage.constant + depth * stage.growing > stage.memory:
+        return None
+    return depth * stage.replicas + wait if costs.training and math.isfinite(stage.memory) else 0.0
+
+
+def _on_one(stage: Stage, worker: int) -> Stage:
+    """A stage behind another, on one worker."""
+    return stage._replace(before=stage.after, start=worker, end=worker + 1)
+
+
+def _level(first: int, last: int, spans: list[int]) -> int:
+    return next(level for level, size in enumerate(spans) if first // size == last // size)
+
+
+def minimal(states: list[State], instance: Instance) -> list[State]:
+    """The states that no other one stands for."""
+    kept: list[State] = []
+    for state in states:
+        if not any(stands_for(other, state, instance) for other in kept):
+            kept = [other for other in kept if not stands_for(state, other, instance)] + [state]
+    return kept
+
+
+def stands_for(other: State, state: State, instance: Instance) -> bool:
+    """The rule of docs/check.md, by a worker's place in each component that it is in."""
+    spans = sizes(instance)
+    if other.cut != state.cut or other.demand > state.demand or other.busy > state.busy:
+        return False
+    if other.stages > state.stages or (instance.stages is not None and other.stages != state.stages):
+        return False
+    if state.first == 0:
+        return True
+    joined = max(state.span, _level(state.first - 1, state.first, spans))
+    places = (_places(worker, joined, spans) for worker in (other.first, state.first))
+    return other.span <= joined and all(mine >= its for mine, its in zip(*places, strict=True))
+
+
+def _places(worker: int, joined: int, spans: list[int]) -> list[int]:
+    """A worker's place in its component of a level, and the numbers of its components, each in the next larger one."""
+    above = range(joined + 1, len(spans))
+    return [worker % spans[joined], *(worker % spans[level] // spans[level - 1] for level in above)]
