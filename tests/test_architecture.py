@@ -25,7 +25,7 @@ PLANNER = (
     {"profile", "cluster", "cluster_check", "cost"},
     {"plan"},
     {"alter", "cluster_file", "cluster_json", "links", "local", "problem", "importers"},
-    {"cuts", "stages", "contention"},
+    {"batch", "cuts", "stages", "contention"},
     {"check", "evaluate", "simulate"},
     {"solvers", "baselines", "improve"},
     {"diagnose", "verdict"},

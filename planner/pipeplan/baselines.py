@@ -31,7 +31,10 @@ class Baseline:
 
 def compare(problem: Problem, cuts: Cuts) -> list[Baseline]:
     """The three baselines of a problem. Data parallelism is scored even where it does not fit, with a remark."""
-    parallel = data_parallel(problem.layer_names, problem.cluster.workers, inference=problem.options.inference)
+    options = problem.options
+    parallel = data_parallel(
+        problem.layer_names, problem.cluster.workers, inference=options.inference, schedule=options.schedule, accumulate=options.accumulate
+    )
     score = evaluate(parallel, problem)
     remark = "" if score.fits else f"does not fit in memory: {complain_of_memory(score)}"
     found = [Baseline("data parallelism", score.pace_s, parallel.config, remark, parallel)]

@@ -36,6 +36,11 @@ def parse_time(value: object, where: str) -> float:
     return _parse(value, {}, "a time such as '5 us'", where)
 
 
+def parse_share(value: object, where: str) -> float:
+    """A share, from a number such as 0.05 or text such as `5%`."""
+    return _parse(value, {"": 1.0, "%": 0.01}, "a share such as '5%' or 0.05", where)
+
+
 def _parse(value: object, units: dict[str, int] | dict[str, float], example: str, where: str) -> float:
     number: float | None = None
     if isinstance(value, int | float) and not isinstance(value, bool):

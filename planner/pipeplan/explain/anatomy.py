@@ -1,0 +1,127 @@
+"""Where the time of a plan goes, what it sends and what it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pipeplan import files
+from pipeplan.cluster import Cluster, Level
+from pipeplan.evaluate import Evaluation, evaluate
+from pipeplan.plan import ACCUMULATING, Plan
+from pipeplan.problem import Problem
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """A plan taken apart. The three shares of the workers' time add up to 1."""
+
+    name: str
+    config: str
+    pace_s: float
+    """Seconds per minibatch."""
+    bound: str
+    """The slowest resource."""
+    busy: int
+    """Workers that have something to do."""
+    computing: float
+    """Share of the time of all workers of the cluster that goes into the layers' forward and backward passes."""
+    communication: float
+    """Share lost to communication: what the pace would gain if every link were infinitely fast."""
+    idle: float
+    """The rest: stages of unequal length, workers without work, filling and draining, computing again."""
+    boundary_bytes: float
+    """Sent between stages for one sample, both ways, over all links."""
+    allreduce_bytes: float
+    """Sent for gradients for one sample, by all workers together."""
+    memory_bytes: float
+    """Of the fullest worker."""
+    fits: bool
+
+    @property
+    def sent_bytes(self) -> float:
+        """Everything that is sent for one sample."""
+        return self.boundary_bytes + self.allreduce_bytes
+
+
+def dissect(name: str, plan: Plan, problem: Problem) -> Anatomy:
+    """Take a plan for a problem apart."""
+    score = evaluate(plan, problem)
+    free_s = evaluate(plan, problem.within(without_communication(problem.cluster), problem.copies)).pace_s
+    computing = ideal_pace(problem) / score.pace_s
+    boundary, allreduce = _traffic(plan, score)
+    samples = problem.profile.minibatch
+    return Anatomy(
+        name=name,
+        config=plan.config,
+        pace_s=score.pace_s,
+        bound=score.bound,
+        busy=plan.busy,
+        computing=computing,
+        communication=1.0 - free_s / score.pace_s,
+        idle=max(0.0, free_s / score.pace_s - computing),
+        boundary_bytes=boundary / samples,
+        allreduce_bytes=allreduce / samples,
+        memory_bytes=max(stage.memory_bytes for stage in score.stages),
+        fits=score.fits,
+    )
+
+
+def ideal_pace(problem: Problem) -> float:
+    """Seconds per minibatch if all workers computed all the time: no plan is faster."""
+    return problem.work_s / problem.cluster.total_speed
+
+
+def without_communication(cluster: Cluster) -> Cluster:
+    """The same workers behind links that take no time to speak of."""
+
+    def instant(level: Level) -> Level:
+        return replace(level, bandwidth=files.LARGEST, latency_s=0.0, allreduce_efficiency=1.0, sendrecv_efficiency=1.0)
+
+    machines = tuple(replace(machine, inside=instant(machine.inside), card=0.0) for machine in cluster.machines)
+    return replace(cluster, levels=tuple(instant(level) for level in cluster.levels), machines=machines)
+
+
+def _traffic(plan: Plan, score: Evaluation) -> tuple[float, float]:
+    """Bytes sent for one minibatch by all workers together: between stages, and for gradients.
+
+    In a ring of m members each sends 2 (m-1)/m of the gradient, so that all of them send 2 (m-1) of it.
+    """
+    boundary = sum(stage.boundary_bytes + stage.boundary_gradient_bytes for stage in score.stages)
+    if plan.inference:
+        return float(boundary), 0.0
+    allreduce = 0.0
+    for stage, costs in zip(plan.stages, score.stages, strict=True):
+        # All copies of a stage are one ring in the executor; so are they here.
+        group = (plan.accumulate or 1) if plan.schedule in ACCUMULATING else stage.replicas
+        allreduce += 2 * (stage.replicas - 1) * costs.parameter_bytes / group
+    return float(boundary), allreduce
+
+
+@dataclass(frozen=True)
+class Load:
+    """One resource, and how long one minibatch keeps it."""
+
+    name: str
+    seconds: float
+
+
+def loads(plan: Plan, score: Evaluation) -> list[Load]:
+    """The resources of a plan, busiest first."""
+    found = [Load("synchronisation among the copies of the pipeline", score.copies_s)] if plan.copies > 1 else []
+    for number, stage in enumerate(score.stages, start=1):
+        compute_s, synchronisation_s = stage.compute_s, stage.synchronisation_s
+        # What does not overlap is charged to the longer of the two, by whose name the evaluator calls it.
+        if compute_s >= synchronisation_s:
+            compute_s = stage.stage_s
+        else:
+            synchronisation_s = stage.stage_s
+        found.append(Load(f"compute of stage {number}", compute_s / plan.copies))
+        found.append(Load(f"gradient synchronisation of stage {number}", synchronisation_s / plan.copies))
+        found.append(Load(f"traffic from stage {number} to stage {number + 1}", stage.boundary_s / plan.copies))
+        found.append(Load(f"minibatches in flight at stage {number}", stage.depth_s / plan.copies))
+    if score.bound not in {load.name for load in found}:
+        found.append(Load(score.bound, score.pace_s))
+    # The resource that the evaluator names comes first among equals.
+    return sorted(
+        (load for load in found if load.seconds > 0), key=lambda load: (-load.seconds, load.name != score.bound)
+    )

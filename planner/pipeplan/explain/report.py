@@ -1,0 +1,161 @@
+"""All of an explanation, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pipeplan.cuts import enumerate_cuts
+from pipeplan.evaluate import Evaluation, evaluate
+from pipeplan.explain import robust
+from pipeplan.explain.alternatives import Alternatives, alternatives
+from pipeplan.explain.anatomy import Anatomy, Load, dissect, loads
+from pipeplan.explain.robust import Robustness
+from pipeplan.explain.whatif import Effect, effects
+from pipeplan.plan import Plan
+from pipeplan.problem import Problem
+from pipeplan.solve import Outcome, Settings, solve
+from pipeplan.verdict import TOLERANCE
+
+FORMAT, VERSION = "pipeplan-explanation", 1
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How much is to be explained."""
+
+    samples: int = 20
+    """Drawings of the layers' times."""
+    seed: int = 0
+    spread: float | None = None
+    """Relative interquartile range to assume of every time; None: as measured."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a plan is what it is."""
+
+    problem: Problem
+    plan: Plan
+    evaluation: Evaluation
+    best: Outcome
+    """What solving gives: this plan, unless it was read from a file."""
+    loads: tuple[Load, ...]
+    anatomies: tuple[Anatomy, ...]
+    """Of the plan, data parallelism, and the best straight pipeline, where there is one."""
+    alternatives: Alternatives
+    effects: tuple[Effect, ...]
+    robustness: Robustness | None
+    """None where the profile has no spread."""
+
+    @property
+    def behind_best(self) -> float:
+        """How much slower the plan is than the best, relative; 0 within the tolerance."""
+        behind = self.evaluation.pace_s / self.best.evaluation.pace_s - 1
+        return behind if behind > TOLERANCE else 0.0
+
+
+def explain(
+    problem: Problem,
+    settings: Settings,
+    wishes: Wishes,
+    plan: Plan | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Explanation:
+    """Explain a plan, the best one unless another is given. Raises `InfeasibleError` where there is none."""
+    progress("solving")
+    best = solve(problem, settings)
+    plan = best.plan if plan is None else plan
+    score, cuts = evaluate(plan, problem), enumerate_cuts(problem, settings.maximum_cuts)
+    anatomies = [dissect("this plan", plan, problem)]
+    for baseline in best.baselines[:2]:
+        if baseline.plan is not None:
+            anatomies.append(dissect(baseline.name, baseline.plan, problem))
+    progress("looking for a second choice")
+    others = alternatives(problem, cuts, plan, score.pace_s)
+    progress("trying other clusters")
+    changed = tuple(effects(problem, cuts, best.evaluation.pace_s))
+    return Explanation(
+        problem=problem,
+        plan=plan,
+        evaluation=score,
+        best=best,
+        loads=tuple(loads(plan, score)),
+        anatomies=tuple(anatomies),
+        alternatives=others,
+        effects=changed,
+        robustness=_robustness(problem, plan, wishes, settings.maximum_cuts, progress),
+    )
+
+
+def _robustness(
+    problem: Problem, plan: Plan, wishes: Wishes, maximum_cuts: int, progress: Callable[[str], None]
+) -> Robustness | None:
+    if wishes.spread is not None:
+        problem = replace(problem, profile=robust.with_spread(problem.profile, wishes.spread))
+    if wishes.samples == 0 or not robust.has_spread(problem.profile):
+        return None
+    found = []
+    for sample in robust.samples(problem, plan, wishes.samples, wishes.seed, maximum_cuts):
+        found.append(sample)
+        progress(f"drawing the times again: {len(found)} of {wishes.samples}")
+    return Robustness(tuple(found), plan.config, wishes.seed, wishes.spread)
+
+
+def to_json(explanation: Explanation) -> dict[str, Any]:
+    """What `pipeplan explain --json` prints."""
+    score, second = explanation.evaluation, explanation.alternatives.second
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "feasible": True,
+        "profile": {
+            "digest": explanation.problem.profile.digest(),
+            "model": explanation.problem.profile.model_name,
+            "minibatch": explanation.problem.profile.minibatch,
+        },
+        "cluster": explanation.problem.cluster.name,
+        "plan": explanation.plan.to_json() | {"config": explanation.plan.config},
+        "minibatch_s": score.pace_s,
+        "bound_by": score.bound,
+        "behind_best": explanation.behind_best,
+        "best_config": explanation.best.plan.config,
+        "resources": [asdict(load) for load in explanation.loads],
+        "comparison": [asdict(anatomy) | {"sent_bytes": anatomy.sent_bytes} for anatomy in explanation.anatomies],
+        "second_choice": None
+        if second is None
+        else {"config": second.plan.config, "minibatch_s": second.pace_s, "behind": second.behind, "part": second.part},
+        "second_choice_exact": explanation.alternatives.exact,
+        "alternatives": [
+            {"config": one.plan.config, "minibatch_s": one.pace_s, "behind": one.behind, "part": one.part}
+            for one in explanation.alternatives.found
+        ],
+        "searched": list(explanation.alternatives.searched),
+        "what_if": [
+            {
+                "change": effect.name.strip(),
+                "minibatch_s": effect.pace_s,
+                "gain": effect.gain,
+                "config": effect.config,
+                "remark": effect.remark,
+            }
+            for effect in explanation.effects
+        ],
+        "robustness": _robustness_json(explanation.robustness),
+    }
+
+
+def _robustness_json(robustness: Robustness | None) -> dict[str, Any] | None:
+    if robustness is None:
+        return None
+    return {
+        "samples": len(robustness.samples),
+        "seed": robustness.seed,
+        "assumed_spread": robustness.assumed,
+        "stays_best": robustness.stays_best,
+        "same_config": robustness.same_config,
+        "median_behind": robustness.median,
+        "worst_behind": robustness.worst,
+        "rivals": [{"config": config, "times": times} for config, times in robustness.rivals],
+    }

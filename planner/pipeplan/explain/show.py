@@ -1,0 +1,192 @@
+"""An explanation as a person reads it, within 80 columns."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pipeplan.explain.alternatives import MOST_STAGES
+from pipeplan.explain.anatomy import Anatomy
+from pipeplan.explain.report import Explanation
+from pipeplan.explain.robust import Robustness
+from pipeplan.explain.whatif import Effect
+from pipeplan.show import describe
+from pipeplan.text import one_line
+from pipeplan.units import show_size, show_time
+
+MOST_LOADS = 6
+MOST_ALTERNATIVES = 4
+LONGEST_CONFIG = 19
+MATTERS = 1e-3
+"""Relative: gains below this are none."""
+
+
+def show(explanation: Explanation, console: Console) -> None:
+    """Print an explanation."""
+    problem, score = explanation.problem, explanation.evaluation
+    what = "inference" if explanation.plan.inference else "training"
+    title = Text(f"Plan {short(explanation.plan.config, 40)}", "bold")
+    console.print(
+        title,
+        f"for {what} {one_line(problem.profile.model_name)}, minibatch {problem.profile.minibatch}, on cluster "
+        f"{problem.cluster.name} ({describe(problem.cluster)}): {show_time(score.pace_s)} a minibatch",
+    )
+    if explanation.behind_best:
+        console.print(
+            f"It is {explanation.behind_best:.1%} slower than the best plan, {explanation.best.plan.config}.",
+            style="yellow",
+        )
+    _heading(console, f"What bounds the pace: {score.bound}")
+    console.print(_loads(explanation))
+    _heading(console, "Where the time goes")
+    console.print(_anatomies(explanation.anatomies))
+    for line in reasons(explanation.anatomies, problem.capacity):
+        console.print(line)
+    _heading(console, "Second choice")
+    _alternatives(explanation, console)
+    _heading(console, "What would help")
+    console.print(_effects(explanation.effects))
+    _heading(console, "How firmly it stands")
+    console.print(_firmness(explanation.robustness))
+
+
+def _heading(console: Console, text: str) -> None:
+    console.print()
+    console.print(Text(text, "bold"))
+
+
+def _table(*headings: str) -> Table:
+    """A table whose first column is text and whose others are figures."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", no_wrap=bool(number))
+    return table
+
+
+def _loads(explanation: Explanation) -> Table:
+    table = _table("resource", "a minibatch", "of the pace")
+    for load in explanation.loads[:MOST_LOADS]:
+        share = load.seconds / explanation.evaluation.pace_s
+        table.add_row(Text(load.name), show_time(load.seconds), f"{share:.0%}")
+    return table
+
+
+def _anatomies(anatomies: tuple[Anatomy, ...]) -> Table:
+    table = _table("", *(anatomy.name for anatomy in anatomies))
+    rows = [
+        ("configuration", [short(anatomy.config) for anatomy in anatomies]),
+        ("time of a minibatch", [show_time(anatomy.pace_s) for anatomy in anatomies]),
+        ("workers in use", [str(anatomy.busy) for anatomy in anatomies]),
+        ("workers' time computing", [f"{anatomy.computing:.0%}" for anatomy in anatomies]),
+        ("  lost to communication", [f"{anatomy.communication:.0%}" for anatomy in anatomies]),
+        ("  lost to idling", [f"{anatomy.idle:.0%}" for anatomy in anatomies]),
+        ("sent for one sample", [show_size(anatomy.sent_bytes) for anatomy in anatomies]),
+        ("  of it for gradients", [show_size(anatomy.allreduce_bytes) for anatomy in anatomies]),
+        ("memory of a worker", [show_size(anatomy.memory_bytes) for anatomy in anatomies]),
+    ]
+    for name, cells in rows:
+        table.add_row(name, *(Text(cell) for cell in cells))
+    return table
+
+
+def reasons(anatomies: tuple[Anatomy, ...], capacity: float) -> list[str]:
+    """A sentence on each rival of the plan: why it is slower."""
+    mine, lines = anatomies[0], []
+    for other in anatomies[1:]:
+        if other.config == mine.config:
+            lines.append(f"This plan is {_named(other.name)}.")
+            continue
+        times = other.pace_s / mine.pace_s
+        speed = f"{times:.2f} times as slow" if times > 1 + MATTERS else "as fast" if times > 1 - MATTERS else "faster"
+        most = max(("communication", other.communication), ("idling", other.idle), key=lambda entry: entry[1])
+        line = f"{_named(other.name).capitalize()} is {speed}: {most[1]:.0%} of its time is lost to {most[0]}"
+        if most[0] == "communication" and mine.sent_bytes > 0:
+            line += f", it sends {other.sent_bytes / mine.sent_bytes:.2g} times the bytes"
+        if other.memory_bytes > capacity:
+            line += f", and it does not fit ({show_size(other.memory_bytes)} of {show_size(capacity)})"
+        lines.append(f"{line}. Bound by {other.bound}.")
+    return lines
+
+
+def _named(name: str) -> str:
+    return name if name == "data parallelism" else f"the {name}"
+
+
+def _alternatives(explanation: Explanation, console: Console) -> None:
+    others = explanation.alternatives
+    if others.second is None:
+        console.print("There is no plan of another configuration in what was searched.")
+    else:
+        table = _table("configuration", "a minibatch", "behind", "searched among")
+        for one in others.found[:MOST_ALTERNATIVES]:
+            behind = f"{one.behind:+.1%}" if abs(one.behind) > MATTERS else "0%"
+            table.add_row(Text(short(one.plan.config)), show_time(one.pace_s), behind, Text(one.part))
+        console.print(table)
+    if others.exact:
+        console.print("No other configuration is better than the first of these.")
+    else:
+        console.print(f"Searched: {'; '.join(summary(others.searched))}. {_left_out(explanation)}")
+
+
+def _left_out(explanation: Explanation) -> str:
+    """Which plans none of the searched parts holds."""
+    plan, problem = explanation.plan, explanation.problem
+    stages, largest = len(plan.stages), max(stage.replicas for stage in plan.stages) // plan.copies
+    several = f"{stages} stages" if stages > 1 else "1 stage"
+    line = f"Left out: plans of {several} on {plan.busy} workers or more with a stage on {largest} or more"
+    if len(problem.units) > MOST_STAGES and problem.cluster.workers > MOST_STAGES:
+        line += f"; plans of more than {MOST_STAGES} stages"
+    return line + "."
+
+
+def summary(parts: tuple[str, ...]) -> list[str]:
+    """The names of parts, with runs of numbers of stages drawn together."""
+    counts = [int(part.split()[0]) for part in parts if part.endswith((" stage", " stages"))]
+    others = [part for part in parts if not part.endswith((" stage", " stages"))]
+    runs: list[list[int]] = []
+    for count in counts:
+        if runs and count == runs[-1][-1] + 1:
+            runs[-1].append(count)
+        else:
+            runs.append([count])
+    names = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    stages = [f"{' and '.join(names)} stage{'s' * (counts != [1])}"] if names else []
+    return stages + others
+
+
+def _effects(effects: tuple[Effect, ...]) -> Table:
+    table = _table("change", "a minibatch", "gain", "best plan")
+    for effect in effects:
+        if effect.pace_s is None or effect.gain is None:
+            table.add_row(effect.name, "-", "-", Text(one_line(effect.remark)))
+            continue
+        helps = effect.gain > 1 + MATTERS
+        gain = Text(f"{effect.gain:.2f}x" if helps else "none", "bold" if helps else "dim")
+        table.add_row(effect.name, show_time(effect.pace_s), gain, Text(short(effect.config)))
+    return table
+
+
+def _firmness(robustness: Robustness | None) -> str:
+    if robustness is None:
+        return (
+            "The profile's times have no spread: nothing can be said. Measure it on your machine, or assume a spread "
+            "with --spread 5%."
+        )
+    count = len(robustness.samples)
+    if not count:
+        return "In no drawing of the times did any plan fit."
+    how = "as measured" if robustness.assumed is None else f"of {robustness.assumed:.3g} of each time, assumed"
+    rivals = ", ".join(f"{short(config)} ({times}x)" for config, times in robustness.rivals[:3])
+    return (
+        f"With all times drawn again {count} times within their spread ({how}; seed {robustness.seed}), this very plan "
+        f"stays the best {robustness.stays_best} times, and its configuration {robustness.same_config} times"
+        + (f" (else {rivals})" if rivals else "")
+        + f". It is {robustness.median:.1%} behind the best in the median drawing, {robustness.worst:.1%} in the worst."
+    )
+
+
+def short(config: str, most: int = LONGEST_CONFIG) -> str:
+    """A configuration, or where it is long only the number of its stages."""
+    return config if len(config) <= most else f"{config.count('-') + 1} stages"

@@ -1,0 +1,65 @@
+"""A plan that was written before, with the problem that it was made for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from pipeplan import cluster_json
+from pipeplan.errors import InputError
+from pipeplan.files import Node, read_document
+from pipeplan.plan import Plan
+from pipeplan.problem import Options, Problem
+from pipeplan.profile import Profile
+
+PLAN_FORMAT, PLAN_VERSION = "pipeplan-plan", 1
+
+
+def is_plan(path: Path) -> bool:
+    """Whether this is a plan's folder, or a plan.json by its own word."""
+    if path.is_dir():
+        return True
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and document.get("format") == PLAN_FORMAT
+
+
+def read(path: Path, profile_path: Path) -> tuple[Problem, Plan]:
+    """The plan in a folder or file and its problem, for the profile that it was made from.
+
+    Raises `InputError` where the profile is another one.
+    """
+    file = path / "plan.json" if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(f"{path} has no plan.json; `pipeplan solve` writes plan folders")
+    root = read_document(file, PLAN_FORMAT, PLAN_VERSION)
+    plan = Plan.from_json(root["plan"])
+    profile = Profile.load(profile_path)
+    minibatch = root["profile"]["minibatch"].integer(minimum=1)
+    if minibatch != profile.minibatch:
+        profile = profile.rescaled(minibatch)
+    if profile.digest() != root["profile"]["digest"].text():
+        raise InputError(f"{file} was not made from {profile_path}: their digests differ")
+    return Problem(profile, cluster_json.from_json(root["cluster"]), _options(root["options"], plan)), plan
+
+
+def _options(node: Node, plan: Plan) -> Options:
+    """The options that plan.json names; all others have their defaults."""
+    named = {field.name for field in fields(Options)}
+    found: dict[str, Any] = {name: _tuples(value) for name, value in node.mapping().items() if name in named}
+    found |= {"inference": plan.inference, "schedule": plan.schedule, "accumulate": plan.accumulate}
+    found["overlap"] = node["overlap"].number()
+    found["memory"] = node["memory"].boolean()
+    try:
+        return Options(**found)
+    except TypeError as error:
+        raise InputError(f"{node.where}: {error}") from None
+
+
+def _tuples(value: Any) -> Any:
+    """JSON's lists as the tuples that options hold."""
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
