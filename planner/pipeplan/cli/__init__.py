@@ -15,6 +15,10 @@ import click
 from pipeplan import __version__
 from pipeplan.errors import DisagreementError, PipeplanError
 from pipeplan.suggest import did_you_mean
+from pipeplan.text import one_line
+
+LONGEST = 1000
+"""Characters of a complaint."""
 
 # name: (module, help); the help stands here so that listing the commands imports none of them.
 _COMMANDS = {
@@ -91,4 +95,8 @@ def main() -> None:
 
 
 def _complain(message: str) -> None:
-    click.echo("error: " + " ".join(message.split()), err=True)
+    line = one_line(" ".join(message.split()))
+    if len(line) > LONGEST:
+        # It quotes something of the user's that has no end; what is wrong and what to do stand before and after it.
+        line = f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
+    click.echo(f"error: {line}", err=True)

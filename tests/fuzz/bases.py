@@ -1,0 +1,78 @@
+"""The sound files that are damaged: profiles, clusters, graph.txt and plan folders. All small."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+from drive import call
+
+from pipeplan.profile import Layer, Profile, Tensor
+
+
+def profile(rng: random.Random) -> dict[str, Any]:
+    """A chain or a small DAG."""
+    if rng.random() < 0.5:
+        layers = (Layer("a", 1.0, 2.0, 100, 10), Layer("b", 0.5, 1.0, 0, 4), Layer("c", 0.25, 0.5, 4 << 20, 6))
+        tensors = (Tensor("x", "a", ("b",), 8, 8), Tensor("y", "b", ("c",), 4 << 10, 4))
+    else:
+        layers = tuple(
+            Layer(name, 0.01 * number, 0.02, 1 << 18 + number, 1 << 24, buffer_bytes=64)
+            for number, name in enumerate(("in", "left", "right", "join", "out"), start=1)
+        )
+        tensors = (
+            Tensor("x", "in", ("left", "right", "join"), 1 << 16, 1 << 16),
+            Tensor("l", "left", ("join",), 1 << 12, 0),
+            Tensor("r", "right", ("join",), 1 << 12, 1 << 12),
+            Tensor("j", "join", ("out",), 64, 64),
+        )
+    together = rng.choice([(), (), ((layers[0].name, layers[1].name),)])
+    return Profile(layers, tensors, minibatch=8, model_name="small", together=together).to_json()
+
+
+def cluster(rng: random.Random) -> dict[str, Any]:
+    """Equal servers, or servers that differ."""
+    device = {"name": "V100", "kind": "cuda", "memory": rng.choice(["16 GiB", 64 << 20]), "speed": 1.0}
+    top = {"name": "cluster", "count": 2, "bandwidth": "10 Gbit/s", "latency": "50 us", "allreduce_efficiency": 0.6}
+    document: dict[str, Any] = {"format": "pipeplan-cluster", "version": 1, "name": "lab"}
+    if rng.random() < 0.6:
+        inner = {"name": "server", "count": 2, "bandwidth": "12 GB/s", "source": "measured"}
+        return document | {"device": device, "level": [inner, top]}
+    servers = [
+        {"device": "V100", "devices": 2, "bandwidth": "12 GB/s"},
+        {"device": "slow", "devices": 1, "count": 1, "card": "1 Gbit/s", "price_per_hour": 1.5},
+    ]
+    slow = device | {"name": "slow", "speed": 0.5, "memory": "8 GiB"}
+    return document | {"device": [device, slow], "server": servers, "level": [top]}
+
+
+def graph(rng: random.Random) -> str:
+    """A graph.txt as PipeDream's profiler writes it."""
+    nodes = [
+        f"node{number} -- {what} -- forward_compute_time={rng.randint(1, 90) / 10}, backward_compute_time=2.500, "
+        f"activation_size={'[5.0; 6.0]' if number == 3 else '1024.0'}, parameter_size=4096.000"
+        for number, what in enumerate(("Input0", "Conv2d(3, 4)", "ReLU(inplace)", "__getitem__(0)", "Linear"), start=1)
+    ]
+    return "\n".join([*nodes, "\tnode1 -- node2", "\tnode2 -- node3", "\tnode3 -- node4", "\tnode3 -- node5", ""])
+
+
+def plan_folders() -> list[Path]:
+    """Plan folders in this folder: several stages with replicas, copies of a pipeline, inference."""
+    made = []
+    profiles = {
+        "unequal": (Layer("a", 1.0, 2.0, 100, 10), Layer("b", 1.5, 3.0, 10**10, 4)),
+        "copied": tuple(Layer(name, 0.1, 0.2, 10**8, 10) for name in "abcd"),
+    }
+    for name, layers in profiles.items():
+        pairs = itertools.pairwise(layers)
+        tensors = tuple(Tensor(one.name, one.name, (two.name,), 10**6, 10**6) for one, two in pairs)
+        Profile(layers, tensors, minibatch=4, model_name=name).save(Path(f"{name}.json"))
+        for options in ([], ["--inference", "--stages", "2"]):
+            folder = Path(name + "-".join(options).replace("-", ""))
+            arguments = ["solve", f"{name}.json", "--cluster", "A", "--servers", "2", "--ignore-memory"]
+            ended = call([*arguments, "--solver", "dp", *options, "-o", str(folder)])
+            assert ended.code == 0, ended
+            made.append(folder)
+    return made

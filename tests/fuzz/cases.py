@@ -1,0 +1,128 @@
+"""Random calls of the command line on damaged files. The options come from the commands themselves, so that a new one
+is drawn as soon as it is there."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bases
+import click
+from mutations import as_json, as_toml, damaged, damaged_text
+
+from pipeplan.cli import _COMMANDS
+
+INTEGERS = ["1", "2", "2", "3", "4", "0", "-1", "16", "1000000", str(10**24), "x", "", "1.5", "nan"]
+FLOATS = ["0", "1", "0.5", "2", "-1", "nan", "inf", "-inf", "1e300", "1e-300", "x", ""]
+WORDS = [
+    "a",
+    "b",
+    "c",
+    "join",
+    "a=1",
+    "b=2",
+    "a=0",
+    "a,b",
+    "in,out",
+    "=",
+    ",",
+    "",
+    "x",
+    "é",
+    "\x1b[31m",
+    "a=" + "9" * 30,
+]
+WORDS += ["a:1", "b:2", "join=2", "plan", "cluster.toml", "profile.json", "2bw", "1:2", "0.5", "2"]
+LEFT_ALONE = {"time_limit", "help", "cluster_name", "ilp_solver"}
+
+
+def commands(parameter: str) -> dict[str, click.Command]:
+    """The commands that take a parameter of that name, by name."""
+    found = {}
+    for name, (module, _) in _COMMANDS.items():
+        # Measuring a model needs torch, and has nothing to do with files.
+        if name != "profile":
+            command = importlib.import_module(f"pipeplan.cli.{module}").command
+            if parameter in {one.name for one in command.params}:
+                found[name] = command
+    return found
+
+
+def options(command: click.Command, rng: random.Random, share: float) -> list[str]:
+    """A few random options of a command."""
+    drawn: list[str] = []
+    for parameter in command.params:
+        if not isinstance(parameter, click.Option) or parameter.name in LEFT_ALONE or rng.random() > share:
+            continue
+        drawn.append(max(parameter.opts, key=len))
+        if not parameter.is_flag:
+            drawn += [_value(parameter, rng) for _ in range(max(1, parameter.nargs))]
+    return drawn
+
+
+def _value(parameter: click.Option, rng: random.Random) -> str:
+    kind = parameter.type
+    if isinstance(kind, click.Choice):
+        return rng.choice([*kind.choices, *kind.choices, "x"])
+    if isinstance(kind, click.Path):
+        return rng.choice(["plan", "made/plan", "profile.json", "profile.json/plan", "."])
+    if isinstance(kind, click.types.IntParamType):
+        return rng.choice(INTEGERS)
+    return rng.choice(FLOATS if isinstance(kind, click.types.FloatParamType) else WORDS)
+
+
+def _write(path: Path, document: Any, write: Callable[[Any], str], rng: random.Random, *, harm: bool) -> None:
+    """Write a document, damaged if asked: mostly what it says, sometimes its text."""
+    if harm and rng.random() < 0.25:
+        path.write_bytes(damaged_text(write(document), rng))
+        return
+    text = write(damaged(document, rng) if harm else document)
+    path.write_text(text, encoding="utf-8", errors="surrogatepass")
+
+
+def solving(rng: random.Random, harm: str) -> list[str]:
+    """Arguments of a command that solves a problem, once its files are written: `harm` says what is damaged."""
+    profile, cluster = bases.profile(rng), bases.cluster(rng)
+    hit = rng.choice(["profile", "cluster"]) if harm == "files" else harm
+    _write(Path("profile.json"), profile, as_json, rng, harm=hit == "profile")
+    _write(Path("cluster.toml"), cluster, as_toml, rng, harm=hit == "cluster")
+    known = commands("cluster_name")
+    name = rng.choice(["solve", "solve", *known])
+    given = options(known[name], rng, 0.25 if harm == "options" else 0.08)
+    if any(one.name == "time_limit" for one in known[name].params):
+        given += ["--time-limit", "20"]
+    if name == "solve" and "--solver" not in given:
+        given += ["--solver", rng.choice(["dp", "both"])]
+    where = rng.choice(["cluster.toml"] * 6 + ["A", "C"]) if hit != "cluster" else "cluster.toml"
+    arguments = [part for one in known[name].params if isinstance(one, click.Argument) for part in _argument(one)]
+    return [name, *arguments, "--cluster", where, *given]
+
+
+def _argument(argument: click.Argument) -> list[str]:
+    return ["profile.json"] if argument.name == "profile" else ["plan"]
+
+
+def importing(rng: random.Random) -> list[str]:
+    """Arguments of `import` for a damaged graph.txt."""
+    Path("graph.txt").write_bytes(damaged_text(bases.graph(rng), rng))
+    return ["import", "graph.txt", "--minibatch", rng.choice(["4", "4", "4", *INTEGERS]), "-o", "made.json"]
+
+
+def replaying(rng: random.Random, folders: list[Path]) -> list[str]:
+    """Arguments of a command that reads a plan folder, for a damaged copy of one of `folders`."""
+    shutil.copytree(rng.choice(folders), "plan")
+    files = sorted(path for path in Path("plan").rglob("*.json"))
+    path = rng.choice([Path("plan/plan.json"), Path("plan/plan.json"), *files])
+    text = path.read_text(encoding="utf-8")
+    if rng.random() < 0.04:
+        path.unlink()
+    else:
+        _write(path, json.loads(text), as_json, rng, harm=True)
+    known = commands("plan_folder")
+    name = rng.choice(list(known))
+    return [name, "plan", *options(known[name], rng, 0.15)]
