@@ -16,7 +16,7 @@ import pytest
 
 from pipeplan import cluster_file as clusters
 from pipeplan import render
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster import Cluster, Device, Level, Server
 from pipeplan.files import Node
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
@@ -39,6 +39,9 @@ WRITTEN_AS = {
     "latency_s": "latency",
     "levels": "level",
     "predictions": "prediction",
+    "machines": "server",
+    "server_price": "price_per_hour",
+    "inside": "devices",
 }
 
 
@@ -84,6 +87,18 @@ def test_the_cluster_says_everything_a_cluster_can(cluster: Cluster) -> None:
             assert re.search(rf"^{WRITTEN_AS.get(field.name, field.name)} = ", text, re.MULTILINE), field.name
 
 
+def test_the_servers_that_differ_are_read_and_say_everything(tmp_path: Path) -> None:
+    text = example("Servers that differ", "toml")
+    path = tmp_path / "mixed.toml"
+    path.write_text(text, encoding="utf-8")
+    mixed = clusters.parse(path)
+    assert (mixed.uniform, mixed.server_sizes, mixed.price_per_hour) == (False, (4, 4, 2), 25.98)
+    assert mixed.speed_of(range(mixed.workers)) == 0.4
+    names = {"count", *(WRITTEN_AS.get(field.name, field.name) for kind in (Level, Server) for field in fields(kind))}
+    for name in names:
+        assert re.search(rf"^{name} = ", text, re.MULTILINE), name
+
+
 def test_the_plan_is_what_solving_the_examples_gives(outcome: Outcome) -> None:
     written, made = json.loads(example("plan.json")), render.plan_document(outcome)
     assert list(paths(written)) == list(paths(made))
@@ -115,6 +130,7 @@ def test_the_executor_loads_the_stage_file(outcome: Outcome, tmp_path: Path) -> 
     [
         ("profile.json", (Profile, Layer, Tensor, Provenance)),
         ("Cluster files", (Cluster, Device, Level)),
+        ("Servers that differ", (Server,)),
         ("plan.json", (Plan, Stage)),
         ("stages/stage-N.json", (LaunchPlan, StagePlacement, Prediction)),
     ],
