@@ -8,9 +8,10 @@ from pipeplan import cost
 from pipeplan.cuts import Cuts
 from pipeplan.evaluate import complain_of_memory, evaluate
 from pipeplan.links import Links
-from pipeplan.plan import Plan, data_parallel
+from pipeplan.plan import Plan
 from pipeplan.problem import Problem
 from pipeplan.solvers import dp
+from pipeplan.stages import one_stage
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,7 @@ class Baseline:
 
 def compare(problem: Problem, cuts: Cuts) -> list[Baseline]:
     """The three baselines of a problem. Data parallelism is scored even where it does not fit, with a remark."""
-    options = problem.options
-    parallel = data_parallel(
-        problem.layer_names, problem.cluster.workers, inference=options.inference, schedule=options.schedule, accumulate=options.accumulate
-    )
+    parallel = one_stage(problem, problem.cluster.workers)
     score = evaluate(parallel, problem)
     remark = "" if score.fits else f"does not fit in memory: {complain_of_memory(score)}"
     found = [Baseline("data parallelism", score.pace_s, parallel.config, remark, parallel)]

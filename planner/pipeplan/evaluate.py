@@ -5,14 +5,24 @@ Neither solver uses it to search; it scores what they return, what the user wrot
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeplan import contention, cost
+from pipeplan.batch import Batch, batch
 from pipeplan.errors import InputError
 from pipeplan.links import Links
-from pipeplan.plan import Plan
+from pipeplan.plan import ACCUMULATING, FLUSHING, Plan
 from pipeplan.problem import Problem
-from pipeplan.stages import crossing_bytes, group_allreduce_time, units_of
+from pipeplan.stages import (
+    StageTimes,
+    copies_allreduce_time,
+    crossing_bytes,
+    group_allreduce_time,
+    per_copy,
+    stage_times,
+    units_of,
+)
 from pipeplan.units import show_size
 
 
@@ -23,13 +33,14 @@ class StageCost:
     forward_s: float
     """Forward time of one minibatch on the slowest replica."""
     backward_s: float
-    """Backward time of one minibatch on the slowest replica."""
+    """Backward time of one minibatch on the slowest replica, with what it computes again."""
     compute_s: float
     """Forward and backward, divided among the replicas."""
     synchronisation_s: float
     """Gradient all-reduce, per minibatch."""
     stage_s: float
-    """Compute and synchronisation together, as far as they overlap."""
+    """Compute and synchronisation together, as far as they overlap; with a flush, which has synchronisation apart, the
+    compute alone."""
     boundary_level: int
     """Level of the link to the next stage (0 at the last)."""
     boundary_bytes: int
@@ -39,7 +50,7 @@ class StageCost:
     boundary_s: float
     """How long the busier direction of that link is kept busy."""
     depth_s: float
-    """The pace that the stage's depth sustains."""
+    """The pace that the stage's depth sustains (0 with a flush: `Evaluation.batch` counts it there)."""
     parameter_bytes: int
     memory_bytes: float
     """Of each worker of the stage."""
@@ -52,7 +63,7 @@ class Evaluation:
     """What a plan costs."""
 
     pace_s: float
-    """Seconds per minibatch in the steady state: the slowest resource."""
+    """Seconds per minibatch: in the steady state the slowest resource, with a flush a share of the batch."""
     alone_s: float
     """The same with every link alone, whatever else shares its card: what the solvers minimise."""
     bound: str
@@ -60,6 +71,8 @@ class Evaluation:
     stages: tuple[StageCost, ...]
     copies_s: float
     """Synchronisation among copies of a whole pipeline, per minibatch."""
+    batch: Batch | None = None
+    """Where the pipeline drains before every update: the parts of the time from one to the next."""
 
     @property
     def rate(self) -> float:
@@ -76,25 +89,36 @@ def evaluate(plan: Plan, problem: Problem) -> Evaluation:
     """Score a plan; raises `InputError` where it is not a plan for this problem. Memory is reported, not enforced."""
     check_structure(plan, problem)
     links = Links.of(problem.cluster)
-    stages = tuple(_stage_cost(plan, problem, links, index) for index in range(len(plan.stages)))
-    copies_s = _copies_time(plan, problem, links)
-    bounds = [(copies_s, "synchronisation among the copies of the pipeline")]
+    times = [stage_times(plan, problem, links, index) for index in range(len(plan.stages))]
+    stages = tuple(_stage_cost(plan, problem, links, index, times) for index in range(len(plan.stages)))
+    interval = plan.accumulate if _accumulates(plan) and plan.accumulate else plan.copies
+    copies_s = copies_allreduce_time(plan, problem, links) / interval
+    parts = batch(plan, problem, links, times) if _flushes(plan) else None
+    if parts is not None:
+        pace, bound = parts.total_s / interval, parts.longest
+    else:
+        pace, bound = _steady_state(plan, problem, stages, copies_s)
+    alone = pace
+    if problem.options.contention:
+        busiest_s, card = contention.loads(plan, problem, links).busiest()
+        # Equal but for rounding is what one resource on a card is: its own name says more.
+        pace, bound = (busiest_s, card) if busiest_s > pace * (1 + cost.ROUNDING) else (pace, bound)
+    return Evaluation(pace, alone, bound, stages, copies_s, parts)
+
+
+def _steady_state(plan: Plan, problem: Problem, stages: Sequence[StageCost], copies_s: float) -> tuple[float, str]:
+    """The pace of an asynchronous pipeline, and the resource that it is bound by."""
+    bounds = []
     for number, stage in enumerate(stages, start=1):
         compute_bound = stage.compute_s >= stage.synchronisation_s
         what = "compute" if compute_bound else "gradient synchronisation"
         bounds.append((stage.stage_s / plan.copies, f"{what} of stage {number}"))
         bounds.append((stage.boundary_s / plan.copies, f"traffic from stage {number} to stage {number + 1}"))
         bounds.append((stage.depth_s / plan.copies, f"minibatches in flight at stage {number}"))
-    inner_s, bound = max(bounds[1:], key=lambda entry: entry[0])
-    pace = float(cost.overlapped(inner_s, copies_s, problem.options.overlap))
+    inner_s, bound = max(bounds, key=lambda entry: entry[0])
     if copies_s > inner_s:
-        bound = bounds[0][1]
-    alone = pace
-    if problem.options.contention:
-        busiest_s, card = contention.loads(plan, problem, links).busiest()
-        # Equal but for rounding is what one resource on a card is: its own name says more.
-        pace, bound = (busiest_s, card) if busiest_s > pace * (1 + cost.ROUNDING) else (pace, bound)
-    return Evaluation(pace, alone, bound, stages, copies_s)
+        bound = "synchronisation among the copies of the pipeline"
+    return float(cost.overlapped(inner_s, copies_s, problem.options.overlap)), bound
 
 
 def check_structure(plan: Plan, problem: Problem) -> None:
@@ -127,61 +151,61 @@ def _check_workers(plan: Plan, total: int) -> None:
         raise InputError(f"every stage needs a worker in each of the {plan.copies} copies of the pipeline")
 
 
-def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int) -> StageCost:
+def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: Sequence[StageTimes]) -> StageCost:
     """The costs of one stage in its slowest copy, per minibatch of that copy."""
-    stage, options = plan.stages[index], problem.options
-    mine = units_of(problem, stage)
-    parameters = sum(problem.units[unit].parameter_bytes for unit in mine)
-    speed = problem.cluster.speed_of(stage.workers)
-    forward = sum(problem.units[unit].forward_s for unit in mine) / speed
-    backward = sum(problem.units[unit].backward_s for unit in mine) / speed
-    replicas = stage.replicas // plan.copies
-    compute = cost.compute_time(forward + backward, replicas, 1.0)
-    synchronisation, boundary, depth, level = 0.0, 0.0, 0.0, 0
-    hops = []
-    sent, returned = crossing_bytes(problem, plan, index)
-    for copy in range(plan.copies):
-        workers = plan.copy(copy)
-        if problem.training:
-            bandwidth, latency = links.allreduce_among(workers[index])
-            time = cost.synchronisation_time(replicas, parameters, bandwidth, latency)
-            synchronisation = max(synchronisation, float(time))
-        if index + 1 < len(plan.stages):
-            both = workers[index] + workers[index + 1]
-            level = max(level, problem.cluster.level_between(min(both), max(both)))
-            hops.append(links.sendrecv_among(both))
-    if index + 1 < len(plan.stages):
-        busier = max(sent, returned)
-        boundary = max(float(cost.boundary_time(busier, bandwidth)) for bandwidth, _ in hops)
-        transfer = max(float(cost.transfer_time(busier, *hop)) for hop in hops)
-        depth = _depth_pace(plan, problem, links, index, transfer) if problem.training else 0.0
+    stage, mine = plan.stages[index], times[index]
+    units = units_of(problem, stage)
+    compute = float(cost.compute_time(mine.pass_s, mine.replicas, 1.0))
+    synchronisation = mine.allreduce_s / (per_copy(plan) if _accumulates(plan) else mine.replicas)
+    together = cost.overlapped(compute, synchronisation, problem.options.overlap)
+    level = 0
+    for copy in range(plan.copies) if index + 1 < len(plan.stages) else ():
+        here, there = plan.copy(copy)[index : index + 2]
+        level = max(level, problem.cluster.level_between(min(here + there), max(here + there)))
     return StageCost(
-        forward_s=forward,
-        backward_s=backward,
+        forward_s=mine.forward_s,
+        backward_s=mine.backward_s,
         compute_s=compute,
         synchronisation_s=synchronisation,
-        stage_s=float(cost.overlapped(compute, synchronisation, options.overlap)),
+        stage_s=compute if _flushes(plan) else float(together),
         boundary_level=level,
-        boundary_bytes=sent,
-        boundary_gradient_bytes=returned,
-        boundary_s=boundary,
-        depth_s=depth,
-        parameter_bytes=parameters,
-        memory_bytes=_memory(plan, problem, index, mine),
+        boundary_bytes=mine.sent_bytes,
+        boundary_gradient_bytes=mine.returned_bytes,
+        boundary_s=max(mine.send_s, mine.return_s) / mine.links,
+        depth_s=_depth_pace(plan, problem, links, index, times) if problem.training else 0.0,
+        parameter_bytes=sum(problem.units[unit].parameter_bytes for unit in units),
+        memory_bytes=_memory(plan, problem, index, units),
         capacity_bytes=problem.capacity_of(stage.workers),
     )
 
 
-def _depth_pace(plan: Plan, problem: Problem, links: Links, index: int, transfer_s: float) -> float:
-    """The pace that the depth of a stage sustains, in one copy of the pipeline."""
-    replicas, following = (stage.replicas // plan.copies for stage in plan.stages[index : index + 2])
-    in_flight = plan.stages[index + 1].depth * following
-    if plan.copies > 1:
+def _accumulates(plan: Plan) -> bool:
+    return not plan.inference and plan.schedule in ACCUMULATING
+
+
+def _flushes(plan: Plan) -> bool:
+    return not plan.inference and plan.schedule in FLUSHING
+
+
+def _depth_pace(plan: Plan, problem: Problem, links: Links, index: int, times: Sequence[StageTimes]) -> float:
+    """The pace that the depth of a stage sustains, in one copy of the pipeline (of a batch: see `batch`)."""
+    if _flushes(plan):
+        return 0.0
+    mine, pace = times[index], 0.0
+    if _accumulates(plan):
+        reduce_s = mine.allreduce_s + copies_allreduce_time(plan, problem, links)
+        pace = cost.buffered_pace(mine.depth, mine.replicas, reduce_s, per_copy(plan), plan.copies)
+    if index + 1 == len(plan.stages):
+        return pace
+    following = times[index + 1]
+    in_flight, groups = float(following.depth * following.replicas), []
+    if not _accumulates(plan) and plan.copies > 1:
         # The waits are then whole minibatches, whatever the pace.
-        waits = cost.group_wait(0.0, 1.0, replicas, plan.copies) + cost.group_wait(0.0, 1.0, following, plan.copies)
-        return cost.depth_limited_pace(plan.stages[index].depth, replicas, in_flight + waits, transfer_s, ())
-    groups = [group_allreduce_time(plan, problem, links, number) for number in (index, index + 1)]
-    return cost.depth_limited_pace(plan.stages[index].depth, replicas, in_flight, transfer_s, groups)
+        counts = (mine.replicas, following.replicas)
+        in_flight += sum(float(cost.group_wait(0.0, 1.0, count, plan.copies)) for count in counts)
+    elif not _accumulates(plan):
+        groups = [group_allreduce_time(plan, problem, links, number) for number in (index, index + 1)]
+    return max(pace, cost.depth_limited_pace(mine.depth, mine.replicas, in_flight, mine.transfer_s, groups))
 
 
 def _memory(plan: Plan, problem: Problem, index: int, mine: list[int]) -> float:
@@ -198,19 +222,11 @@ def _memory(plan: Plan, problem: Problem, index: int, mine: list[int]) -> float:
     if not problem.training:
         return float(fixed)
     stage = plan.stages[index]
-    replication = cost.replica_memory(parameters, stage.replicas, plan.lag(index))
     saved = sum(unit.saved_bytes for unit in units)
-    return float(fixed + replication + stage.depth * cost.memory_per_depth(parameters, saved, received[0], sent[0]))
-
-
-def _copies_time(plan: Plan, problem: Problem, links: Links) -> float:
-    """All gradients of the model, all-reduced among the copies over the slowest link between them."""
-    if plan.copies == 1 or not problem.training:
-        return 0.0
-    everyone = [worker for stage in plan.stages for worker in stage.workers]
-    size = sum(unit.parameter_bytes for unit in problem.units)
-    bandwidth, latency = links.allreduce_among(everyone)
-    return float(cost.synchronisation_time(plan.copies, size, bandwidth, latency))
+    weights = cost.version_memory(parameters, plan.versions(index)) + cost.replica_memory(parameters, stage.replicas)
+    once = cost.recompute_memory(saved, sent[0], stage.recompute)
+    each = cost.memory_per_depth(0, saved, received[0], sent[0], recompute=stage.recompute)
+    return float(fixed + weights + once + stage.depth * each)
 
 
 def complain_of_memory(evaluation: Evaluation) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeplan import cost
@@ -27,7 +27,7 @@ class Stage:
     depth: int
     """Minibatches that each replica holds in flight."""
     versions: int
-    """Versions of the weights that each replica keeps: as many as the depth, one more where updates run late."""
+    """Versions of the weights that each replica keeps, as `Plan.versions` says."""
     recompute: bool = False
     """Whether it keeps only its input for backward, and runs forward again there."""
 
@@ -38,7 +38,9 @@ class Stage:
 
 
 def versions(depth: int, lag: int, inference: bool) -> int:
-    """Versions of the weights that a replica keeps: one for each minibatch in flight, one more for a late update."""
+    """Versions of the weights that a replica keeps with stashing: one for each minibatch in flight, one more for a late
+    update. `Plan.versions` knows the other schedules.
+    """
     return 1 if inference else depth + lag
 
 
@@ -65,8 +67,21 @@ class Plan:
         return counts if self.copies == 1 else f"{self.copies}×({counts})"
 
     def lag(self, index: int) -> int:
-        """By how many updates a stage runs late (`cost.update_lag`)."""
+        """By how many updates a stage runs late (`cost.update_lag`): none where all stages have an update in common."""
+        if self.schedule in ACCUMULATING:
+            return 0
         return int(cost.update_lag(self.stages[index].replicas, len(self.stages) == 1))
+
+    def versions(self, index: int) -> int:
+        """Versions of the weights that each replica of a stage keeps. docs/cost-model.md has the table."""
+        if self.inference or self.schedule in FLUSHING:
+            return 1
+        if self.schedule == DOUBLE_BUFFERED:
+            return 2
+        stage, first = self.stages[index], self.stages[0]
+        if self.schedule == VERTICAL:
+            return int(cost.vertical_versions(first.depth + self.lag(0), first.replicas, stage.replicas))
+        return versions(stage.depth, self.lag(index), self.inference)
 
     @property
     def busy(self) -> int:
@@ -122,6 +137,13 @@ class Plan:
         )
 
 
-def data_parallel(layers: tuple[str, ...], workers: int, *, inference: bool) -> Plan:
-    """The whole model on every one of the first so many workers."""
-    return Plan((Stage(layers, tuple(range(workers)), 1, 1),), inference=inference)
+def data_parallel(
+    layers: tuple[str, ...], workers: int, *, inference: bool, schedule: str = STASHING, accumulate: int | None = None
+) -> Plan:
+    """The whole model on every one of the first so many workers. `schedule` is of training."""
+    schedule = STASHING if inference else schedule
+    accumulate = accumulate if schedule in ACCUMULATING else None
+    depth = int(cost.rounds(accumulate or 1, workers)) if schedule == GPIPE else 1
+    stage = Stage(layers, tuple(range(workers)), depth, 1)
+    plan = Plan((stage,), inference=inference, schedule=schedule, accumulate=accumulate)
+    return replace(plan, stages=(replace(stage, versions=plan.versions(0)),))

@@ -1,10 +1,13 @@
-"""What the stages of a plan hold and exchange: units, bytes across cuts, all-reduces of gradients."""
+"""What the stages of a plan hold and exchange: units, bytes across cuts, times of passes, messages and all-reduces."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pipeplan import cost
+from pipeplan.errors import InputError
 from pipeplan.links import Links
-from pipeplan.plan import Plan, Stage
+from pipeplan.plan import FLUSHING, Plan, Stage, data_parallel
 from pipeplan.problem import Problem
 
 
@@ -12,6 +15,18 @@ def units_of(problem: Problem, stage: Stage) -> list[int]:
     """The units that a stage holds, by index."""
     names = set(stage.layers)
     return [index for index, unit in enumerate(problem.units) if unit.layers[0] in names]
+
+
+def one_stage(problem: Problem, workers: int) -> Plan:
+    """Plain data parallelism under the problem's schedule: the whole model on each of the first so many workers."""
+    options = problem.options
+    return data_parallel(
+        problem.layer_names,
+        workers,
+        inference=options.inference,
+        schedule=options.schedule,
+        accumulate=options.accumulate,
+    )
 
 
 def crossing_bytes(problem: Problem, plan: Plan, index: int) -> tuple[int, int]:
@@ -31,3 +46,98 @@ def group_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int)
     size = sum(problem.units[unit].parameter_bytes for unit in units_of(problem, stage))
     bandwidth, latency = links.allreduce_among(stage.workers)
     return float(cost.ring_allreduce_time(stage.replicas, size, bandwidth, latency))
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """What one stage takes for one minibatch, in the slowest copy of the pipeline: seconds and bytes."""
+
+    replicas: int
+    """In one copy."""
+    depth: int
+    forward_s: float
+    """On the slowest replica."""
+    backward_s: float
+    """Likewise; with the forward pass that a stage which recomputes runs again."""
+    allreduce_s: float
+    """One all-reduce among the replicas of one copy."""
+    links: int
+    """Messages to the next stage that may be under way at once, each at the full rate."""
+    sent_bytes: int
+    returned_bytes: int
+    send_s: float
+    """How long a minibatch keeps one link to the next stage busy; 0 at the last stage."""
+    return_s: float
+    """Likewise its gradient."""
+    transfer_s: float
+    """From this stage to the next or back, whichever takes longer."""
+    round_trip_s: float
+    """There and back."""
+
+    @property
+    def pass_s(self) -> float:
+        """Forward and backward."""
+        return self.forward_s + self.backward_s
+
+
+def stage_times(plan: Plan, problem: Problem, links: Links, index: int) -> StageTimes:
+    """The times of one stage of a plan, and of the boundary behind it."""
+    stage = plan.stages[index]
+    units = [problem.units[unit] for unit in units_of(problem, stage)]
+    speed = problem.cluster.speed_of(stage.workers)
+    forward = sum(unit.forward_s for unit in units) / speed
+    backward = sum(unit.backward_s for unit in units) / speed
+    replicas, parallel, hops = stage.replicas // plan.copies, 1, []
+    if index + 1 < len(plan.stages):
+        if problem.options.boundary == "parallel":
+            parallel = min(replicas, plan.stages[index + 1].replicas // plan.copies)
+        pairs = [plan.copy(copy)[index : index + 2] for copy in range(plan.copies)]
+        hops = [links.sendrecv_among(here + there) for here, there in pairs]
+    sent, returned = crossing_bytes(problem, plan, index)
+    return StageTimes(
+        replicas=replicas,
+        depth=stage.depth,
+        forward_s=forward,
+        backward_s=float(cost.backward_time(forward, backward, stage.recompute)),
+        allreduce_s=_copy_allreduce_time(plan, problem, links, index),
+        links=parallel,
+        sent_bytes=sent,
+        returned_bytes=returned,
+        send_s=max((float(cost.boundary_time(sent, hop[0])) for hop in hops), default=0.0),
+        return_s=max((float(cost.boundary_time(returned, hop[0])) for hop in hops), default=0.0),
+        transfer_s=max((float(cost.transfer_time(max(sent, returned), *hop)) for hop in hops), default=0.0),
+        round_trip_s=max(
+            (float(cost.transfer_time(sent, *hop) + cost.transfer_time(returned, *hop)) for hop in hops), default=0.0
+        ),
+    )
+
+
+def _copy_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int) -> float:
+    """One all-reduce among the replicas of a stage in one copy of the pipeline, the slowest of them."""
+    replicas = plan.stages[index].replicas // plan.copies
+    if plan.inference or replicas == 1:
+        return 0.0
+    size = sum(problem.units[unit].parameter_bytes for unit in units_of(problem, plan.stages[index]))
+    rates = [links.allreduce_among(plan.copy(copy)[index]) for copy in range(plan.copies)]
+    return max(float(cost.ring_allreduce_time(replicas, size, *rate)) for rate in rates)
+
+
+def copies_allreduce_time(plan: Plan, problem: Problem, links: Links) -> float:
+    """One all-reduce of all gradients of the model among the copies, over the slowest link between them."""
+    if plan.copies == 1 or plan.inference:
+        return 0.0
+    everyone = [worker for stage in plan.stages for worker in stage.workers]
+    size = sum(unit.parameter_bytes for unit in problem.units)
+    return float(cost.ring_allreduce_time(plan.copies, size, *links.allreduce_among(everyone)))
+
+
+def per_copy(plan: Plan) -> int:
+    """Minibatches of one update in one copy of the pipeline, for the schedules that accumulate.
+
+    With a flush those of the copy that has most; under 2BW those of the one that has least, as two versions must do.
+    """
+    if plan.accumulate is None:
+        raise InputError(f"a plan with the schedule {plan.schedule} needs a number of minibatches per update")
+    if plan.schedule in FLUSHING:
+        return int(cost.rounds(plan.accumulate, plan.copies))
+    return plan.accumulate // plan.copies

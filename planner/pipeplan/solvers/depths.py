@@ -1,41 +1,68 @@
-"""Gives the stages of a plan the in-flight depths that keep a pace."""
+"""Gives the stages of a plan the in-flight depths that keep a pace, and with them the versions of their weights."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pipeplan import cost
+from pipeplan.batch import batch
 from pipeplan.links import Links
-from pipeplan.plan import Plan, versions
+from pipeplan.plan import ACCUMULATING, FLUSHING, GPIPE, Plan
 from pipeplan.problem import Problem
-from pipeplan.stages import crossing_bytes, group_allreduce_time
+from pipeplan.stages import StageTimes, group_allreduce_time, per_copy, stage_times
 
 
 def assign(plan: Plan, problem: Problem, pace_s: float) -> Plan:
-    """The plan with, from the last stage to the first, the smallest depths that sustain one minibatch per `pace_s`."""
+    """The plan under the problem's schedule, with the smallest depths that sustain one minibatch per `pace_s`."""
     if plan.inference:
         return plan
+    schedule = problem.options.schedule
+    accumulate = problem.options.accumulate if schedule in ACCUMULATING else None
+    plan = replace(plan, schedule=schedule, accumulate=accumulate)
     links = Links.of(problem.cluster)
-    inner_pace = pace_s * plan.copies
-    stages = list(plan.stages)
-    stages[-1] = replace(stages[-1], depth=1)
-    for index in range(len(stages) - 2, -1, -1):
-        workers = [worker for stage in plan.copy(0)[index : index + 2] for worker in stage]
-        busier = max(crossing_bytes(problem, plan, index))
-        transfer = cost.transfer_time(busier, *links.sendrecv_among(workers))
-        following, here = stages[index + 1], stages[index]
-        waits = [
-            cost.group_wait(
-                group_allreduce_time(plan, problem, links, number),
-                inner_pace,
-                stage.replicas // plan.copies,
-                plan.copies,
-            )
-            for number, stage in ((index, here), (index + 1, following))
-        ]
-        behind = cost.in_flight_behind(following.depth, following.replicas // plan.copies, waits[1])
-        replicas = here.replicas // plan.copies
-        depth = int(cost.in_flight_depth(behind, waits[0], float(transfer), inner_pace, replicas))
-        stages[index] = replace(here, depth=depth)
-    stages = [replace(stage, versions=versions(stage.depth, plan.lag(i), False)) for i, stage in enumerate(stages)]
+    times = [stage_times(plan, problem, links, index) for index in range(len(plan.stages))]
+    inner_pace, most = pace_s * plan.copies, [float("inf")] * len(times)
+    if schedule in FLUSHING:
+        most = [float(cost.rounds(per_copy(plan), stage.replicas)) for stage in times]
+        inner_pace = _pace_within_batch(plan, problem, links, times, pace_s)
+    depths = most
+    if schedule != GPIPE:
+        depths = _depths(times, most, inner_pace, _waits(plan, problem, links, times, inner_pace))
+    stages = [replace(stage, depth=int(depth)) for stage, depth in zip(plan.stages, depths, strict=True)]
+    plan = replace(plan, stages=tuple(stages))
+    stages = [replace(stage, versions=plan.versions(index)) for index, stage in enumerate(stages)]
     return replace(plan, stages=tuple(stages))
+
+
+def _depths(times: Sequence[StageTimes], most: Sequence[float], pace_s: float, waits: Sequence[float]) -> list[float]:
+    """From the last stage to the first, never more than a stage has minibatches."""
+    depths = [1.0]
+    for index in range(len(times) - 2, -1, -1):
+        here, following = times[index], times[index + 1]
+        behind = cost.in_flight_behind(depths[0], following.replicas, waits[index + 1])
+        depth = most[index]
+        if pace_s > 0:
+            needed = cost.in_flight_depth(behind, waits[index], here.transfer_s, pace_s, here.replicas)
+            depth = min(depth, float(needed))
+        depths.insert(0, depth)
+    return depths
+
+
+def _waits(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes], pace_s: float) -> Sequence[float]:
+    """What each stage waits for the replicas of a group, in minibatches: nothing where updates are common to all."""
+    if plan.schedule in ACCUMULATING:
+        return [0.0] * len(times)
+    groups = [group_allreduce_time(plan, problem, links, index) for index in range(len(times))]
+    return [
+        float(cost.group_wait(group, pace_s, stage.replicas, plan.copies))
+        for group, stage in zip(groups, times, strict=True)
+    ]
+
+
+def _pace_within_batch(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes], pace_s: float) -> float:
+    """What is left of a batch for the steady part, but at least what the stages and boundaries take."""
+    assert plan.accumulate is not None
+    parts = batch(plan, problem, links, times, depths=False)
+    spare = pace_s * plan.accumulate - (parts.total_s - parts.steady_s)
+    return cost.flush_pace(max(parts.steady_s, spare), parts.minibatches)

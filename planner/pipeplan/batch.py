@@ -1,0 +1,118 @@
+"""The time from one update to the next where the pipeline drains before it: gpipe and 1f1b-flush.
+
+docs/cost-model.md, "Flush schedules", has the formula, and how far replays confirm it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeplan import cost
+from pipeplan.links import Links
+from pipeplan.plan import GPIPE, Plan
+from pipeplan.problem import Problem
+from pipeplan.stages import StageTimes, copies_allreduce_time, per_copy, units_of
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The parts of a batch, in seconds: it takes their sum."""
+
+    minibatches: int
+    """Of one update, in one copy of the pipeline."""
+    work_s: float
+    """The first minibatch's forward and backward passes through all stages."""
+    transfers_s: float
+    """Its way over all boundaries, and back."""
+    steady_s: float
+    """What the other minibatches add, at the pace of the slowest stage or boundary."""
+    exposed_s: float
+    """What of the all-reduces does not hide behind draining and filling."""
+    copies_s: float
+    """The all-reduce among copies of the pipeline."""
+    bound: str
+    """What the steady part is slowed by, in words."""
+
+    @property
+    def total_s(self) -> float:
+        """From one update to the next."""
+        total = cost.flush_batch(self.work_s, self.transfers_s, self.steady_s, self.exposed_s, self.copies_s)
+        return float(total)
+
+    @property
+    def longest(self) -> str:
+        """What takes the largest part, in words."""
+        parts = (
+            (self.steady_s, self.bound),
+            (self.work_s + self.transfers_s, "filling and draining the pipeline"),
+            (self.exposed_s, "gradient synchronisation"),
+            (self.copies_s, "synchronisation among the copies of the pipeline"),
+        )
+        return max(parts, key=lambda part: part[0])[1]
+
+
+def batch(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes], *, depths: bool = True) -> Batch:
+    """The parts of one batch. Without `depths` as if those of the stages were enough."""
+    count = per_copy(plan)
+    steady, bound = _steady(plan, times, count)
+    if depths:
+        steady, bound = max((steady, bound), _limited(plan, times, count), key=lambda part: part[0])
+    return Batch(
+        minibatches=count,
+        work_s=sum(stage.pass_s for stage in times),
+        transfers_s=sum(stage.round_trip_s for stage in times),
+        steady_s=steady,
+        exposed_s=_exposed(plan, problem, times),
+        copies_s=copies_allreduce_time(plan, problem, links),
+        bound=bound,
+    )
+
+
+def _steady(plan: Plan, times: Sequence[StageTimes], count: int) -> tuple[float, str]:
+    """The steady part and what it is bound by; GPipe has one in each of its two phases."""
+    if plan.schedule == GPIPE:
+        phases = (
+            _slowest(times, count, [stage.forward_s for stage in times], [stage.send_s for stage in times]),
+            _slowest(times, count, [stage.backward_s for stage in times], [stage.return_s for stage in times]),
+        )
+        return phases[0][0] + phases[1][0], max(phases, key=lambda phase: phase[0])[1]
+    links = [max(stage.send_s, stage.return_s) for stage in times]
+    return _slowest(times, count, [stage.pass_s for stage in times], links)
+
+
+def _slowest(
+    times: Sequence[StageTimes], count: int, passes: Sequence[float], messages: Sequence[float]
+) -> tuple[float, str]:
+    bounds = []
+    for number, (stage, pass_s, message_s) in enumerate(zip(times, passes, messages, strict=True), start=1):
+        bounds.append((float(cost.flush_steady(pass_s, count, stage.replicas)), f"compute of stage {number}"))
+        traffic = f"traffic from stage {number} to stage {number + 1}"
+        bounds.append((float(cost.flush_steady(message_s, count, stage.links)), traffic))
+    return max(bounds, key=lambda entry: entry[0])
+
+
+def _limited(plan: Plan, times: Sequence[StageTimes], count: int) -> tuple[float, str]:
+    """What the steady part takes at least with the depths that the stages have."""
+    bounds = [(0.0, "")]
+    for index, stage in enumerate(times):
+        if stage.depth >= cost.rounds(count, stage.replicas):
+            continue
+        pace = float("inf") if plan.schedule == GPIPE else 0.0
+        if plan.schedule != GPIPE and index + 1 < len(times):
+            following = times[index + 1]
+            in_flight = following.depth * following.replicas
+            pace = cost.depth_limited_pace(stage.depth, stage.replicas, in_flight, stage.transfer_s, ())
+        bounds.append((pace * (count - 1), f"minibatches in flight at stage {index + 1}"))
+    return max(bounds, key=lambda entry: entry[0])
+
+
+def _exposed(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> float:
+    """The largest part of an all-reduce that is waited for. What hides it is charged at the fastest device's speed."""
+    fastest = max(device.speed for device in problem.cluster.devices)
+    before, exposed = 0.0, 0.0
+    for stage, found in zip(plan.stages, times, strict=True):
+        exposed = max(exposed, float(cost.flush_exposed(found.allreduce_s, before / fastest)))
+        units = [problem.units[unit] for unit in units_of(problem, stage)]
+        before += sum(unit.forward_s + unit.backward_s for unit in units)
+    return exposed
