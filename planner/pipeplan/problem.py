@@ -111,6 +111,8 @@ class Problem:
     options: Options = field(default_factory=Options)
     copies: int = 1
     """How many pipelines like the one sought run side by side and average their gradients."""
+    copies_allreduce_s: float = 0.0
+    """One all-reduce of all gradients among them."""
     units: tuple[Unit, ...] = field(init=False)
     flows: tuple[Flow, ...] = field(init=False)
 
@@ -157,9 +159,9 @@ class Problem:
         """Time of all units for one minibatch on one worker of speed 1."""
         return sum(unit.forward_s + unit.backward_s for unit in self.units)
 
-    def within(self, cluster: Cluster, copies: int = 1) -> Problem:
+    def within(self, cluster: Cluster, copies: int = 1, copies_allreduce_s: float = 0.0) -> Problem:
         """The same problem on another cluster, or on one of `copies` equal parts of one."""
-        return replace(self, cluster=cluster, copies=copies)
+        return replace(self, cluster=cluster, copies=copies, copies_allreduce_s=copies_allreduce_s)
 
     def straight(self) -> Problem:
         """The same problem for one pipeline without any replication."""

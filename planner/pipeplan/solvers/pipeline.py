@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pipeplan import cost
 from pipeplan.links import Links
-from pipeplan.plan import Plan, Stage, versions
+from pipeplan.plan import DOUBLE_BUFFERED, Plan, Stage
 from pipeplan.problem import Problem
 
 
@@ -24,6 +24,7 @@ class Segment:
     start: int
     replicas: int
     depth: int
+    recompute: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Space:
 
     def inner(self, problem: Problem) -> Problem:
         """The problem that one copy solves."""
-        return problem.within(problem.cluster.inner(self.level), self.copies)
+        return problem.within(problem.cluster.inner(self.level), self.copies, self._allreduce(problem))
 
     def pace(self, problem: Problem, inner_s: float) -> float:
         """The pace of all copies together, when one copy takes `inner_s` for each of its minibatches."""
@@ -43,15 +44,21 @@ class Space:
 
     def synchronisation(self, problem: Problem) -> float:
         """Gradient all-reduce among the copies, per minibatch: a bound on the pace that no inner plan changes."""
+        if problem.options.schedule == DOUBLE_BUFFERED and problem.options.accumulate is not None:
+            return float(cost.buffered_synchronisation(self._allreduce(problem), problem.options.accumulate))
+        return self._allreduce(problem) / self.copies
+
+    def _allreduce(self, problem: Problem) -> float:
+        """One all-reduce of all gradients among the copies (0 for one)."""
         if self.copies == 1 or not problem.training:
             return 0.0
         links, top = Links.of(problem.cluster), len(problem.cluster.levels)
         size = sum(unit.parameter_bytes for unit in problem.units)
         bandwidth, latency = links.allreduce_bandwidth[top], links.allreduce_latency[top]
-        return float(cost.synchronisation_time(self.copies, size, bandwidth, latency))
+        return float(cost.ring_allreduce_time(self.copies, size, bandwidth, latency))
 
     def plan(self, problem: Problem, segments: Sequence[Segment]) -> Plan:
-        """The plan of all copies, from the segments of one."""
+        """The plan of all copies, from the segments of one; `depths.assign` gives it versions of the weights."""
         size = problem.cluster.span(self.level)
         stages = []
         for segment in segments:
@@ -61,9 +68,7 @@ class Space:
                 for worker in range(segment.start, segment.start + segment.replicas)
                 for copy in range(self.copies)
             ]
-            lag = int(cost.update_lag(len(workers), len(segments) == 1))
-            kept = versions(segment.depth, lag, problem.options.inference)
-            stages.append(Stage(segment.layers, tuple(workers), segment.depth, kept))
+            stages.append(Stage(segment.layers, tuple(workers), segment.depth, 1, segment.recompute))
         return Plan(tuple(stages), self.copies, problem.options.inference)
 
 

@@ -31,7 +31,7 @@ def reduced(problem: Problem, cuts: Cuts) -> Cuts:
         if not _free(problem, costs):
             continue
         bit = 1 << unit
-        for index in np.flatnonzero(kept[1:-1]) + 1:
+        for index in (np.flatnonzero(kept[1:-1]) + 1).tolist():
             other = place.get(cuts.ideals[index] ^ bit)
             if other is not None and _better(cuts, other, index, strictly=not cuts.ideals[index] & bit):
                 kept[index] = False

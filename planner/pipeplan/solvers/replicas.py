@@ -75,6 +75,10 @@ def _intervals(
     work: Floats, transmit: Floats, latency: float, threshold: float, accumulate: int | None
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Where work / r + s(r) ≤ threshold, as whole numbers."""
+    if latency == 0 and not transmit.any():
+        # Compute alone, or nothing at all: the most frequent case.
+        everything, nothing = np.full_like(work, np.inf), np.full_like(work, -np.inf)
+        return np.maximum(1.0, _up(work / threshold)), everything, everything, nothing
     if accumulate is None:
         # Times r²: (T - 2α) r² - (work + 2t - 2α) r + 2t ≥ 0.
         square = np.full_like(work, threshold - 2 * latency)
@@ -94,7 +98,7 @@ def _solve(square: Floats, linear: Floats, constant: Floats) -> tuple[Floats, Fl
         discriminant = linear * linear - 4 * square * constant
         root = np.sqrt(np.maximum(discriminant, 0.0))
         # The stable pair: q/a and c/q with q = -(b + sign(b)·root)/2.
-        q = -0.5 * (linear + np.where(linear >= 0, root, -root))
+        q = -0.5 * (linear + np.copysign(root, linear))
         one, other = q / square, constant / q
         one, other = np.where(square == 0, np.inf, one), np.where(q == 0, 0.0, other)
         low, high = np.fmin(one, other), np.fmax(one, other)
@@ -107,14 +111,18 @@ def _solve(square: Floats, linear: Floats, constant: Floats) -> tuple[Floats, Fl
     always = ((square > 0) & (discriminant < 0)) | (flat & (constant >= 0))
     between = (square < 0) & (discriminant >= 0)
     low1 = np.where(rising, zero, np.where(between, low, 1.0))
-    high1 = np.where(rising | always, np.inf, np.where(falling, zero, np.where(above, low, np.where(between, high, -1))))
+    high1 = np.where(
+        rising | always, np.inf, np.where(falling, zero, np.where(above, low, np.where(between, high, -1)))
+    )
     low2, high2 = np.where(above, high, np.inf), np.where(above, np.inf, nothing)
     return np.maximum(1.0, _up(low1)), _down(high1), np.maximum(1.0, _up(low2)), high2
 
 
 def _up(value: Floats) -> Floats:
-    return np.ceil(value - _ROUNDING * np.maximum(1.0, np.abs(np.nan_to_num(value, posinf=1.0, neginf=1.0))))
+    rounded: Floats = np.ceil(value * (1 - _ROUNDING))
+    return rounded
 
 
 def _down(value: Floats) -> Floats:
-    return np.floor(value + _ROUNDING * np.maximum(1.0, np.abs(np.nan_to_num(value, posinf=1.0, neginf=1.0))))
+    rounded: Floats = np.floor(value * (1 + _ROUNDING))
+    return rounded

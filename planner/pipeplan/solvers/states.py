@@ -18,7 +18,7 @@ that joins them with the next stage is of a level above m either way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,44 +70,89 @@ class Layout:
 
 @dataclass(frozen=True)
 class States:
-    """Columns of equal length. The last six tell how a state came about."""
+    """Columns of equal length, as one array of whole numbers (a row for each column) and the demands."""
 
-    first: Ints
-    level: Ints
+    numbers: Ints
     demand: Floats
-    stages: Ints
-    workers: Ints
-    replicas: Ints
-    """Of the state's first stage."""
-    depth: Ints
-    """Of its first stage."""
-    recompute: Flags
-    """Whether its first stage computes its forward pass twice."""
-    end: Ints
-    """The cut behind its first stage."""
-    source: Ints
-    """The state at that cut that the stage was put in front of."""
 
-    def __len__(self) -> int:
-        return len(self.first)
+    @staticmethod
+    def of(columns: dict[str, Ints], demand: Floats) -> States:
+        """From its columns by name."""
+        return States(np.stack([columns[name] for name in _COLUMNS]), demand)
 
-    def take(self, rows: Ints | Flags | slice) -> States:
-        """Some of the rows."""
-        return States(*(getattr(self, field.name)[rows] for field in fields(self)))
+    @staticmethod
+    def start(workers: int) -> States:
+        """Nothing is behind the cut of everything: no demand, and all workers are free."""
+        columns = dict.fromkeys(_COLUMNS, np.zeros(1, dtype=np.intp))
+        return States.of(columns | {"first": np.array([workers], dtype=np.intp)}, np.zeros(1))
 
     @staticmethod
     def join(parts: list[States]) -> States:
         """All rows of several."""
         if len(parts) == 1:
             return parts[0]
-        return States(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(States)))
+        return States(
+            np.concatenate([part.numbers for part in parts], axis=1), np.concatenate([part.demand for part in parts])
+        )
 
-    @staticmethod
-    def start(workers: int) -> States:
-        """Nothing is behind the cut of everything: no demand, and all workers are free."""
-        zero = np.zeros(1, dtype=np.intp)
-        no = np.zeros(1, dtype=bool)
-        return States(zero + workers, zero, np.zeros(1), zero, zero, zero, zero, no, zero - 1, zero - 1)
+    def __len__(self) -> int:
+        return len(self.demand)
+
+    def take(self, rows: Ints | Flags | slice) -> States:
+        """Some of the rows."""
+        return States(self.numbers[:, rows], self.demand[rows])
+
+    def _column(self, index: int) -> Ints:
+        column: Ints = self.numbers[index]
+        return column
+
+    @property
+    def first(self) -> Ints:
+        """p."""
+        return self._column(0)
+
+    @property
+    def level(self) -> Ints:
+        """λ."""
+        return self._column(1)
+
+    @property
+    def stages(self) -> Ints:
+        """Behind the cut."""
+        return self._column(2)
+
+    @property
+    def workers(self) -> Ints:
+        """Busy ones behind the cut."""
+        return self._column(3)
+
+    @property
+    def replicas(self) -> Ints:
+        """Of the first stage behind the cut."""
+        return self._column(4)
+
+    @property
+    def depth(self) -> Ints:
+        """Of that stage."""
+        return self._column(5)
+
+    @property
+    def recompute(self) -> Ints:
+        """Whether that stage computes its forward pass twice: 0 or 1."""
+        return self._column(6)
+
+    @property
+    def end(self) -> Ints:
+        """The cut behind that stage."""
+        return self._column(7)
+
+    @property
+    def source(self) -> Ints:
+        """The state at that cut that the stage was put in front of."""
+        return self._column(8)
+
+
+_COLUMNS = ("first", "level", "stages", "workers", "replicas", "depth", "recompute", "end", "source")
 
 
 @dataclass(frozen=True)

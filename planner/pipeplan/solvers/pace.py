@@ -1,0 +1,106 @@
+"""What a pipeline that a search found really takes, and whether it fits, by the terms of the search."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeplan import cost
+from pipeplan.solvers.search import SLACK, Step
+from pipeplan.solvers.terms import StageTerms, Terms
+
+
+def pace_of(terms: Terms, steps: list[Step], *, depths: bool) -> float:
+    """Seconds per minibatch of one copy: the slowest stage or boundary, and with `depths` what these sustain."""
+    times = [_stage(terms, step) for step in steps]
+    paces = [_stage_s(terms, step, stage) for step, stage in zip(steps, times, strict=True)]
+    following: Step | None = None
+    groups = [_allreduce_s(terms, step, stage) for step, stage in zip(steps, times, strict=True)]
+    for index in range(len(steps) - 1, -1, -1):
+        step = steps[index]
+        if following is not None:
+            level = _joined(terms, step, following)
+            paces.append(_boundary_s(terms, step, following, level))
+            if depths and terms.training:
+                paces.append(_depth_s(terms, step, following, level, groups[index : index + 2]))
+        if depths and terms.accumulate is not None:
+            paces.append(terms.buffered_pace(step.depth, step.replicas, groups[index]))
+        following = step
+    return max(paces)
+
+
+def depths_of(terms: Terms, steps: list[Step], pace_s: float) -> list[int]:
+    """The depths that keep a pace, input to output (all 1 for inference)."""
+    depths: list[int] = []
+    behind = 0.0
+    for index in range(len(steps) - 1, -1, -1):
+        step = steps[index]
+        wait = float(_stage(terms, step).wait(_ONE, np.array([float(step.replicas)]), _span(terms, step), pace_s)[0])
+        depth = 1
+        if depths and terms.training:
+            level = _joined(terms, step, steps[index + 1])
+            transfer = float(terms.transfer_s[step.end][level])
+            depth = int(cost.in_flight_depth(behind, wait, transfer, pace_s, step.replicas))
+        behind = float(cost.in_flight_behind(depth, step.replicas, wait))
+        depths.insert(0, depth)
+    return depths
+
+
+def fits(terms: Terms, steps: list[Step], pace_s: float) -> bool:
+    """Whether every worker's memory suffices at the depths that a pace needs."""
+    for step, depth in zip(steps, depths_of(terms, steps, pace_s), strict=True):
+        deepest = _stage(terms, step).deepest(replicated=step.replicas > 1)
+        if depth > deepest[0]:
+            return False
+        if terms.accumulate is not None:
+            allreduce = _allreduce_s(terms, step, _stage(terms, step))
+            if terms.buffered_pace(depth, step.replicas, allreduce) > pace_s * (1 + SLACK):
+                return False
+    return True
+
+
+_ONE = np.zeros(1, dtype=np.intp)
+
+
+def _stage(terms: Terms, step: Step) -> StageTerms:
+    return terms.stage(step.end, np.array([step.start]), recompute=step.recompute)
+
+
+def _span(terms: Terms, step: Step) -> int:
+    return int(terms.layout.between(np.array(step.first), np.array(step.first + step.replicas - 1)))
+
+
+def _joined(terms: Terms, step: Step, following: Step) -> int:
+    last = following.first + following.replicas - 1
+    return int(terms.layout.between(np.array(step.first), np.array(last)))
+
+
+def _allreduce_s(terms: Terms, step: Step, stage: StageTerms) -> float:
+    level = _span(terms, step)
+    bandwidth, latency = terms.links.allreduce_bandwidth[level], terms.links.allreduce_latency[level]
+    if not terms.training:
+        return 0.0
+    return float(cost.ring_allreduce_time(step.replicas, float(stage.parameters[0]), bandwidth, latency))
+
+
+def _stage_s(terms: Terms, step: Step, stage: StageTerms) -> float:
+    compute = cost.compute_time(float(stage.work_s[0]), step.replicas, terms.speed)
+    synchronisation = _allreduce_s(terms, step, stage) / (terms.accumulate or step.replicas)
+    return float(cost.overlapped(compute, synchronisation, stage.overlap))
+
+
+def _boundary_s(terms: Terms, step: Step, following: Step, level: int) -> float:
+    links = min(step.replicas, following.replicas) if terms.parallel else 1
+    return float(terms.boundary_s[step.end][level]) / links
+
+
+def _depth_s(terms: Terms, step: Step, following: Step, level: int, groups: list[float]) -> float:
+    transfer = float(terms.transfer_s[step.end][level])
+    in_flight, copies = float(following.depth * following.replicas), terms.problem.copies
+    if terms.accumulate is not None:
+        groups = []
+    elif copies > 1:
+        # The waits are then whole minibatches, whatever the pace.
+        counts = (step.replicas, following.replicas)
+        in_flight += sum(float(cost.group_wait(0.0, 1.0, count, copies)) for count in counts)
+        groups = []
+    return cost.depth_limited_pace(step.depth, step.replicas, in_flight, transfer, groups)

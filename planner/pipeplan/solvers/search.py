@@ -1,0 +1,386 @@
+"""Is there a pipeline with every resource within a threshold? The search that decides it, on equal machines.
+
+It works from the output end over cuts, because the minibatches that a stage holds in flight depend on the stages behind
+it, and keeps at every cut the states (see `states`) that no other dominates. A stage I→J in front of a state at J takes
+r workers that end at some e ≤ p. Only some r and e can lead to states that are not dominated:
+
+  e   p itself, or the last component edge before it at each level: what lies between edges can be moved to one
+  r   within each level, from the fewest replicas that are quick enough and fit in memory on; more of them only where
+      the demand r · depth falls, which it does where the depth does: the fewest replicas for each smaller depth
+
+Everything is decided for all I and all states of one J at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeplan import cost
+from pipeplan.cuts import Floats, Ints
+from pipeplan.solvers.pool import Pool
+from pipeplan.solvers.states import Counting, Flags, Layout, States, undominated
+from pipeplan.solvers.terms import StageTerms, Terms
+
+# What rounding may add to a time that equals the threshold.
+SLACK = 1e-12
+
+
+class OutOfTime(Exception):
+    """The deadline passed in the middle of a search."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a search is asked for, beside the threshold."""
+
+    memory: bool
+    """Whether the devices' memory limits."""
+    recompute: bool = False
+    """Whether stages may compute their forward pass twice."""
+    counting: Counting = Counting()
+    exact_stages: int | None = None
+    max_stages: int | None = None
+    max_workers: int | None = None
+    deadline: float | None = None
+    """By `time.perf_counter`."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage of a pipeline that a search found."""
+
+    start: int
+    """The cuts that it lies between."""
+    end: int
+    first: int
+    """Its workers are first … first + replicas - 1."""
+    replicas: int
+    depth: int
+    recompute: bool
+
+
+@dataclass(frozen=True)
+class _Tries:
+    """Pairs of a place to put stages and a cut I, flattened: a stage to be sized."""
+
+    place: Ints
+    target: Ints
+    """Index into the cuts I that are considered."""
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where stages may end: a state and an e ≤ p."""
+
+    state: Ints
+    end: Ints
+    lowest: Ints
+    """No stage may start before, or the boundary behind it would take too long."""
+    room: Ints
+    """By level 0 … L (rows): workers of e's component of that level up to e."""
+
+    def __len__(self) -> int:
+        return len(self.end)
+
+
+class Search:
+    """One threshold. `run` gives the stages of a pipeline, input to output, or None; `kept` holds all states."""
+
+    def __init__(self, terms: Terms, threshold: float, limits: Limits) -> None:
+        self.terms, self.limits = terms, limits
+        self.layout: Layout = terms.layout
+        self.threshold = threshold
+        self.within = threshold * (1 + SLACK)
+        self.last = len(terms.cuts.ideals) - 1
+        self.kept: dict[int, States] = {}
+        # No cut can be reached with fewer workers left in front than its work needs; none at all means no work left.
+        need = np.ceil(terms.cuts.work_s / (terms.speed * self.within) - 1e-9)
+        self.need = np.maximum(need, 1).astype(np.intp)
+        self.need[0] = 0
+        # The highest level over which a cut's boundary is quick enough; -1: none.
+        self.widest = (terms.boundary_s <= self.within).sum(axis=1) - 1
+        self.usable = (self.widest >= 1) | (np.arange(self.last + 1) == 0)
+        self.usable[self.last] = True
+
+    def run(self) -> list[Step] | None:
+        """Search all cuts. Raises `OutOfTime` at the deadline."""
+        pool = Pool(self.last + 1)
+        pool.add(np.array([self.last]), States.start(self.terms.workers))
+        deadline = self.limits.deadline
+        for cut in range(self.last, -1, -1):
+            if deadline is not None and time.perf_counter() > deadline:
+                raise OutOfTime
+            found = pool.take(cut)
+            if found is None:
+                continue
+            states = undominated(found, self.layout, self.limits.counting)
+            self.kept[cut] = states
+            if cut == 0:
+                return self._walk()
+            for targets, fresh in self._extend(cut, states):
+                pool.add(targets, fresh)
+        return None
+
+    def _walk(self) -> list[Step] | None:
+        """The pipeline behind the best state at the empty cut."""
+        states = self.kept[0]
+        allowed = np.ones(len(states), dtype=bool)
+        if self.limits.exact_stages is not None:
+            allowed &= states.stages == self.limits.exact_stages
+        rows = np.flatnonzero(allowed)
+        if not len(rows):
+            return None
+        row = int(rows[np.lexsort((-states.first[rows], states.workers[rows], states.stages[rows]))[0]])
+        steps, cut = [], 0
+        while cut != self.last:
+            states = self.kept[cut]
+            end = int(states.end[row])
+            steps.append(
+                Step(
+                    cut,
+                    end,
+                    int(states.first[row]),
+                    int(states.replicas[row]),
+                    int(states.depth[row]),
+                    bool(states.recompute[row]),
+                )
+            )
+            cut, row = end, int(states.source[row])
+        return steps
+
+    # -- one cut --
+
+    def _extend(self, cut: int, states: States) -> Iterator[tuple[Ints, States]]:
+        """Every state that a stage in front of these leads to, with the cuts that they are at."""
+        states, rows = self._open(states)
+        targets = self._targets(cut)
+        if not len(states) or not len(targets):
+            return
+        places = self._places(cut, states)
+        variants = (False, True) if self.limits.recompute else (False,)
+        for recompute in variants:
+            stage = self.terms.stage(cut, targets, recompute=recompute)
+            fits = stage.deepest(replicated=False) >= 1 if self.limits.memory else np.ones(len(targets), dtype=bool)
+            fits &= stage.work_s / self.terms.speed <= self.within * self.terms.workers
+            if not fits.any():
+                continue
+            if not fits.all():
+                stage = stage.take(np.flatnonzero(fits))
+            yield from self._put(stage, states, rows, places, recompute)
+
+    def _open(self, states: States) -> tuple[States, Ints]:
+        """The states that another stage may be put in front of, and their rows."""
+        rows = np.arange(len(states))
+        most = self.limits.exact_stages or self.limits.max_stages
+        if most is not None:
+            rows = rows[states.stages < most]
+        if self.limits.max_workers is not None:
+            rows = rows[states.workers[rows] < self.limits.max_workers]
+        return states.take(rows), rows
+
+    def _targets(self, cut: int) -> Ints:
+        smaller = self.terms.cuts.smaller(cut)
+        usable: Ints = smaller[self.usable[smaller]]
+        return usable
+
+    def _places(self, cut: int, states: States) -> _Places:
+        """All e for all states, without duplicates."""
+        spans, first = self.layout.spans, states.first
+        ends = np.unique(np.stack([first, *(first // span * span for span in spans[1:-1])]).T, axis=1)
+        state, column = np.nonzero((ends > 0) & np.diff(ends, axis=1, append=-1).astype(bool))
+        end = ends[state, column]
+        if cut == self.last:
+            lowest = np.zeros(len(end), dtype=np.intp)
+        else:
+            widest = int(self.widest[cut])
+            lowest = first // spans[widest] * spans[widest]
+            lowest = np.where(states.level <= widest, lowest, self.terms.workers)[state]
+        # The component that holds the last worker, e - 1; a level 0 component has room for one.
+        room = np.minimum(end - (end - 1) // spans[:, None] * spans[:, None], self.terms.most_replicas)
+        inside = end > lowest
+        return _Places(state[inside], end[inside], lowest[inside], room[:, inside])
+
+    def _put(
+        self, stage: StageTerms, states: States, rows: Ints, places: _Places, recompute: bool
+    ) -> Iterator[tuple[Ints, States]]:
+        """Size stages for every place, level by level, and give the states that they lead to."""
+        if not len(places):
+            return
+        need = self.need[stage.targets]
+        if self.limits.memory and self.terms.training:
+            for level in range(self.layout.top + 1):
+                tries, replicas = self._quick(stage, places, level, need, above=level > 0)
+                yield from self._in_memory(stage, states, rows, places, tries, replicas, level, need, recompute)
+            return
+        # Without memory the fewest replicas are best, and a lower level never needs more.
+        count = np.full((len(stage.targets), len(places)), np.inf)
+        for level in range(self.layout.top, -1, -1):
+            least = stage.fewest(level, self.within)[:, None]
+            count = np.where(least <= places.room[level], least, count)
+        start = places.end - count
+        target, place = np.nonzero(start >= np.maximum(need[:, None], places.lowest))
+        fewest: Ints = count[target, place].astype(np.intp)
+        if self.limits.memory:
+            fits = np.where(fewest > 1, stage.deepest(replicated=True)[target], np.inf) >= 1
+            target, place, fewest = target[fits], place[fits], fewest[fits]
+        ones = np.ones(len(target), dtype=np.intp)
+        yield from self._states(
+            stage, states, rows, places, _Tries(place, target), fewest, ones, np.zeros(len(target)), recompute
+        )
+
+    def _quick(
+        self, stage: StageTerms, places: _Places, level: int, need: Ints, *, above: bool
+    ) -> tuple[_Tries, Floats]:
+        """The fewest replicas that are quick enough on runs that span exactly `level`, where any are."""
+        least = stage.fewest(level, self.within)[:, None]
+        inside = places.room[level - 1] if above else np.zeros(len(places), dtype=np.intp)
+        count = np.maximum(least, inside + 1)
+        start = places.end - count
+        fits = (count <= places.room[level]) & (start >= np.maximum(need[:, None], places.lowest))
+        target, place = np.nonzero(fits)
+        count = count[target, place]
+        exact = stage.allowed(level, self.within).least(count, target)
+        fits = (exact <= places.room[level][place]) & (
+            places.end[place] - exact >= np.maximum(need[target], places.lowest[place])
+        )
+        return _Tries(place[fits], target[fits]), exact[fits]
+
+    def _in_memory(
+        self,
+        stage: StageTerms,
+        states: States,
+        rows: Ints,
+        places: _Places,
+        tries: _Tries,
+        replicas: Floats,
+        level: int,
+        need: Ints,
+        recompute: bool,
+    ) -> Iterator[tuple[Ints, States]]:
+        """The replica counts that fit in memory, each for a depth of its own, as long as the demand falls."""
+        deepest = np.where(
+            replicas > 1, stage.deepest(replicated=True)[tries.target], stage.deepest(replicated=False)[tries.target]
+        )
+        least_demand = np.full(len(replicas), np.inf)
+        most = deepest
+        while len(replicas):
+            replicas, depth, demand = self._size(stage, states, places, tries, replicas, most, level)
+            good = np.isfinite(replicas) & (demand < least_demand)
+            good &= places.end[tries.place] - replicas >= np.maximum(need[tries.target], places.lowest[tries.place])
+            good &= replicas <= places.room[level][tries.place]
+            rows_good = np.flatnonzero(good)
+            tries = _Tries(tries.place[rows_good], tries.target[rows_good])
+            replicas, depth, demand = replicas[rows_good], depth[rows_good], demand[rows_good]
+            yield from self._states(
+                stage,
+                states,
+                rows,
+                places,
+                tries,
+                replicas.astype(np.intp),
+                depth.astype(np.intp),
+                demand,
+                recompute,
+            )
+            # A smaller depth takes more replicas, and is of use only while it may lower their product.
+            more = np.flatnonzero(depth > 2) if not stage.is_last else np.zeros(0, dtype=np.intp)
+            tries = _Tries(tries.place[more], tries.target[more])
+            replicas, least_demand, most = replicas[more], demand[more], depth[more] - 1
+
+    def _size(
+        self,
+        stage: StageTerms,
+        states: States,
+        places: _Places,
+        tries: _Tries,
+        replicas: Floats,
+        deepest: Floats,
+        level: int,
+    ) -> tuple[Floats, Floats, Floats]:
+        """The fewest replicas, at least those given, with which a depth of at most `deepest` suffices; infinite if none.
+
+        Returns replicas, depth and demand. What must be covered grows with the replicas (their all-reduce takes longer,
+        the boundary may span more), so that the least fixed point from below is the least solution.
+        """
+        if stage.is_last:
+            wait = self._wait(stage, tries.target, replicas, level)
+            count = np.where(deepest >= 1, replicas, np.inf)
+            return count, np.ones(len(count)), cost.in_flight_behind(1, replicas, wait)
+        count = np.where(deepest >= 2, replicas, np.inf)
+        behind = states.demand[places.state[tries.place]]
+        intervals = stage.allowed(level, self.within)
+        while True:
+            finite = np.where(np.isfinite(count), count, 1.0)
+            wait = self._wait(stage, tries.target, finite, level)
+            transfer = self._transfer(stage.cut, states, places, tries.place, finite)
+            depth = cost.in_flight_depth(behind, wait, transfer, self.threshold, finite)
+            covered = (behind + wait + 2 * transfer / self.threshold) / np.maximum(deepest - 1, 1)
+            wanted = np.where(depth <= deepest, count, np.maximum(np.ceil(covered - cost.ROUNDING), count + 1))
+            wanted = np.where(wanted <= self.terms.workers, wanted, np.inf)
+            again = np.where(wanted > count, intervals.least(wanted, tries.target), count)
+            if np.array_equal(again, count):
+                return count, depth, cost.in_flight_behind(depth, finite, wait)
+            count = again
+
+    def _wait(self, stage: StageTerms, target: Ints, replicas: Floats, level: int) -> Floats:
+        return np.broadcast_to(stage.wait(target, replicas, level, self.threshold), replicas.shape)
+
+    def _transfer(self, cut: int, states: States, places: _Places, place: Ints, replicas: Floats) -> Floats:
+        """One-way time over the boundary at a cut, at the level of the component that holds both stages."""
+        state = places.state[place]
+        start = np.maximum(places.end[place] - replicas, 0).astype(np.intp)
+        joined = np.maximum(self.layout.between(start, states.first[state]), states.level[state])
+        transfer: Floats = self.terms.transfer_s[cut][joined]
+        return transfer
+
+    def _states(
+        self,
+        stage: StageTerms,
+        states: States,
+        rows: Ints,
+        places: _Places,
+        tries: _Tries,
+        replicas: Ints,
+        depth: Ints,
+        demand: Floats,
+        recompute: bool,
+    ) -> Iterator[tuple[Ints, States]]:
+        state = places.state[tries.place]
+        start = places.end[tries.place] - replicas
+        workers = states.workers[state] + replicas
+        targets = stage.targets[tries.target]
+        good = self._worth(targets, workers, states.stages[state] + 1)
+        if not good.any():
+            return
+        columns = {
+            "first": start,
+            "level": self.layout.between(start, places.end[tries.place] - 1),
+            "stages": states.stages[state] + 1,
+            "workers": workers,
+            "replicas": replicas,
+            "depth": depth,
+            "recompute": np.full(len(start), int(recompute)),
+            "end": np.full(len(start), stage.cut),
+            "source": rows[state],
+        }
+        fresh = States.of(columns, demand)
+        if good.all():
+            yield targets, fresh
+        else:
+            yield targets[good], fresh.take(good)
+
+    def _worth(self, targets: Ints, workers: Ints, stages: Ints) -> Flags:
+        """Whether states can still become a pipeline within the user's limits."""
+        good = np.ones(len(targets), dtype=bool)
+        limits = self.limits
+        if limits.max_workers is not None:
+            good &= workers + self.need[targets] <= limits.max_workers
+        if (most := limits.exact_stages or limits.max_stages) is not None:
+            good &= stages + (targets > 0) <= most
+        if self.terms.pinned and limits.exact_stages is not None:
+            good &= self.terms.respects_pins(targets, limits.exact_stages - stages)
+        return good

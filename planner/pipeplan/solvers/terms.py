@@ -1,0 +1,239 @@
+"""The terms of the cost model as the search asks for them: for all stages that end at one cut, as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from pipeplan import cost
+from pipeplan.cuts import Cuts, Floats, Ints
+from pipeplan.links import Links
+from pipeplan.plan import DOUBLE_BUFFERED, STASHING
+from pipeplan.problem import Problem
+from pipeplan.solvers.replicas import Intervals, allowed
+from pipeplan.solvers.states import Flags, Layout
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A problem on a cluster of equal machines, as arrays over its cuts. Independent of the threshold."""
+
+    problem: Problem
+    cuts: Cuts
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The components of the cluster."""
+        return Layout.of(self.problem.cluster)
+
+    @cached_property
+    def links(self) -> Links:
+        """The rates of its levels."""
+        return Links.of(self.problem.cluster)
+
+    @property
+    def workers(self) -> int:
+        """D."""
+        return self.problem.cluster.workers
+
+    @property
+    def speed(self) -> float:
+        """Of every device."""
+        return self.problem.cluster.device.speed
+
+    @property
+    def training(self) -> bool:
+        """Whether there is a backward pass."""
+        return self.problem.training
+
+    @property
+    def schedule(self) -> str:
+        """Of training."""
+        return self.problem.options.schedule
+
+    @property
+    def accumulate(self) -> int | None:
+        """Minibatches per synchronisation in one copy; None: as many as the stage has replicas."""
+        if self.schedule != DOUBLE_BUFFERED or not self.training:
+            return None
+        accumulate = self.problem.options.accumulate
+        assert accumulate is not None
+        return accumulate // self.problem.copies
+
+    @property
+    def constant_versions(self) -> int:
+        """Versions of the weights whose number does not grow with a stage's depth."""
+        return {STASHING: 0, DOUBLE_BUFFERED: 2}[self.schedule]
+
+    @property
+    def parallel(self) -> bool:
+        """Whether a boundary uses as many links as the smaller of its stages has replicas."""
+        return self.problem.options.boundary == "parallel"
+
+    @cached_property
+    def floor(self) -> float:
+        """No pipeline is faster: all work on all workers, and the costliest unit on as many as it may have."""
+        units = self.problem.units
+        most = max(unit.forward_s + unit.backward_s for unit in units) / min(self.workers, self.most_replicas)
+        return max(self.problem.work_s / self.workers, most) / self.speed
+
+    @cached_property
+    def most(self) -> float:
+        """A pace that excludes no time, and at which transfers and waits together take one minibatch at most."""
+        options = self.problem.options
+        counts = np.arange(1, self.workers + 1)
+        bandwidth, latency = self.links.allreduce_bandwidth[-1], self.links.allreduce_latency[-1]
+        size = float(self.cuts.parameters[-1]) if self.training else 0.0
+        allreduce = (
+            float(cost.ring_allreduce_time(counts, size, bandwidth, latency).max()) + self.problem.copies_allreduce_s
+        )
+        forward = self.cuts.forward_s[-1] if options.recompute else 0.0
+        work = (self.cuts.work_s[-1] + forward) / self.speed
+        return float(work + (2 + self.problem.copies) * (allreduce + self.transfer_s.max()) + 1e-9)
+
+    def buffered_pace(self, depth: int, replicas: int, allreduce_s: float) -> float:
+        """The pace at which two versions of the weights suffice for a stage (`cost.buffered_pace`)."""
+        assert self.accumulate is not None
+        copies = self.problem.copies
+        return cost.buffered_pace(
+            depth, replicas, allreduce_s + self.problem.copies_allreduce_s, self.accumulate, copies
+        )
+
+    @cached_property
+    def boundary_s(self) -> Floats:
+        """Time on the link of the busier direction, by cut and level."""
+        return np.asarray(cost.boundary_time(self._busier, self.links.sendrecv_bandwidth))
+
+    @cached_property
+    def transfer_s(self) -> Floats:
+        """One-way time of a minibatch, by cut and level."""
+        links = self.links
+        return np.asarray(cost.transfer_time(self._busier, links.sendrecv_bandwidth, links.sendrecv_latency))
+
+    @property
+    def _busier(self) -> Floats:
+        busier: Floats = np.maximum(self.cuts.sent, self.cuts.returned)[:, None]
+        return busier
+
+    @cached_property
+    def most_replicas(self) -> int:
+        """Of any stage."""
+        caps = (self.problem.options.max_replicas, self.accumulate, self.problem.options.max_workers)
+        return min([self.workers, *(cap for cap in caps if cap is not None)])
+
+    @cached_property
+    def pinned(self) -> tuple[tuple[int, int], ...]:
+        """Unit and stage, counted from 1."""
+        home = {name: index for index, unit in enumerate(self.problem.units) for name in unit.layers}
+        return tuple(sorted({(home[layer], stage) for layer, stage in self.problem.options.pins}))
+
+    def respects_pins(self, targets: Ints, before: Ints) -> Flags:
+        """Whether cuts with so many stages before them hold just the pinned units that belong before them."""
+        good = np.ones(len(targets), dtype=bool)
+        for unit, stage in self.pinned:
+            word, bit = divmod(unit, 64)
+            inside = (self.cuts.words[targets, word] >> np.uint64(bit)) & np.uint64(1) == 1
+            good &= inside == (stage <= before)
+        return good
+
+    def stage(self, cut: int, targets: Ints, *, recompute: bool = False) -> StageTerms:
+        """The stages from each of `targets` to a cut."""
+        cuts, problem = self.cuts, self.problem
+        is_last = cut == len(cuts.ideals) - 1
+        work = cuts.work_s[cut] - cuts.work_s[targets]
+        if recompute:
+            work = work + (cuts.forward_s[cut] - cuts.forward_s[targets])
+        return StageTerms(self, cut, targets, is_last, work, recompute, problem.options.overlap)
+
+
+@dataclass(frozen=True)
+class StageTerms:
+    """The stages from several cuts I to one cut J; arrays over the cuts I."""
+
+    terms: Terms
+    cut: int
+    targets: Ints
+    is_last: bool
+    work_s: Floats
+    """Of one minibatch, on a device of speed 1."""
+    recompute: bool
+    overlap: float
+    _found: dict[int, Intervals] = field(default_factory=dict)
+
+    def take(self, rows: Ints) -> StageTerms:
+        """Some of the stages."""
+        return replace(self, targets=self.targets[rows], work_s=self.work_s[rows], _found={})
+
+    def _difference(self, totals: Floats) -> Floats:
+        found: Floats = totals[self.cut] - totals[self.targets]
+        return found
+
+    @cached_property
+    def parameters(self) -> Floats:
+        """Bytes."""
+        return self._difference(self.terms.cuts.parameters)
+
+    def allowed(self, level: int, within: float) -> Intervals:
+        """Which numbers of replicas are quick enough on a run that spans `level`."""
+        if level not in self._found:
+            links, terms = self.terms.links, self.terms
+            self._found[level] = allowed(
+                self.work_s / terms.speed,
+                self.parameters * float(terms.training),
+                float(links.allreduce_bandwidth[level]),
+                float(links.allreduce_latency[level]) * float(terms.training),
+                within,
+                overlap=self.overlap,
+                accumulate=terms.accumulate,
+            )
+        return self._found[level]
+
+    def fewest(self, level: int, within: float) -> Floats:
+        """The fewest replicas that are quick enough there; infinite where no number is."""
+        return self.allowed(level, within).least(np.ones(len(self.targets)))
+
+    def wait(self, target: Ints, replicas: Floats, level: int, threshold: float) -> Floats:
+        """Minibatches that go by while replicas wait for their group's all-reduce (`cost.group_wait`)."""
+        terms = self.terms
+        if terms.accumulate is not None:
+            return np.zeros(len(replicas))
+        bandwidth, latency = terms.links.allreduce_bandwidth[level], terms.links.allreduce_latency[level]
+        allreduce = cost.ring_allreduce_time(replicas, self.parameters[target], bandwidth, latency)
+        return np.asarray(cost.group_wait(allreduce, threshold, replicas, terms.problem.copies))
+
+    def deepest(self, *, replicated: bool) -> Floats:
+        """The most minibatches in flight for which memory suffices; below 1 where it does for none."""
+        fixed, growing = self._memory
+        kept = replicated or self.terms.problem.copies > 1
+        if self.terms.training and kept:
+            fixed = fixed + self._replication
+        with np.errstate(divide="ignore", invalid="ignore"):
+            most = np.floor((self.terms.problem.capacity - fixed) / growing * (1 + 1e-12))
+        return np.where(fixed > self.terms.problem.capacity, 0.0, np.where(growing == 0, np.inf, most))
+
+    @cached_property
+    def _memory(self) -> tuple[Floats, Floats]:
+        """Bytes of one worker that are there at any depth, and for every minibatch in flight."""
+        terms, cuts = self.terms, self.terms.cuts
+        around = cuts.sent + cuts.returned
+        around = around[self.cut] + around[self.targets]
+        ratio = terms.problem.profile.optimizer_state_ratio
+        buffers, saved = self._difference(cuts.buffers), self._difference(cuts.saved)
+        fixed = np.asarray(cost.fixed_memory(self.parameters, buffers, around, ratio, terms.training))
+        if not terms.training:
+            return fixed, np.zeros(len(fixed))
+        received, sent = cuts.sent[self.targets], cuts.sent[self.cut]
+        once = cost.recompute_memory(saved, sent, self.recompute)
+        versions = cost.version_memory(self.parameters, terms.constant_versions)
+        each = cost.memory_per_depth(
+            self.parameters, saved, received, sent, stashes=terms.constant_versions == 0, recompute=self.recompute
+        )
+        return fixed + once + versions, np.asarray(each)
+
+    @cached_property
+    def _replication(self) -> Floats:
+        """What replication adds: buckets, and a version where an update runs late."""
+        late = ~(self.is_last & (self.targets == 0)) & (self.terms.accumulate is None)
+        return np.asarray(cost.replica_memory(self.parameters, 2, late.astype(int)))

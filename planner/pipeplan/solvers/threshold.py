@@ -1,0 +1,101 @@
+"""From a search that answers "is there a pipeline within T?" to the least T for which there is one.
+
+A feasible answer comes with a pipeline, whose own pace is the new upper end: the interval closes in jumps, and a last
+search just below the best pipeline's pace proves that there is no better one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from pipeplan.solvers.search import OutOfTime
+
+PRECISION = 1e-9
+"""Relative. Plans that are closer than this are equal."""
+
+# Within this ratio of the two ends it pays to ask right below the upper one.
+_NARROW = 1.02
+
+Found = TypeVar("Found")
+
+
+@dataclass
+class Interval(Generic[Found]):
+    """What is known of the optimum: it is at least `low`, and `best` reaches `high`."""
+
+    low: float
+    high: float = float("inf")
+    best: Found | None = None
+    finished: bool = True
+    """Whether the search ran to its end: else a deadline or an interrupt came before."""
+    interrupted: bool = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is left between the two ends."""
+        return self.high <= self.low * (1 + 2 * PRECISION)
+
+
+def least(
+    ask: Callable[[float], tuple[float, Found] | None],
+    low: float,
+    most: float,
+    known: tuple[float, Found] | None = None,
+) -> Interval[Found]:
+    """The least threshold above `low` for which `ask` finds something, where it does for all above that.
+
+    `ask(T)` returns what it found and the pace that this reaches, at most T; or None. `most`: above it nothing changes.
+    `known` is something found already. A deadline or Ctrl-C ends the search with what it has.
+    """
+    found = Interval[Found](low)
+    if known is not None:
+        found.high, found.best = known
+    try:
+        _bracket(ask, found, most)
+        while not found.closed and found.best is not None:
+            _narrow(ask, found)
+    except OutOfTime:
+        found.finished = False
+    except KeyboardInterrupt:
+        found.finished, found.interrupted = False, True
+    return found
+
+
+def _ask(ask: Callable[[float], tuple[float, Found] | None], found: Interval[Found], threshold: float) -> bool:
+    answer = ask(threshold)
+    if answer is None:
+        found.low = max(found.low, threshold)
+        return False
+    if answer[0] < found.high:
+        found.high, found.best = answer
+    return True
+
+
+def _bracket(ask: Callable[[float], tuple[float, Found] | None], found: Interval[Found], most: float) -> None:
+    """Find an upper end: the optimum is often at the lower one, and seldom far above it."""
+    growth = PRECISION
+    while found.best is None or found.low * (1 + growth) < found.high:
+        threshold = min(found.low * (1 + growth), most) if found.low > 0 else most
+        if _ask(ask, found, threshold) or threshold >= most:
+            return
+        growth = max(0.05, 4 * growth)
+
+
+def _narrow(ask: Callable[[float], tuple[float, Found] | None], found: Interval[Found]) -> None:
+    below = found.high * (1 - PRECISION)
+    if found.high > found.low * _NARROW:
+        below = (found.low * found.high) ** 0.5 if found.low > 0 else found.high / 4
+    before = found.high
+    if _ask(ask, found, below) and found.high > found.low * _NARROW:
+        return
+    if found.high < before and found.high > found.low * (1 + 1e-6):
+        # It was better than just below: halve once, so that small steps do not add up.
+        _ask(ask, found, (found.low * found.high) ** 0.5)
+
+
+def deadline(seconds: float | None) -> float | None:
+    """So many seconds from now, by `time.perf_counter`."""
+    return None if seconds is None else time.perf_counter() + seconds
