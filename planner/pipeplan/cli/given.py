@@ -53,10 +53,11 @@ def problem_arguments(*without: str) -> Callable[[Function], Function]:
     """A decorator that gives a command all arguments of `problem_of` but the named ones, which are then None."""
 
     def decorate(function: Function) -> Function:
+        # Click collects in reverse order what decorators say; the arguments are tried on a function of their own first.
         for argument in reversed(_ARGUMENTS):
-            function = argument(function)
-        parameters: list[click.Parameter] = getattr(function, "__click_params__", [])
-        parameters[:] = [parameter for parameter in parameters if parameter.name not in without]
+            tried: Any = argument(lambda: None)
+            if tried.__click_params__[0].name not in without:
+                function = argument(function)
         return function
 
     return decorate
@@ -66,15 +67,15 @@ def problem_of(given: dict[str, Any]) -> tuple[Problem, str]:
     """The problem that the arguments describe, and a line on where its profile comes from."""
     source = read_profile(given.get("profile"), given.get("minibatch"))
     cluster = read_cluster(given["cluster_name"], given.get("servers"), given.get("workers"))
-    return Problem(source.profile, cluster, options_of(given, cluster)), source.text
+    return Problem(source.profile, cluster, options_of(given, cluster.device.kind)), source.text
 
 
-def options_of(given: dict[str, Any], cluster: Cluster) -> Options:
-    """The options that the arguments name, with the defaults that depend on the cluster."""
+def options_of(given: dict[str, Any], kind: str) -> Options:
+    """The options that the arguments name, with the defaults that depend on the kind of device."""
     overlap = given["overlap"]
     if overlap is None:
         # On CPUs the cores that compute also move the data, so that nothing hides behind anything.
-        overlap = 1.0 if cluster.device.kind == "cuda" else 0.0
+        overlap = 1.0 if kind == "cuda" else 0.0
     return Options(
         inference=given["inference"],
         overlap=overlap,

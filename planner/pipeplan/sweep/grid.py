@@ -1,0 +1,108 @@
+"""The points of a sweep: the product of what is to be varied."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pipeplan import alter
+from pipeplan.cluster import Cluster
+from pipeplan.errors import InputError
+from pipeplan.plan import INFERENCE
+from pipeplan.problem import Options
+from pipeplan.profile import Profile
+from pipeplan.units import show_rate, show_size
+
+MOST_POINTS = 10_000
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What is varied, each by a list of values; an empty list leaves it as it is."""
+
+    bandwidths: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """By the name of the level, bytes/s."""
+    memory: Sequence[int] = ()
+    """Of a device, bytes."""
+    minibatch: Sequence[int] = ()
+    schedules: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Point:
+    """One problem of a sweep, not yet checked as one."""
+
+    profile: Profile
+    cluster: Cluster
+    options: Options
+
+    @property
+    def schedule(self) -> str:
+        """By name."""
+        return INFERENCE if self.options.inference else self.options.schedule
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the smallest device."""
+        return min(device.memory_bytes for device in self.cluster.devices)
+
+    @property
+    def bandwidths(self) -> dict[str, float]:
+        """Bytes/s of the links of every level, by its name."""
+        return {level.name: level.bandwidth for level in self.cluster.levels}
+
+    @property
+    def ideal_rate(self) -> float:
+        """Samples/s if all workers computed all the time."""
+        return self.profile.minibatch * self.cluster.total_speed / self._work_s
+
+    @property
+    def _work_s(self) -> float:
+        inference = self.options.inference
+        return math.fsum(one.forward_s + (0.0 if inference else one.backward_s) for one in self.profile.layers)
+
+    def settings(self) -> dict[str, str]:
+        """What may differ between points, as people read it, by a short name; workers first."""
+        rates = {f"{name} links": show_rate(rate) for name, rate in self.bandwidths.items() if rate}
+        return (
+            {"servers": str(self.cluster.servers), "workers": str(self.cluster.workers)}
+            | rates
+            | {
+                "memory": show_size(self.memory_bytes),
+                "minibatch": str(self.profile.minibatch),
+                "schedule": self.schedule,
+            }
+        )
+
+
+def points(profile: Profile, clusters: Sequence[Cluster], options: Options, axes: Axes) -> list[Point]:
+    """All combinations, in the order of the lists, the last axis varying fastest.
+
+    An `InputError` says what no point could be made of: an unknown level or schedule, a minibatch of 0.
+    """
+    number = len(clusters) * math.prod(
+        max(1, len(values)) for values in (*axes.bandwidths.values(), axes.memory, axes.minibatch, axes.schedules)
+    )
+    if number > MOST_POINTS:
+        raise InputError(f"{number} combinations are too many: at most {MOST_POINTS}")
+    found = []
+    for cluster in _clusters(clusters, axes):
+        for size in axes.minibatch or [profile.minibatch]:
+            scaled = profile if size == profile.minibatch else profile.rescaled(size)
+            for schedule in axes.schedules or [options.schedule]:
+                found.append(Point(scaled, cluster, replace(options, schedule=schedule)))
+    return found
+
+
+def _clusters(clusters: Sequence[Cluster], axes: Axes) -> list[Cluster]:
+    found = []
+    for cluster in clusters:
+        rates = [[(name, rate) for rate in values] for name, values in axes.bandwidths.items()]
+        for combination in itertools.product(*rates):
+            changed = cluster
+            for name, rate in combination:
+                changed = alter.with_bandwidth(changed, alter.level_named(changed, name), rate)
+            found += [alter.with_memory(changed, size) for size in axes.memory] if axes.memory else [changed]
+    return found

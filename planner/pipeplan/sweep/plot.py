@@ -1,0 +1,156 @@
+"""Samples per second against workers, beside what they would be if all workers computed all the time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeplan import render
+from pipeplan.sweep.rows import Row, varying
+from pipeplan.text import one_line
+
+WIDTH, HEIGHT = 64, 14
+MARKS = "ABCDEFGH"
+SEVERAL, IDEAL = "+", "."
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
+"""Okabe and Ito's, which people with any colour vision tell apart."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points that differ in the number of workers only."""
+
+    name: str
+    points: tuple[tuple[int, float], ...]
+    """Workers and samples per second, by workers."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What there is to draw."""
+
+    series: tuple[Series, ...]
+    ideal: tuple[tuple[int, float], ...]
+    left_out: int = 0
+    """Series beyond those that can be told apart."""
+
+    @property
+    def most_workers(self) -> int:
+        """The right end."""
+        return max(workers for workers, _ in self.ideal)
+
+    @property
+    def fastest(self) -> float:
+        """The upper end."""
+        return max(rate for _, rate in self.ideal)
+
+
+def chart(rows: Sequence[Row]) -> Chart | None:
+    """What to draw of the rows; None where there are no two numbers of workers with a plan."""
+    solved = [row for row in rows if row.rate is not None]
+    if len({row.point.cluster.workers for row in solved}) < 2:
+        return None
+    names = [name for name in varying(rows) if name not in ("servers", "workers")]
+    groups: dict[str, dict[int, float]] = {}
+    for row in solved:
+        settings = row.point.settings()
+        key = ", ".join(f"{name} {settings.get(name, '-')}" for name in names) or "best plan"
+        line = groups.setdefault(key, {})
+        workers = row.point.cluster.workers
+        line[workers] = max(line.get(workers, 0.0), row.rate or 0.0)
+    series = [Series(one_line(name), tuple(sorted(line.items()))) for name, line in groups.items()]
+    ideal = {row.point.cluster.workers: row.point.ideal_rate for row in rows}
+    return Chart(tuple(series[: len(MARKS)]), tuple(sorted(ideal.items())), max(0, len(series) - len(MARKS)))
+
+
+def scaling(rows: Sequence[Row]) -> list[str]:
+    """The chart as lines of plain characters; none where there is nothing to draw."""
+    found = chart(rows)
+    if found is None:
+        return []
+    grid = [[" "] * WIDTH for _ in range(HEIGHT)]
+    for column in range(WIDTH):
+        workers = (column + 0.5) / WIDTH * found.most_workers
+        _mark(grid, found, workers, interpolated(found.ideal, workers), IDEAL)
+    for mark, series in zip(MARKS, found.series, strict=False):
+        for workers, rate in series.points:
+            _mark(grid, found, workers, rate, mark)
+    lines = ["samples/s"]
+    for number, row in enumerate(grid):
+        label = f"{found.fastest * (HEIGHT - number) / HEIGHT:.4g}" if number % 4 == 0 else ""
+        lines.append(f"{label:>9} |{''.join(row).rstrip()}")
+    lines.append(" " * 10 + "+" + "-" * WIDTH)
+    lines.append(" " * 11 + _axis(found))
+    lines.append(f"{'':11}{IDEAL} ideal: every worker computes all the time")
+    lines += [f"{'':11}{mark} {series.name}" for mark, series in zip(MARKS, found.series, strict=False)]
+    if found.left_out:
+        lines.append(f"{'':11}and {found.left_out} more lines, not drawn")
+    return lines
+
+
+def _mark(grid: list[list[str]], found: Chart, workers: float, rate: float, mark: str) -> None:
+    column = min(WIDTH - 1, int(workers / found.most_workers * WIDTH))
+    row = HEIGHT - 1 - min(HEIGHT - 1, int(rate / found.fastest * HEIGHT))
+    there = grid[row][column]
+    grid[row][column] = mark if there in (" ", IDEAL, mark) else SEVERAL
+
+
+def _axis(found: Chart) -> str:
+    """The numbers of workers below their columns, as far as there is room."""
+    text = ""
+    for workers, _ in found.ideal:
+        label = str(workers)
+        column = min(WIDTH - 1, int(workers / found.most_workers * WIDTH)) - len(label) + 1
+        if column > len(text) or not text:
+            text = text.ljust(max(column, 0)) + label
+    return f"{text} workers"
+
+
+def interpolated(points: Sequence[tuple[int, float]], workers: float) -> float:
+    """The value between points, on a line through the origin before the first."""
+    before = (0.0, 0.0)
+    for point in points:
+        if workers <= point[0]:
+            share = (workers - before[0]) / (point[0] - before[0])
+            return before[1] + share * (point[1] - before[1])
+        before = point
+    return points[-1][1]
+
+
+def ticks(most: float, wanted: int = 5) -> list[float]:
+    """Round numbers from 0 to about `most`, so that a scale has about `wanted` of them."""
+    rough = most / wanted
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * (1 - 1e-9))
+    return [step * index for index in range(math.floor(most / step * (1 + 1e-9)) + 1)]
+
+
+def svg(rows: Sequence[Row], title: str) -> str | None:
+    """The chart as a self-contained SVG file; None where there is nothing to draw."""
+    found = chart(rows)
+    if found is None:
+        return None
+    width, height = 560.0, 300.0
+
+    def place(workers: float, rate: float) -> str:
+        return f"{workers / found.most_workers * width:.1f},{height - rate / found.fastest * height:.1f}"
+
+    return render.template("scaling.svg.j2").render(
+        title=one_line(title),
+        width=width,
+        height=height,
+        ideal=" ".join(place(workers, rate) for workers, rate in ((0, 0.0), *found.ideal)),
+        series=[
+            {
+                "name": series.name,
+                "colour": COLOURS[index],
+                "line": " ".join(place(*point) for point in series.points),
+                "dots": [place(*point).split(",") for point in series.points],
+            }
+            for index, series in enumerate(found.series)
+        ],
+        left_out=found.left_out,
+        rates=[(f"{rate:.4g}", f"{height - rate / found.fastest * height:.1f}") for rate in ticks(found.fastest)],
+        workers=[(str(workers), f"{workers / found.most_workers * width:.1f}") for workers, _ in found.ideal],
+    )

@@ -1,0 +1,110 @@
+"""What a sweep found: rows, what they cost, which of them no other beats, and all of it as CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeplan.sweep.grid import Point
+from pipeplan.sweep.run import Answer
+
+FORMAT, VERSION = "pipeplan-sweep", 1
+MILLION = 1e6
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A point, its answer, and what the cluster costs."""
+
+    point: Point
+    answer: Answer
+    price_per_hour: float | None = None
+    """Of the whole cluster, idle servers included."""
+
+    @property
+    def rate(self) -> float | None:
+        """Samples per second; None where there is no plan."""
+        return None if self.answer.pace_s is None else self.point.profile.minibatch / self.answer.pace_s
+
+    @property
+    def cost(self) -> float | None:
+        """Of a million samples; None where there is no price or no plan."""
+        if self.price_per_hour is None or self.rate is None:
+            return None
+        return self.price_per_hour / HOUR_S * MILLION / self.rate
+
+
+def price_of(point: Point, per_server: float | None) -> float | None:
+    """Of the point's cluster for an hour: by the price of a server if given, else by the cluster's own."""
+    if per_server is not None:
+        return per_server * point.cluster.servers
+    return point.cluster.price_per_hour
+
+
+def efficient(rows: Sequence[Row]) -> set[int]:
+    """The Pareto set of speed against cost: the rows, by number, that none beats in one without losing in the other."""
+    known = [(number, row.rate, row.cost) for number, row in enumerate(rows)]
+    priced = [(number, rate, cost) for number, rate, cost in known if rate is not None and cost is not None]
+    return {
+        number
+        for number, rate, cost in priced
+        if not any(other >= rate and price <= cost and (other > rate or price < cost) for _, other, price in priced)
+    }
+
+
+def varying(rows: Iterable[Row]) -> list[str]:
+    """The names of the settings that differ between rows, in the order in which they are shown."""
+    settings = [row.point.settings() for row in rows]
+    names = list(dict.fromkeys(name for one in settings for name in one))
+    return [name for name in names if len({one.get(name) for one in settings}) > 1]
+
+
+def records(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Every row as plain values in seconds, bytes and bytes/s; None where there is nothing to say."""
+    best = efficient(rows)
+    found = []
+    for number, row in enumerate(rows):
+        point, answer = row.point, row.answer
+        found.append(
+            {
+                "servers": point.cluster.servers,
+                "workers": point.cluster.workers,
+                **{f"bandwidth_{name}_bytes_per_s": rate for name, rate in point.bandwidths.items()},
+                "memory_bytes": point.memory_bytes,
+                "minibatch": point.profile.minibatch,
+                "schedule": point.schedule,
+                "minibatch_s": answer.pace_s,
+                "samples_per_s": row.rate,
+                "ideal_samples_per_s": point.ideal_rate,
+                "over_data_parallelism": answer.over_parallelism,
+                "config": answer.config or None,
+                "busy_workers": answer.busy or None,
+                "bound_by": answer.bound or None,
+                "proven": answer.proven or None,
+                "price_per_hour": row.price_per_hour,
+                "cost_per_million_samples": row.cost,
+                "pareto": None if row.cost is None else number in best,
+                "why": answer.why or None,
+            }
+        )
+    return found
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """The records, one a line, below their names."""
+    found = records(rows)
+    file = io.StringIO()
+    names = list(dict.fromkeys(name for record in found for name in record))
+    writer = csv.DictWriter(file, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found)
+    return file.getvalue()
+
+
+def to_json(rows: Sequence[Row], *, planned: int) -> dict[str, Any]:
+    """What `pipeplan sweep --json` prints; `planned` is how many rows there were to be."""
+    return {"format": FORMAT, "version": VERSION, "planned": planned, "rows": records(rows)}

@@ -1,0 +1,122 @@
+"""Solves the points of a sweep, in several processes where there are several points.
+
+The processes are spawned, not forked, so that it works alike everywhere and no thread of ours is copied; they ignore
+the interrupt of Ctrl-C, which ends them through the process that started them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pipeplan.errors import DisagreementError, PipeplanError
+from pipeplan.problem import Problem
+from pipeplan.solve import Outcome, Settings, solve
+from pipeplan.solvers.result import Status
+from pipeplan.sweep.grid import Point
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What solving a point gave."""
+
+    pace_s: float | None = None
+    """Seconds per minibatch; None where there is no plan."""
+    over_parallelism: float | None = None
+    """How many times faster than data parallelism."""
+    config: str = ""
+    bound: str = ""
+    """The slowest resource."""
+    busy: int = 0
+    """Workers with something to do."""
+    proven: str = ""
+    """By which solvers the plan is optimal, or how far it may be from that."""
+    why: str = ""
+    """Where there is no plan: why."""
+    contradiction: bool = False
+    """Whether the solvers contradicted each other."""
+
+
+Tell = Callable[[int, Answer], None]
+
+
+def solve_point(point: Point, settings: Settings) -> Answer:
+    """Solve one point. What makes it unsolvable is part of the answer."""
+    try:
+        outcome = solve(Problem(point.profile, point.cluster, point.options), settings)
+    except PipeplanError as error:
+        return Answer(why=str(error), contradiction=isinstance(error, DisagreementError))
+    baseline = outcome.baselines[0]
+    return Answer(
+        pace_s=outcome.evaluation.pace_s,
+        over_parallelism=baseline.gain(outcome.evaluation.pace_s),
+        config=outcome.plan.config,
+        bound=outcome.evaluation.bound,
+        busy=outcome.plan.busy,
+        proven=_proven(outcome),
+    )
+
+
+def _proven(outcome: Outcome) -> str:
+    optimal = [result.solver.split()[0] for result in outcome.results if result.status == Status.OPTIMAL]
+    if outcome.verdict.proven or optimal:
+        return "+".join(optimal)
+    return f"gap {min(result.gap for result in outcome.results):.1%}"
+
+
+def run(points: Sequence[Point], settings: Settings, jobs: int | None, tell: Tell) -> bool:
+    """Solve all points and `tell` each answer, with the number of its point, as it comes; False if interrupted."""
+    jobs = min(jobs or len(os.sched_getaffinity(0)), len(points))
+    try:
+        if jobs <= 1:
+            for number, point in enumerate(points):
+                tell(number, solve_point(point, settings))
+        else:
+            _in_processes(points, settings, jobs, tell)
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def _in_processes(points: Sequence[Point], settings: Settings, jobs: int, tell: Tell) -> None:
+    executor = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    before = {process.pid for process in multiprocessing.active_children()}
+    try:
+        with _interrupts_ignored():
+            futures = {executor.submit(solve_point, point, settings): i for i, point in enumerate(points)}
+        for future in as_completed(futures):
+            tell(futures[future], _answer(future))
+    except BaseException:
+        for process in multiprocessing.active_children():
+            if process.pid not in before:
+                process.terminate()
+        raise
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _answer(future: Future[Answer]) -> Answer:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return Answer(why="the process that solved it, or another one of this sweep, was killed (out of memory?)")
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """What is started here ignores Ctrl-C for good: a process inherits what its parent ignores."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
