@@ -99,11 +99,13 @@ def _add_boundary(total: Floats, senders: Ints, receivers: Ints, forward: float,
     """Add what a minibatch sends from one stage to the next, and back, to the cards of the components they are in."""
     common = math.gcd(len(senders), len(receivers))
     lowest = int(min(senders.min(), receivers.min()))
-    # Classes (component, position modulo the common divisor); only those that hold both ends keep traffic inside.
-    here, there = (_classes(homes - lowest, common) for homes in (senders, receivers))
-    both, at_here, at_there = np.intersect1d(here[0], there[0], assume_unique=True, return_indices=True)
     count = int(max(senders.max(), receivers.max())) - lowest + 1
-    inside = np.bincount(both // common, here[1][at_here] * there[1][at_there], count)
+    inside: Ints | Floats = np.zeros(count)
+    if senders.max() >= receivers.min() and receivers.max() >= senders.min():
+        # Classes (component, position modulo the common divisor); only those that hold both ends keep traffic inside.
+        here, there = (_classes(homes - lowest, common) for homes in (senders, receivers))
+        both, at_here, at_there = np.intersect1d(here[0], there[0], assume_unique=True, return_indices=True)
+        inside = np.bincount(both // common, here[1][at_here] * there[1][at_there], count)
     leaving = np.bincount(senders - lowest, minlength=count) * (len(receivers) // common) - inside
     entering = np.bincount(receivers - lowest, minlength=count) * (len(senders) // common) - inside
     round_ = math.lcm(len(senders), len(receivers))
@@ -124,10 +126,12 @@ def _add_rings(total: Floats, homes: Ints, plan: Plan, stage: Stage, size: float
     # Minibatches of the whole pipeline between two all-reduces: as the schedule says, or as many as take part.
     within, among = plan.accumulate or replicas * copies, plan.accumulate or copies
     for axis, rings, interval in ((0, 1, within), (1, replicas, among)):
+        if grid.shape[axis] == 1:
+            continue
         following = np.roll(grid, -1, axis=axis)
         hop = float(cost.ring_allreduce_time(grid.shape[axis], size / rings, 1.0, 0.0)) / interval
         crosses = grid != following
-        if hop > 0 and crosses.any():
+        if crosses.any():
             lowest, count = int(homes.min()), int(homes.max() - homes.min()) + 1
             part = total[:, lowest : lowest + count]
             part[OUT] += np.bincount(grid[crosses] - lowest, minlength=count) * hop

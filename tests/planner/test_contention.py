@@ -1,0 +1,198 @@
+"""Loads of network cards and ports, against a count of every message and every hop; and what the evaluator does."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipeplan import contention
+from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.evaluate import evaluate
+from pipeplan.links import Links
+from pipeplan.plan import Plan, Stage
+from pipeplan.problem import Options, Problem
+from pipeplan.profile import Layer, Profile, Tensor
+
+DEVICE = Device("d", "cpu", 1 << 40)
+OUT, IN = contention.OUT, contention.IN
+
+
+def _profile(layers: int, seed: int = 0, work_s: float = 1.0) -> Profile:
+    rng = random.Random(seed)
+    tensors = [
+        Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), rng.randint(1, 50), rng.randint(1, 50)) for i in range(layers - 1)
+    ]
+    if layers > 2:
+        tensors.append(Tensor("skip", "l0", (f"l{layers - 1}",), 7, 3))
+    made = tuple(Layer(f"l{i}", work_s, 2 * work_s, rng.randint(0, 100), 0) for i in range(layers))
+    return Profile(made, tuple(tensors), 1)
+
+
+def _uniform(*counts: int, **efficiencies: float) -> Cluster:
+    rates = (40.0, 10.0, 3.0)
+    return Cluster("t", DEVICE, tuple(Level(f"n{k}", n, rates[k], **efficiencies) for k, n in enumerate(counts)))
+
+
+def _uneven() -> Cluster:
+    inside = [Level("server", 3, 40.0), Level("server", 2, 30.0), Level("server", 1, 0.0)]
+    machines = [Server(DEVICE, level, card) for level, card in zip(inside, (0.0, 5.0, 2.0), strict=True)]
+    return Cluster.of_servers("t", machines, [Level("cluster", 3, 10.0, sendrecv_efficiency=0.5)])
+
+
+def _loads(plan: Plan, problem: Problem) -> contention.Cards:
+    return contention.loads(plan, problem, Links.of(problem.cluster))
+
+
+def _counted(plan: Plan, problem: Problem) -> dict[tuple[int, int, int], float]:
+    """Seconds per minibatch by (level, direction, component), from every message and hop of enough minibatches."""
+    cluster, total = problem.cluster, defaultdict(float)
+    bandwidth: dict[tuple[int, int], tuple[float, float]] = {}
+    for level in range(len(cluster.levels)):
+        for number, start in enumerate(list(cluster.starts(level))[:-1]):
+            bandwidth[level, number] = Links.of(cluster).card(level, start)
+
+    def carry(source: int, target: int, size: float, reduces: bool) -> None:
+        for level in range(len(cluster.levels)):
+            ends = cluster.component(level, source), cluster.component(level, target)
+            if ends[0] != ends[1]:
+                total[level, OUT, ends[0]] += size / bandwidth[level, ends[0]][reduces]
+                total[level, IN, ends[1]] += size / bandwidth[level, ends[1]][reduces]
+
+    def ring(members: tuple[int, ...], size: float) -> None:
+        for source, target in zip(members, members[1:] + members[:1], strict=True):
+            if len(members) > 1:
+                carry(source, target, 2 * (len(members) - 1) / len(members) * size, True)
+
+    count = math.lcm(*(stage.replicas for stage in plan.stages)) * (plan.accumulate or 1)
+    for minibatch in range(count):
+        at = [stage.workers[minibatch % stage.replicas] for stage in plan.stages]
+        for index in range(len(at) - 1):
+            before = {name for stage in plan.stages[: index + 1] for name in stage.layers}
+            for tensor in problem.profile.tensors:
+                if tensor.producer in before and not before.issuperset(tensor.consumers):
+                    carry(at[index], at[index + 1], tensor.bytes, False)
+                    if not plan.inference:
+                        carry(at[index + 1], at[index], tensor.gradient_bytes, False)
+    for stage in plan.stages if not plan.inference else ():
+        size = sum(layer.parameter_bytes for layer in problem.profile.layers if layer.name in stage.layers)
+        replicas = stage.replicas // plan.copies
+        for copy in range(plan.copies):
+            for _ in range(count // (plan.accumulate or stage.replicas)):
+                ring(stage.workers[copy :: plan.copies], size)
+        for replica in range(replicas):
+            for _ in range(count // (plan.accumulate or plan.copies)):
+                ring(stage.workers[replica * plan.copies : (replica + 1) * plan.copies], size / replicas)
+    return {card: seconds / count for card, seconds in total.items()}
+
+
+def _agrees_with_the_count(plan: Plan, problem: Problem) -> None:
+    expected, cards = _counted(plan, problem), _loads(plan, problem)
+    for level, times in enumerate(cards.busy_s):
+        for direction, component in itertools.product((OUT, IN), range(times.shape[1])):
+            assert times[direction, component] == pytest.approx(expected.get((level, direction, component), 0.0))
+    assert cards.busiest()[0] == pytest.approx(max(expected.values(), default=0.0))
+
+
+def _random_plan(rng: random.Random, problem: Problem, copies: int, **fields: object) -> Plan:
+    """Stages on any workers at all, in any order."""
+    layers, size = [layer.name for layer in problem.profile.layers], problem.cluster.workers // copies
+    count = rng.randint(1, min(3, len(layers), size))
+    cuts = [0, *sorted(rng.sample(range(1, len(layers)), count - 1)), len(layers)]
+    ends = [0, *sorted(rng.sample(range(1, size + 1), count))]
+    order = rng.sample(range(size), size)
+    stages = []
+    for index in range(count):
+        mine = order[ends[index] : ends[index + 1]]
+        workers = tuple(copy * size + worker for worker in mine for copy in range(copies))
+        stages.append(Stage(tuple(layers[cuts[index] : cuts[index + 1]]), workers, 1, 1))
+    return Plan(tuple(stages), copies, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_loads_are_what_a_count_of_all_messages_gives(seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = rng.choice([_uniform(6), _uniform(3, 2), _uniform(2, 3), _uniform(2, 2, 2), _uniform(1, 4), _uneven()])
+    cluster = rng.choice([cluster, _uniform(2, 3, allreduce_efficiency=0.5, sendrecv_efficiency=0.8)])
+    problem = Problem(_profile(rng.randint(3, 5), seed), cluster)
+    copies = 2 if cluster.uniform and cluster.workers % 2 == 0 and rng.random() < 0.4 else 1
+    _agrees_with_the_count(_random_plan(rng, problem, copies), problem)
+
+
+def test_schedules_that_accumulate_reduce_less_often() -> None:
+    problem = Problem(_profile(4), _uniform(2, 3), Options(schedule="2bw", accumulate=12))
+    plan = _random_plan(random.Random(3), problem, 1, schedule="2bw", accumulate=12)
+    _agrees_with_the_count(plan, problem)
+
+
+def test_inference_sends_activations_only() -> None:
+    problem = Problem(_profile(4), _uniform(2, 3), Options(inference=True))
+    _agrees_with_the_count(_random_plan(random.Random(5), problem, 1, inference=True), problem)
+
+
+def test_fifteen_to_one_by_hand() -> None:
+    """15-1 on 4 servers of 4: three servers' senders reach server 3, and the ring passes through it once."""
+    profile = Profile(
+        (Layer("a", 15.0, 30.0, 300, 0), Layer("b", 1.0, 1.0, 1000, 0)), (Tensor("x", "a", ("b",), 40, 20),), 1
+    )
+    problem = Problem(profile, Cluster("t", DEVICE, (Level("server", 4, 100.0), Level("cluster", 4, 10.0))))
+    plan = Plan((Stage(("a",), tuple(range(15)), 3, 4), Stage(("b",), (15,), 1, 1)))
+    cards = _loads(plan, problem)
+    ring = 2 * 14 / 15 * 300 / 10 / 15
+    assert cards.busy_s[1][IN] == pytest.approx([4 / 15 * 2 + ring] * 3 + [12 / 15 * 4 + ring])
+    assert cards.busy_s[1][OUT] == pytest.approx([4 / 15 * 4 + ring] * 3 + [12 / 15 * 2 + ring])
+    assert cards.busiest()[1] == "network card of server 3, incoming"
+    # All activations enter the last worker's port, one in 15 leaves that of each other worker.
+    assert cards.busy_s[0][IN, 15] == pytest.approx(40 / 100)
+    assert cards.busy_s[0][OUT, 0] == pytest.approx(40 / 100 / 15 + ring / 10)
+
+
+def test_a_shared_card_bounds_the_pace() -> None:
+    problem = Problem(_profile(3, work_s=1e-3), _uniform(1, 4), Options(memory=False))
+    # Straight: the middle worker's card has to send activations on and gradients back.
+    plan = Plan(tuple(Stage((f"l{i}",), (i,), 100 ** (2 - i), 1) for i in range(3)))
+    score = evaluate(plan, problem)
+    assert score.pace_s > score.alone_s
+    assert score.pace_s == pytest.approx(_loads(plan, problem).busiest()[0])
+    assert score.bound == "network card of n0 1, outgoing"
+    without = evaluate(plan, replace(problem, options=Options(memory=False, contention=False)))
+    assert without.pace_s == without.alone_s == score.alone_s
+    assert without.bound != score.bound
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_contention_never_makes_a_plan_faster(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = Problem(_profile(4, seed), rng.choice([_uniform(3, 2), _uniform(2, 2, 2), _uneven()]))
+    plan = _random_plan(rng, problem, 1)
+    score = evaluate(plan, problem)
+    assert score.pace_s >= score.alone_s
+
+
+def test_one_resource_on_a_card_takes_what_it_takes_alone() -> None:
+    problem = Problem(_profile(3), _uniform(2, 3))
+    single = Plan((Stage(("l0", "l1", "l2"), tuple(range(6)), 1, 1),))
+    score = evaluate(single, problem)
+    assert _loads(single, problem).busiest()[0] == pytest.approx(score.stages[0].synchronisation_s)
+    assert score.pace_s == score.alone_s
+
+
+def test_large_clusters_add_up() -> None:
+    """8,191 and 8,192 replicas meet in 67 million pairs; nothing is lost between a card and the next."""
+    cluster = _uniform(8, 32, 64)
+    problem = Problem(_profile(2), cluster)
+    plan = Plan((Stage(("l0",), tuple(range(8191)), 1, 1), Stage(("l1",), tuple(range(8191, 16383)), 1, 1)))
+    cards = _loads(plan, problem)
+    (tensor,) = problem.profile.tensors
+    sizes = [layer.parameter_bytes for layer in problem.profile.layers]
+    hops = [2 * (r - 1) / r * size / r for r, size in zip((8191, 8192), sizes, strict=True)]
+    everything = tensor.bytes + tensor.gradient_bytes + 8191 * hops[0] + 8192 * hops[1]
+    for times in cards.busy_s:
+        assert float(times[OUT].sum()) == pytest.approx(float(times[IN].sum()))
+    assert float(cards.busy_s[0][OUT].sum()) * 40.0 == pytest.approx(everything)
+    assert np.all(cards.busy_s[0][:, 16383] == 0)

@@ -1,0 +1,149 @@
+"""The local search under contention: as good as trying everything where that is possible, and always a valid plan."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+
+from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.evaluate import evaluate
+from pipeplan.improve import improve
+from pipeplan.plan import Plan, Stage
+from pipeplan.problem import Options, Problem
+from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.solvers import depths
+
+
+def _problem(seed: int, **options: object) -> Problem:
+    """A chain with heavy traffic on a small cluster, so that contention binds in some of the draws."""
+    rng = random.Random(seed)
+    count, shape = rng.choice([4, 5, 6]), rng.choice([(2, 2), (2, 3), (3, 2), (4, 2), (2, 2, 2)])
+    layers = tuple(
+        Layer(f"l{i}", rng.uniform(1, 10), rng.uniform(1, 20), rng.choice([0, 5, 30, 100]), 0) for i in range(count)
+    )
+    sizes = [rng.randint(5, 60) * rng.choice([1, 2]) for _ in range(count - 1)]
+    tensors = tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), size, size) for i, size in enumerate(sizes))
+    levels = [
+        Level(f"n{k}", n, rate * rng.choice([0.7, 1.4]))
+        for k, (n, rate) in enumerate(zip(shape, (20.0, 8.0, 4.0), strict=False))
+    ]
+    made = {"memory": False, "allow_copies": False} | options
+    return Problem(Profile(layers, tensors, 1), Cluster("t", Device("d", "cpu", 1), tuple(levels)), Options(**made))
+
+
+def _best(problem: Problem) -> Plan:
+    """The fastest pipeline on consecutive workers, of all there are; the first of equals."""
+    workers, names = problem.cluster.workers, [unit.layers for unit in problem.units]
+    work = [unit.forward_s + unit.backward_s for unit in problem.units]
+    best, pace_s = None, float("inf")
+    for stages in range(1, min(len(names), workers) + 1):
+        for inner in itertools.combinations(range(1, len(names)), stages - 1):
+            parts = list(itertools.pairwise((0, *inner, len(names))))
+            for ends in itertools.combinations(range(workers + stages), 2 * stages):
+                runs = [(ends[2 * k] - k, ends[2 * k + 1] - k) for k in range(stages)]
+                if any(sum(work[a:b]) / (y - x) >= pace_s for (a, b), (x, y) in zip(parts, runs, strict=True)):
+                    continue
+                made = [
+                    Stage(tuple(name for unit in names[a:b] for name in unit), tuple(range(x, y)), 1, 1)
+                    for (a, b), (x, y) in zip(parts, runs, strict=True)
+                ]
+                plan = depths.assign(Plan(tuple(made)), problem, 1e-3)
+                if (found_s := evaluate(plan, problem).pace_s) < pace_s:
+                    best, pace_s = plan, found_s
+    assert best is not None
+    return best
+
+
+def _alone(problem: Problem) -> Plan:
+    """What a solver that knows no contention finds."""
+    return _best(replace(problem, options=replace(problem.options, contention=False)))
+
+
+# Of the first 700 draws, those in which the plan that is best without contention is far from best with it.
+BINDING = [1, 145, 170, 192, 199, 208, 293, 336, 348, 366, 400, 421, 470, 489, 523, 667, 687, 696]
+
+
+@pytest.mark.parametrize("seed", BINDING)
+def test_it_finds_the_best_plan_of_small_problems(seed: int) -> None:
+    problem = _problem(seed)
+    plan = _alone(problem)
+    before = evaluate(plan, problem)
+    assert before.pace_s > before.alone_s, "chosen so that contention binds"
+    better = improve(plan, problem)
+    assert evaluate(better, problem).pace_s == pytest.approx(evaluate(_best(problem), problem).pace_s, rel=1e-6)
+    assert improve(plan, problem) == better
+
+
+def test_where_contention_does_not_bind_the_plan_stays() -> None:
+    problem = _problem(0)
+    plan = _alone(problem)
+    assert improve(plan, problem) is plan
+    problem = _problem(BINDING[0], contention=False)
+    plan = _alone(problem)
+    assert improve(plan, problem) is plan
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stages": 2},
+        {"max_stages": 2},
+        {"max_replicas": 3},
+        {"max_workers": 5},
+        {"pins": (("l0", 1), ("l2", 2))},
+        {"together": (("l1", "l2"),)},
+        {"inference": True},
+        {"overlap": 0.0},
+    ],
+    ids=str,
+)
+def test_it_keeps_to_the_constraints(options: dict[str, object]) -> None:
+    asked = Options(**options)  # type: ignore[arg-type]
+    for seed in BINDING[:8]:
+        problem = _problem(seed, **options)
+        plan = _two_stages(problem)
+        better = improve(plan, problem)
+        score = evaluate(better, problem)
+        assert score.pace_s <= evaluate(plan, problem).pace_s
+        counts = [stage.replicas for stage in better.stages]
+        assert asked.stages in (None, len(counts))
+        assert len(counts) <= (asked.max_stages or len(counts))
+        assert max(counts) <= (asked.max_replicas or max(counts))
+        assert better.busy <= (asked.max_workers or better.busy)
+        assert all(layer in better.stages[number - 1].layers for layer, number in asked.pins)
+
+
+def _two_stages(problem: Problem) -> Plan:
+    """Half the units on two workers, the others on two more: within all the constraints above."""
+    names, cut = [unit.layers for unit in problem.units], 1 if problem.options.pins or problem.options.together else 2
+    first, second = (tuple(name for unit in part for name in unit) for part in (names[:cut], names[cut:]))
+    plan = Plan((Stage(first, (0, 1), 1, 1), Stage(second, (2, 3), 1, 1)), inference=problem.options.inference)
+    return depths.assign(plan, problem, evaluate(depths.assign(plan, problem, 1e-3), problem).alone_s)
+
+
+def test_it_fits_where_the_plan_did() -> None:
+    for seed in BINDING[:8]:
+        problem = _problem(seed)
+        plan = _two_stages(problem)
+        most = max(int(stage.memory_bytes) for stage in evaluate(plan, problem).stages)
+        cluster = replace(problem.cluster, device=Device("d", "cpu", most + 1))
+        limited = replace(problem, cluster=cluster, options=replace(problem.options, memory=True))
+        assert evaluate(improve(plan, limited), limited).fits
+
+
+def test_copies_stay_alike() -> None:
+    """Two straight pipelines, whose middle workers' cards carry two boundaries."""
+    layers = (Layer("a", 1.0, 1.0, 10, 0), Layer("b", 1.0, 1.0, 10, 0), Layer("c", 1.0, 1.0, 10, 0))
+    tensors = (Tensor("x", "a", ("b",), 100, 100), Tensor("y", "b", ("c",), 100, 100))
+    levels = (Level("server", 1, 0.0), Level("pod", 3, 10.0), Level("cluster", 2, 10.0))
+    problem = Problem(Profile(layers, tensors, 1), Cluster("t", Device("d", "cpu", 1), levels), Options(memory=False))
+    straight = Plan((Stage(("a",), (0, 3), 1, 1), Stage(("b",), (1, 4), 1, 1), Stage(("c",), (2, 5), 1, 1)), copies=2)
+    plan = depths.assign(straight, problem, 1.0)
+    before, better = evaluate(plan, problem), improve(plan, problem)
+    assert before.pace_s == pytest.approx((100 + 100) / 10 / 2 + 2 * 0.5 * 10 / 10 / 2)
+    assert evaluate(better, problem).pace_s < before.pace_s
+    assert better.copies == 2
+    assert all(better.copy(1)[i] == tuple(w + 3 for w in workers) for i, workers in enumerate(better.copy(0)))
