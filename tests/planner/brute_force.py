@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from brute_formulas import Costs, Instance, Stage, sizes
+from brute_formulas import Costs, Stage
+from brute_machines import Instance, Machines
 
 __all__ = ["Best", "Instance", "best", "best_plan"]
 
@@ -21,11 +22,15 @@ HALVINGS = 60
 
 @dataclass
 class Best:
-    """The fastest plan so far: its pace, stages and copies."""
+    """The fastest plan so far."""
 
     pace: float = math.inf
     stages: tuple[Stage, ...] = ()
+    depths: tuple[int, ...] = ()
+    versions: tuple[int, ...] = ()
     copies: int = 1
+    size: int = 0
+    """Workers that one copy has to itself."""
 
 
 def best(instance: Instance) -> float:
@@ -36,23 +41,22 @@ def best(instance: Instance) -> float:
 def best_plan(instance: Instance) -> Best:
     """The fastest plan over both plan spaces: one pipeline, or one in each component of some level."""
     found = Best()
-    spans = sizes(instance)
-    workers = spans[-1]
-    for size in sorted({workers, *(size for size in spans if size > 1)}, reverse=True):
-        if size == workers or instance.allow_copies:
-            Pipelines(instance, size, workers // size, found).search()
+    machines = Machines(instance)
+    for size, copies in machines.copies().items():
+        if copies == 1 or instance.allow_copies:
+            Pipelines(instance, machines, size, copies, found).search()
     return found
 
 
 class Pipelines:
     """All pipelines on the first `workers` workers, of which there are `copies` in all."""
 
-    def __init__(self, instance: Instance, workers: int, copies: int, found: Best) -> None:
+    def __init__(self, instance: Instance, machines: Machines, workers: int, copies: int, found: Best) -> None:
         self.instance = instance
         self.workers = workers
         self.copies = copies
         self.found = found
-        self.costs = costs = Costs(instance, copies)
+        self.costs = costs = Costs(instance, machines, copies)
         self.smaller = {after: [cut for cut in costs.cuts if cut & after == cut != after] for after in costs.cuts}
         self.busy = workers if instance.max_workers is None else min(workers, instance.max_workers // copies)
         # Where it recomputes a stage is slower: worth nothing unless memory limits.
@@ -97,24 +101,31 @@ class Pipelines:
 
     def _promising(self, chain: tuple[Stage, ...], missing: int) -> bool:
         """Whether a pipeline that ends in these stages may still beat the best one so far."""
-        floor = self.costs.floor(chain)
-        if missing:
-            floor = max(floor, self.costs.least[chain[0].before] / chain[0].start)
-        if self.costs.total(floor) >= self.found.pace:
+        costs, best = self.costs, self.found.pace
+        number = costs.floor(chain)
+        if missing and not costs.flushes:
+            number = max(number, costs.least[chain[0].before] / chain[0].start)
+        if costs.total(chain, number) >= best:
             return False
         # More time never takes more memory: what does not fit at the pace to be beaten fits at none below it.
-        return self.costs.fits(chain, self.found.pace * self.copies, whole=not missing)
+        return costs.fits(chain, costs.most(chain, best), whole=not missing)
 
     def _finish(self, chain: tuple[Stage, ...]) -> None:
         """The least pace at which a whole pipeline fits."""
-        low = self.costs.floor(chain)
-        if not self.costs.fits(chain, low):
-            high = self.costs.longest(chain)
-            if not self.costs.fits(chain, high):
+        costs = self.costs
+        low = costs.floor(chain)
+        if not costs.fits(chain, low):
+            high = costs.longest(chain)
+            if not costs.fits(chain, high):
                 return
             for _ in range(HALVINGS):
                 middle = (low + high) / 2
-                low, high = (low, middle) if self.costs.fits(chain, middle) else (middle, high)
+                low, high = (low, middle) if costs.fits(chain, middle) else (middle, high)
             low = high
-        if self.costs.total(low) < self.found.pace:
-            self.found.pace, self.found.stages, self.found.copies = self.costs.total(low), chain, self.copies
+        pace = costs.total(chain, low)
+        if pace < self.found.pace:
+            depths = costs.depths(chain, low)
+            assert depths is not None
+            self.found.depths, self.found.versions = tuple(depths), tuple(costs.versions(chain, depths))
+            self.found.pace, self.found.stages = pace, chain
+            self.found.copies, self.found.size = self.copies, self.workers

@@ -4,38 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from brute_machines import Instance, Machines
 
-@dataclass(frozen=True)
-class Instance:
-    """A small problem. Layers are dictionaries with f, b, w, s, u (forward, backward, weights, saved, buffers)."""
-
-    layers: list[dict[str, float]]
-    tensors: list[tuple[int, tuple[int, ...], float, float]]
-    levels: list[tuple[int, float, float]]
-    """count, bandwidth, latency of each level, innermost first."""
-    memory: float = math.inf
-    overlap: float = 1.0
-    state: float = 1.0
-    inference: bool = False
-    together: tuple[tuple[int, ...], ...] = ()
-    """Of the profile."""
-    stages: int | None = None
-    max_replicas: int | None = None
-    max_stages: int | None = None
-    max_workers: int | None = None
-    pins: tuple[tuple[int, int], ...] = ()
-    """Layer, and the stage that it must be in, from 1."""
-    joined: tuple[tuple[int, ...], ...] = ()
-    """Layers that the user wants in one stage."""
-    no_cut_after: tuple[int, ...] = ()
-    recompute: bool = False
-    boundary: str = "single"
-    schedule: str = "1f1b-stashing"
-    accumulate: int | None = None
-    allow_copies: bool = True
+FLUSHING = ("gpipe", "1f1b-flush")
+ACCUMULATING = ("2bw", *FLUSHING)
 
 
 class Stage(NamedTuple):
@@ -46,13 +20,18 @@ class Stage(NamedTuple):
     start: int
     end: int
     recompute: bool
+    forward: float
+    """Seconds of a pass on its slowest worker."""
+    backward: float
     time: float
+    """Seconds that it needs in the steady state, all replicas together."""
     group: float
     """Seconds of one all-reduce among its replicas."""
+    weights: float
     constant: float
-    """Bytes of one worker whatever is in flight."""
+    """Bytes of one worker whatever is in flight, without versions of the weights."""
     growing: float
-    """Bytes for each minibatch in flight."""
+    """Bytes for each minibatch in flight, without a version of the weights."""
     memory: float
     """Of its smallest worker."""
 
@@ -60,18 +39,36 @@ class Stage(NamedTuple):
     def replicas(self) -> int:
         return self.end - self.start
 
+    @property
+    def work(self) -> float:
+        return self.forward + self.backward
+
+
+class Link(NamedTuple):
+    """What joins two stages: seconds that a message keeps it busy, there and back, latency, and how many at once."""
+
+    there: float
+    back: float
+    latency: float
+    lanes: int
+
+    @property
+    def passing(self) -> float:
+        """One transfer."""
+        return max(self.there, self.back) + self.latency
+
+
+Chain = tuple[Stage, ...]
+
 
 def join(a: float, b: float, overlap: float) -> float:
     """Two activities, of which the shorter hides behind the longer as far as they overlap."""
     return max(a, b) + (1 - overlap) * min(a, b)
 
 
-def sizes(instance: Instance) -> list[int]:
-    """Workers in one component of each level, a single worker first."""
-    found = [1]
-    for count, *_ in instance.levels:
-        found.append(found[-1] * count)
-    return found
+def allreduce(members: int, size: float, bandwidth: float, latency: float) -> float:
+    """Seconds of a ring all-reduce."""
+    return 2 * (members - 1) / members * size / bandwidth + 2 * (members - 1) * latency
 
 
 def cuts(instance: Instance) -> list[int]:
@@ -89,54 +86,45 @@ def cuts(instance: Instance) -> list[int]:
 
 
 class Costs:
-    """The formulas for one of `copies` equal pipelines."""
+    """The formulas for one of `copies` equal pipelines.
 
-    def __init__(self, instance: Instance, copies: int) -> None:
+    They come in terms of one number that the depths follow from: in the steady state the pace T of one copy, with a
+    flush the part A of the batch. More of it never takes more memory, and always costs time.
+    """
+
+    def __init__(self, instance: Instance, machines: Machines, copies: int) -> None:
         self.instance = instance
+        self.machines = machines
         self.copies = copies
         self.training = not instance.inference
-        self.spans = sizes(instance)
+        self.flushes = instance.kind in FLUSHING
         self.everything = (1 << len(instance.layers)) - 1
         self.cuts = cuts(instance)
         self._crossing = {cut: self._crossing_bytes(cut) for cut in self.cuts}
         self._stages: dict[tuple[int, int, int, int, bool], Stage] = {}
-        self._links: dict[tuple[int, int, int, int, int], tuple[float, float]] = {}
-        self.least = {cut: self._work(self._members(0, cut), False) for cut in self.cuts}
-        """Seconds of computing before each cut."""
-        self.group_size = (instance.accumulate or 0) / copies
-        """Minibatches of one copy per update, 0 where every stage has its own number."""
+        self._links: dict[tuple[int, int, int, int, int], Link] = {}
+        self.least = {cut: sum(self._times(0, cut)) / max(machines.speeds) for cut in self.cuts}
+        """Seconds of computing before each cut, on the fastest worker."""
+        self.update = instance.accumulate if instance.kind in ACCUMULATING and instance.accumulate else copies
+        """Minibatches of all copies for each all-reduce among them."""
+        self.share = self.update // copies if instance.kind == "2bw" else math.ceil(self.update / copies)
+        """M', minibatches of one copy for each update."""
+        weights = sum(layer["w"] for layer in instance.layers)
+        link = machines.rate(0, machines.workers - 1)
+        self.among = allreduce(copies, weights, link[0], link[2]) if self.training and copies > 1 else 0.0
 
     def _members(self, before: int, after: int) -> list[dict[str, float]]:
         return [layer for index, layer in enumerate(self.instance.layers) if (after & ~before) >> index & 1]
 
-    def _work(self, layers: list[dict[str, float]], recompute: bool) -> float:
-        """Seconds of computing for one minibatch on one worker of speed 1."""
-        forward = sum(layer["f"] for layer in layers)
-        if not self.training:
-            return forward
-        return forward * (2 if recompute else 1) + sum(layer["b"] for layer in layers)
+    def _times(self, before: int, after: int) -> tuple[float, float]:
+        """Seconds of a forward and a backward pass on a worker of speed 1."""
+        mine = self._members(before, after)
+        return sum(layer["f"] for layer in mine), sum(layer["b"] for layer in mine) if self.training else 0.0
 
     def _crossing_bytes(self, cut: int) -> tuple[float, float]:
         """Bytes across a cut, forward and backward, each tensor once."""
         over = [t for t in self.instance.tensors if cut >> t[0] & 1 and any(not cut >> c & 1 for c in t[1])]
         return sum(t[2] for t in over), sum(t[3] for t in over) if self.training else 0.0
-
-    def _rate(self, first: int, last: int) -> tuple[float, float]:
-        """Bandwidth and latency of the smallest component that holds two workers."""
-        level = next(k for k, size in enumerate(self.spans) if first // size == last // size)
-        passed = [(bandwidth, latency) for count, bandwidth, latency in self.instance.levels[:level] if count > 1]
-        if not passed:
-            return math.inf, 0.0
-        return min(bandwidth for bandwidth, _ in passed), max(latency for _, latency in passed)
-
-    def total(self, inner: float) -> float:
-        """The pace of all copies together: one copy's, and the whole model all-reduced among them."""
-        among = 0.0
-        if self.training and self.copies > 1:
-            weights = sum(layer["w"] for layer in self.instance.layers)
-            whole = allreduce(self.copies, weights, *self._rate(0, self.spans[-1] - 1))
-            among = whole / (self.instance.accumulate or self.copies)
-        return join(inner / self.copies, among, self.instance.overlap)
 
     def stage(self, before: int, after: int, start: int, end: int, recompute: bool) -> Stage:
         """The figures of the layers between two cuts on the workers `start` … `end` - 1."""
@@ -146,89 +134,163 @@ class Costs:
         return self._stages[key]
 
     def _stage(self, before: int, after: int, start: int, end: int, recompute: bool) -> Stage:
-        mine, replicas = self._members(before, after), end - start
-        weights = sum(layer["w"] for layer in mine)
+        replicas, kind = end - start, self.instance.kind
+        weights = sum(layer["w"] for layer in self._members(before, after))
+        speed = min(self.machines.speeds[start:end])
+        forward, backward = (time / speed for time in self._times(before, after))
+        backward += forward if recompute else 0.0
         group = 0.0
         if self.training and replicas > 1:
-            group = allreduce(replicas, weights, *self._rate(start, end - 1))
-        work = self._work(mine, recompute) / replicas
-        time = join(work, group / (self.group_size or replicas), self.instance.overlap)
-        constant, growing = self._bytes(before, after, mine, recompute)
-        if self.training:
-            constant += self._versions(weights, replicas * self.copies > 1, (before, after) == (0, self.everything))
-            growing += weights if self.instance.schedule == "1f1b-stashing" else 0.0
-        return Stage(before, after, start, end, recompute, time, group, constant, growing, self.instance.memory)
+            bandwidth, _, latency = self.machines.rate(start, end - 1)
+            group = allreduce(replicas, weights, bandwidth, latency)
+        each = 0.0 if self.flushes else group / (max(1, self.share) if kind == "2bw" else replicas)
+        return Stage(
+            *(before, after, start, end, recompute, forward, backward),
+            join((forward + backward) / replicas, each, self.instance.overlap),
+            group,
+            weights,
+            *self._bytes(before, after, weights, recompute, replicas * self.copies > 1),
+            min(self.machines.memories[start:end]),
+        )
 
-    def _bytes(self, before: int, after: int, mine: list[dict[str, float]], recompute: bool) -> tuple[float, float]:
-        """Bytes once and for each minibatch in flight, but for the versions of the weights and what replicas need."""
-        weights, saved, buffers = (sum(layer[key] for layer in mine) for key in ("w", "s", "u"))
+    def _bytes(self, before: int, after: int, weights: float, recompute: bool, replicated: bool) -> tuple[float, float]:
+        """Bytes once, and for each minibatch in flight, but for the versions of the weights."""
+        mine = self._members(before, after)
+        saved, buffers = (sum(layer[key] for layer in mine) for key in ("s", "u"))
         received, sent = self._crossing[before], self._crossing[after]
         constant = buffers + sum(received) + sum(sent)
         if not self.training:
             return constant + weights, 0.0
-        constant += weights * (1 + self.instance.state)
+        constant += weights * (1 + self.instance.state) + (weights if replicated else 0.0)
         if recompute:
             return constant + saved + sent[0], received[0]
         return constant, saved + received[0] + sent[0]
 
-    def _versions(self, weights: float, replicated: bool, alone: bool) -> float:
-        """Bytes of weights that do not grow with the depth, and of what an all-reduce needs."""
-        buckets = weights if replicated else 0.0
-        if self.instance.schedule == "2bw":
-            return 2 * weights + buckets
-        return buckets + (weights if replicated and not alone else 0.0)
-
-    def link(self, stage: Stage, following: Stage) -> tuple[float, float]:
-        """Seconds that a minibatch keeps a boundary busy, and that it takes to pass it."""
+    def link(self, stage: Stage, following: Stage) -> Link:
+        """What joins two stages."""
         key = (stage.after, stage.start, stage.end, following.start, following.end)
         if key not in self._links:
-            busier = max(self._crossing[stage.after])
-            bandwidth, latency = self._rate(stage.start, following.end - 1)
-            links = min(stage.replicas, following.replicas) if self.instance.boundary == "parallel" else 1
-            self._links[key] = busier / (bandwidth * links), busier / bandwidth + latency
+            _, bandwidth, latency = self.machines.rate(stage.start, following.end - 1)
+            there, back = (size / bandwidth for size in self._crossing[stage.after])
+            lanes = min(stage.replicas, following.replicas) if self.instance.boundary == "parallel" else 1
+            self._links[key] = Link(there, back, latency, lanes)
         return self._links[key]
 
-    def _passing(self, chain: tuple[Stage, ...]) -> list[tuple[float, float]]:
+    def _joints(self, chain: Chain) -> list[Link]:
         return [self.link(*pair) for pair in itertools.pairwise(chain)]
 
-    def floor(self, chain: tuple[Stage, ...]) -> float:
-        """The slowest resource of these stages."""
-        return max([stage.time for stage in chain] + [busy for busy, _ in self._passing(chain)])
+    def floor(self, chain: Chain) -> float:
+        """T or A by the slowest of these stages and what joins them, as if memory had no end."""
+        links = self._joints(chain)
+        if not self.flushes:
+            return max([stage.time for stage in chain] + [max(link.there, link.back) / link.lanes for link in links])
+        if self.instance.schedule == "gpipe":
+            forward = [self._others(stage.forward, stage.replicas) for stage in chain]
+            backward = [self._others(stage.backward, stage.replicas) for stage in chain]
+            forward += [self._others(link.there, link.lanes) for link in links]
+            backward += [self._others(link.back, link.lanes) for link in links]
+            return max(forward) + max(backward)
+        steady = [self._others(stage.work, stage.replicas) for stage in chain]
+        return max(steady + [self._others(max(link.there, link.back), link.lanes) for link in links])
 
-    def longest(self, chain: tuple[Stage, ...]) -> float:
-        """A pace beyond which no depth falls any more."""
-        passing = sum(time for _, time in self._passing(chain))
-        return self.floor(chain) + 2 * self.copies * passing + sum(stage.group for stage in chain)
+    def _others(self, time: float, servers: int) -> float:
+        """What the minibatches after the first take one that serves them in turn with others."""
+        return (math.ceil(self.share / servers) - 1) * time
 
-    def fits(self, chain: tuple[Stage, ...], pace: float, whole: bool = True) -> bool:
-        """Whether memory suffices at the depths that a pace of one copy needs; the first stages may be missing."""
-        counted = self.training and self.instance.schedule == "2bw"
-        if math.isinf(self.instance.memory) and not counted:
+    def total(self, chain: Chain, number: float) -> float:
+        """Seconds per minibatch of all copies, with T or A; at least that where the first stages are missing."""
+        if not self.flushes:
+            return join(number / self.copies, self.among / self.update, self.instance.overlap)
+        return (self._around(chain) + number + self.among) / self.update
+
+    def _around(self, chain: Chain) -> float:
+        """What a batch takes beside A and the all-reduce among copies."""
+        passes = sum(stage.work for stage in chain) + self.least[chain[0].before]
+        transfers = sum(link.there + link.back + 2 * link.latency for link in self._joints(chain))
+        exposed = max(max(0.0, stage.group - self.least[stage.before]) for stage in chain)
+        return passes + transfers + exposed
+
+    def most(self, chain: Chain, pace: float) -> float:
+        """A T or A with which these stages are no faster than `pace`."""
+        if not self.flushes:
+            return pace * self.copies
+        return max(0.0, pace * self.update - self._around(chain) - self.among)
+
+    def longest(self, chain: Chain) -> float:
+        """A T or A beyond which no depth falls any more."""
+        rounds = max(1, self.share) if self.flushes else 1
+        passing = 2 * self.copies * rounds * sum(link.passing for link in self._joints(chain))
+        return self.floor(chain) + passing + self.copies * (self.among + sum(stage.group for stage in chain))
+
+    def fits(self, chain: Chain, number: float, whole: bool = True) -> bool:
+        """Whether memory suffices at the depths that T or A needs; the first stages may be missing."""
+        if math.isinf(self.instance.memory) and self.instance.kind != "2bw":
             return True
+        depths = self.depths(chain, number)
+        if depths is None:
+            return False
+        counts = self.versions(chain, depths) if whole else self._least_versions(chain, depths)
+        return all(
+            stage.constant + depth * stage.growing + count * stage.weights <= stage.memory
+            for stage, depth, count in zip(chain, depths, counts, strict=True)
+        )
+
+    def depths(self, chain: Chain, number: float) -> list[int] | None:
+        """Minibatches in flight at every stage; None where the schedule does not allow as many."""
+        kind = self.instance.kind
+        if kind == "inference":
+            return [1] * len(chain)
+        if kind == "gpipe":
+            return [math.ceil(self.share / stage.replicas) for stage in chain]
+        pace = number
+        if kind == "1f1b-flush":
+            pace = number / (self.share - 1) if self.share > 1 else math.inf
+        found: list[int] = []
         demanded, following = 0.0, None
         for stage in reversed(chain):
-            depth, wait = 1, 0.0
-            if self.training:
-                wait = self._wait(stage, pace)
-            if self.training and following is not None:
-                passing = self.link(stage, following)[1]
-                depth = 1 + math.ceil((demanded + wait + 2 * passing / pace) / stage.replicas - 1e-9)
-            if stage.constant + depth * stage.growing > stage.memory:
-                return False
+            depth, wait = 1, self._wait(stage, pace)
+            if following is not None:
+                passing = 2 * self.link(stage, following).passing
+                away = passing / pace if passing and pace else math.inf if passing else 0.0
+                most = math.ceil(self.share / stage.replicas) if kind == "1f1b-flush" else math.inf
+                needed = (demanded + wait + away) / stage.replicas - 1e-9
+                depth = int(min(most, 1 + math.ceil(needed) if math.isfinite(needed) else math.inf))
+            if kind == "2bw" and not self._in_time(stage, depth, pace):
+                return None
+            found.append(depth)
             demanded, following = depth * stage.replicas + wait, stage
-            # No update may need a minibatch that has not begun.
-            first = whole and stage is chain[0]
-            if counted and stage.replicas * (depth if first else 1) > self.group_size:
-                return False
-        return True
+        return found[::-1]
 
     def _wait(self, stage: Stage, pace: float) -> float:
         """Minibatches that go by while the replicas wait for the last of their group and its all-reduce."""
-        if self.instance.schedule == "2bw":
+        if self.instance.kind in ACCUMULATING:
             return 0.0
         return stage.replicas - 1 / self.copies if self.copies > 1 else max(0.0, stage.group / pace - 1)
 
+    def _in_time(self, stage: Stage, depth: int, pace: float) -> bool:
+        """Whether an update of 2BW is there before the first forward pass that uses it."""
+        late = max(0.0, (stage.group + self.among) / pace - 1 / self.copies)
+        return depth * stage.replicas + late <= self.share * (1 + 1e-12)
 
-def allreduce(members: int, size: float, bandwidth: float, latency: float) -> float:
-    """Seconds of a ring all-reduce."""
-    return 2 * (members - 1) / members * size / bandwidth + 2 * (members - 1) * latency
+    def versions(self, chain: Chain, depths: list[int]) -> list[int]:
+        """Versions of the weights at every stage."""
+        kind = self.instance.kind
+        if kind == "inference":
+            return [0] * len(chain)
+        if kind in ACCUMULATING:
+            return [2 if kind == "2bw" else 1] * len(chain)
+        lags = [int(len(chain) > 1 and stage.replicas * self.copies > 1) for stage in chain]
+        if kind == "1f1b-stashing":
+            return [depth + lag for depth, lag in zip(depths, lags, strict=True)]
+        first = chain[0].replicas * self.copies
+        old = (depths[0] + lags[0]) * first
+        counts = [stage.replicas * self.copies for stage in chain]
+        return [1 + math.ceil((old - math.gcd(first, count)) / count) for count in counts]
+
+    def _least_versions(self, chain: Chain, depths: list[int]) -> list[int]:
+        """At least so many are kept, whatever stages come before."""
+        if self.instance.kind == "vertical-sync":
+            return [1] * len(chain)
+        if self.instance.kind == "1f1b-stashing":
+            return depths
+        return self.versions(chain, depths)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from brute_force import Instance
+from brute_force import Best
+from brute_machines import Instance, Machine
 
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
+from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
 from pipeplan.profile import Layer, Profile, Tensor
 
 ACCUMULATING = ("2bw", "gpipe", "1f1b-flush")
-ALL_SCHEDULES = ("1f1b-stashing", "2bw")
+ALL_SCHEDULES = ("1f1b-stashing", "vertical-sync", *ACCUMULATING)
 LARGER = [(2,), (3,), (4,), (6,), (2, 2), (2, 3), (3, 2), (1, 3), (4, 1), (2, 1, 2)]
 SHAPES = [(1,), (2,), (3,), (4,), (2, 2), (2, 3), (3, 2), (1, 3), (4, 1), (2, 1, 2)]
 
@@ -75,7 +78,7 @@ def mixed_instance(seed: int, *, layers: int = 6, schedule: str | None = None) -
         }
         for _ in range(rng.randint(min(3, layers), layers))
     ]
-    levels = [(n, float(rng.choice([4, 8, 20, 100])), rng.choice([0.0, 0.0, 0.5])) for n in shape]
+    levels = [_level(rng, n) for n in shape]
     chosen = schedule or rng.choice(ALL_SCHEDULES)
     state = rng.choice([0.0, 1.0, 2.0])
     whole = sum(layer["s"] + layer["w"] * (2 + state) for layer in made)
@@ -94,6 +97,35 @@ def mixed_instance(seed: int, *, layers: int = 6, schedule: str | None = None) -
         accumulate=rng.choice([1, 2, 3, 4, 6, 8, 12]) if chosen in ACCUMULATING else None,
         **_constraints(len(made), math.prod(shape), rng),
     )
+
+
+def unequal_instance(seed: int, *, layers: int = 6, schedule: str | None = None) -> Instance:
+    """Like `mixed_instance`, on two or three servers that differ in devices, their number, links and cards."""
+    rng = random.Random(f"unequal {seed}")
+    found = mixed_instance(seed, layers=layers, schedule=schedule)
+    kinds = [
+        Machine(
+            rng.choice([1, 2, 2, 3]),
+            rng.choice([1.0, 1.0, 0.5, 2.0]),
+            1.0 if math.isinf(found.memory) else rng.choice([1.0, 1.0, 0.5, 2.0]),
+            _level(rng, 0)[1:],
+            rng.choice([0.0, 0.0, 3.0, 10.0]),
+        )
+        for _ in range(2)
+    ]
+    above: list[tuple[float, ...]] = [_level(rng, 2)] if rng.random() < 0.7 else [_level(rng, 3)]
+    if rng.random() < 0.15:
+        above = [_level(rng, 2), _level(rng, 2)]
+        kinds = [replace(kind, workers=1) for kind in kinds]
+    servers = [rng.choice(kinds) for _ in range(math.prod(int(level[0]) for level in above))]
+    if sum(machine.workers for machine in servers) > 6:
+        servers = [replace(machine, workers=min(2, machine.workers)) for machine in servers]
+    return replace(found, levels=[(0, 0.0, 0.0), *above], servers=tuple(servers))
+
+
+def _level(rng: random.Random, count: int) -> tuple[float, ...]:
+    efficiencies = (1.0, 1.0) if rng.random() < 0.7 else (rng.choice([0.5, 0.8]), rng.choice([0.5, 1.0]))
+    return (count, float(rng.choice([4, 8, 20, 100])), rng.choice([0.0, 0.0, 0.5]), *efficiencies)
 
 
 def _tensors(rng: random.Random, count: int) -> list[tuple[int, tuple[int, ...], float, float]]:
@@ -151,11 +183,6 @@ def to_problem(instance: Instance) -> Problem:
         together=tuple(tuple(f"l{i}" for i in group) for group in instance.together),
     )
     unlimited = math.isinf(instance.memory)
-    cluster = Cluster(
-        "test",
-        Device("d", "cpu", 1 if unlimited else int(instance.memory)),
-        tuple(Level(f"n{i}", *level) for i, level in enumerate(instance.levels)),
-    )
     options = Options(
         inference=instance.inference,
         overlap=instance.overlap,
@@ -174,4 +201,37 @@ def to_problem(instance: Instance) -> Problem:
         together=tuple(tuple(f"l{i}" for i in group) for group in instance.joined),
         no_cut_after=tuple(f"l{i}" for i in instance.no_cut_after),
     )
-    return Problem(profile, cluster, options)
+    return Problem(profile, _cluster(instance), options)
+
+
+def to_plan(instance: Instance, found: Best) -> Plan:
+    """The oracle's plan in the planner's types."""
+    stages = tuple(
+        Stage(
+            tuple(f"l{i}" for i in range(len(instance.layers)) if (stage.after & ~stage.before) >> i & 1),
+            tuple(copy * found.size + one for one in range(stage.start, stage.end) for copy in range(found.copies)),
+            depth,
+            max(1, versions),
+            stage.recompute,
+        )
+        for stage, depth, versions in zip(found.stages, found.depths, found.versions, strict=True)
+    )
+    schedule = "1f1b-stashing" if instance.inference else instance.schedule
+    accumulate = instance.accumulate if instance.kind in ACCUMULATING else None
+    return Plan(stages, found.copies, instance.inference, schedule, accumulate)
+
+
+def _cluster(instance: Instance) -> Cluster:
+    memory = 1.0 if math.isinf(instance.memory) else instance.memory
+    levels = [Level(f"n{i}", int(count), *rates) for i, (count, *rates) in enumerate(instance.levels)]
+    if not instance.servers:
+        return Cluster("test", Device("d", "cpu", int(memory)), tuple(levels))
+    machines = [
+        Server(
+            Device(f"d{one.speed}-{one.memory}", "cpu", int(memory * one.memory), one.speed),
+            Level("server", one.workers, *one.level),
+            one.card,
+        )
+        for one in instance.servers
+    ]
+    return Cluster.of_servers("test", machines, levels[1:])

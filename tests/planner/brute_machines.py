@@ -1,0 +1,146 @@
+"""The problem as the oracle takes it, and the rates of its machines, worked out from the definition."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A small problem. Layers are dictionaries with f, b, w, s, u (forward, backward, weights, saved, buffers)."""
+
+    layers: list[dict[str, float]]
+    tensors: list[tuple[int, tuple[int, ...], float, float]]
+    levels: list[tuple[float, ...]]
+    """count, bandwidth, latency of each level, innermost first, and the efficiencies of all-reduce and messages."""
+    memory: float = math.inf
+    overlap: float = 1.0
+    state: float = 1.0
+    inference: bool = False
+    together: tuple[tuple[int, ...], ...] = ()
+    """Of the profile."""
+    stages: int | None = None
+    max_replicas: int | None = None
+    max_stages: int | None = None
+    max_workers: int | None = None
+    pins: tuple[tuple[int, int], ...] = ()
+    """Layer, and the stage that it must be in, from 1."""
+    joined: tuple[tuple[int, ...], ...] = ()
+    """Layers that the user wants in one stage."""
+    no_cut_after: tuple[int, ...] = ()
+    recompute: bool = False
+    boundary: str = "single"
+    schedule: str = "1f1b-stashing"
+    accumulate: int | None = None
+    allow_copies: bool = True
+    servers: tuple[Machine, ...] = ()
+    """Where servers differ: the innermost level is then one of each, whatever `levels` says of it."""
+
+    @property
+    def kind(self) -> str:
+        """The schedule, or that there is none."""
+        return "inference" if self.inference else self.schedule
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One of several servers that differ."""
+
+    workers: int
+    speed: float
+    memory: float
+    """A share of the instance's memory."""
+    level: tuple[float, ...]
+    """As a level of the instance, but for the count."""
+    card: float = 0.0
+    """Bandwidth of its link outwards where it is slower than the level's; 0 where not."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """Workers `start` … `stop` - 1, and the links that join the components within."""
+
+    start: int
+    stop: int
+    level: int
+    inside: tuple[Component, ...] = ()
+    links: tuple[tuple[float, float, float], ...] = ()
+    """Bandwidth of an all-reduce, of a message, and latency, one for each component within; none if there is one."""
+    members: tuple[Machine, ...] = field(default=(), compare=False)
+
+    def all_links(self) -> list[tuple[float, float, float]]:
+        """These links and all inside."""
+        return [*self.links, *(link for part in self.inside for link in part.all_links())]
+
+
+def components(instance: Instance) -> list[list[Component]]:
+    """The components of every level, single workers first."""
+    machines = instance.servers or _equal(instance)
+    found = [[Component(one, one + 1, 0) for one in range(sum(machine.workers for machine in machines))]]
+    found.append([])
+    for machine in machines:
+        start = found[1][-1].stop if found[1] else 0
+        parts = tuple(found[0][start : start + machine.workers])
+        link = _link(machine.level, machine.level[0])
+        links = (link,) * len(parts) if len(parts) > 1 else ()
+        found[1].append(Component(start, start + machine.workers, 1, parts, links, (machine,)))
+    for number, (count, *level) in enumerate(instance.levels[1:], start=2):
+        below, made = found[-1], []
+        for first in range(0, len(below), int(count)):
+            parts = tuple(below[first : first + int(count)])
+            cards = [part.members[0].card if number == 2 else 0.0 for part in parts]
+            links = tuple(_link(level, min(level[0], card or math.inf)) for card in cards) if len(parts) > 1 else ()
+            members = tuple(machine for part in parts for machine in part.members)
+            made.append(Component(parts[0].start, parts[-1].stop, number, parts, links, members))
+        found.append(made)
+    return found
+
+
+def _equal(instance: Instance) -> tuple[Machine, ...]:
+    count, *level = instance.levels[0]
+    servers = math.prod(int(above[0]) for above in instance.levels[1:])
+    return (Machine(int(count), 1.0, 1.0, tuple(level)),) * servers
+
+
+def _link(level: tuple[float, ...] | list[float], bandwidth: float) -> tuple[float, float, float]:
+    _, latency, allreduce, message = (*level, 1.0, 1.0)[:4]
+    return bandwidth * allreduce, bandwidth * message, latency
+
+
+def alike(one: Component, other: Component) -> bool:
+    """Whether a pipeline runs in one component as in the other."""
+    if one.level == 1:
+        mine, its = one.members[0], other.members[0]
+        return (mine.workers, mine.speed, mine.memory, mine.level) == (its.workers, its.speed, its.memory, its.level)
+    return one.members == other.members
+
+
+class Machines:
+    """Speeds, memories and rates of all workers."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.components = components(instance)
+        servers = instance.servers or _equal(instance)
+        self.speeds = [machine.speed for machine in servers for _ in range(machine.workers)]
+        self.memories = [instance.memory * machine.memory for machine in servers for _ in range(machine.workers)]
+        self.workers = len(self.speeds)
+
+    def rate(self, first: int, last: int) -> tuple[float, float, float]:
+        """Slowest all-reduce and message, longest latency, in the smallest component that holds two workers."""
+        for level in self.components:
+            for one in level:
+                if one.start <= first and last < one.stop:
+                    links = one.all_links()
+                    allreduce, message = (min((link[k] for link in links), default=math.inf) for k in (0, 1))
+                    return allreduce, message, max((link[2] for link in links), default=0.0)
+        raise AssertionError("the outermost component holds all workers")
+
+    def copies(self) -> dict[int, int]:
+        """Workers of a component that can hold a copy of one pipeline, with the number of copies."""
+        found = {self.workers: 1}
+        for level in self.components[1:]:
+            size = level[0].stop
+            if 1 < size < self.workers and all(alike(level[0], one) for one in level):
+                found[size] = len(level)
+        return found
