@@ -181,10 +181,7 @@ def alone_bytes(problem: Problem, unit: Unit) -> float:
     # A layer of no time at all makes no problem of its own, but may need memory.
     timed = replace(profile, layers=tuple(replace(layer, forward_s=1.0) for layer in profile.layers))
     options = Options(inference=problem.options.inference, together=(layers,))
-    options = problem.options
-    plan = data_parallel(
-        layers, 1, inference=options.inference, schedule=options.schedule, accumulate=options.accumulate
-    )
+    plan = data_parallel(layers, 1, inference=problem.options.inference)
     return evaluate(plan, Problem(timed, problem.cluster, options)).stages[0].memory_bytes
 
 
