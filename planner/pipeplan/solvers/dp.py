@@ -27,6 +27,35 @@ from pipeplan.solvers.threshold import PRECISION, Interval
 _TIDY = 100_000
 
 
+@dataclass(frozen=True)
+class Pipeline:
+    """What a search found, with the terms (and so the cuts) that it was found by."""
+
+    terms: Terms
+    steps: list[Step]
+
+    def fits(self, bound: Terms, pace: float) -> bool:
+        """Whether it fits in memory at the depths that its pace needs, by terms with a limit on memory."""
+        place = {ideal: index for index, ideal in enumerate(bound.cuts.ideals)}
+        ideals = self.terms.cuts.ideals
+        steps = [replace(step, start=place[ideals[step.start]], end=place[ideals[step.end]]) for step in self.steps]
+        return fits(bound, steps, pace)
+
+    def segments(self) -> list[Segment]:
+        """The stages by the names of their layers."""
+        units, cuts = self.terms.problem.units, self.terms.cuts
+        return [
+            Segment(
+                tuple(name for unit in cuts.members(step.start, step.end) for name in units[unit].layers),
+                step.first,
+                step.replicas,
+                step.depth,
+                step.recompute,
+            )
+            for step in self.steps
+        ]
+
+
 @dataclass
 class Pipelines:
     """The searches on one component of the cluster."""
@@ -44,24 +73,21 @@ class Pipelines:
     @cached_property
     def bound(self) -> Terms:
         """With it."""
-        return Terms(self.problem, reduced(self.problem, self.cuts))
+        return Terms(self.problem, self.cuts)
 
     def feasible(self) -> bool:
         """Whether any pipeline satisfies the constraints, however slow."""
-        terms = self.bound
-        return self._search(terms, terms.most, self._limits(memory=True)) is not None
+        return self._search(self.bound, self.bound.most, self._limits(memory=True)) is not None
 
-    def best(self) -> Interval[list[Step]]:
+    def best(self) -> Interval[Pipeline]:
         """The fastest pipeline. `best` of the answer is None where there is none (or none was found in time)."""
-        found = self._least(self.free, self._limits(memory=False), self.free.floor)
-        if found.best is None or not found.finished:
-            return self._in_memory(found)
-        found.best = self._tidy(self.free, self._limits(memory=False), found)
-        return self._in_memory(found)
-
-    def _in_memory(self, found: Interval[list[Step]]) -> Interval[list[Step]]:
-        """The same with the limit on memory: at best what was found without it."""
-        if found.best is None or not self.problem.options.memory or fits(self.bound, found.best, found.high):
+        limits = self._limits(memory=False)
+        found = self._least(self.free, limits, self.free.floor)
+        if found.best is None:
+            return found
+        if found.finished:
+            found.best = self._tidy(limits, found.high) or found.best
+        if not self.problem.options.memory or found.best.fits(self.bound, found.high):
             return found
         if not found.finished:
             found.high, found.best = float("inf"), None
@@ -85,10 +111,12 @@ class Pipelines:
             deadline=self.deadline,
         )
 
-    def _least(self, terms: Terms, limits: Limits, low: float) -> Interval[list[Step]]:
-        def ask(limit: float) -> tuple[float, list[Step]] | None:
+    def _least(self, terms: Terms, limits: Limits, low: float) -> Interval[Pipeline]:
+        def ask(limit: float) -> tuple[float, Pipeline] | None:
             steps = self._search(terms, limit, limits)
-            return None if steps is None else (min(limit, pace_of(terms, steps, depths=limits.memory)), steps)
+            if steps is None:
+                return None
+            return pace_of(terms, steps, depths=limits.memory), Pipeline(terms, steps)
 
         return threshold.least(ask, low * (1 - PRECISION), terms.most)
 
@@ -104,30 +132,13 @@ class Pipelines:
                 return steps
         return None
 
-    def _tidy(self, terms: Terms, limits: Limits, found: Interval[list[Step]]) -> list[Step]:
+    def _tidy(self, limits: Limits, pace: float) -> Pipeline | None:
         """Of equally fast pipelines one with the fewest stages, where that is quick to find."""
-        assert found.best is not None
+        terms = self.free
         if len(terms.cuts.ideals) * terms.workers > _TIDY or limits.counting.any:
-            return found.best
-        within = found.high * (1 + 1e-10)
-        steps = self._search(terms, within, replace(limits, counting=Counting(stages=True)))
-        return found.best if steps is None else steps
-
-    def segments(self, steps: list[Step], terms: Terms) -> list[Segment]:
-        """The stages by the names of their layers."""
-        return [
-            Segment(
-                tuple(name for unit in terms.cuts.members(step.start, step.end) for name in self._names(unit)),
-                step.first,
-                step.replicas,
-                step.depth,
-                step.recompute,
-            )
-            for step in steps
-        ]
-
-    def _names(self, unit: int) -> tuple[str, ...]:
-        return self.problem.units[unit].layers
+            return None
+        steps = self._search(terms, pace * (1 + 1e-10), replace(limits, counting=Counting(stages=True)))
+        return None if steps is None else Pipeline(terms, steps)
 
 
 def feasible(problem: Problem, cuts: Cuts) -> bool:
@@ -157,7 +168,7 @@ def solve(problem: Problem, cuts: Cuts, seconds: float | None = None) -> Result:
         if found.best is not None or not found.finished:
             bound = min(bound, space.pace(problem, found.low))
         if found.best is not None and (best is None or space.pace(problem, found.high) < best[0] * (1 - PRECISION)):
-            best = (space.pace(problem, found.high), space, pipelines.segments(found.best, pipelines.free))
+            best = (space.pace(problem, found.high), space, found.best.segments())
     return _result(problem, cuts, best, bound, finished, time.perf_counter() - began)
 
 

@@ -3,9 +3,9 @@
 A unit v that costs nothing (no work, no parameters; where memory limits, nothing saved and no buffers either) may move
 across a cut at no cost but that of the bytes that cross. Let c(I) be those bytes, each direction on its own.
 
-  later    v ∈ I, nothing in I reads v, c(I - v) ≤ c(I). Then every plan with the cut I is matched by one without: take v
-           out of I and of all smaller cuts I' that hold it. The bytes that v's removal adds are those of tensors read by
-           v and, up to now, by nobody outside: fewer of them the smaller the cut, so c(I' - v) ≤ c(I') as well.
+  later    v ∈ I, nothing in I reads v, c(I - v) ≤ c(I). Then every plan with the cut I is matched by one without:
+           take v out of I and of all smaller cuts I' that hold it. The bytes that v's removal adds are those of tensors
+           read by v and, up to now, by nobody outside: fewer the smaller the cut, so c(I' - v) ≤ c(I') as well.
   earlier  v ∉ I, all that v reads is in I, c(I + v) ≤ c(I), and less in one direction. Likewise, with all larger cuts.
 
 Both end, as the sum of all c falls, or stays while units move later: so some best plan has no such cut. A stage may

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 # A root that is a whole number but for rounding is that number.
-_ROUNDING = 1e-9
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)

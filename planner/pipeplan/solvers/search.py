@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class Limits:
     """Whether the devices' memory limits."""
     recompute: bool = False
     """Whether stages may compute their forward pass twice."""
-    counting: Counting = Counting()
+    counting: Counting = field(default_factory=Counting)
     exact_stages: int | None = None
     max_stages: int | None = None
     max_workers: int | None = None
@@ -301,7 +301,7 @@ class Search:
         deepest: Floats,
         level: int,
     ) -> tuple[Floats, Floats, Floats]:
-        """The fewest replicas, at least those given, with which a depth of at most `deepest` suffices; infinite if none.
+        """The fewest replicas, from those given on, for which a depth of `deepest` suffices; infinite if none.
 
         Returns replicas, depth and demand. What must be covered grows with the replicas (their all-reduce takes longer,
         the boundary may span more), so that the least fixed point from below is the least solution.
