@@ -54,6 +54,8 @@ class StageCost:
     parameter_bytes: int
     memory_bytes: float
     """Of each worker of the stage."""
+    minibatch_bytes: float
+    """What of it is for each minibatch in flight, versions of the weights apart."""
     capacity_bytes: float
     """What the worker of the stage that has least memory has."""
 
@@ -158,6 +160,7 @@ def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: S
     compute = float(cost.compute_time(mine.pass_s, mine.replicas, 1.0))
     synchronisation = mine.allreduce_s / (per_copy(plan) if _accumulates(plan) else mine.replicas)
     together = cost.overlapped(compute, synchronisation, problem.options.overlap)
+    memory, minibatch = _memory(plan, problem, index, units)
     level = 0
     for copy in range(plan.copies) if index + 1 < len(plan.stages) else ():
         here, there = plan.copy(copy)[index : index + 2]
@@ -174,7 +177,8 @@ def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: S
         boundary_s=max(mine.send_s, mine.return_s) / mine.links,
         depth_s=_depth_pace(plan, problem, links, index, times) if problem.training else 0.0,
         parameter_bytes=sum(problem.units[unit].parameter_bytes for unit in units),
-        memory_bytes=_memory(plan, problem, index, units),
+        memory_bytes=memory,
+        minibatch_bytes=minibatch,
         capacity_bytes=problem.capacity_of(stage.workers),
     )
 
@@ -208,7 +212,8 @@ def _depth_pace(plan: Plan, problem: Problem, links: Links, index: int, times: S
     return max(pace, cost.depth_limited_pace(mine.depth, mine.replicas, in_flight, mine.transfer_s, groups))
 
 
-def _memory(plan: Plan, problem: Problem, index: int, mine: list[int]) -> float:
+def _memory(plan: Plan, problem: Problem, index: int, mine: list[int]) -> tuple[float, float]:
+    """Bytes of one worker of a stage, and what of them each minibatch in flight needs, versions of the weights apart."""
     units = [problem.units[unit] for unit in mine]
     parameters = sum(unit.parameter_bytes for unit in units)
     received, sent = crossing_bytes(problem, plan, index - 1), crossing_bytes(problem, plan, index)
@@ -220,13 +225,13 @@ def _memory(plan: Plan, problem: Problem, index: int, mine: list[int]) -> float:
         problem.training,
     )
     if not problem.training:
-        return float(fixed)
+        return float(fixed), 0.0
     stage = plan.stages[index]
     saved = sum(unit.saved_bytes for unit in units)
     weights = cost.version_memory(parameters, plan.versions(index)) + cost.replica_memory(parameters, stage.replicas)
     once = cost.recompute_memory(saved, sent[0], stage.recompute)
     each = cost.memory_per_depth(0, saved, received[0], sent[0], recompute=stage.recompute)
-    return float(fixed + weights + once + stage.depth * each)
+    return float(fixed + weights + once + stage.depth * each), float(each)
 
 
 def complain_of_memory(evaluation: Evaluation) -> str:

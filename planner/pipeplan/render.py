@@ -11,6 +11,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pipeplan import __version__, resources
 from pipeplan.errors import InputError
 from pipeplan.files import write_json, write_text
 from pipeplan.links import Links
+from pipeplan.plan import INFERENCE
 from pipeplan.solve import Outcome
 from pipeplan.solvers.result import Result
 from pipeplan.stages import group_allreduce_time
@@ -49,6 +51,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
             "memory": outcome.problem.options.memory,
             "stages": outcome.problem.options.stages,
             "max_replicas": outcome.problem.options.max_replicas,
+            "boundary": outcome.problem.options.boundary,
         },
         "plan": outcome.plan.to_json() | {"config": outcome.plan.config},
         "prediction": {
@@ -56,6 +59,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
             "minibatches_per_s": score.rate,
             "bound_by": score.bound,
             "copies_synchronisation_s": score.copies_s,
+            "batch": None if score.batch is None else asdict(score.batch),
             "stages": [_stage_prediction(outcome, index) for index in range(len(outcome.plan.stages))],
         },
         "baselines": [
@@ -113,6 +117,10 @@ def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
         "sync_s": group_allreduce_time(outcome.plan, outcome.problem, Links.of(outcome.problem.cluster), index),
         "receive_bytes": before.boundary_bytes if before else 0,
         "send_bytes": stage.boundary_bytes,
+        "send_gradient_bytes": before.boundary_gradient_bytes if before else 0,
+        "receive_gradient_bytes": stage.boundary_gradient_bytes,
+        "parameter_bytes": stage.parameter_bytes,
+        "minibatch_bytes": round(stage.minibatch_bytes),
         "memory_bytes": round(stage.memory_bytes),
     }
 
@@ -134,7 +142,7 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
         "servers": cluster.servers,
         "workers_per_server": cluster.workers_per_server,
         **({"server_sizes": list(sizes)} if len(set(sizes)) > 1 else {}),
-        "schedule": {"name": "forward-only" if plan.inference else "1f1b-stashing"},
+        "schedule": {"name": INFERENCE if plan.inference else plan.schedule, "accumulate": plan.accumulate},
         "pipeline": [
             {"workers": list(stage.workers), "depth": stage.depth, "versions": stage.versions} for stage in plan.stages
         ],

@@ -1,7 +1,8 @@
 """The replay itself: events in simulated time. Nothing is random and nothing depends on a clock.
 
 worker   runs the actions of its stream in order, one at a time; F and B wait for their message
-link     one message at a time, first come first served: busy for transmit_s, and it arrives latency_s later
+link     one message at a time, first come first served: busy for transmit_s (gradients: back_s), and it arrives
+         latency_s later; with several links at a boundary, the minibatches of a copy take them in turn
 R        joins the group's all-reduce, which starts when all replicas have, and the one before has ended
 U        lasts exposed_s on the worker; what is left of the all-reduce, hidden_s, goes on behind it. Where U follows
          its R at once, the hidden part runs after the exposed one; where the schedule put other actions between
@@ -12,12 +13,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from pipeplan.errors import InputError
-from pipeplan.simulate.scenario import Scenario
+from pipeplan.simulate.scenario import Hop, Scenario
 from pipeplan_launch.schedule import Action, Kind
 
 
@@ -46,9 +48,15 @@ class Transfer(NamedTuple):
 class Replayed:
     """All that happened. What is computed and what is sent, each in order of its start."""
 
-    passes: tuple[Pass, ...]
+    actions: tuple[Pass, ...]
+    """Each worker's in the order of its stream, but for the starts of all-reduces, which take no time."""
     transfers: tuple[Transfer, ...]
     end_s: float
+
+    @cached_property
+    def passes(self) -> tuple[Pass, ...]:
+        """What there is to see: all actions but updates that took no time."""
+        return tuple(done for done in self.actions if done.action.kind is not Kind.UPDATE or done.end_s > done.start_s)
 
     def finished(self, stage: int, kind: Kind) -> list[float]:
         """When a stage finished its passes of one kind, in order of time."""
@@ -89,7 +97,7 @@ class _Engine:
         self._now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
-        self._passes: list[Pass] = []
+        self._actions: list[Pass] = []
         self._transfers: list[Transfer] = []
         self._joined: dict[tuple[int, int], int] = {}
         self._workers = [
@@ -99,8 +107,8 @@ class _Engine:
             ]
             for stage, load in enumerate(scenario.stages)
         ]
-        self._activations = [_links(f"stage {i + 1} → {i + 2}", scenario.copies) for i in range(self._last)]
-        self._gradients = [_links(f"stage {i + 2} → {i + 1}", scenario.copies) for i in range(self._last)]
+        self._activations = [_links(f"stage {i + 1} → {i + 2}", hops) for i, hops in enumerate(scenario.hops)]
+        self._gradients = [_links(f"stage {i + 2} → {i + 1}", hops) for i, hops in enumerate(scenario.hops)]
         # Copies of a pipeline sit in different components, whose one link to each other all stages share.
         shared = _Link("all-reduce")
         self._sync = [
@@ -123,7 +131,7 @@ class _Engine:
             raise InputError(self._deadlock(stuck))
         if not math.isfinite(self._now):
             raise InputError("the times of the plan are too long to add up")
-        return Replayed(tuple(self._passes), tuple(self._transfers), self._now)
+        return Replayed(tuple(self._actions), tuple(self._transfers), self._now)
 
     def _at(self, time_s: float, happen: Callable[[], None]) -> None:
         """Events at the same time happen in the order in which they were planned."""
@@ -161,8 +169,7 @@ class _Engine:
 
     def _compute(self, worker: _Worker, action: Action, duration_s: float) -> None:
         worker.busy = True
-        if duration_s > 0 or action.kind is not Kind.UPDATE:
-            self._passes.append(Pass(worker.stage, worker.replica, action, self._now, self._now + duration_s))
+        self._actions.append(Pass(worker.stage, worker.replica, action, self._now, self._now + duration_s))
         self._at(self._now + duration_s, lambda: self._finish(worker, action))
 
     def _finish(self, worker: _Worker, action: Action) -> None:
@@ -178,14 +185,15 @@ class _Engine:
                 pass
         self._advance(worker)
 
-    def _send(self, links: list[_Link], boundary: int, target: int, action: Action) -> None:
+    def _send(self, links: list[list[_Link]], boundary: int, target: int, action: Action) -> None:
         """Queue a message; the receiver has it once it has crossed."""
-        copy = action.index % self._scenario.copies
+        turn, copy = divmod(action.index, self._scenario.copies)
         hop = self._scenario.hops[boundary][copy]
-        start = self._occupy(links[copy], action.index, hop.transmit_s)
+        busy_s = hop.transmit_s if action.kind is Kind.FORWARD else hop.back_s
+        start = self._occupy(links[copy][turn % hop.links], action.index, busy_s)
         replicas = self._workers[target]
         receiver = replicas[action.index % len(replicas)]
-        self._at(start + hop.transmit_s + hop.latency_s, lambda: self._arrive(receiver, action))
+        self._at(start + busy_s + hop.latency_s, lambda: self._arrive(receiver, action))
 
     def _occupy(self, link: _Link, index: int, duration_s: float) -> float:
         """Take a link as soon as it is free; returns when that is. Called in order of time, so first come is first."""
@@ -230,8 +238,14 @@ class _Engine:
         )
 
 
-def _links(name: str, copies: int) -> list[_Link]:
-    return [_Link(name if copies == 1 else f"{name}, copy {copy + 1}") for copy in range(copies)]
+def _links(name: str, hops: Sequence[Hop]) -> list[list[_Link]]:
+    """The links of a boundary in one direction, for every copy of the pipeline."""
+    found = []
+    for copy, hop in enumerate(hops, start=1):
+        of_copy = name if len(hops) == 1 else f"{name}, copy {copy}"
+        names = (of_copy if hop.links == 1 else f"{of_copy}, link {link + 1}" for link in range(hop.links))
+        found.append([_Link(row) for row in names])
+    return found
 
 
 def replay(scenario: Scenario, minibatches: int) -> Replayed:

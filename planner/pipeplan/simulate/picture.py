@@ -98,7 +98,7 @@ def _cell(time_s: float, span: float, cells: int) -> int:
 
 def _table(report: Report) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    for heading in ("stage", "repl.", "computing", "in sync", "waiting", "depth", "peak", "held", "memory"):
+    for heading in ("stage", "repl.", "computing", "in sync", "waiting", "depth", "peak", "held", "memory", "planned"):
         table.add_column(heading, justify="right", no_wrap=True)
     for number, stage in enumerate(report.stages, start=1):
         waiting = max(0.0, 1.0 - stage.computing - stage.synchronising)
@@ -111,6 +111,7 @@ def _table(report: Report) -> Table:
             str(stage.depth),
             str(stage.peak_in_flight),
             show_size(stage.held_bytes),
+            show_size(stage.peak_bytes),
             show_size(stage.memory_bytes),
         )
     return table

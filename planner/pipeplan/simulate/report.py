@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeplan.simulate.engine import Replayed
+from pipeplan.simulate.memory import memory_over_time, peak_memory
 from pipeplan.simulate.scenario import Scenario
 from pipeplan_launch.schedule import Kind
 
@@ -52,7 +53,9 @@ class StageReport:
     synchronising: float
     """Held up by the part of all-reduces that does not hide."""
     held_bytes: int
-    """Input and output of the minibatches in flight, at the peak."""
+    """What the minibatches in flight need at the peak, versions of the weights apart."""
+    peak_bytes: int
+    """The most that a worker held of all that the plan reckons with."""
     memory_bytes: int
     """What the plan reckons with for one worker."""
 
@@ -92,11 +95,21 @@ def enough_minibatches(scenario: Scenario) -> int:
     """So many that a steady part of whole rounds is left between filling and draining."""
     length = _round(scenario)
     window = max(_scaled(scenario, WINDOW, SHORTEST_WINDOW), LEAST_WINDOW)
-    return _warm_up(scenario) + length * math.ceil(window / length) + scenario.in_flight + 1
+    return _warm_up(scenario) + length * math.ceil(window / length) + _tail(scenario) + 1
 
 
 def _warm_up(scenario: Scenario) -> int:
+    if scenario.drains and scenario.accumulate:
+        # Every batch is like the first but for what the all-reduces before it delay.
+        return LEAST_WARM_UP * scenario.accumulate
     return _scaled(scenario, WARM_UP, LEAST_WARM_UP)
+
+
+def _tail(scenario: Scenario) -> int:
+    """Minibatches at the end which are not those of a steady state: with a flush those of a last, short group."""
+    if scenario.drains and scenario.accumulate:
+        return scenario.accumulate
+    return scenario.in_flight
 
 
 def _scaled(scenario: Scenario, usual: int, least: int) -> int:
@@ -105,9 +118,10 @@ def _scaled(scenario: Scenario, usual: int, least: int) -> int:
 
 
 def _round(scenario: Scenario) -> int:
-    """Minibatches after which every stage has the same replica's turn again."""
-    length = math.lcm(*(stage.replicas for stage in scenario.stages))
-    return length if length <= LONGEST_ROUND else scenario.stages[_exit(scenario)].replicas
+    """Minibatches after which every stage has the same replica's turn again, and the same place in its group."""
+    group = scenario.accumulate or 1
+    length = math.lcm(group, *(stage.replicas for stage in scenario.stages))
+    return length if length <= LONGEST_ROUND else math.lcm(group, scenario.stages[_exit(scenario)].replicas)
 
 
 def _exit(scenario: Scenario) -> int:
@@ -127,13 +141,22 @@ def measure(scenario: Scenario, replayed: Replayed, minibatches: int) -> Report:
         done[stage] = max(done[stage], until)
     length = max(end - start, 0.0)
     peaks = peak_in_flight(scenario, replayed)
+    memory = peak_memory(scenario, memory_over_time(scenario, replayed, minibatches))
     reports = []
     for index, load in enumerate(scenario.stages):
         whole = length * load.replicas
         computing, synchronising = (busy[index, update] / whole if whole > 0 else 0.0 for update in (False, True))
-        held = peaks[index] * load.held_bytes
         reports.append(
-            StageReport(load.replicas, load.depth, peaks[index], computing, synchronising, held, load.memory_bytes)
+            StageReport(
+                replicas=load.replicas,
+                depth=load.depth,
+                peak_in_flight=peaks[index],
+                computing=computing,
+                synchronising=synchronising,
+                held_bytes=peaks[index] * load.minibatch_bytes,
+                peak_bytes=memory[index],
+                memory_bytes=load.memory_bytes,
+            )
         )
     return Report(
         config=scenario.config,
@@ -153,7 +176,7 @@ def _steady(scenario: Scenario, replayed: Replayed, minibatches: int) -> Steady 
     kind = Kind.BACKWARD if scenario.schedule.trains else Kind.FORWARD
     finished = replayed.finished(_exit(scenario), kind)
     # Until so many have finished, minibatches still enter at the other end.
-    last = min(minibatches, len(finished)) - scenario.in_flight
+    last = min(minibatches, len(finished)) - _tail(scenario)
     first = min(_warm_up(scenario), last // 2)
     length = _round(scenario)
     first = last - (last - first) // length * length

@@ -12,7 +12,7 @@ from pipeplan.cluster_json import from_json
 from pipeplan.errors import InputError
 from pipeplan.files import Node, read_document
 from pipeplan.links import Links
-from pipeplan.plan import Plan
+from pipeplan.plan import ACCUMULATING, FLUSHING, INFERENCE, Plan
 from pipeplan_launch.schedule import SCHEDULES, Schedule, StageShape
 
 FORMAT, VERSION = "pipeplan-plan", 1
@@ -29,10 +29,16 @@ class Load:
     backward_s: float
     sync_s: float
     """One all-reduce of a group of minibatches among all replicas."""
-    held_bytes: int = 0
-    """Input and output that a replica keeps for every minibatch in flight."""
+    minibatch_bytes: int = 0
+    """What a replica keeps for every minibatch in flight, beside versions of the weights."""
     memory_bytes: int = 0
     """What the plan says that one worker needs."""
+    parameter_bytes: int = 0
+    """One version of the weights."""
+    versions: int = 1
+    """How many of them the plan reckons with."""
+    per_update: float = 1.0
+    """Minibatches that a replica computes for one update, on average."""
 
     @property
     def replicas(self) -> int:
@@ -41,22 +47,36 @@ class Load:
 
     def exposed_s(self, overlap: float) -> float:
         """What of an all-reduce holds up its replicas: they then need exactly what the cost model says for a group."""
-        work = self.forward_s + self.backward_s
+        work = (self.forward_s + self.backward_s) * self.per_update
         return float(cost.overlapped(work, self.sync_s, overlap)) - max(work, self.hidden_s(overlap))
 
     def hidden_s(self, overlap: float) -> float:
         """What of an all-reduce goes on behind the replicas' computing."""
         return overlap * self.sync_s
 
+    @property
+    def fixed_bytes(self) -> int:
+        """What a worker needs however many versions and minibatches it holds."""
+        return self.memory_bytes - self.versions * self.parameter_bytes - self.depth * self.minibatch_bytes
+
 
 @dataclass(frozen=True)
 class Hop:
-    """The link between two stages of one pipeline. Each direction carries one message at a time."""
+    """What joins two stages of one pipeline."""
 
     transmit_s: float
-    """How long a message keeps the link busy."""
+    """How long the activations of a minibatch keep the link busy."""
     latency_s: float
-    """How long after that it arrives."""
+    """How long after that a message arrives."""
+    return_s: float | None = None
+    """How long their gradients do; as long as the activations where that is not given."""
+    links: int = 1
+    """How many messages each direction carries at once, each at the full rate."""
+
+    @property
+    def back_s(self) -> float:
+        """How long gradients keep the link busy."""
+        return self.transmit_s if self.return_s is None else self.return_s
 
 
 @dataclass(frozen=True)
@@ -77,11 +97,18 @@ class Scenario:
     workers_per_server: int = 1
     server_starts: tuple[int, ...] = ()
     """The first worker of every server, where servers differ in their number of devices."""
+    accumulate: int | None = None
+    """Minibatches per update, for the schedules that need a number."""
 
     @property
     def shapes(self) -> tuple[StageShape, ...]:
         """The pipeline as schedules see it."""
-        return tuple(StageShape(stage.replicas, stage.depth) for stage in self.stages)
+        return tuple(StageShape(stage.replicas, stage.depth, self.accumulate) for stage in self.stages)
+
+    @property
+    def drains(self) -> bool:
+        """Whether the pipeline drains before every update."""
+        return self.schedule.name in FLUSHING
 
     def server_of(self, worker: int) -> int:
         """The number of the server that a worker is on."""
@@ -121,16 +148,21 @@ def from_document(root: Node) -> Scenario:
     overlap = root["options"]["overlap"]
     if overlap.number() > 1:
         overlap.fail(f"expected at most 1, found {overlap.number():g}")
-    sizes = [node["send_bytes"].integer() for node in predictions]
+    parallel = root["options"]["boundary"].text() == "parallel"
+    schedule = SCHEDULES[INFERENCE if plan.inference else plan.schedule]
+    if schedule.accumulates and plan.accumulate is None:
+        root["plan"]["accumulate"].fail(f"the schedule {schedule.name} needs a number of minibatches per update")
     return Scenario(
         config=plan.config,
         stages=tuple(_load(plan, index, node) for index, node in enumerate(predictions)),
-        hops=tuple(_hops(plan, cluster, index, size) for index, size in enumerate(sizes[:-1])),
-        schedule=SCHEDULES["forward-only" if plan.inference else "1f1b-stashing"],
-        overlap=overlap.number(),
+        hops=tuple(_hops(plan, cluster, index, node, parallel) for index, node in enumerate(predictions[:-1])),
+        schedule=schedule,
+        # Nothing else is computed while a drained pipeline waits for its all-reduces.
+        overlap=0.0 if plan.schedule in FLUSHING else overlap.number(),
         predicted_s=root["prediction"]["minibatch_s"].number(),
         copies=plan.copies,
         workers_per_server=cluster.workers_per_server,
+        accumulate=plan.accumulate,
         server_starts=() if cluster.uniform else tuple(cluster.starts(cluster.server_level)[:-1]),
     )
 
@@ -155,17 +187,22 @@ def _load(plan: Plan, index: int, node: Node) -> Load:
         forward_s=node["forward_s"].number(),
         backward_s=node["backward_s"].number(),
         sync_s=0.0 if plan.inference else node["sync_s"].number(),
-        held_bytes=node["receive_bytes"].integer() + node["send_bytes"].integer(),
+        minibatch_bytes=node["minibatch_bytes"].integer(),
         memory_bytes=node["memory_bytes"].integer(),
+        parameter_bytes=node["parameter_bytes"].integer(),
+        versions=stage.versions,
+        per_update=plan.accumulate / stage.replicas if plan.schedule in ACCUMULATING and plan.accumulate else 1.0,
     )
 
 
-def _hops(plan: Plan, cluster: Cluster, index: int, size: int) -> tuple[Hop, ...]:
+def _hops(plan: Plan, cluster: Cluster, index: int, node: Node, parallel: bool) -> tuple[Hop, ...]:
     links = Links.of(cluster)
+    sent, returned = node["send_bytes"].integer(), node["receive_gradient_bytes"].integer()
     hops = []
     for copy in range(plan.copies):
-        workers = plan.copy(copy)
-        both = workers[index] + workers[index + 1]
-        bandwidth, latency = links.sendrecv_among(both)
-        hops.append(Hop(float(cost.boundary_time(size, bandwidth)), latency))
+        here, there = plan.copy(copy)[index : index + 2]
+        bandwidth, latency = links.sendrecv_among(here + there)
+        at_once = min(len(here), len(there)) if parallel else 1
+        times = (float(cost.boundary_time(size, bandwidth)) for size in (sent, returned))
+        hops.append(Hop(next(times), latency, next(times), at_once))
     return tuple(hops)

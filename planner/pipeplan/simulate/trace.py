@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeplan.simulate.engine import Replayed
+from pipeplan.simulate.memory import memory_over_time
 from pipeplan.simulate.report import in_flight
 from pipeplan.simulate.scenario import Scenario
 from pipeplan_launch.schedule import Kind
@@ -70,18 +71,27 @@ def _links(scenario: Scenario, replayed: Replayed) -> Iterator[Event]:
 
 
 def _counters(scenario: Scenario, replayed: Replayed) -> Iterator[Event]:
-    """Minibatches in flight over time, for every worker."""
+    """Minibatches in flight and bytes held over time, for every worker."""
+    minibatches = sum(done.stage == 0 and done.action.kind is Kind.FORWARD for done in replayed.actions)
+    for (stage, replica), sizes in memory_over_time(scenario, replayed, minibatches).items():
+        worker = scenario.stages[stage].workers[replica]
+        for time_s, size in sizes:
+            yield _counter(scenario, f"memory of worker {worker}", worker, time_s, {"bytes": size})
     for (stage, replica), steps in sorted(in_flight(scenario, replayed).items()):
         worker = scenario.stages[stage].workers[replica]
         for time_s, count in steps:
-            yield {
-                "name": f"in flight on worker {worker}",
-                "ph": "C",
-                "ts": time_s * _MICROSECONDS,
-                "pid": _process(scenario, worker),
-                "tid": worker + 1,
-                "args": {"minibatches": count},
-            }
+            yield _counter(scenario, f"in flight on worker {worker}", worker, time_s, {"minibatches": count})
+
+
+def _counter(scenario: Scenario, name: str, worker: int, time_s: float, values: dict[str, int]) -> Event:
+    return {
+        "name": name,
+        "ph": "C",
+        "ts": time_s * _MICROSECONDS,
+        "pid": _process(scenario, worker),
+        "tid": worker + 1,
+        "args": values,
+    }
 
 
 def _name(kind: str, process: int, thread: int, text: str) -> Event:
