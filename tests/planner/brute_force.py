@@ -56,7 +56,7 @@ class Pipelines:
         self.workers = workers
         self.copies = copies
         self.found = found
-        self.costs = costs = Costs(instance, machines, copies)
+        self.costs = costs = Costs(instance, copies, machines)
         self.smaller = {after: [cut for cut in costs.cuts if cut & after == cut != after] for after in costs.cuts}
         self.busy = workers if instance.max_workers is None else min(workers, instance.max_workers // copies)
         # Where it recomputes a stage is slower: worth nothing unless memory limits.

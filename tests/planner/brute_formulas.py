@@ -53,6 +53,11 @@ class Link(NamedTuple):
     lanes: int
 
     @property
+    def busy(self) -> float:
+        """Seconds per minibatch in the busier direction."""
+        return max(self.there, self.back) / self.lanes
+
+    @property
     def passing(self) -> float:
         """One transfer."""
         return max(self.there, self.back) + self.latency
@@ -92,9 +97,9 @@ class Costs:
     flush the part A of the batch. More of it never takes more memory, and always costs time.
     """
 
-    def __init__(self, instance: Instance, machines: Machines, copies: int) -> None:
+    def __init__(self, instance: Instance, copies: int, machines: Machines | None = None) -> None:
         self.instance = instance
-        self.machines = machines
+        self.machines = machines = machines or Machines(instance)
         self.copies = copies
         self.training = not instance.inference
         self.flushes = instance.kind in FLUSHING
@@ -183,7 +188,7 @@ class Costs:
         """T or A by the slowest of these stages and what joins them, as if memory had no end."""
         links = self._joints(chain)
         if not self.flushes:
-            return max([stage.time for stage in chain] + [max(link.there, link.back) / link.lanes for link in links])
+            return max([stage.time for stage in chain] + [link.busy for link in links])
         if self.instance.schedule == "gpipe":
             forward = [self._others(stage.forward, stage.replicas) for stage in chain]
             backward = [self._others(stage.backward, stage.replicas) for stage in chain]
@@ -248,7 +253,7 @@ class Costs:
         found: list[int] = []
         demanded, following = 0.0, None
         for stage in reversed(chain):
-            depth, wait = 1, self._wait(stage, pace)
+            depth, wait = 1, self.wait(stage, pace)
             if following is not None:
                 passing = 2 * self.link(stage, following).passing
                 away = passing / pace if passing and pace else math.inf if passing else 0.0
@@ -261,7 +266,7 @@ class Costs:
             demanded, following = depth * stage.replicas + wait, stage
         return found[::-1]
 
-    def _wait(self, stage: Stage, pace: float) -> float:
+    def wait(self, stage: Stage, pace: float) -> float:
         """Minibatches that go by while the replicas wait for the last of their group and its all-reduce."""
         if self.instance.kind in ACCUMULATING:
             return 0.0
@@ -279,13 +284,18 @@ class Costs:
             return [0] * len(chain)
         if kind in ACCUMULATING:
             return [2 if kind == "2bw" else 1] * len(chain)
-        lags = [int(len(chain) > 1 and stage.replicas * self.copies > 1) for stage in chain]
+        lags = [self.lag(stage) for stage in chain]
         if kind == "1f1b-stashing":
             return [depth + lag for depth, lag in zip(depths, lags, strict=True)]
         first = chain[0].replicas * self.copies
         old = (depths[0] + lags[0]) * first
         counts = [stage.replicas * self.copies for stage in chain]
         return [1 + math.ceil((old - math.gcd(first, count)) / count) for count in counts]
+
+    def lag(self, stage: Stage) -> int:
+        """By how many updates a stage runs late."""
+        alone = stage.before == 0 and stage.after == self.everything
+        return int(not alone and stage.replicas * self.copies > 1)
 
     def _least_versions(self, chain: Chain, depths: list[int]) -> list[int]:
         """At least so many are kept, whatever stages come before."""

@@ -74,6 +74,14 @@ class Component:
         return [*self.links, *(link for part in self.inside for link in part.all_links())]
 
 
+def sizes(instance: Instance) -> list[int]:
+    """Workers in one component of each level, a single worker first, where all are equal."""
+    found = [1]
+    for count, *_ in instance.levels:
+        found.append(found[-1] * int(count))
+    return found
+
+
 def components(instance: Instance) -> list[list[Component]]:
     """The components of every level, single workers first."""
     machines = instance.servers or _equal(instance)
