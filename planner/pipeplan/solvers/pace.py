@@ -34,7 +34,9 @@ def depths_of(terms: Terms, steps: list[Step], pace_s: float) -> list[int]:
     behind = 0.0
     for index in range(len(steps) - 1, -1, -1):
         step = steps[index]
-        wait = float(_stage(terms, step).wait(_ONE, np.array([float(step.replicas)]), _span(terms, step), pace_s)[0])
+        wait = float(
+            _stage(terms, step).wait(_ONE, np.array([float(step.replicas)]), _ONE + _span(terms, step), pace_s)[0]
+        )
         depth = 1
         if depths and terms.training:
             level = _joined(terms, step, steps[index + 1])

@@ -28,10 +28,10 @@ class Intervals:
     low2: tuple[Floats, Floats]
     high2: tuple[Floats, Floats]
 
-    def least(self, at_least: Floats, rows: NDArray[np.intp] | None = None) -> Floats:
+    def least(self, at_least: Floats, rows: tuple[NDArray[np.intp], ...] | None = None) -> Floats:
         """The smallest allowed whole number from `at_least` on, by stage; infinite where there is none.
 
-        `rows` picks the stage of every entry of `at_least` where they are not one to one.
+        `rows` is the index of the stage of every entry of `at_least`, where they are not one to one.
         """
         count = np.ceil(at_least - _ROUNDING)
         for _ in range(4):  # Each sum can move the number into its second interval once.
@@ -51,8 +51,8 @@ class Intervals:
 def allowed(
     work_s: Floats,
     size: Floats,
-    bandwidth: float,
-    latency_s: float,
+    bandwidth: Floats,
+    latency_s: Floats,
     threshold: float,
     *,
     overlap: float,
@@ -60,11 +60,13 @@ def allowed(
 ) -> Intervals:
     """Which numbers of replicas keep a stage within the threshold.
 
-    `work_s` is for one minibatch on one worker, `size` the bytes of its gradients (zero for inference), by stage.
+    `work_s` is for one minibatch on one worker, `size` the bytes of its gradients (zero for inference): arrays that
+    broadcast, with rates and latencies, to the shape of `work_s`.
     """
     exposed = 1.0 - overlap
+    transmit, latency = np.asarray(size / bandwidth), np.asarray(latency_s)
     rows = [
-        _intervals(of_compute * work_s, of_sync * size / bandwidth, of_sync * latency_s, threshold, accumulate)
+        _intervals(of_compute * work_s, of_sync * transmit, of_sync * latency, threshold, accumulate)
         for of_compute, of_sync in ((1.0, exposed), (exposed, 1.0))
     ]
     low1, high1, low2, high2 = zip(*rows, strict=True)
@@ -72,20 +74,20 @@ def allowed(
 
 
 def _intervals(
-    work: Floats, transmit: Floats, latency: float, threshold: float, accumulate: int | None
+    work: Floats, transmit: Floats, latency: Floats, threshold: float, accumulate: int | None
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Where work / r + s(r) ≤ threshold, as whole numbers."""
-    if latency == 0 and not transmit.any():
+    if not latency.any() and not transmit.any():
         # Compute alone, or nothing at all: the most frequent case.
         everything, nothing = np.full_like(work, np.inf), np.full_like(work, -np.inf)
         return np.maximum(1.0, _up(work / threshold)), everything, everything, nothing
     if accumulate is None:
         # Times r²: (T - 2α) r² - (work + 2t - 2α) r + 2t ≥ 0.
-        square = np.full_like(work, threshold - 2 * latency)
-        linear, constant = -(work + 2 * transmit - 2 * latency), 2 * transmit
+        square = threshold - 2 * latency + np.zeros_like(work)
+        linear, constant = -(work + 2 * transmit - 2 * latency), 2 * transmit + np.zeros_like(work)
     else:
         # Times r: -2α/M r² + (T - (2t - 2α)/M) r - (work - 2t/M) ≥ 0.
-        square = np.full_like(work, -2 * latency / accumulate)
+        square = -2 * latency / accumulate + np.zeros_like(work)
         linear = threshold - (2 * transmit - 2 * latency) / accumulate
         constant = 2 * transmit / accumulate - work
     return _solve(square, linear, constant)

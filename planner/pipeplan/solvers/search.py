@@ -70,6 +70,12 @@ class _Tries:
     place: Ints
     target: Ints
     """Index into the cuts I that are considered."""
+    level: Ints
+    """That the stage's workers span, exactly."""
+
+    def take(self, rows: Ints | Flags) -> _Tries:
+        """Some of them."""
+        return _Tries(self.place[rows], self.target[rows], self.level[rows])
 
 
 @dataclass(frozen=True)
@@ -207,99 +213,85 @@ class Search:
     def _put(
         self, stage: StageTerms, states: States, rows: Ints, places: _Places, recompute: bool
     ) -> Iterator[tuple[Ints, States]]:
-        """Size stages for every place, level by level, and give the states that they lead to."""
+        """Size stages for every place, and give the states that they lead to."""
         if not len(places):
             return
-        need = self.need[stage.targets]
+        tries, replicas = self._quick(stage, places)
         if self.limits.memory and self.terms.training:
-            for level in range(self.layout.top + 1):
-                tries, replicas = self._quick(stage, places, level, need, above=level > 0)
-                yield from self._in_memory(stage, states, rows, places, tries, replicas, level, need, recompute)
+            for some, count, depth, demand in self._in_memory(stage, states, places, tries, replicas):
+                yield from self._states(stage, states, rows, places, some, count, depth, demand, recompute)
             return
-        # Without memory the fewest replicas are best, and a lower level never needs more.
-        count = np.full((len(stage.targets), len(places)), np.inf)
-        for level in range(self.layout.top, -1, -1):
-            least = stage.fewest(level, self.within)[:, None]
-            count = np.where(least <= places.room[level], least, count)
-        start = places.end - count
-        target, place = np.nonzero(start >= np.maximum(need[:, None], places.lowest))
-        fewest: Ints = count[target, place].astype(np.intp)
         if self.limits.memory:
-            fits = np.where(fewest > 1, stage.deepest(replicated=True)[target], np.inf) >= 1
-            target, place, fewest = target[fits], place[fits], fewest[fits]
-        ones = np.ones(len(target), dtype=np.intp)
-        yield from self._states(
-            stage, states, rows, places, _Tries(place, target), fewest, ones, np.zeros(len(target)), recompute
-        )
+            fits = np.where(replicas > 1, stage.deepest(replicated=True)[tries.target], np.inf) >= 1
+            tries, replicas = tries.take(fits), replicas[fits]
+        ones = np.ones(len(replicas))
+        yield from self._states(stage, states, rows, places, tries, replicas, ones, np.zeros(len(ones)), recompute)
 
-    def _quick(
-        self, stage: StageTerms, places: _Places, level: int, need: Ints, *, above: bool
-    ) -> tuple[_Tries, Floats]:
-        """The fewest replicas that are quick enough on runs that span exactly `level`, where any are."""
-        least = stage.fewest(level, self.within)[:, None]
-        inside = places.room[level - 1] if above else np.zeros(len(places), dtype=np.intp)
-        count = np.maximum(least, inside + 1)
-        start = places.end - count
-        fits = (count <= places.room[level]) & (start >= np.maximum(need[:, None], places.lowest))
-        target, place = np.nonzero(fits)
-        count = count[target, place]
-        exact = stage.allowed(level, self.within).least(count, target)
-        fits = (exact <= places.room[level][place]) & (
-            places.end[place] - exact >= np.maximum(need[target], places.lowest[place])
-        )
-        return _Tries(place[fits], target[fits]), exact[fits]
+    def _quick(self, stage: StageTerms, places: _Places) -> tuple[_Tries, Floats]:
+        """The fewest replicas that are quick enough, for every place and target.
+
+        Where depths matter more replicas may be better: then the fewest on runs that span exactly each level.
+        """
+        least = stage.fewest(self.within)
+        need = np.maximum(self.need[stage.targets][:, None], places.lowest)
+        if not (self.limits.memory and self.terms.training):
+            # A lower level never needs more: the lowest that has room decides.
+            fewest = np.full(need.shape, np.inf)
+            spanned = np.zeros(need.shape, dtype=np.intp)
+            for level in range(self.layout.top, -1, -1):
+                fits = least[level][:, None] <= places.room[level]
+                fewest = np.where(fits, least[level][:, None], fewest)
+                spanned = np.where(fits, level, spanned)
+            quick = np.nonzero(places.end - fewest >= need)
+            return _Tries(quick[1], quick[0], spanned[quick]), fewest[quick]
+        inside = np.vstack([np.zeros_like(places.room[:1]), places.room[:-1]])
+        count = np.maximum(least[:, :, None], inside[:, None, :] + 1)
+        fits = (count <= places.room[:, None, :]) & (places.end - count >= need)
+        level, target, place = np.nonzero(fits)
+        tries = _Tries(place, target, level)
+        exact = stage.least(count[level, target, place], tries.target, tries.level, self.within)
+        fits = self._roomy(stage, places, tries, exact)
+        return tries.take(fits), exact[fits]
+
+    def _roomy(self, stage: StageTerms, places: _Places, tries: _Tries, replicas: Floats) -> Flags:
+        """Whether there are so many workers, within the level, and enough before them."""
+        start = places.end[tries.place] - replicas
+        lowest = np.maximum(self.need[stage.targets][tries.target], places.lowest[tries.place])
+        roomy: Flags = (replicas <= places.room[tries.level, tries.place]) & (start >= lowest)
+        return roomy
 
     def _in_memory(
-        self,
-        stage: StageTerms,
-        states: States,
-        rows: Ints,
-        places: _Places,
-        tries: _Tries,
-        replicas: Floats,
-        level: int,
-        need: Ints,
-        recompute: bool,
-    ) -> Iterator[tuple[Ints, States]]:
-        """The replica counts that fit in memory, each for a depth of its own, as long as the demand falls."""
-        deepest = np.where(
-            replicas > 1, stage.deepest(replicated=True)[tries.target], stage.deepest(replicated=False)[tries.target]
-        )
-        least_demand = np.full(len(replicas), np.inf)
-        most = deepest
+        self, stage: StageTerms, states: States, places: _Places, tries: _Tries, replicas: Floats
+    ) -> Iterator[tuple[_Tries, Floats, Floats, Floats]]:
+        """The replica counts that fit in memory, each for a depth of its own, as long as the demand falls.
+
+        Yields the tries with their replicas, depths and demands.
+        """
+        several, alone = stage.deepest(replicated=True), stage.deepest(replicated=False)
+        most = np.where(replicas > 1, several[tries.target], alone[tries.target])
+        best = np.full(len(replicas), np.inf)
         while len(replicas):
-            replicas, depth, demand = self._size(stage, states, places, tries, replicas, most, level)
-            good = np.isfinite(replicas) & (demand < least_demand)
-            good &= places.end[tries.place] - replicas >= np.maximum(need[tries.target], places.lowest[tries.place])
-            good &= replicas <= places.room[level][tries.place]
-            rows_good = np.flatnonzero(good)
-            tries = _Tries(tries.place[rows_good], tries.target[rows_good])
-            replicas, depth, demand = replicas[rows_good], depth[rows_good], demand[rows_good]
-            yield from self._states(
-                stage,
-                states,
-                rows,
-                places,
-                tries,
-                replicas.astype(np.intp),
-                depth.astype(np.intp),
-                demand,
-                recompute,
-            )
+            replicas, depth, demand = self._size(stage, states, places, tries, replicas, most)
+            good = np.isfinite(replicas) & (demand < best) & self._roomy(stage, places, tries, replicas)
+            # A stage that needed more than one worker for its memory holds the buckets of replicas, too.
+            good &= depth <= np.where(replicas > 1, several[tries.target], alone[tries.target])
+            tries, replicas, depth, demand = tries.take(good), replicas[good], depth[good], demand[good]
+            yield tries, replicas, depth, demand
+            if stage.is_last:
+                return
             # A smaller depth takes more replicas, and is of use only while it may lower their product.
-            more = np.flatnonzero(depth > 2) if not stage.is_last else np.zeros(0, dtype=np.intp)
-            tries = _Tries(tries.place[more], tries.target[more])
-            replicas, least_demand, most = replicas[more], demand[more], depth[more] - 1
+            more = (depth > 2) & (self._smaller(states, places, tries, replicas, depth) < demand)
+            tries, replicas, best, most = tries.take(more), replicas[more], demand[more], depth[more] - 1
+
+    def _smaller(self, states: States, places: _Places, tries: _Tries, replicas: Floats, depth: Floats) -> Floats:
+        """What the demand is at least with a depth less by one: waits and transfers left out."""
+        behind = states.demand[places.state[tries.place]]
+        smaller = np.maximum(depth - 1, 2)
+        least: Floats = np.maximum(np.ceil(behind / (smaller - 1) - cost.ROUNDING), replicas + 1) * smaller
+        return least
 
     def _size(
-        self,
-        stage: StageTerms,
-        states: States,
-        places: _Places,
-        tries: _Tries,
-        replicas: Floats,
-        deepest: Floats,
-        level: int,
+        self, stage: StageTerms, states: States, places: _Places, tries: _Tries, replicas: Floats, deepest: Floats
     ) -> tuple[Floats, Floats, Floats]:
         """The fewest replicas, from those given on, for which a depth of `deepest` suffices; infinite if none.
 
@@ -307,35 +299,36 @@ class Search:
         the boundary may span more), so that the least fixed point from below is the least solution.
         """
         if stage.is_last:
-            wait = self._wait(stage, tries.target, replicas, level)
+            wait = stage.wait(tries.target, replicas, tries.level, self.threshold)
             count = np.where(deepest >= 1, replicas, np.inf)
             return count, np.ones(len(count)), cost.in_flight_behind(1, replicas, wait)
         count = np.where(deepest >= 2, replicas, np.inf)
-        behind = states.demand[places.state[tries.place]]
-        intervals = stage.allowed(level, self.within)
-        while True:
-            finite = np.where(np.isfinite(count), count, 1.0)
-            wait = self._wait(stage, tries.target, finite, level)
-            transfer = self._transfer(stage.cut, states, places, tries.place, finite)
-            depth = cost.in_flight_depth(behind, wait, transfer, self.threshold, finite)
-            covered = (behind + wait + 2 * transfer / self.threshold) / np.maximum(deepest - 1, 1)
-            wanted = np.where(depth <= deepest, count, np.maximum(np.ceil(covered - cost.ROUNDING), count + 1))
-            wanted = np.where(wanted <= self.terms.workers, wanted, np.inf)
-            again = np.where(wanted > count, intervals.least(wanted, tries.target), count)
-            if np.array_equal(again, count):
-                return count, depth, cost.in_flight_behind(depth, finite, wait)
-            count = again
+        depth, demand = np.ones(len(count)), np.zeros(len(count))
+        open_ = np.flatnonzero(np.isfinite(count))
+        while len(open_):
+            here, now = tries.take(open_), count[open_]
+            wait = stage.wait(here.target, now, here.level, self.threshold)
+            cover = self._cover(stage.cut, states, places, here.place, now, wait)
+            depth[open_] = 1 + np.ceil(cover / now - cost.ROUNDING)
+            demand[open_] = cost.in_flight_behind(depth[open_], now, wait)
+            late = depth[open_] > deepest[open_]
+            open_, here, now = open_[late], here.take(late), now[late]
+            wanted = np.maximum(np.ceil(cover[late] / (deepest[open_] - 1) - cost.ROUNDING), now + 1)
+            count[open_] = stage.least(wanted, here.target, here.level, self.within)
+            count[open_] = np.where(self._roomy(stage, places, here, count[open_]), count[open_], np.inf)
+            open_ = open_[np.isfinite(count[open_])]
+        return count, depth, demand
 
-    def _wait(self, stage: StageTerms, target: Ints, replicas: Floats, level: int) -> Floats:
-        return np.broadcast_to(stage.wait(target, replicas, level, self.threshold), replicas.shape)
+    def _cover(self, cut: int, states: States, places: _Places, place: Ints, replicas: Floats, wait: Floats) -> Floats:
+        """What a stage's minibatches in flight, beyond one for each replica, must cover (see `cost.in_flight_depth`).
 
-    def _transfer(self, cut: int, states: States, places: _Places, place: Ints, replicas: Floats) -> Floats:
-        """One-way time over the boundary at a cut, at the level of the component that holds both stages."""
+        The transfer is at the level of the component that holds both stages.
+        """
         state = places.state[place]
-        start = np.maximum(places.end[place] - replicas, 0).astype(np.intp)
+        start = (places.end[place] - replicas).astype(np.intp)
         joined = np.maximum(self.layout.between(start, states.first[state]), states.level[state])
-        transfer: Floats = self.terms.transfer_s[cut][joined]
-        return transfer
+        cover: Floats = states.demand[state] + wait + 2 * self.terms.transfer_s[cut][joined] / self.threshold
+        return cover
 
     def _states(
         self,
@@ -344,25 +337,26 @@ class Search:
         rows: Ints,
         places: _Places,
         tries: _Tries,
-        replicas: Ints,
-        depth: Ints,
+        replicas: Floats,
+        depth: Floats,
         demand: Floats,
         recompute: bool,
     ) -> Iterator[tuple[Ints, States]]:
+        count = replicas.astype(np.intp)
         state = places.state[tries.place]
-        start = places.end[tries.place] - replicas
-        workers = states.workers[state] + replicas
+        start = places.end[tries.place] - count
+        workers = states.workers[state] + count
         targets = stage.targets[tries.target]
         good = self._worth(targets, workers, states.stages[state] + 1)
         if not good.any():
             return
         columns = {
             "first": start,
-            "level": self.layout.between(start, places.end[tries.place] - 1),
+            "level": tries.level,
             "stages": states.stages[state] + 1,
             "workers": workers,
-            "replicas": replicas,
-            "depth": depth,
+            "replicas": count,
+            "depth": depth.astype(np.intp),
             "recompute": np.full(len(start), int(recompute)),
             "end": np.full(len(start), stage.cut),
             "source": rows[state],

@@ -160,7 +160,7 @@ class StageTerms:
     """Of one minibatch, on a device of speed 1."""
     recompute: bool
     overlap: float
-    _found: dict[int, Intervals] = field(default_factory=dict)
+    _found: dict[float, Intervals] = field(default_factory=dict)
 
     def take(self, rows: Ints) -> StageTerms:
         """Some of the stages."""
@@ -175,33 +175,40 @@ class StageTerms:
         """Bytes."""
         return self._difference(self.terms.cuts.parameters)
 
-    def allowed(self, level: int, within: float) -> Intervals:
-        """Which numbers of replicas are quick enough on a run that spans `level`."""
-        if level not in self._found:
+    def _allowed(self, within: float) -> Intervals:
+        """Which numbers of replicas are quick enough: level by level, a stage each."""
+        if within not in self._found:
             links, terms = self.terms.links, self.terms
-            self._found[level] = allowed(
-                self.work_s / terms.speed,
-                self.parameters * float(terms.training),
-                float(links.allreduce_bandwidth[level]),
-                float(links.allreduce_latency[level]) * float(terms.training),
+            training = float(terms.training)
+            self._found[within] = allowed(
+                np.broadcast_to(self.work_s / terms.speed, (terms.layout.top + 1, len(self.targets))),
+                self.parameters * training,
+                links.allreduce_bandwidth[:, None],
+                links.allreduce_latency[:, None] * training,
                 within,
                 overlap=self.overlap,
                 accumulate=terms.accumulate,
             )
-        return self._found[level]
+        return self._found[within]
 
-    def fewest(self, level: int, within: float) -> Floats:
-        """The fewest replicas that are quick enough there; infinite where no number is."""
-        return self.allowed(level, within).least(np.ones(len(self.targets)))
+    def fewest(self, within: float) -> Floats:
+        """The fewest replicas that are quick enough, by level and stage; infinite where no number is."""
+        return self._allowed(within).least(np.ones((self.terms.layout.top + 1, len(self.targets))))
 
-    def wait(self, target: Ints, replicas: Floats, level: int, threshold: float) -> Floats:
+    def least(self, at_least: Floats, target: Ints, level: Ints, within: float) -> Floats:
+        """The fewest from a number on, for some of the stages, each at a level."""
+        return self._allowed(within).least(at_least, (level, target))
+
+    def wait(self, target: Ints, replicas: Floats, level: Ints, threshold: float) -> Floats:
         """Minibatches that go by while replicas wait for their group's all-reduce (`cost.group_wait`)."""
         terms = self.terms
         if terms.accumulate is not None:
             return np.zeros(len(replicas))
+        if terms.problem.copies > 1:
+            return np.asarray(cost.group_wait(0.0, threshold, replicas, terms.problem.copies))
         bandwidth, latency = terms.links.allreduce_bandwidth[level], terms.links.allreduce_latency[level]
         allreduce = cost.ring_allreduce_time(replicas, self.parameters[target], bandwidth, latency)
-        return np.asarray(cost.group_wait(allreduce, threshold, replicas, terms.problem.copies))
+        return np.asarray(cost.group_wait(allreduce, threshold, replicas))
 
     def deepest(self, *, replicated: bool) -> Floats:
         """The most minibatches in flight for which memory suffices; below 1 where it does for none."""
