@@ -68,3 +68,50 @@ def test_memory() -> None:
     assert cost.fixed_memory(100, 7, 20, 1.0, False) == 127
     assert [int(cost.replica_memory(100, r, cost.update_lag(r, False))) for r in (1, 2)] == [0, 200]
     assert int(cost.replica_memory(100, 4, cost.update_lag(4, True))) == 100
+
+
+def test_a_batch_of_the_flush_schedules_by_hand() -> None:
+    # 8 minibatches on 3 replicas: the busiest has 3, two after the first, of 5 s each.
+    assert cost.rounds(8, 3) == 3
+    assert cost.flush_steady(5.0, 8, 3) == 10.0
+    assert cost.flush_steady(5.0, 2, 3) == 0.0
+    # An all-reduce of 7 s hides 4 s behind the work of the stages before; that of the first hides nothing.
+    assert [float(cost.flush_exposed(7.0, before)) for before in (0.0, 4.0, 9.0)] == [7.0, 3.0, 0.0]
+    assert cost.flush_batch(12.0, 2.0, 10.0, 3.0, 1.0) == 28.0
+    assert cost.flush_pace(10.0, 6) == 2.0
+    assert math.isinf(cost.flush_pace(0.0, 1))
+
+
+def test_two_versions_suffice_for_what_is_in_flight_and_the_wait_for_an_update() -> None:
+    # 12 minibatches per update, 3 on each of 2 replicas in flight, and an all-reduce of 5 paces: 6 + 4 ≤ 12.
+    assert cost.buffered_synchronisation(24.0, 12) == 2.0
+    assert cost.buffered_wait(10.0, 2.0) == 4.0
+    assert cost.buffered_wait(1.0, 2.0) == 0.0
+    # At twice that speed it takes 9: 6 + 9 > 12. The pace that it allows is where both are equal.
+    pace = cost.buffered_pace(3, 2, 10.0, 12)
+    assert 6 + float(cost.buffered_wait(10.0, pace)) == pytest.approx(12)
+    assert math.isinf(cost.buffered_pace(7, 2, 0.0, 12))
+    assert cost.buffered_pace(6, 2, 0.0, 12) == 0.0
+    # In two copies a group's last minibatch may be half a pace of this copy later.
+    pace = cost.buffered_pace(2, 2, 10.0, 6, copies=2)
+    assert 4 + float(cost.buffered_wait(10.0, pace, copies=2)) == pytest.approx(6)
+
+
+def test_vertical_sync_keeps_versions_by_what_the_input_stage_has_in_flight() -> None:
+    # Straight: as many everywhere. Delay 3 at two replicas: 6 minibatches, one version each behind one replica.
+    assert [int(cost.vertical_versions(4, 1, 1)), int(cost.vertical_versions(3, 2, 1))] == [4, 6]
+    assert [int(cost.vertical_versions(3, 2, 2)), int(cost.vertical_versions(3, 2, 4))] == [3, 2]
+    assert int(cost.vertical_versions(3, 2, 3)) == 1 + 2
+
+
+def test_recomputation_takes_another_forward_pass_and_holds_one_minibatch_beside_the_inputs() -> None:
+    assert [float(cost.backward_time(1.0, 2.0, again)) for again in (False, True)] == [2.0, 3.0]
+    assert [float(cost.recompute_memory(50, 6, again)) for again in (False, True)] == [0.0, 56.0]
+    assert float(cost.memory_per_depth(100, 50, 4, 6, recompute=True)) == 104.0
+    assert float(cost.memory_per_depth(100, 50, 4, 6, stashes=False, recompute=True)) == 4.0
+    assert float(cost.memory_per_depth(100, 50, 4, 6, stashes=False)) == 60.0
+    assert cost.version_memory(100, 2) == 200
+
+
+def test_parallel_links_share_what_crosses_a_boundary() -> None:
+    assert cost.boundary_time(100, 10.0, 4) == 2.5

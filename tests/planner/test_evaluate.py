@@ -12,6 +12,7 @@ from pipeplan.evaluate import evaluate
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
 from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.solvers import depths
 
 
 def _problem(**options: object) -> Problem:
@@ -90,6 +91,94 @@ def test_inference_costs_the_forward_pass_only() -> None:
     assert score.pace_s == pytest.approx(2.0)
     assert [stage.boundary_gradient_bytes for stage in score.stages] == [0, 0]
     assert score.stages[0].memory_bytes == pytest.approx(50 + 40)
+
+
+def _scheduled(schedule: str, accumulate: int | None, *stages: tuple[str, tuple[int, ...], int]) -> Plan:
+    return replace(_plan(*stages), schedule=schedule, accumulate=accumulate)
+
+
+def test_a_batch_with_a_flush_by_hand() -> None:
+    """5 minibatches on a | bc, two replicas and one: 3 rounds at the first stage, 5 at the second."""
+    problem = _problem(schedule="1f1b-flush", accumulate=5, contention=False)
+    score = evaluate(_scheduled("1f1b-flush", 5, ("a", (0, 1), 3), ("bc", (2,), 1)), problem)
+    assert score.batch is not None
+    assert score.batch.work_s == pytest.approx(6 + 4.5)
+    # 40 bytes there and 30 back at 10 bytes/s, and the latency twice.
+    assert score.batch.transfers_s == pytest.approx(4 + 3 + 0.5)
+    # The second stage 4 · 4.5, the first 2 · 6, the boundary 4 · 4.
+    assert score.batch.steady_s == pytest.approx(18)
+    assert score.batch.bound == "compute of stage 2"
+    # Two replicas inside a server: 2 · 1/2 · 50 / 100, and nothing before the stage to hide it.
+    assert score.batch.exposed_s == pytest.approx(0.5)
+    assert score.pace_s == pytest.approx((10.5 + 7.5 + 18 + 0.5) / 5)
+    assert score.stages[0].memory_bytes == pytest.approx(50 * 2 + 70 + 50 + 50 + 3 * (5 + 40))
+
+
+def test_gpipe_has_a_slowest_part_in_each_direction() -> None:
+    problem = _problem(schedule="gpipe", accumulate=4, contention=False, boundary="parallel")
+    score = evaluate(_scheduled("gpipe", 4, ("a", (0, 1), 2), ("bc", (2, 3), 2)), problem)
+    assert score.batch is not None
+    # Forward: 2 s on the first stage's replicas, 4 s on each of two links. Backward: 4 s and 3 s. Two rounds of each.
+    assert score.batch.steady_s == pytest.approx(4 + 4)
+    # 120 bytes between two in a server, 1.2 s, hide behind 6 s of the stage before; the first stage's 0.5 s do not.
+    assert score.batch.exposed_s == pytest.approx(0.5)
+    too_shallow = evaluate(_scheduled("gpipe", 4, ("a", (0, 1), 1), ("bc", (2, 3), 2)), problem)
+    assert too_shallow.pace_s == float("inf")
+
+
+def test_too_small_a_depth_lengthens_a_batch() -> None:
+    problem = _problem(schedule="1f1b-flush", accumulate=9, contention=False)
+    plan = _scheduled("1f1b-flush", 9, ("a", (0,), 2), ("bc", (1,), 1))
+    deeper = replace(plan, stages=(replace(plan.stages[0], depth=3), plan.stages[1]))
+    # Two in flight, one of them at the next stage, leave none for the transfers.
+    assert evaluate(deeper, problem).pace_s < 10
+    assert evaluate(plan, problem).pace_s > 1e6
+    assert depths.assign(plan, problem, evaluate(deeper, problem).pace_s).stages[0].depth == 3
+
+
+def test_two_buffers_synchronise_once_for_all_that_they_accumulate() -> None:
+    problem = _problem(schedule="2bw", accumulate=12)
+    plan = _scheduled("2bw", 12, ("a", (0, 1), 2), ("bc", (2,), 1))
+    score = evaluate(depths.assign(plan, problem, 4.5), problem)
+    assert score.stages[0].synchronisation_s == pytest.approx(0.5 / 12)
+    # Two versions and a gradient with its state, for three minibatches in flight.
+    assert score.stages[0].memory_bytes == pytest.approx(50 * 2 + 70 + 50 + 2 * 50 + 3 * (5 + 40))
+    few = replace(depths.assign(plan, problem, 4.5), accumulate=5)
+    assert evaluate(few, problem).pace_s == float("inf")
+    with pytest.raises(InputError, match="needs a number of minibatches per update"):
+        evaluate(replace(plan, accumulate=None), problem)
+
+
+def test_vertical_sync_keeps_more_versions_behind_than_stashing() -> None:
+    plan = _scheduled("vertical-sync", None, ("a", (0, 1), 3), ("bc", (2,), 1))
+    assert [plan.versions(index) for index in (0, 1)] == [4, 8]
+    stashing = replace(plan, schedule="1f1b-stashing")
+    more = evaluate(plan, _problem()).stages[1].memory_bytes - evaluate(stashing, _problem()).stages[1].memory_bytes
+    assert more == pytest.approx(7 * 120)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush"])
+def test_recomputation_trades_a_forward_pass_for_memory(schedule: str) -> None:
+    problem = _problem(schedule=schedule, accumulate=8)
+    plan = depths.assign(_plan(("ab", (0,), 1), ("c", (1,), 1)), problem, 20.0)
+    again = replace(plan, stages=(replace(plan.stages[0], recompute=True), plan.stages[1]))
+    before, after = evaluate(plan, problem).stages[0], evaluate(again, problem).stages[0]
+    assert (after.forward_s, after.backward_s - before.backward_s) == (before.forward_s, pytest.approx(3.0))
+    # Nothing is received at the first stage: of what is saved and sent one minibatch's remains.
+    depth = plan.stages[0].depth
+    assert before.memory_bytes - after.memory_bytes == pytest.approx((depth - 1) * (12 + 48))
+
+
+def test_copies_take_their_share_of_a_batch() -> None:
+    problem = _problem(schedule="1f1b-flush", accumulate=5, contention=False)
+    stages = (Stage(("a",), (0, 2), 3, 1), Stage(("b", "c"), (1, 3), 1, 1))
+    score = evaluate(Plan(stages, copies=2, schedule="1f1b-flush", accumulate=5), problem)
+    assert score.batch is not None
+    assert score.batch.minibatches == 3
+    # Two of 6 s after the first, and all 170 bytes reduced between the two copies.
+    assert score.batch.steady_s == pytest.approx(12)
+    assert score.batch.copies_s == pytest.approx(17 + 0.5)
+    assert score.pace_s == pytest.approx(score.batch.total_s / 5)
 
 
 def test_layers_that_must_stay_together_are_contracted_with_what_lies_between() -> None:

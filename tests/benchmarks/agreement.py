@@ -1,0 +1,126 @@
+"""Does a plan run at the pace that the formulas promise? Every schedule, replayed in the simulator, against `evaluate`.
+
+    python tests/benchmarks/agreement.py [PLANS]
+
+Random plans (PLANS of each kind, 100 unless given) with up to 4 stages of up to 4 replicas, one layer a stage, links
+that nothing else shares, depths as the planner gives them. Transfers take up to 0.5 of a balanced pace, the all-reduce
+of a stage up to its share of the pace for each minibatch that it is for. The share is replayed over predicted, minus 1.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.evaluate import Evaluation, evaluate
+from pipeplan.files import Node
+from pipeplan.plan import ACCUMULATING, FLUSHING, SCHEDULES, Plan, Stage
+from pipeplan.problem import Options, Problem
+from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.render import plan_document
+from pipeplan.simulate.engine import replay
+from pipeplan.simulate.report import enough_minibatches, measure
+from pipeplan.simulate.scenario import from_document
+from pipeplan.solve import Outcome
+from pipeplan.solvers import depths
+from pipeplan.verdict import Verdict
+
+KINDS = ("one stage", "straight", "balanced, replicas fall and divide M", "balanced", "any")
+ENOUGH = 10**6
+
+
+def sample(kind: str, schedule: str, random_: random.Random) -> tuple[Plan, Problem]:
+    """A random plan of a kind, with the problem that it is for; a layer's bytes are seconds of its link."""
+    replicas = _replicas(kind, random_)
+    even = kind.startswith("balanced")
+    layers, tensors = [], []
+    accumulate = random_.choice((8, 16, 32)) if schedule in FLUSHING else 4 * sum(replicas) + random_.randint(0, 16)
+    for index, count in enumerate(replicas):
+        work = count * (1.0 if even else random_.uniform(0.3, 1.0))
+        forward = work * (1 / 3 if even else random_.uniform(0.2, 0.5))
+        group = accumulate if schedule in ACCUMULATING else count
+        allreduce = random_.choice((0.0, 0.3, 1.0)) * random_.random() * group
+        ring = 2 * (count - 1) / count
+        parameters = round(1e9 * allreduce / ring) if count > 1 else 0
+        layers.append(Layer(f"l{index}", forward, work - forward, parameters, 1))
+        if index + 1 < len(replicas):
+            sizes = (round(1e9 * random_.choice((0.0, 0.1, 0.5)) * random_.random()) for _ in range(2))
+            tensors.append(Tensor(f"t{index}", f"l{index}", (f"l{index + 1}",), *sizes))
+    cluster = Cluster("flat", Device("d", "cuda", 1), (Level("all", sum(replicas), 1e9),))
+    options = Options(schedule=schedule, accumulate=accumulate, contention=False, memory=False)
+    problem = Problem(Profile(layers=tuple(layers), tensors=tuple(tensors), minibatch=1), cluster, options)
+    return _with_depths(replicas, problem), problem
+
+
+def _replicas(kind: str, random_: random.Random) -> list[int]:
+    if kind == "one stage":
+        return [random_.randint(1, 8)]
+    stages = random_.randint(2, 4)
+    if kind == "straight":
+        return [1] * stages
+    if "divide" in kind:
+        return sorted((random_.choice((1, 2, 4)) for _ in range(stages)), reverse=True)
+    return [random_.randint(1, 4) for _ in range(stages)]
+
+
+def _with_depths(replicas: list[int], problem: Problem) -> Plan:
+    """The plan with the planner's depths for the pace that all else allows."""
+    stages, first = [], 0
+    for index, count in enumerate(replicas):
+        stages.append(Stage((f"l{index}",), tuple(range(first, first + count)), ENOUGH, 1))
+        first += count
+    schedule = problem.options.schedule
+    plan = Plan(
+        tuple(stages),
+        schedule=schedule,
+        accumulate=problem.options.accumulate if schedule in ACCUMULATING else None,
+    )
+    score = evaluate(plan, problem)
+    pace = score.pace_s
+    if schedule not in FLUSHING:
+        pace = max(max(stage.stage_s, stage.boundary_s) for stage in score.stages)
+    return depths.assign(plan, problem, pace)
+
+
+def difference(plan: Plan, problem: Problem) -> float:
+    """Replayed over predicted pace, minus 1."""
+    score = evaluate(plan, problem)
+    scenario = from_document(Node(plan_document(_outcome(plan, problem, score)), "plan.json"))
+    count = enough_minibatches(scenario)
+    ratio = measure(scenario, replay(scenario, count), count).ratio
+    assert ratio is not None
+    return ratio - 1.0
+
+
+def _outcome(plan: Plan, problem: Problem, score: Evaluation) -> Outcome:
+    return Outcome(problem, plan, score, (), Verdict(True, False, "not solved"), (), {})
+
+
+def main() -> None:
+    """Print the table."""
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    table = Table("schedule", "plans", "number", "least", "median", "most", "within 1%")
+    for schedule in SCHEDULES:
+        for kind in KINDS:
+            random_ = random.Random(7)
+            found = []
+            for _ in range(count):
+                plan, problem = sample(kind, schedule, random_)
+                if all(math.isfinite(stage.depth_s) for stage in evaluate(plan, problem).stages):
+                    found.append(difference(plan, problem))
+            near = sum(abs(share) <= 0.01 for share in found) / len(found)
+            least, median, most = (
+                f"{100 * share:+.1f}%" for share in (min(found), statistics.median(found), max(found))
+            )
+            table.add_row(schedule, kind, str(len(found)), least, median, most, f"{near:.0%}")
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

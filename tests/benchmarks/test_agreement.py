@@ -1,0 +1,46 @@
+"""Replays agree with the formulas: the samples of the benchmark `agreement.py`, fewer of them."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+from agreement import difference, sample
+
+PLANS = 12
+
+EXACT = [
+    *((schedule, kind) for schedule in ("1f1b-stashing", "vertical-sync") for kind in ("straight", "balanced", "any")),
+    *((schedule, "one stage") for schedule in ("1f1b-stashing", "vertical-sync", "gpipe", "1f1b-flush")),
+    ("2bw", "straight"),
+    ("gpipe", "straight"),
+]
+CLOSE = [
+    # Schedule, kind of plan, and what the replay may be faster and slower by: docs/cost-model.md says why.
+    ("2bw", "one stage", 0.2, 0.001),
+    ("2bw", "any", 0.25, 0.001),
+    ("gpipe", "balanced, replicas fall and divide M", 0.12, 0.05),
+    ("gpipe", "any", 0.3, 0.15),
+    ("1f1b-flush", "straight", 0.2, 0.01),
+    ("1f1b-flush", "balanced, replicas fall and divide M", 0.05, 0.12),
+    ("1f1b-flush", "any", 0.2, 0.2),
+]
+
+
+def differences(schedule: str, kind: str) -> list[float]:
+    random_ = random.Random(7)
+    return [difference(*sample(kind, schedule, random_)) for _ in range(PLANS)]
+
+
+@pytest.mark.parametrize(("schedule", "kind"), EXACT)
+def test_the_formula_is_exact(schedule: str, kind: str) -> None:
+    assert max(abs(share) for share in differences(schedule, kind)) < 1e-3
+
+
+@pytest.mark.parametrize(("schedule", "kind", "faster", "slower"), CLOSE)
+def test_the_formula_is_close(schedule: str, kind: str, faster: float, slower: float) -> None:
+    found = differences(schedule, kind)
+    assert min(found) > -faster
+    assert max(found) < slower
+    assert abs(statistics.median(found)) < 0.05
