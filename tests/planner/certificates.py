@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from brute_formulas import Costs, Instance, Stage, sizes
+from brute_formulas import Costs, Stage
+from brute_machines import Instance, sizes
 
 TOLERANCE = 1e-9
 
@@ -28,7 +29,7 @@ class State(NamedTuple):
 
 
 def certificate(instance: Instance, pace: float) -> dict[str, Any]:
-    """That no plan of an instance is faster than `pace`, as plan.json holds it. It is one if that is so."""
+    """That no plan of an instance is faster than `pace`, as plan.json holds it; a forgery where one is."""
     spans, spaces = sizes(instance), []
     levels = [level for level in range(len(spans) - 1, 0, -1) if level == len(spans) - 1 or instance.allow_copies]
     done: set[int] = set()
@@ -42,7 +43,8 @@ def certificate(instance: Instance, pace: float) -> dict[str, Any]:
 
 
 def _space(instance: Instance, pace: float, level: int, copies: int) -> dict[str, Any]:
-    among = Costs(instance, copies).total(0.0)
+    costs = Costs(instance, copies)
+    among = costs.among / costs.update
     if among >= pace:
         return {"level": level, "copies": copies, "floor_s": among}
     threshold = copies * _alone(pace, among, instance.overlap)
@@ -65,7 +67,7 @@ def _alone(pace: float, among: float, overlap: float) -> float:
 
 
 def reachable(instance: Instance, level: int, copies: int, threshold: float) -> list[State]:
-    """The least demands of every state below a threshold, but for those in front of which no worker is left."""
+    """The least demands of every state below a threshold, but for those with no layer or no worker left in front."""
     costs, spans = Costs(instance, copies), sizes(instance)
     most = instance.stages or instance.max_stages or math.inf
     workers = instance.max_workers // copies if instance.max_workers else math.inf
@@ -81,8 +83,7 @@ def reachable(instance: Instance, level: int, copies: int, threshold: float) -> 
                     key = (stage.before, *here, *counts)
                     least[key] = min(leads, least.get(key, math.inf))
     states = [State(*key[:3], demand, *key[3:]) for key, demand in least.items()]
-    met = [state for state in states if state.cut == 0 and instance.stages in (None, state.stages)]
-    return met or [state for state in states if state.cut != 0 and state.first > 0]
+    return [state for state in states if state.cut != 0 and state.first > 0]
 
 
 def _stages(costs: Costs, spans: list[int], state: State, threshold: float) -> list[tuple[Stage, float]]:
@@ -108,16 +109,18 @@ def _leads(
 ) -> float | None:
     """The demand of a stage in front of a state, None where it is too slow or does not fit."""
     first, span, demand = behind
-    depth, passing = 1, (0.0, 0.0)
-    wait = costs._wait(stage, threshold) if costs.training else 0.0
+    depth, busy = 1, 0.0
+    wait = costs.wait(stage, threshold) if costs.training else 0.0
     if stage.after != costs.everything:
         # A next stage of one worker, so placed that it is joined at the same level.
         level = max(_level(stage.start, first, spans), span)
         last = (stage.start // spans[level] + 1) * spans[level] - 1
-        passing = costs.link(stage, _on_one(stage, last))
+        link = costs.link(stage, _on_one(stage, last))
+        busy = link.busy
         if costs.training:
-            depth = 1 + math.ceil((demand + wait + 2 * passing[1] / threshold) / stage.replicas - 1e-9)
-    if max(stage.time, passing[0]) > threshold or stage.constant + depth * stage.growing > stage.memory:
+            depth = 1 + math.ceil((demand + wait + 2 * link.passing / threshold) / stage.replicas - 1e-9)
+    versions = (depth + costs.lag(stage)) * stage.weights if costs.training else 0.0
+    if max(stage.time, busy) > threshold or stage.constant + depth * stage.growing + versions > stage.memory:
         return None
     return depth * stage.replicas + wait if costs.training and math.isfinite(stage.memory) else 0.0
 

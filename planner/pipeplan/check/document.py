@@ -9,12 +9,16 @@ from pipeplan.cluster_json import from_json
 from pipeplan.files import Node
 
 FORMAT, VERSION = "pipeplan-plan", 1
-STASHING, FORWARD_ONLY = "1f1b-stashing", "forward-only"
+STASHING, VERTICAL, FORWARD_ONLY = "1f1b-stashing", "vertical-sync", "forward-only"
+DOUBLE_BUFFERED, GPIPE, FLUSH = "2bw", "gpipe", "1f1b-flush"
+FLUSHING = (GPIPE, FLUSH)
+ACCUMULATING = (DOUBLE_BUFFERED, *FLUSHING)
+SCHEDULES = (STASHING, VERTICAL, *ACCUMULATING)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The options that the plan was made with; what a plan.json leaves out was not asked for."""
+    """The options that the plan was made with; where plan.json leaves one out, what `pipeplan solve` does by itself."""
 
     overlap: float
     memory: bool
@@ -64,6 +68,11 @@ class Document:
         """What the plan states of its cost."""
         return self.root["prediction"]
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether all stages update after the same number of minibatches."""
+        return self.schedule in ACCUMULATING
+
     def of_copy(self, copy: int, stage: int) -> tuple[int, ...]:
         """The workers of a stage in one copy of the pipeline: every copies-th, as minibatches go to copies in turn."""
         return self.stages[stage].workers[copy :: self.copies]
@@ -74,6 +83,11 @@ class Document:
         plan = root["plan"]
         inference = plan["inference"].boolean()
         schedule = plan.get("schedule")
+        name = schedule.text() if schedule else FORWARD_ONLY if inference else STASHING
+        if name not in ((FORWARD_ONLY,) if inference else SCHEDULES):
+            plan["schedule"].fail(f"there is no such schedule for {'inference' if inference else 'training'}")
+        if name in ACCUMULATING and plan.get("accumulate") is None:
+            plan.fail(f"the schedule {name} needs a number of minibatches per update, `accumulate`")
         return Document(
             root=root,
             digest=root["profile"]["digest"].text(),
@@ -83,7 +97,7 @@ class Document:
             stages=tuple(_stage(node) for node in plan["stages"].items()),
             copies=plan["copies"].integer(minimum=1),
             inference=inference,
-            schedule=schedule.text() if schedule else FORWARD_ONLY if inference else STASHING,
+            schedule=name,
             accumulate=_count(plan, "accumulate"),
             pace_s=root["prediction"]["minibatch_s"].number(),
         )
@@ -101,7 +115,7 @@ def _stage(node: Node) -> Stage:
 
 
 def _asked(node: Node) -> Asked:
-    boundary, overlap = node.get("boundary"), node["overlap"]
+    overlap = node["overlap"]
     if overlap.number() > 1:
         overlap.fail(f"expected at most 1, found {overlap.number():g}")
     return Asked(
@@ -112,13 +126,20 @@ def _asked(node: Node) -> Asked:
         max_replicas=_count(node, "max_replicas"),
         max_workers=_count(node, "max_workers"),
         allow_copies=_flag(node, "allow_copies", True),
-        contention=_flag(node, "contention", False),
-        recompute=_flag(node, "recompute", False),
-        boundary=boundary.text() if boundary else "single",
+        contention=_flag(node, "contention", True),
+        recompute=_flag(node, "recompute", True),
+        boundary=_boundary(node),
         pins=tuple(_pin(pin) for pin in _list(node, "pins")),
         together=tuple(tuple(name.text() for name in group.items()) for group in _list(node, "together")),
         no_cut_after=tuple(name.text() for name in _list(node, "no_cut_after")),
     )
+
+
+def _boundary(node: Node) -> str:
+    found = node.get("boundary")
+    if found is not None and found.text() not in ("single", "parallel"):
+        found.fail(f"there is no such model of a boundary: {found.text()!r}")
+    return found.text() if found else "single"
 
 
 def _pin(node: Node) -> tuple[str, int]:

@@ -37,21 +37,13 @@ class States:
     """Workers of those stages; 0 where they are not counted."""
     given: list[Any]
     """The states as the certificate writes them."""
+    counts_stages: bool
+    counts_busy: bool
     most_stages: int
     """0 where they are not counted."""
     most_busy: int
     same_stages: bool
     """Whether a state stands only for states with as many stages behind, not for those with more."""
-
-    @property
-    def counts_stages(self) -> bool:
-        """Whether the states count the stages behind them."""
-        return self.most_stages > 0
-
-    @property
-    def counts_busy(self) -> bool:
-        """Whether the states count the workers behind them that have something to do."""
-        return self.most_busy > 0
 
     @staticmethod
     def of(entry: Node, steps: Steps, asked: Asked) -> States:
@@ -59,8 +51,8 @@ class States:
         cuts = _cuts(entry["cuts"], steps)
         rows, width = _rows(entry["states"])
         given = entry["states"].value
-        most_stages = (asked.stages or asked.max_stages or 0) if width > 4 else 0
-        most_busy = min(asked.max_workers // steps.copies, steps.workers) if asked.max_workers and width > 5 else 0
+        most_stages = (asked.stages or asked.max_stages) if width > 4 else None
+        most_busy = asked.max_workers if width > 5 else None
         if len(rows) and not (rows[:, 0] < len(cuts)).all():
             entry["states"].fail(f"a state names a cut beyond the {len(cuts)} of this space")
         cut = cuts[rows[:, 0].astype(np.intp)]
@@ -69,12 +61,14 @@ class States:
             first=rows[:, 1].astype(np.intp),
             span=rows[:, 2].astype(np.intp),
             demand=rows[:, 3] * (1 - ROUNDING) * steps.covers,
-            stages=(rows[:, 4] if most_stages else np.zeros(len(rows))).astype(np.intp),
-            busy=(rows[:, 5] if most_busy else np.zeros(len(rows))).astype(np.intp),
+            stages=(rows[:, 4] if most_stages is not None else np.zeros(len(rows))).astype(np.intp),
+            busy=(rows[:, 5] if most_busy is not None else np.zeros(len(rows))).astype(np.intp),
             given=given,
-            most_stages=most_stages,
-            most_busy=most_busy,
-            same_stages=most_stages > 0 and asked.stages is not None,
+            counts_stages=most_stages is not None,
+            counts_busy=most_busy is not None,
+            most_stages=most_stages or 0,
+            most_busy=min((most_busy or 0) // steps.copies, steps.workers),
+            same_stages=most_stages is not None and asked.stages is not None,
         )
         _check(states, steps, entry["states"])
         return states
@@ -93,7 +87,7 @@ def _cuts(node: Node, steps: Steps) -> NDArray[np.intp]:
 
 def _rows(node: Node) -> tuple[Floats, int]:
     """The states as a table of numbers: 4 columns, 5 with the stages behind, 6 with the busy workers too."""
-    lengths = {len(item) if isinstance(item, list) else 0 for item in node.value or [] if node.items()}
+    lengths = {len(item.value) if isinstance(item.value, list) else 0 for item in node.items()}
     if len(lengths) != 1 or not lengths <= {4, 5, 6}:
         node.fail("expected states of 4, 5 or 6 numbers each, all alike")
     if any(isinstance(value, bool) or not isinstance(value, int | float) for row in node.value for value in row):

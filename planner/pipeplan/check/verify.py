@@ -7,15 +7,13 @@ from dataclasses import dataclass
 
 from pipeplan.check import model as models
 from pipeplan.check.certificate import check_certificate
-from pipeplan.check.document import FORWARD_ONLY, STASHING, Document
-from pipeplan.check.figures import check_memory, check_pace, check_stages, figures
+from pipeplan.check.document import Document
+from pipeplan.check.figures import figures
+from pipeplan.check.stated import check_memory, check_pace, check_stages
 from pipeplan.check.structure import check_options, check_structure
 from pipeplan.errors import InputError
 from pipeplan.files import Node
 from pipeplan.profile import Profile
-
-KNOWN = (STASHING, FORWARD_ONLY)
-"""Schedules whose cost this check knows."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +38,10 @@ def verify(root: Node, profile: Profile) -> list[Finding]:
     if profile.digest() != document.digest:
         raise InputError("the profile is not the one that the plan was made from: their digests differ")
     model = models.build(profile, document.asked, inference=document.inference)
-    found = [
-        _try("structure", lambda: check_structure(document, model)),
-    ]
+    found = [_try("structure", lambda: check_structure(document, model))]
     if found[0].holds is False:
         return found
     found.append(_try("constraints", lambda: check_options(document, model)))
-    if (why := _unknown(document)) is not None:
-        return [*found, *(Finding(what, None, why) for what in ("pace", "stages", "memory", "optimality"))]
     costs = figures(document, model)
     found.append(_try("pace", lambda: check_pace(document, model, costs)))
     found.append(_try("stages", lambda: check_stages(document, costs)))
@@ -67,9 +61,3 @@ def _try(what: str, check: Callable[[], str | None], otherwise: str = "") -> Fin
 def _reason(document: Document) -> str:
     note = document.root.get("certificate_note")
     return note.text() if note else "plan.json has no certificate"
-
-
-def _unknown(document: Document) -> str | None:
-    if document.schedule not in KNOWN:
-        return f"this check does not know the cost of the schedule {document.schedule}"
-    return None

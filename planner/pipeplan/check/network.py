@@ -1,0 +1,96 @@
+"""The links of a cluster, whether its servers are alike or not: what a message or a ring runs at, and every card."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pipeplan.cluster import Cluster, Level
+
+
+class Link(NamedTuple):
+    """Bytes/s and seconds."""
+
+    message: float
+    """Bandwidth of point-to-point traffic."""
+    allreduce: float
+    latency_s: float
+
+
+FREE = Link(math.inf, math.inf, 0.0)
+
+
+@dataclass(frozen=True)
+class Network:
+    """By level from 0, the workers themselves: its components, each with what is slowest in it and its own card."""
+
+    starts: tuple[tuple[int, ...], ...]
+    """The first worker of each component, and D at the end."""
+    inside: tuple[tuple[Link, ...], ...]
+    """The slowest of all links inside each component, those of the components in it included."""
+    cards: tuple[tuple[Link, ...], ...]
+    """The link by which each component joins others; none at the top."""
+
+    @staticmethod
+    def of(cluster: Cluster) -> Network:
+        """The network of a cluster."""
+        starts = [tuple(range(cluster.workers + 1))]
+        inside = [(FREE,) * cluster.workers]
+        cards = []
+        for number, level in enumerate(cluster.levels):
+            below = starts[-1]
+            counts = _members(cluster, number, len(below) - 1)
+            edges = [0]
+            for count in counts:
+                edges.append(edges[-1] + count)
+            own = [
+                _card(cluster, number, level, component, which)
+                for component, count in enumerate(counts)
+                for which in range(edges[component], edges[component] + count)
+            ]
+            starts.append(tuple(below[edge] for edge in edges))
+            below_links = inside[-1]
+            inside.append(tuple(_slowest([*own[a:b], *below_links[a:b]]) for a, b in itertools.pairwise(edges)))
+            cards.append(tuple(own))
+        return Network(tuple(starts), tuple(inside), tuple(cards))
+
+    def component(self, level: int, worker: int) -> int:
+        """The component of a level that holds a worker."""
+        return bisect_right(self.starts[level], worker) - 1
+
+    def among(self, workers: Sequence[int]) -> Link:
+        """What is slowest in the smallest component that holds some workers."""
+        level = 0
+        while self.component(level, min(workers)) != self.component(level, max(workers)):
+            level += 1
+        return self.inside[level][self.component(level, workers[0])]
+
+
+def _members(cluster: Cluster, number: int, below: int) -> list[int]:
+    """How many components of the level below each component of a level joins."""
+    if number == 0 and cluster.machines:
+        return [machine.inside.count for machine in cluster.machines]
+    count = cluster.levels[number].count
+    return [count] * (below // count)
+
+
+def _card(cluster: Cluster, number: int, level: Level, component: int, which: int) -> Link:
+    """The link of member `which` of the level below, inside a component of this one."""
+    bandwidth = level.bandwidth
+    if cluster.machines and number == 0:
+        level = cluster.machines[component].inside
+        bandwidth = level.bandwidth
+    if cluster.machines and number == 1:
+        bandwidth = min(rate for rate in (cluster.machines[which].card or math.inf, bandwidth) if rate)
+    if level.count == 1:
+        return FREE
+    return Link(bandwidth * level.sendrecv_efficiency, bandwidth * level.allreduce_efficiency, level.latency_s)
+
+
+def _slowest(links: Sequence[Link]) -> Link:
+    message, allreduce, latency = zip(*links, strict=True)
+    return Link(min(message), min(allreduce), max(latency))

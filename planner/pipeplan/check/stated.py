@@ -1,0 +1,97 @@
+"""Whether what plan.json states of its cost is so."""
+
+from __future__ import annotations
+
+import math
+
+from pipeplan.check.cards import busiest_s
+from pipeplan.check.document import FLUSHING, Document
+from pipeplan.check.figures import Figures, among_copies_s, versions
+from pipeplan.check.formulas import WHOLE
+from pipeplan.check.model import Model
+from pipeplan.check.pace import batch, steady_pace, update_interval
+from pipeplan.errors import InputError
+from pipeplan.files import Node
+from pipeplan.units import show_size, show_time
+
+CLOSE = 1e-9
+"""Relative: sums in another order differ by far less, any change that matters by far more."""
+
+
+def check_pace(document: Document, model: Model, found: tuple[Figures, ...]) -> str:
+    """That the stated pace is that of the slowest resource, and the depths sustain it."""
+    prediction, among = document.prediction, among_copies_s(document, model)
+    interval = update_interval(document)
+    if document.schedule in FLUSHING:
+        pace = _check_batch(document, found, among) / interval
+    else:
+        pace = steady_pace(document, found, among)
+    if math.isinf(pace):
+        raise InputError("a stage has too few minibatches in flight to keep any pace")
+    if document.asked.contention:
+        shared = busiest_s(document, found)
+        if shared is None:
+            raise InputError("the replicas of the stages are too many to add up what each network card carries")
+        # Equal but for rounding is one resource alone on its card.
+        pace = shared if shared > pace * (1 + WHOLE) else pace
+    _same(prediction["minibatch_s"], pace)
+    _same(prediction["minibatches_per_s"], 1.0 / pace)
+    _same(prediction["copies_synchronisation_s"], among / interval)
+    return f"{show_time(pace)} for each minibatch"
+
+
+def check_stages(document: Document, found: tuple[Figures, ...]) -> str:
+    """That every stage's stated times, bytes and versions are what its layers and workers give."""
+    nodes = document.prediction["stages"].items()
+    if len(nodes) != len(found):
+        document.prediction["stages"].fail(f"expected {len(found)}, one for each stage, found {len(nodes)}")
+    for index, (node, figure) in enumerate(zip(nodes, found, strict=True)):
+        for key, value in (
+            ("minibatch_s", document.pace_s),
+            ("forward_s", figure.forward_s),
+            ("backward_s", figure.backward_s),
+            ("sync_s", figure.group_s),
+            ("receive_bytes", figure.received),
+            ("send_bytes", figure.sent),
+            ("send_gradient_bytes", figure.sent_gradient),
+            ("receive_gradient_bytes", figure.received_gradient),
+            ("parameter_bytes", figure.parameters),
+            ("minibatch_bytes", figure.minibatch_bytes),
+        ):
+            _same(node[key], value)
+        stated, needed = document.stages[index].versions, versions(document, index)
+        if stated != needed:
+            raise InputError(f"stage {index + 1} keeps {needed} versions of its weights, the plan says {stated}")
+    return "times, traffic and versions of every stage"
+
+
+def check_memory(document: Document, found: tuple[Figures, ...]) -> str:
+    """That memory is stated as it is, and suffices where it is to limit the plan."""
+    for node, figure in zip(document.prediction["stages"].items(), found, strict=True):
+        stated = node["memory_bytes"]
+        # Written as whole bytes.
+        if abs(stated.number() - figure.memory_bytes) > 1 + CLOSE * figure.memory_bytes:
+            stated.fail(f"stated {show_size(stated.number())}, found {show_size(figure.memory_bytes)}")
+    most = max(figure.memory_bytes for figure in found)
+    if not document.asked.memory:
+        return f"at most {show_size(most)}; the plan was to ignore the limit"
+    for number, (stage, figure) in enumerate(zip(document.stages, found, strict=True), start=1):
+        capacity = min(document.cluster.device_of(worker).memory_bytes for worker in stage.workers)
+        if figure.memory_bytes > capacity:
+            needs, has = show_size(figure.memory_bytes), show_size(capacity)
+            raise InputError(f"stage {number} needs {needs}, a device has {has}")
+    return f"every stage fits; the largest takes {show_size(most)}"
+
+
+def _check_batch(document: Document, found: tuple[Figures, ...], among_s: float) -> float:
+    """That the stated parts of a batch are as they are; how long it takes."""
+    stated, parts = document.prediction["batch"], batch(document, found, among_s)
+    for key, value in vars(parts).items():
+        _same(stated[key], value)
+    return parts.total_s
+
+
+def _same(stated: Node, found: float) -> None:
+    value = stated.number()
+    if not abs(value - found) <= CLOSE * max(abs(found), abs(value)):
+        stated.fail(f"stated {value!r}, found {found!r}")
