@@ -1,4 +1,9 @@
-"""Runs a PuLP program on an open solver and reads what PuLP's wrapper does not report: the proven bound."""
+"""Runs a PuLP program on an open solver and reads what PuLP's wrapper does not report: the proven bound.
+
+HiGHS runs inside this process. It is given a thread of its own, so that Ctrl-C reaches Python at once; HiGHS is then
+asked to stop, and what it has found by then is read like after a time limit. CBC is a process of its own, which Ctrl-C
+ends together with what it had found.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +20,8 @@ NAMES = {"highs": "HiGHS", "cbc": "CBC"}
 
 # Tighter than the solvers' defaults (1e-6), because the verdict compares objectives to 1e-6.
 _TOLERANCE = 1e-9
+# Seconds between two looks at whether HiGHS is done; a finished run is noticed at once.
+_PATIENCE_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -27,22 +34,29 @@ class Answer:
     """Whether the solution is optimal to the gap asked for, or infeasibility is proven."""
     bound: float
     """No solution has a smaller objective; infinite where infeasible."""
+    interrupted: bool = False
+    """Whether the user stopped it."""
 
 
-def run(program: pulp.LpProblem, solver: str, seconds: float | None, gap: float) -> Answer:
-    """Minimise; a time limit is no error."""
+def run(program: pulp.LpProblem, solver: str, seconds: float | None, gap: float, *, confirm: bool = True) -> Answer:
+    """Minimise; neither a time limit nor Ctrl-C is an error.
+
+    HiGHS 1.15's presolve calls some programs infeasible that are not. With `confirm` that verdict must hold without
+    presolve too; else it is only likely.
+    """
     if solver == "highs":
-        return _highs(program, seconds, gap)
+        return _highs(program, seconds, gap, confirm)
     if solver == "cbc":
         return _cbc(program, seconds, gap)
     raise InputError(f"there is no solver {solver!r}; there are: {', '.join(NAMES)}")
 
 
-def _highs(program: pulp.LpProblem, seconds: float | None, gap: float) -> Answer:
+def _highs(program: pulp.LpProblem, seconds: float | None, gap: float, confirm: bool) -> Answer:
+    began = time.perf_counter()
     answer = _highs_once(program, seconds, gap, presolve="on")
-    if answer.proven and not answer.found:
-        # HiGHS 1.15's presolve calls some programs infeasible that are not: that verdict must hold without it too.
-        return _highs_once(program, seconds, gap, presolve="off")
+    if confirm and answer.proven and not answer.found:
+        left = None if seconds is None else max(0.1, seconds - (time.perf_counter() - began))
+        return _highs_once(program, left, gap, presolve="off")
     return answer
 
 
@@ -57,6 +71,8 @@ def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, pres
         mip_feasibility_tolerance=_TOLERANCE,
         primal_feasibility_tolerance=_TOLERANCE,
     )
+    waiting = _Interruptible()
+    solver.callSolver = lambda program: waiting.run(program.solverModel)
     program.solve(solver)
     model: Any = program.solverModel
     info, status = model.getInfo(), model.modelStatusToString(model.getModelStatus())
@@ -64,14 +80,36 @@ def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, pres
         return Answer(found=False, proven=True, bound=math.inf)
     found = info.primal_solution_status == 2  # kSolutionStatusFeasible
     # Before the root is solved the bound is minus infinity; no pace is below 0.
-    return Answer(found=found, proven=status == "Optimal", bound=max(0.0, float(info.mip_dual_bound)))
+    bound = max(0.0, float(info.mip_dual_bound))
+    return Answer(found=found, proven=status == "Optimal", bound=bound, interrupted=waiting.interrupted)
+
+
+class _Interruptible:
+    """Runs HiGHS in a thread, until it is done or Ctrl-C ends it."""
+
+    def __init__(self) -> None:
+        self.interrupted = False
+
+    def run(self, model: Any) -> None:
+        """Wait for a model of highspy to be solved."""
+        model.HandleUserInterrupt = True
+        running = model.startSolve()
+        while running.is_alive():
+            try:
+                running.join(_PATIENCE_S)
+            except KeyboardInterrupt:
+                self.interrupted = True
+                model.cancelSolve()
 
 
 def _cbc(program: pulp.LpProblem, seconds: float | None, gap: float) -> Answer:
     options = ["primalTolerance", str(_TOLERANCE), "integerTolerance", str(_TOLERANCE)]
     solver: Any = pulp.getSolver("PULP_CBC_CMD", msg=False, timeLimit=seconds, gapRel=gap, options=options)
     began = time.perf_counter()
-    program.solve(solver)
+    try:
+        program.solve(solver)
+    except KeyboardInterrupt:
+        return Answer(found=False, proven=False, bound=0.0, interrupted=True)
     # PuLP reads "infeasible" from CBC's files also where CBC ran out of time before it found anything.
     in_time = seconds is None or time.perf_counter() - began < seconds
     if program.status == pulp.LpStatusInfeasible:

@@ -2,57 +2,83 @@
 
 It shares the cost formulas with the dynamic program and nothing else: no cuts, no ideals, no order of the layers.
 
-Notation. Layers l, edges (u, v), tensors k with producer u and consumers V. Workers 0 … D-1 in a row. A placement π is
-a run of r consecutive workers that starts at s; sync(π) is the all-reduce over the level that π spans.
+Notation. Layers l, edges (u, v), tensors k with producer u and consumers V. Workers 0 … D-1 in a row. A run ρ is r
+workers from s, and the idle ones behind them up to e (`ilp_runs` says which suffice). A place π = (s, r) is a run
+whatever is idle behind it. Products of what the layers sum up to and of the choice of r are avoided by *shares*: one
+number for each place, zero where no stage is there, that add up to the sum over the layers that start at s.
 
-    x[l,π] ∈ {0,1}   layer l is on placement π            y[π] ∈ {0,1}   π holds a stage
-    b[k,q] ∈ [0,1]   tensor k crosses the cut of all that is finished by worker q
-    λ[q,n] ∈ {0,1}   the stage that ends at worker q sends to the next one over level n
-    T ≥ 0            seconds per minibatch, to be minimised
+    y[ρ] ∈ {0,1}     ρ holds a stage
+    Z[l,p] ∈ {0,1}   the stage of layer l starts at worker p or before; Z[l,D-1] = 1, Z[l,-1] = 0
+    z[l,p]           = Z[l,p] - Z[l,p-1]: l is in the stage that starts at p
+    c[π], w[π] ≥ 0   shares of work and of parameters
+    b[k,p] ∈ [0,1]   tensor k crosses the cut p, of all that starts at p or before
+    λ[p,n] ∈ [0,1]   the stages on both sides of cut p lie in one component of level n, and of no lower one
+    e[p,n] ≥ 0       time of what crosses p at level n, for each direction
+    T ≥ 0            seconds per minibatch, to be minimised; U is an upper bound on it
 
-(1) every layer has one placement, and a used placement has a layer.
-(2) layers only on used placements, and used placements are disjoint.
-(3) along an edge the start never decreases: for every worker p, [v starts by p] ≤ [u starts by p]. Stages are disjoint
-    runs, so that the order of starts is the order of stages.
-(4) compute plus the exposed part of synchronisation, and the other way round, are at most T on every placement. As the
-    left side is linear in x for a known r, no product appears. With an upper bound U on T the same sums are at most
-    U·y[π], which is what makes the relaxation tight.
-(5) b[k,q] ≥ [u finished by q] - [v finished by q] for every consumer v.
-(6) where a stage ends at q and something follows, one λ[q,n] holds; λ[q,≤n] only if that stage, and some later stage,
-    lies within the component of level n around q.
-(7) bytes over q, each direction, take at most T at the rate of the level: linear but for the choice of n, which a big M
-    releases.
-Memory, only where it can bind, adds the in-flight depth:
-    δ[π,d] ∈ {0,1}   π holds a stage with d minibatches in flight
-    W[π] ≥ 0         its wait for a group, in seconds (`cost.group_wait` · T)
-    K[p] ≥ 0         what the first stage that starts at worker p or later demands (`cost.in_flight_behind` · T)
-(8) one d for a used π.
-(9) W[π] is at least the all-reduce of its group less T (with copies of the pipeline: r - 1/m times T). K[p] is at least
-    r·d·T + W[π] for a stage that starts at p with depth d, and at least K[p+1] for a worker without a stage.
-(10) (d-1)·r·T ≥ K behind the stage + W[π] + twice the transfer at the chosen level, where δ[π,d] and something follows:
-     `cost.in_flight_depth` times T, which makes it linear, as d is known.
-(11) weights, gradient, state, buffers, and d times (a version of the weights, what backward needs, input and output)
-     fit the device; a replicated stage adds its buckets, and a version unless it is the only stage.
+(1) The runs follow each other: as many runs start at a worker as end before it, and one is the first.
+(2) Z never falls with p, and along an edge Z[v,p] ≤ Z[u,p].
+(3) z[l,p] is at most the sum of y over those runs from p on which l is possible within U: alone, and with all work that
+    must come before or behind it. A run that is used has a layer.
+(4) c and w are shares; compute plus the exposed part of synchronisation, and the other way round, are at most T, and at
+    most U·y.
+(5) b[k,p] ≥ Z[u,p] - Z[v,p] for every consumer v. The cut p is the same all over a run: no stage starts inside.
+(6) One λ[p,n] holds unless nothing is behind p. Below the outermost level it takes a run over p that begins and ends
+    within the component around p, and one behind p that ends in it.
+(7) e[p,n] ≤ U·λ[p,n]; bytes over p are the sum of e[p,n] times the rates; the sum of e[p,n] is at most T.
+
+Depths are added only where what the program without them finds does not stand with them: because a worker's memory is
+too small, or two versions of the weights too few (2BW). Its optimum is a bound on T then.
+
+    δ[ρ,d] ∈ {0,1}   ρ holds a stage with d minibatches in flight; with recomputation one for each way
+    t[ρ,d] ≥ 0       = T·δ[ρ,d]
+    g[ρ] ≥ 0         its wait for a group (`cost.group_wait` · T)
+    m[ρ,d] ≥ 0       shares of what the memory of a stage holds d times
+
+(8) One δ for a used ρ. L·δ ≤ t ≤ U·δ, for the bound L on T; t sums up to T over the runs that hold a worker.
+(9) g[ρ] is at least the all-reduce of its group less T (with copies of the pipeline: r - 1/m times T; 2BW: none).
+(10) Where runs meet, (d-1)·r·t of the one before is at least d·r·t + g of the one behind, its own g, and twice the
+    transfer: `cost.in_flight_depth` times T. 2BW: the all-reduces are at most (M + 1/m - d·r)·t (`cost.buffered_pace`).
+(11) Weights, gradient, state, buffers, and d·m over all d fit the device; m[ρ,d] ≤ memory/d · δ[ρ,d].
+A stage that recomputes has its forward work once more in (4); in (11) its saved bytes and output count once.
+
+With `boundary` parallel, λ and e are chosen for the number of links too, which takes as many replicas on both sides.
+
+Nearly without big numbers, so that the relaxation is tight once U is close to the optimum. Hence U is not taken from
+afar: the program is solved for U a little above the bound that all work on all workers gives, and for larger U as long
+as it is infeasible. The last of these programs is the proof: it holds all plans up to its U. Where another solver's
+objective is given as a cut-off, that is U.
+
+The constraints that the user may add: stages counted by y, busy workers by r·y; a layer pinned to stage i has Z[l,p] =
+[i or more stages start by p]. Layers that must share a stage are joined beforehand (`ilp_layers`).
+
+Not expressed, and refused: schedules with a flush; memory under vertical sync, where it limits.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from pipeplan import cost
 from pipeplan.evaluate import evaluate
 from pipeplan.links import Links
-from pipeplan.plan import Plan, data_parallel
+from pipeplan.plan import VERTICAL, Plan, data_parallel
 from pipeplan.problem import Problem
 from pipeplan.solvers import backend, depths
-from pipeplan.solvers.ilp_model import Model
-from pipeplan.solvers.pipeline import spaces
+from pipeplan.solvers.backend import Answer
+from pipeplan.solvers.ilp_model import Model, minibatches
+from pipeplan.solvers.pipeline import Space, spaces
 from pipeplan.solvers.result import Result, Status
 
 # How far above a bound that another solver gave the program still looks for plans: a bound that is too low shows as
 # "infeasible", one that is too high as a better plan.
 CUTOFF_SLACK = 1e-6
+
+# Upper bounds to try, relative to the lower bound; beyond the last, each is so many times the one before.
+_RUNGS = (1.01, 1.04, 1.12, 1.3, 1.7, 2.5)
+_BEYOND = 2.5
 
 
 @dataclass(frozen=True)
@@ -71,48 +97,168 @@ def solve(problem: Problem, limits: Limits, cutoff_s: float | None = None) -> Re
     `cutoff_s` excludes slower plans from the search (with `CUTOFF_SLACK`). The verdict stays independent of whoever
     gave it: the program must still find a plan of its own, and prove that there is no better one.
     """
-    began = time.perf_counter()
-    best: tuple[float, Plan] | None = None
-    # No plan is faster than all work on all workers; a stopped search proves no more than that.
-    floor_s = problem.work_s / (problem.cluster.workers * problem.cluster.device.speed)
-    bound, proven = float("inf"), True
-    upper = cutoff_s * (1 + CUTOFF_SLACK) if cutoff_s is not None else _known_upper(problem)
+    search = _Search(problem, limits, cutoff_s)
     for space in spaces(problem):
-        ceiling = min(upper, best[0]) if best else upper
-        if space.synchronisation(problem) > ceiling:
-            continue
-        remaining = None if limits.seconds is None else max(0.1, limits.seconds - (time.perf_counter() - began))
-        inner = space.inner(problem)
-        model = Model(inner, min(ceiling * space.copies, _slowest(inner)))
-        answer = backend.run(model.program, limits.solver, remaining, limits.gap)
-        proven &= answer.proven
+        search.look_in(space)
+    return search.result()
+
+
+class _Search:
+    """What is known so far, over the spaces that have been searched."""
+
+    def __init__(self, problem: Problem, limits: Limits, cutoff_s: float | None) -> None:
+        self.problem = problem
+        self.limits = limits
+        self.cutoff_s = cutoff_s
+        self.began = time.perf_counter()
+        self.best: tuple[float, Plan] | None = None
+        self.proven = True
+        self.interrupted = False
+        self.refusal = ""
+        """What the program does not express, if that matters."""
+        self.bound = float("inf")
+        self.upper = (cutoff_s if cutoff_s is not None else _known_upper(problem)) * (1 + CUTOFF_SLACK)
+        # No plan is faster than all work on all workers; a stopped search proves no more than that.
+        self.floor_s = problem.work_s / problem.cluster.total_speed
+        self.size = (0, 0)
+
+    def look_in(self, space: Space) -> None:
+        """Search one space for a plan that is better than the best so far."""
+        if self.interrupted or self._refused(_unexpressed(self.problem)):
+            self.proven = False
+            self.bound = min(self.bound, self.floor_s)
+            return
+        if space.synchronisation(self.problem) > self.upper:
+            return
+        inner = space.inner(self.problem)
+        if minibatches(inner) == 0:
+            return
+        low, high = self.floor_s * space.copies, min(self.upper * space.copies, _slowest(inner))
+        model, answer = self._climb(inner, low, high, complete=False)
+        if answer.found and answer.proven and not self._sound(space, model):
+            # What was left out matters. The answer is a bound all the same.
+            low = max(low, answer.bound * model.unit_s)
+            if self._refused(_unexpressed_depths(inner)):
+                self.bound = min(self.bound, space.pace(self.problem, low))
+                return
+            model, answer = self._climb(inner, low, high, complete=True)
+        self.proven &= answer.proven
+        self.interrupted |= answer.interrupted
         if answer.bound < float("inf"):
-            bound = min(bound, max(floor_s, space.pace(problem, answer.bound * model.unit_s)))
-        if answer.found and (best is None or space.pace(problem, model.objective()) < best[0] * (1 - 1e-9)):
-            pace = space.pace(problem, model.objective())
-            plan = space.plan(problem, model.segments())
-            best = (pace, depths.assign(plan, problem, pace * (1 + CUTOFF_SLACK / 10)))
-    seconds = time.perf_counter() - began
-    name = f"ILP ({backend.NAMES[limits.solver]})"
-    note = "searched below the DP's objective (plus 1e-6) only; plan and bound are its own" if cutoff_s else ""
-    if best is None:
-        status = Status.INFEASIBLE if proven else Status.TIME_LIMIT
-        return Result(name, status, None, float("inf"), float("inf") if proven else min(bound, floor_s), seconds, note)
-    if proven and limits.gap == 0:
-        return Result(name, Status.OPTIMAL, best[1], best[0], min(bound, best[0]), seconds, note)
-    # A search that was stopped need not have brought T down to what its plan is worth, nor its depths into memory.
-    score = evaluate(best[1], problem)
-    if not score.fits:
-        return Result(name, Status.TIME_LIMIT, None, float("inf"), min(bound, score.alone_s), seconds, note)
-    return Result(name, Status.FEASIBLE, best[1], score.alone_s, min(bound, score.alone_s), seconds, note)
+            found = space.pace(self.problem, max(low, answer.bound * model.unit_s))
+            self.bound = min(self.bound, max(self.floor_s, found))
+        if answer.found:
+            self._keep(space, model)
+
+    def _refused(self, reason: str) -> bool:
+        """Whether the program does not express something, which is then said instead of a wrong answer."""
+        if reason:
+            self.refusal, self.proven = reason, False
+        return bool(reason)
+
+    def _sound(self, space: Space, model: Model) -> bool:
+        """Whether a plan that was found without depths keeps its pace, and fits in memory, with them."""
+        pace, plan = self._plan(space, model)
+        score = evaluate(plan, self.problem)
+        return score.fits and score.alone_s <= pace * (1 + CUTOFF_SLACK)
+
+    def _climb(self, inner: Problem, low: float, high: float, *, complete: bool) -> tuple[Model, Answer]:
+        """The program with an upper bound that is as low as possible, and its answer."""
+        if complete and self.cutoff_s is None:
+            # More time never takes more memory: is there any plan at all?
+            model, answer = self._ask(inner, high, high, complete=True, confirm=True)
+            if not answer.found:
+                return model, answer if answer.proven else replace(answer, bound=0.0)
+        for threshold in self._thresholds(low, high):
+            model, answer = self._ask(inner, low, threshold, complete=complete, confirm=threshold >= high)
+            if answer.found or not answer.proven:
+                break
+        return model, answer
+
+    def _ask(self, inner: Problem, low: float, high: float, *, complete: bool, confirm: bool) -> tuple[Model, Answer]:
+        model = Model(inner, low, high, complete=complete)
+        self.size = max(self.size, model.program.size)
+        program, limits = model.program.lp, self.limits
+        return model, backend.run(program, limits.solver, self._remaining(), limits.gap, confirm=confirm)
+
+    def _thresholds(self, low: float, high: float) -> Iterator[float]:
+        if self.cutoff_s is None:
+            threshold = low
+            for factor in _RUNGS:
+                threshold = low * factor
+                if threshold < high:
+                    yield threshold
+            while (threshold := threshold * _BEYOND) < high:
+                yield threshold
+        yield high
+
+    def _remaining(self) -> float | None:
+        if self.limits.seconds is None:
+            return None
+        return max(0.1, self.limits.seconds - (time.perf_counter() - self.began))
+
+    def _plan(self, space: Space, model: Model) -> tuple[float, Plan]:
+        pace = space.pace(self.problem, model.objective())
+        plan = space.plan(self.problem, model.segments())
+        return pace, depths.assign(plan, self.problem, pace * (1 + CUTOFF_SLACK / 10))
+
+    def _keep(self, space: Space, model: Model) -> None:
+        pace, plan = self._plan(space, model)
+        if self.best is None or pace < self.best[0] * (1 - 1e-9):
+            self.best = pace, plan
+            self.upper = min(self.upper, pace)
+
+    def result(self) -> Result:
+        """What came of it."""
+        seconds = time.perf_counter() - self.began
+        name = f"ILP ({backend.NAMES[self.limits.solver]})"
+        note = "searched below the DP's objective (plus 1e-6) only; plan and bound are its own" if self.cutoff_s else ""
+        if self.interrupted:
+            note = "stopped by Ctrl-C"
+        if self.refusal:
+            note = f"not expressed by the integer program: {self.refusal}"
+        nothing = Result(name, Status.TIME_LIMIT, None, float("inf"), min(self.bound, self.floor_s), seconds, note)
+        if self.best is None:
+            if self.proven:
+                return replace(nothing, status=Status.INFEASIBLE, bound_s=float("inf"))
+            return nothing
+        pace, plan = self.best
+        found = Result(name, Status.OPTIMAL, plan, pace, min(self.bound, pace), seconds, note)
+        if self.proven and self.limits.gap == 0:
+            return found
+        # A search that was stopped need not have brought T down to what its plan is worth, nor its depths into memory.
+        score = evaluate(plan, self.problem)
+        if not score.fits:
+            return replace(nothing, bound_s=min(self.bound, score.alone_s))
+        return replace(found, status=Status.FEASIBLE, objective_s=score.alone_s, bound_s=min(self.bound, score.alone_s))
+
+
+def _unexpressed(problem: Problem) -> str:
+    """What of a problem no part of the program expresses."""
+    return f"the schedule {problem.options.schedule}" if problem.options.flushes else ""
+
+
+def _unexpressed_depths(problem: Problem) -> str:
+    """What of a problem the program does not express where memory limits."""
+    if problem.training and problem.options.schedule == VERTICAL:
+        return "memory under vertical-sync"
+    return ""
 
 
 def _known_upper(problem: Problem) -> float:
     """The pace of plain data parallelism where that is a plan that may be returned; else no bound is known."""
-    if problem.options.stages not in (None, 1) or (problem.options.max_replicas or problem.cluster.workers) < 2:
+    options = problem.options
+    workers = min(options.max_replicas or problem.cluster.workers, options.max_workers or problem.cluster.workers)
+    workers = min(workers, problem.cluster.workers)
+    if options.stages not in (None, 1) or any(number != 1 for _, number in options.pins):
         return float("inf")
-    workers = min(problem.options.max_replicas or problem.cluster.workers, problem.cluster.workers)
-    plan = data_parallel(problem.layer_names, workers, inference=problem.options.inference)
+    plan = data_parallel(
+        problem.layer_names,
+        workers,
+        inference=options.inference,
+        schedule=options.schedule,
+        accumulate=options.accumulate,
+    )
     score = evaluate(plan, problem)
     return score.alone_s if score.fits else float("inf")
 
@@ -120,9 +266,10 @@ def _known_upper(problem: Problem) -> float:
 def _slowest(problem: Problem) -> float:
     """More than any plan of one pipeline need take: all work on one worker, all synchronisation and traffic exposed."""
     links, workers = Links.of(problem.cluster), problem.cluster.workers
-    bandwidth, latency = links.allreduce_bandwidth[-1], links.allreduce_latency[-1]
+    rate = links.allreduce_bandwidth[-1], links.allreduce_latency[-1]
     size = sum(unit.parameter_bytes for unit in problem.units)
-    allreduce = max(float(cost.ring_allreduce_time(count, size, bandwidth, latency)) for count in range(1, workers + 1))
+    allreduce = max(float(cost.ring_allreduce_time(count, size, *rate)) for count in range(1, workers + 1))
     traffic = sum(flow.bytes + flow.gradient_bytes for flow in problem.flows)
     transfer = cost.transfer_time(traffic, links.sendrecv_bandwidth[-1], links.sendrecv_latency[-1])
-    return problem.work_s / problem.cluster.device.speed + 2 * (allreduce + float(transfer))
+    speed = min(device.speed for device in problem.cluster.devices)
+    return problem.work_s / speed + 2 * (allreduce + float(transfer))

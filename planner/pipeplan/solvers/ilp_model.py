@@ -1,307 +1,391 @@
-"""Constraints (1) to (7) of the integer program; see `ilp` for the notation. Memory, (8) to (11), is in `ilp_memory`.
+"""Constraints (1) to (7) of the integer program, in the notation of `ilp`; `ilp_depth`, `ilp_memory` have the others.
 
 Times are in units of the upper bound U, so that every T lies in [0, 1] and one tolerance serves all instances.
 """
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
-
-import pulp
 
 from pipeplan import cost
 from pipeplan.links import Links
+from pipeplan.plan import ACCUMULATING, DOUBLE_BUFFERED
 from pipeplan.problem import Problem
-from pipeplan.profile import Layer, edges
-from pipeplan.solvers import ilp_memory
+from pipeplan.solvers.ilp_depth import Depths
+from pipeplan.solvers.ilp_layers import Layers
+from pipeplan.solvers.ilp_memory import Memory
+from pipeplan.solvers.ilp_program import Program, Term, Variable, minus, scaled, value
+from pipeplan.solvers.ilp_runs import Run, Runs
 from pipeplan.solvers.pipeline import Segment
 
-Term = tuple[pulp.LpVariable, float]
+Place = tuple[int, int]
+"""Start and number of the workers of a stage, whatever is idle behind them."""
 
-
-@dataclass(frozen=True)
-class Placement:
-    """A run of `replicas` workers from `start`; `last` is its last worker, `span` the level that holds it."""
-
-    start: int
-    replicas: int
-    span: int
-
-    @property
-    def last(self) -> int:
-        return self.start + self.replicas - 1
+# A bound that holds but for rounding holds.
+_ROUNDING = 1e-9
+# Bounds of a variable are either equal, or farther apart than what the solver rounds to.
+_ROOM = 1e-7
 
 
 class Model:
-    """The program for one pipeline on one cluster."""
+    """The program for one pipeline on one cluster, whose pace is known to be within two bounds.
 
-    def __init__(self, problem: Problem, upper_s: float) -> None:
+    Where it is not `complete` it leaves out depths and what follows from them: all memory beyond what depth 1 takes.
+    """
+
+    def __init__(self, problem: Problem, floor_s: float, upper_s: float, *, complete: bool) -> None:
         self.problem = problem
-        self.unit_s = upper_s if upper_s > 0 else 1.0
-        self.layers = problem.profile.layers
-        self.names = [layer.name for layer in self.layers]
+        self.unit_s = upper_s
         self.links = Links.of(problem.cluster)
         self.workers = problem.cluster.workers
-        self.placements = self._placements()
-        self.program = pulp.LpProblem("pipeplan", pulp.LpMinimize)
-        self.pace = pulp.LpVariable("T", 0, 1)
-        self.program.setObjective(pulp.LpAffineExpression([(self.pace, 1.0)]))
-        self._reachable = _Closure(problem)
-        self.used = {run: self.binary(f"y_{run.start}_{run.replicas}") for run in self.placements}
-        self.on = {
-            (index, run): self.binary(f"x_{index}_{run.start}_{run.replicas}")
-            for index in range(len(self.layers))
-            for run in self.placements
-            if self._conceivable(index, run)
+        self.parallel = problem.options.boundary == "parallel"
+        self.minibatches = minibatches(problem)
+        """Of one update in one copy, where all stages have that in common."""
+        self.program = Program()
+        self.floor = 1.0 if floor_s >= upper_s else floor_s / upper_s * (1 - _ROOM)
+        self.pace = self.program.number("T", self.floor, 1)
+        self.program.minimise([(self.pace, 1.0)])
+        self.layers = Layers(problem, self._largest_transfer())
+        self.runs = Runs(problem.cluster, self._most_replicas())
+        self.opening = {start: self.program.binary(f"o_{start}") for start in self.runs.firsts}
+        self.used = {run: self.program.binary(f"y_{run.start}_{run.replicas}_{run.end}") for run in self.runs.all}
+        self.at: dict[Place, list[Variable]] = defaultdict(list)
+        for run, variable in self.used.items():
+            self.at[run.start, run.replicas].append(variable)
+        self._started = {
+            (block, worker): self.program.binary(f"z_{block}_{worker}")
+            for block in range(len(self.layers))
+            for worker in range(self.workers - 1)
         }
-        self.by_layer: dict[int, list[tuple[Placement, pulp.LpVariable]]] = defaultdict(list)
-        self.by_run: dict[Placement, list[tuple[int, pulp.LpVariable]]] = defaultdict(list)
-        for (index, run), variable in self.on.items():
-            self.by_layer[index].append((run, variable))
-            self.by_run[run].append((index, variable))
-        self._assign()
+        self._chain()
         self._order()
-        self._time()
+        self._place()
+        self.work = self._share("c", [block.work_s / self.unit_s for block in self.layers.blocks])
+        self.total = sum(block.parameters for block in self.layers.blocks)
+        self.parameters = self._share("w", [block.parameters / max(self.total, 1.0) for block in self.layers.blocks])
+        self._time({})
         self.crossing = self._cross()
         self.level = self._levels()
-        self._boundaries()
-        if problem.options.memory:
-            ilp_memory.add(self)
+        self.carried = self._boundaries()
+        self._wishes()
+        self.depths: Depths | None = None
+        if complete:
+            self._complete()
+        elif problem.options.memory:
+            self._least_memory()
+
+    def _complete(self) -> None:
+        options = self.problem.options
+        if self.problem.training:
+            self.depths = Depths(self, recompute=options.recompute and options.memory)
+            if again := self.depths.forward_again():
+                self._time(again)
+        if options.memory:
+            Memory(self, self.depths)
 
     # -- building blocks --
 
-    def binary(self, name: str) -> pulp.LpVariable:
-        """A new 0/1 variable."""
-        return pulp.LpVariable(name, 0, 1, pulp.LpInteger)
+    def started(self, block: int, worker: int) -> list[Term]:
+        """The terms of Z[l,p]: [the block's stage starts at `worker` or before]."""
+        if worker < 0:
+            return []
+        return [(self.program.one if worker >= self.workers - 1 else self._started[block, worker], 1.0)]
 
-    def at_most(self, terms: Iterable[Term], limit: float) -> None:
-        """Add Σ coefficient · variable ≤ limit."""
-        self.program += pulp.LpConstraint(pulp.LpAffineExpression(_merged(terms)), pulp.LpConstraintLE, None, limit)
+    def starts(self, block: int, worker: int) -> list[Term]:
+        """The terms of [the block's stage starts at `worker`]."""
+        return [*self.started(block, worker), *minus(self.started(block, worker - 1))]
 
-    def equal(self, terms: Iterable[Term], value: float) -> None:
-        """Add Σ coefficient · variable = value."""
-        self.program += pulp.LpConstraint(pulp.LpAffineExpression(_merged(terms)), pulp.LpConstraintEQ, None, value)
-
-    def finished(self, index: int, worker: int) -> list[Term]:
-        """The terms of [layer is on a placement that ends by `worker`]."""
-        return [(variable, 1.0) for run, variable in self.by_layer[index] if run.last <= worker]
-
-    def ending(self, worker: int) -> list[Term]:
-        """The terms of [a stage ends at `worker`]."""
-        return [(variable, 1.0) for run, variable in self.used.items() if run.last == worker]
-
-    def _placements(self) -> list[Placement]:
-        cluster, options = self.problem.cluster, self.problem.options
-        most = min(options.max_replicas or self.workers, self.workers)
+    def sum_at(self, worker: int, amounts: Iterable[float]) -> list[Term]:
+        """The terms of the sum of the amounts, by block, over the blocks whose stage starts at `worker`."""
         return [
-            Placement(start, count, cluster.level_between(start, start + count - 1))
-            for start in range(self.workers)
-            for count in range(1, min(most, self.workers - start) + 1)
+            term
+            for block, amount in enumerate(amounts)
+            if amount
+            for term in scaled(self.starts(block, worker), amount)
         ]
 
-    def work(self, layer: Layer) -> float:
-        """Seconds of one minibatch on one worker."""
-        backward = layer.backward_s if self.problem.training else 0.0
-        return (layer.forward_s + backward) / self.problem.cluster.device.speed
+    def held(self, runs: Iterable[Run], factor: float = 1.0) -> list[Term]:
+        """The terms of [one of these runs holds a stage]."""
+        return [(self.used[run], factor) for run in runs]
 
-    def synchronisation(self, run: Placement, size: float) -> float:
-        """Seconds per minibatch to all-reduce `size` bytes on a placement."""
+    def selected(self, place: Place, factor: float = 1.0) -> list[Term]:
+        """The terms of [a stage is on these workers]."""
+        return [(variable, factor) for variable in self.at[place]]
+
+    def places(self, worker: int) -> list[Place]:
+        """All places that start at `worker`."""
+        return [place for place in self.at if place[0] == worker]
+
+    def covering(self, worker: int) -> list[Run]:
+        """The runs of which exactly one is used."""
+        return [run for run in self.runs.all if run.covers(worker)]
+
+    def speed(self, place: Place) -> float:
+        """Of the slowest worker of a place."""
+        return self.problem.cluster.speed_of(range(place[0], sum(place)))
+
+    def allreduce(self, place: Place, size: float) -> float:
+        """Seconds to all-reduce `size` bytes among the workers of a place."""
         if not self.problem.training:
             return 0.0
-        bandwidth, latency = self.links.allreduce_bandwidth[run.span], self.links.allreduce_latency[run.span]
-        return float(cost.synchronisation_time(run.replicas, size, bandwidth, latency))
+        rate = self.links.allreduce_among(range(place[0], sum(place)))
+        return float(cost.ring_allreduce_time(place[1], size, *rate))
 
-    def _conceivable(self, index: int, run: Placement) -> bool:
-        """Whether the layer can be there at all under U: its own time, and that of all before and behind it."""
-        layer, closure = self.layers[index], self._reachable
-        limit = self.unit_s * (1 + 1e-9)
-        return (
-            self.work(layer) / run.replicas <= limit
-            and self.synchronisation(run, layer.parameter_bytes) <= limit
-            and self.work(layer) + closure.before_s[index] <= limit * (run.last + 1)
-            and self.work(layer) + closure.after_s[index] <= limit * (self.workers - run.start)
-        )
+    def synchronisation(self, place: Place, size: float) -> float:
+        """The same, per minibatch."""
+        allreduce = self.allreduce(place, size)
+        if self.minibatches is not None:
+            return float(cost.buffered_synchronisation(allreduce, self.minibatches))
+        return allreduce / place[1]
 
-    # -- (1) and (2) --
+    def allreduce_terms(self, place: Place) -> list[Term]:
+        """The terms of the all-reduce of a place, in units of U."""
+        latency = self.allreduce(place, 0.0)
+        rate = (self.allreduce(place, self.total) - latency) / self.unit_s
+        return [(self.parameters[place], rate), *self.selected(place, latency / self.unit_s)]
 
-    def _assign(self) -> None:
-        for index in range(len(self.layers)):
-            self.equal([(variable, 1.0) for _, variable in self.by_layer[index]], 1.0)
-        for run, used in self.used.items():
-            members = self.by_run[run]
-            self.at_most([(used, 1.0), *((variable, -1.0) for _, variable in members)], 0.0)
-            for _, variable in members:
-                self.at_most([(variable, 1.0), (used, -1.0)], 0.0)
+    def _most_replicas(self) -> int:
+        bounds = (self.problem.options.max_replicas, self.minibatches, self.workers)
+        return min(bound for bound in bounds if bound is not None)
+
+    def _largest_transfer(self) -> float:
+        """Bytes that the fastest link carries within U."""
+        rates = [float(rate) for level in self.links.rates for rate in level.sendrecv if math.isfinite(rate)]
+        return self.unit_s * (1 + _ROUNDING) * max(rates, default=math.inf)
+
+    # -- (1) --
+
+    def _chain(self) -> None:
+        # What lies before the first run is idle.
+        self.program.equal([(variable, 1.0) for variable in self.opening.values()], 1.0)
         for worker in range(self.workers):
-            self.at_most([(used, 1.0) for run, used in self.used.items() if run.start <= worker <= run.last], 1.0)
-        if (stages := self.problem.options.stages) is not None:
-            self.equal([(used, 1.0) for used in self.used.values()], float(stages))
-        for group in self.problem.profile.together:
-            tied = [self.names.index(name) for name in group]
-            for (first, other), run in itertools.product(itertools.pairwise(tied), self.placements):
-                pair = ((self.on.get((first, run)), 1.0), (self.on.get((other, run)), -1.0))
-                self.equal([(variable, sign) for variable, sign in pair if variable is not None], 0.0)
+            starting = self.held(run for run in self.runs.all if run.start == worker)
+            ended = self.held((run for run in self.runs.all if run.end == worker - 1), -1.0)
+            first = [(self.opening[worker], -1.0)] if worker in self.opening else []
+            self.program.equal([*starting, *ended, *first])
+
+    # -- (2) --
+
+    def _order(self) -> None:
+        for block in range(len(self.layers)):
+            for worker in range(1, self.workers - 1):
+                self.program.at_most([*self.started(block, worker - 1), *minus(self.started(block, worker))])
+        for source, target in self.layers.edges:
+            for worker in range(self.workers - 1):
+                self.program.at_most([*self.started(target, worker), *minus(self.started(source, worker))])
 
     # -- (3) --
 
-    def _order(self) -> None:
-        for source, target in self._reachable.edges:
-            for worker in range(self.workers - 1):
-                started = [(variable, 1.0) for run, variable in self.by_layer[target] if run.start <= worker]
-                before = [(variable, -1.0) for run, variable in self.by_layer[source] if run.start <= worker]
-                if started:
-                    self.at_most([*started, *before], 0.0)
+    def _place(self) -> None:
+        for worker in range(self.workers):
+            places = self.places(worker)
+            for block in range(len(self.layers)):
+                fitting = [term for place in places if self._conceivable(block, place) for term in self.selected(place)]
+                self.program.at_most([*self.starts(block, worker), *minus(fitting)])
+            everything = self.sum_at(worker, [1.0] * len(self.layers))
+            self.program.at_most([*(term for place in places for term in self.selected(place)), *minus(everything)])
+
+    def _conceivable(self, index: int, place: Place) -> bool:
+        """Whether the block can be there at all under U: its own time, and that of all before and behind it."""
+        block, layers = self.layers.blocks[index], self.layers
+        limit = self.unit_s * (1 + _ROUNDING)
+        start, stop = place[0], sum(place)
+        return (
+            block.work_s <= limit * place[1] * self.speed(place)
+            and self.synchronisation(place, block.parameters) <= limit
+            and block.work_s + layers.before_s[index] <= limit * self._speeds(0, stop)
+            and block.work_s + layers.after_s[index] <= limit * self._speeds(start, self.workers)
+        )
+
+    def _speeds(self, start: int, stop: int) -> float:
+        cluster = self.problem.cluster
+        if cluster.uniform:
+            return (stop - start) * cluster.device.speed
+        return math.fsum(cluster.devices[worker].speed for worker in range(start, stop))
 
     # -- (4) --
 
-    def _time(self) -> None:
+    def _share(self, name: str, amounts: list[float]) -> dict[Place, Variable]:
+        """What of the amounts is at each place: their sum over the stage that starts at p, at the place that holds it.
+
+        The product of a sum over layers and a choice of replicas, without a product.
+        """
+        shares = {place: self.program.number(f"{name}_{place[0]}_{place[1]}") for place in self.at}
+        total = sum(amounts)
+        for worker in range(self.workers):
+            parts = [(shares[place], 1.0) for place in self.places(worker)]
+            self.program.equal([*parts, *minus(self.sum_at(worker, amounts))])
+        for place, share in shares.items():
+            self.program.at_most([(share, 1.0), *self.selected(place, -total)])
+        return shares
+
+    def _time(self, again: dict[Place, Variable]) -> None:
+        """The time of every place, with what it computes `again`."""
         exposed = 1.0 - self.problem.options.overlap
-        for run, used in self.used.items():
-            latency = self.synchronisation(run, 0.0)
-            for of_compute, of_sync in ((1.0, exposed), (exposed, 1.0)):
-                terms: list[Term] = [(used, of_sync * latency / self.unit_s)]
-                for index, variable in self.by_run[run]:
-                    layer = self.layers[index]
-                    compute = self.work(layer) / run.replicas
-                    rate = self.synchronisation(run, layer.parameter_bytes) - latency
-                    terms.append((variable, (of_compute * compute + of_sync * rate) / self.unit_s))
-                self.at_most([*terms, (self.pace, -1.0)], 0.0)
-                self.at_most([*terms, (used, -1.0)], 0.0)
+        for place in self.at:
+            latency = self.synchronisation(place, 0.0)
+            compute = 1.0 / (place[1] * self.speed(place))
+            rate = (self.synchronisation(place, self.total) - latency) / self.unit_s
+            work = [self.work[place], *([again[place]] if place in again else [])]
+            for of_compute, of_sync in {(1.0, exposed), (exposed, 1.0), (1.0, 0.0)}:
+                terms = [
+                    *((part, of_compute * compute) for part in work),
+                    (self.parameters[place], of_sync * rate),
+                    *self.selected(place, of_sync * latency / self.unit_s),
+                ]
+                self.program.at_most([*terms, (self.pace, -1.0)])
+                self.program.at_most([*terms, *self.selected(place, -1.0)])
 
     # -- (5) --
 
-    def _cross(self) -> dict[tuple[int, int], pulp.LpVariable]:
-        """b[k,q] for every tensor and every worker but the last."""
-        position = {name: index for index, name in enumerate(self.names)}
+    def _cross(self) -> dict[tuple[int, int], Variable]:
         variables = {}
-        for number, tensor in enumerate(self.problem.profile.tensors):
+        for number, tensor in enumerate(self.layers.tensors):
             for worker in range(self.workers - 1):
-                variable = variables[number, worker] = pulp.LpVariable(f"b_{number}_{worker}", 0, 1)
-                source = self.finished(position[tensor.producer], worker)
+                variable = variables[number, worker] = self.program.number(f"b_{number}_{worker}", 0, 1)
                 for consumer in tensor.consumers:
-                    target = self.finished(position[consumer], worker)
-                    self.at_most([*source, *((v, -c) for v, c in target), (variable, -1.0)], 0.0)
+                    here, there = self.started(tensor.producer, worker), self.started(consumer, worker)
+                    self.program.at_most([*here, *minus(there), (variable, -1.0)])
         return variables
 
     # -- (6) --
 
-    def _levels(self) -> dict[tuple[int, int], pulp.LpVariable]:
-        """λ[q,n] for every worker but the last and every level."""
-        cluster = self.problem.cluster
-        count = len(cluster.levels)
-        variables = {
-            (worker, level): self.binary(f"l_{worker}_{level}")
-            for worker in range(self.workers - 1)
-            for level in range(1, count + 1)
-        }
-        for worker in range(self.workers - 1):
-            mine = [variables[worker, level] for level in range(1, count + 1)]
-            ending = [(variable, -1.0) for variable, _ in self.ending(worker)]
-            self.at_most([*((variable, 1.0) for variable in mine), *ending], 0.0)
-            for sink in self._reachable.sinks:
-                # E[q] - [sink finished by q] ≤ Σ λ: something follows as long as an output is still to come.
-                rest = [(variable, -1.0) for variable, _ in self.finished(sink, worker)]
-                self.at_most([*self.ending(worker), *rest, *((variable, -1.0) for variable in mine)], 0.0)
-            for level in range(1, count):
-                size = cluster.span(level)
-                first = worker // size * size
-                inside = [(variable, 1.0) for variable in mine[:level]]
-                here = [(v, -1.0) for run, v in self.used.items() if run.last == worker and run.start >= first]
-                following = [
-                    (v, -1.0) for run, v in self.used.items() if run.start > worker and run.last < first + size
-                ]
-                self.at_most([*inside, *here], 0.0)
-                self.at_most([*inside, *following], 0.0)
+    def _levels(self) -> dict[tuple[int, int, int], Variable]:
+        """λ[p,n,k] for every cut, level and number of links; a level with the component of that below is left out."""
+        variables = {}
+        for cut in range(self.workers - 1):
+            most = min(cut + 1, self.workers - 1 - cut, self.runs.most) if self.parallel else 1
+            for level, _, _ in self._components(cut):
+                for links in range(1, most + 1):
+                    variables[cut, level, links] = self.program.number(f"l_{cut}_{level}_{links}", 0, 1)
+            mine = {key: variable for key, variable in variables.items() if key[0] == cut}
+            self._bound_levels(cut, mine)
+            for links in range(2, most + 1):
+                self._bound_links(cut, [(variable, 1.0) for key, variable in mine.items() if key[2] >= links], links)
         return variables
+
+    def _components(self, worker: int) -> list[tuple[int, int, int]]:
+        """The components around a worker and the next, by level: level, first worker, worker behind the last."""
+        cluster, found = self.problem.cluster, [(0, worker, worker + 1)]
+        for level in range(1, len(cluster.levels) + 1):
+            component = cluster.component(level, worker)
+            first, stop = cluster.starts(level)[component], cluster.starts(level)[component + 1]
+            if (first, stop) != found[-1][1:]:
+                found.append((level, first, stop))
+        return found[1:]
+
+    def _bound_levels(self, cut: int, mine: dict[tuple[int, int, int], Variable]) -> None:
+        covering = self.covering(cut)
+        final = self.held(run for run in covering if self.runs.final(run))
+        self.program.equal([*((variable, 1.0) for variable in mine.values()), *final], 1.0)
+        for level, first, stop in self._components(cut)[:-1]:
+            inside = [(variable, 1.0) for key, variable in mine.items() if key[1] <= level]
+            here = self.held((run for run in covering if run.start >= first and run.end < stop - 1), -1.0)
+            behind = self.held((run for run in self.runs.all if run.start > cut and run.last < stop), -1.0)
+            self.program.at_most([*inside, *here])
+            self.program.at_most([*inside, *behind])
+
+    def _bound_links(self, cut: int, many: list[Term], links: int) -> None:
+        """At least so many links take as many replicas on both sides."""
+        here = self.held((run for run in self.covering(cut) if run.replicas >= links), -1.0)
+        fewer = self.held(run for run in self.runs.all if run.start == cut + 1 and run.replicas < links)
+        self.program.at_most([*many, *here])
+        self.program.at_most([*many, *fewer], 1.0)
 
     # -- (7) --
 
-    def _boundaries(self) -> None:
-        tensors = self.problem.profile.tensors
-        for (worker, level), chosen in self.level.items():
-            for sizes in self.directions():
-                factor = 1 / (self.links.sendrecv_bandwidth[level] * self.unit_s)
-                # The crossing can exceed what the link carries in U only where the level is not chosen.
-                excess = max(0.0, sum(sizes) * factor - 1.0)
-                terms = [(self.crossing[k, worker], sizes[k] * factor) for k in range(len(tensors)) if sizes[k]]
-                if terms and excess > 0:
-                    self.at_most([*terms, (self.pace, -1.0), (chosen, excess + 1.0)], excess + 1.0)
-                elif terms:
-                    self.at_most([*terms, (self.pace, -1.0), (chosen, 1.0)], 1.0)
+    def _boundaries(self) -> dict[tuple[int, int, int], list[Variable]]:
+        """Time of the traffic over every cut, by λ and direction: at most T in all, and none where not chosen."""
+        carried: dict[tuple[int, int, int], list[Variable]] = defaultdict(list)
+        for cut in range(self.workers - 1):
+            mine = [key for key in self.level if key[0] == cut]
+            rates = {key: key[2] * self.links.sendrecv(key[1], cut)[0] for key in mine}
+            slowest = min(rates.values())
+            for number, sizes in enumerate(self.layers.directions()):
+                crossing = [
+                    (self.crossing[k, cut], size / (slowest * self.unit_s)) for k, size in enumerate(sizes) if size
+                ]
+                times = {key: self.program.number(f"e_{cut}_{key[1]}_{key[2]}_{number}") for key in mine}
+                self.program.equal([*crossing, *((times[key], -rate / slowest) for key, rate in rates.items())])
+                self.program.at_most([*((time, 1.0) for time in times.values()), (self.pace, -1.0)])
+                for key, time in times.items():
+                    self.program.at_most([(time, 1.0), (self.level[key], -1.0)])
+                    carried[key].append(time)
+        return carried
 
-    def directions(self) -> list[list[float]]:
-        """Bytes of every tensor forward, and of its gradient backward (training only)."""
-        tensors = self.problem.profile.tensors
-        forward = [float(tensor.bytes) for tensor in tensors]
-        if not self.problem.training:
-            return [forward]
-        return [forward, [float(tensor.gradient_bytes) for tensor in tensors]]
+    # -- what memory takes at depth 1 --
+
+    def _least_memory(self) -> None:
+        problem, options = self.problem, self.problem.options
+        ratio = problem.profile.optimizer_state_ratio
+        versions = {DOUBLE_BUFFERED: 2}.get(options.schedule, 1) if problem.training else 0
+        unit = float(max(device.memory_bytes for device in problem.cluster.devices))
+        sizes = [
+            float(
+                cost.fixed_memory(block.parameters, block.buffers, 0.0, ratio, problem.training)
+                + cost.version_memory(block.parameters, versions)
+                + block.saved
+            )
+            / unit
+            for block in self.layers.blocks
+        ]
+        for worker in range(self.workers):
+            runs = [run for run in self.runs.all if run.start == worker]
+            room = [(self.used[run], -problem.capacity_of(run.workers) / unit) for run in runs]
+            self.program.at_most([*self.sum_at(worker, sizes), *room])
+
+    # -- the user's constraints --
+
+    def _wishes(self) -> None:
+        options, everything = self.problem.options, self.held(self.runs.all)
+        if options.stages is not None:
+            self.program.equal(everything, float(options.stages))
+        if options.max_stages is not None:
+            self.program.at_most(everything, float(options.max_stages))
+        if options.max_workers is not None:
+            busy = [(variable, float(run.replicas)) for run, variable in self.used.items()]
+            self.program.at_most(busy, float(options.max_workers // self.problem.copies))
+        for name, number in options.pins:
+            self._pin(self.layers.home[name], number)
+
+    def _pin(self, block: int, number: int) -> None:
+        """The block is in this stage: Z[l,p] = [so many stages start by p]."""
+        for worker in range(self.workers):
+            count = self.held(run for run in self.runs.all if run.start <= worker)
+            started = self.started(block, worker)
+            self.program.at_least([*count, *scaled(started, -float(number))])
+            self.program.at_most([*count, *scaled(started, number - 1.0 - self.workers)], number - 1.0)
 
     # -- reading the answer --
 
     def objective(self) -> float:
         """Seconds per minibatch of the integer solution, by this program's own coefficients."""
-        return _value(self.pace) * self.unit_s
+        return value(self.pace) * self.unit_s
+
+    def chosen(self) -> list[Run]:
+        """The runs of the solution, in order."""
+        return sorted((run for run, used in self.used.items() if value(used) > 0.5), key=lambda run: run.start)
 
     def segments(self) -> list[Segment]:
         """The stages of the solution, input to output; depths are for the caller to assign."""
-        chosen = sorted((run for run, used in self.used.items() if _value(used) > 0.5), key=lambda run: run.start)
-        return [
-            Segment(
-                tuple(self.names[index] for index, variable in self.by_run[run] if _value(variable) > 0.5),
-                run.start,
-                run.replicas,
-                1,
-            )
-            for run in chosen
+        again = self.depths.recomputing() if self.depths else set()
+        return [Segment(self._names(run), run.start, run.replicas, 1, run in again) for run in self.chosen()]
+
+    def _names(self, run: Run) -> tuple[str, ...]:
+        held = [
+            index
+            for index in range(len(self.layers))
+            if sum(value(variable) * factor for variable, factor in self.starts(index, run.start)) > 0.5
         ]
+        names = {name for index in held for name in self.layers.blocks[index].layers}
+        return tuple(layer.name for layer in self.problem.profile.layers if layer.name in names)
 
 
-class _Closure:
-    """Edges by index, and the work that must come before and after every layer."""
-
-    def __init__(self, problem: Problem) -> None:
-        profile = problem.profile
-        position = {layer.name: index for index, layer in enumerate(profile.layers)}
-        self.edges = [(position[source], position[target]) for source, target in edges(profile.tensors)]
-        work = [
-            (layer.forward_s + (layer.backward_s if problem.training else 0.0)) / problem.cluster.device.speed
-            for layer in profile.layers
-        ]
-        count = len(work)
-        self.sinks = sorted(set(range(count)) - {source for source, _ in self.edges})
-        self.before_s = _reachable_work(count, [(target, source) for source, target in self.edges], work)
-        self.after_s = _reachable_work(count, self.edges, work)
-
-
-def _reachable_work(count: int, arrows: list[tuple[int, int]], work: list[float]) -> list[float]:
-    following: dict[int, list[int]] = defaultdict(list)
-    for source, target in arrows:
-        following[source].append(target)
-    totals = []
-    for node in range(count):
-        seen, waiting = {node}, [node]
-        while waiting:
-            for target in following[waiting.pop()]:
-                if target not in seen:
-                    seen.add(target)
-                    waiting.append(target)
-        totals.append(sum(work[other] for other in seen - {node}))
-    return totals
-
-
-def _value(variable: pulp.LpVariable) -> float:
-    """The value of a variable of a solved program."""
-    value: float | None = variable.varValue
-    assert value is not None, "the program has not been solved"
-    return value
-
-
-def _merged(terms: Iterable[Term]) -> dict[pulp.LpVariable, float]:
-    merged: dict[pulp.LpVariable, float] = defaultdict(float)
-    for variable, coefficient in terms:
-        merged[variable] += coefficient
-    return merged
+def minibatches(problem: Problem) -> int | None:
+    """Of one update in one copy of the pipeline, for 2BW."""
+    options = problem.options
+    if not problem.training or options.schedule not in ACCUMULATING or options.accumulate is None:
+        return None
+    return options.accumulate // problem.copies

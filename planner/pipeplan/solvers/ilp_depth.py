@@ -1,0 +1,215 @@
+"""Constraints (8) to (10) of the integer program: the minibatches in flight; see `ilp` for the notation.
+
+The product of T and of the choice of a depth is linear because the choice is 0 or 1 and T has bounds: t[ρ,d] is T where
+ρ holds a stage of depth d, and else 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeplan import cost
+from pipeplan.plan import DOUBLE_BUFFERED
+from pipeplan.solvers.ilp_program import Term, Variable, minus, scaled, value
+
+if TYPE_CHECKING:
+    from pipeplan.solvers.ilp_model import Model
+    from pipeplan.solvers.ilp_runs import Run
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A stage on a run, with so many minibatches in flight."""
+
+    run: Run
+    depth: int
+    recompute: bool = False
+
+
+class Depths:
+    """The depth of every stage that a model may have, between the bounds on its pace."""
+
+    def __init__(self, model: Model, *, recompute: bool) -> None:
+        self.model = model
+        self.floor = model.floor
+        self.copies = model.problem.copies
+        self.buffered = model.problem.options.schedule == DOUBLE_BUFFERED
+        self.minibatches = model.minibatches
+        self.depths = self._ranges()
+        self.chosen: dict[Choice, Variable] = {}
+        self.timed: dict[Choice, Variable] = {}
+        self.by_run: dict[Run, list[Choice]] = defaultdict(list)
+        for run, depths in self.depths.items():
+            for depth in depths:
+                for again in (False, True) if recompute and depth > 1 else (False,):
+                    self._choice(Choice(run, depth, again))
+        self._choose()
+        if model.workers > 1:
+            self._sustain()
+
+    # -- which depths a stage can need --
+
+    def _ranges(self) -> dict[Run, range]:
+        """From the last worker to the first: the least and the most that the stages behind can ask for."""
+        model, total = self.model, self.model.workers
+        least = [math.inf] * total + [0.0]
+        most = [0.0] * (total + 1)
+        ranges = {}
+        for run in sorted(model.runs.all, key=lambda run: -run.start):
+            if model.runs.final(run):
+                low = high = 1
+            else:
+                longest = self._longest_wait(run) + 2 * self._longest_transfer(run)
+                low = 1 + math.ceil(least[run.end + 1] / run.replicas - cost.ROUNDING)
+                high = 1 + math.ceil((most[run.end + 1] + longest) / run.replicas)
+            if self.minibatches is not None:
+                high = min(high, self.minibatches // run.replicas)
+            ranges[run] = range(low, high + 1)
+            if low <= high:
+                wait = self._longest_wait(run)
+                least[run.start] = min(least[run.start], low * run.replicas)
+                most[run.start] = max(most[run.start], high * run.replicas + wait)
+        return ranges
+
+    def _longest_wait(self, run: Run) -> float:
+        """In minibatches."""
+        if self.buffered:
+            return 0.0
+        if self.copies > 1:
+            return float(cost.group_wait(0.0, 1.0, run.replicas, self.copies))
+        model = self.model
+        size = sum(block.parameters for block in model.layers.blocks)
+        longest = model.allreduce((run.start, run.replicas), size) / (self.floor * model.unit_s) - 1.0
+        return min(max(0.0, longest), run.replicas - 1.0)
+
+    def _longest_transfer(self, run: Run) -> float:
+        """In minibatches: what a boundary may carry in T, or all tensors of the model; and the latency."""
+        model = self.model
+        pace = self.floor * model.unit_s
+        levels = [level for cut, level, links in model.level if cut == run.end and links == 1]
+        longest = 0.0
+        for level in levels:
+            bandwidth, latency = model.links.sendrecv(level, run.end)
+            everything = max(sum(sizes) for sizes in model.layers.directions()) / bandwidth
+            longest = max(longest, min(run.replicas if model.parallel else 1.0, everything / pace) + latency / pace)
+        return longest
+
+    # -- (8) --
+
+    def _choice(self, choice: Choice) -> None:
+        run = choice.run
+        name = f"{run.start}_{run.replicas}_{run.end}_{choice.depth}_{int(choice.recompute)}"
+        program = self.model.program
+        self.chosen[choice] = chosen = program.binary(f"d_{name}")
+        self.timed[choice] = timed = program.number(f"t_{name}")
+        self.by_run[run].append(choice)
+        program.at_most([(timed, 1.0), (chosen, -1.0)])
+        program.at_least([(timed, 1.0), (chosen, -self.floor)])
+
+    def _choose(self) -> None:
+        """One choice for a used run; and T where a run that is used covers a worker."""
+        model, program = self.model, self.model.program
+        for run, used in model.used.items():
+            program.equal([*((self.chosen[choice], 1.0) for choice in self.by_run[run]), (used, -1.0)])
+        for worker in range(model.workers):
+            covering = model.covering(worker)
+            times = [term for run in covering for term in self.times(run)]
+            idle = [(model.opening[start], 1.0) for start in model.runs.firsts if start > worker]
+            program.at_most([*times, (model.pace, -1.0)])
+            program.at_least([*times, *idle, (model.pace, -1.0)])
+
+    def times(self, run: Run, per_depth: float = 0.0, constant: float = 1.0) -> list[Term]:
+        """The terms of (per_depth · d + constant) · T where a run is used."""
+        return [(self.timed[choice], per_depth * choice.depth + constant) for choice in self.by_run[run]]
+
+    # -- (9) and (10) --
+
+    def _sustain(self) -> None:
+        model, program = self.model, self.model.program
+        waits = {run: self._wait(run) for run in model.runs.all}
+        for cut in range(model.workers - 1):
+            ending = [run for run in model.runs.all if run.end == cut]
+            behind = [run for run in model.runs.all if run.start == cut + 1]
+            have = [term for run in ending for term in self.times(run, run.replicas, -run.replicas)]
+            need = [term for run in behind for term in (*self.times(run, run.replicas, 0.0), *waits[run])]
+            need += [term for run in ending for term in waits[run]]
+            need += scaled(self._transfer(cut, ending), 2.0)
+            program.at_least([*have, *minus(need)])
+        if self.buffered:
+            self._buffer()
+
+    def _transfer(self, cut: int, ending: list[Run]) -> list[Term]:
+        """x: the longer direction of what crosses a cut, and the latency, where a stage ends there."""
+        model, program = self.model, self.model.program
+        levels = [(level, links) for place, level, links in model.level if place == cut]
+        latency = {level: model.links.sendrecv(level, cut)[1] / model.unit_s for level, _ in levels}
+        crossing = program.number(f"x_{cut}")
+        most = max(links for _, links in levels) + max(latency.values())
+        for direction in range(len(model.carried[cut, levels[0][0], levels[0][1]])):
+            terms: list[Term] = []
+            for level, links in levels:
+                terms.append((model.carried[cut, level, links][direction], float(links)))
+                terms.append((model.level[cut, level, links], latency[level]))
+            program.at_most([*terms, (crossing, -1.0), *model.held(ending, most)], most)
+        return [(crossing, 1.0)]
+
+    def _wait(self, run: Run) -> list[Term]:
+        """The terms of a stage's wait for its group, `cost.group_wait` times T."""
+        model, program, place = self.model, self.model.program, (run.start, run.replicas)
+        if self.buffered:
+            return []
+        if self.copies > 1:
+            return self.times(run, 0.0, float(cost.group_wait(0.0, 1.0, run.replicas, self.copies)))
+        if run.replicas == 1:
+            return []
+        wait = program.number(f"g_{run.start}_{run.replicas}_{run.end}")
+        # The all-reduce of the place is that of the run, if it is the run that is used.
+        others = [other for other in model.runs.all if (other.start, other.replicas) == place and other != run]
+        most = float(run.replicas)
+        unless = [*model.held(others, -most)]
+        program.at_most([*model.allreduce_terms(place), *minus(self.times(run)), (wait, -1.0), *unless])
+        return [(wait, 1.0)]
+
+    def _buffer(self) -> None:
+        """2BW: the update of a group is there before the first forward pass that needs it (`cost.buffered_pace`)."""
+        model = self.model
+        assert self.minibatches is not None
+        among = model.problem.copies_allreduce_s / model.unit_s
+        for place in model.at:
+            runs = [run for run in model.runs.all if (run.start, run.replicas) == place]
+            spare = self.minibatches + 1.0 / self.copies
+            room = [term for run in runs for term in self.times(run, -run.replicas, spare)]
+            need = [*model.allreduce_terms(place), *model.selected(place, among)]
+            model.program.at_most([*need, *minus(room)])
+
+    # -- recomputation --
+
+    def forward_again(self) -> dict[tuple[int, int], Variable]:
+        """The forward work that the stage of every place does twice, in units of U at speed 1."""
+        model, program = self.model, self.model.program
+        if not any(choice.recompute for choice in self.chosen):
+            return {}
+        forward = [block.forward_s / model.unit_s for block in model.layers.blocks]
+        total = sum(forward)
+        again = {place: program.number(f"f_{place[0]}_{place[1]}") for place in model.at}
+        once = {place: program.number(f"h_{place[0]}_{place[1]}") for place in model.at}
+        for worker in range(model.workers):
+            parts = [(share[place], 1.0) for share in (again, once) for place in model.places(worker)]
+            program.equal([*parts, *minus(model.sum_at(worker, forward))])
+        for place in model.at:
+            most = min(total, place[1] * model.speed(place))
+            chosen = [
+                (variable, most)
+                for choice, variable in self.chosen.items()
+                if choice.recompute and (choice.run.start, choice.run.replicas) == place
+            ]
+            program.at_most([(again[place], 1.0), *minus(chosen)])
+            program.at_most([(once[place], 1.0), *chosen, *model.selected(place, -most)])
+        return again
+
+    def recomputing(self) -> set[Run]:
+        """The runs of the solution whose stage recomputes."""
+        return {choice.run for choice, chosen in self.chosen.items() if choice.recompute and value(chosen) > 0.5}
