@@ -28,7 +28,7 @@ PLANNER = (
     {"batch", "cuts", "stages", "contention"},
     {"check", "evaluate", "simulate"},
     {"solvers", "baselines", "improve"},
-    {"diagnose", "verdict"},
+    {"diagnose", "quick", "verdict"},
     {"solve"},
     {"fewest"},
     {"render", "show"},

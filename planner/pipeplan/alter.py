@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -58,7 +59,7 @@ def with_memory(cluster: Cluster, size: int) -> Cluster:
 
 def with_more_memory(cluster: Cluster, factor: float) -> Cluster:
     """The cluster with `factor` times the memory on every device."""
-    return _with_devices(cluster, lambda device: replace(device, memory_bytes=round(device.memory_bytes * factor)))
+    return _with_devices(cluster, lambda device: replace(device, memory_bytes=math.ceil(device.memory_bytes * factor)))
 
 
 def with_faster_devices(cluster: Cluster, factor: float) -> Cluster:

@@ -9,7 +9,7 @@ from pipeplan.cuts import Cuts
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.problem import Options, Problem
-from pipeplan.solvers import dp
+from pipeplan.quick import best_plan
 from pipeplan.verdict import TOLERANCE
 
 MOST_STAGES = 32
@@ -54,12 +54,12 @@ def alternatives(problem: Problem, cuts: Cuts, best: Plan, pace_s: float) -> Alt
     found, searched = [], []
     for part, options in parts(problem, best):
         try:
-            result = dp.solve(replace(problem, options=options), cuts)
+            other = best_plan(replace(problem, options=options), cuts)
         except InputError:
             continue
         searched.append(part)
-        if result.plan is not None and result.plan.config != best.config:
-            found.append(Alternative(part, result.plan, result.objective_s, result.objective_s / pace_s - 1))
+        if other is not None and other.plan.config != best.config:
+            found.append(Alternative(part, other.plan, other.pace_s, other.pace_s / pace_s - 1))
     found = _distinct(sorted(found, key=lambda one: (one.pace_s, len(one.plan.stages), one.plan.config)))
     tied = bool(found) and found[0].pace_s <= pace_s * (1 + TOLERANCE)
     return Alternatives(tuple(found), tuple(searched), cuts.complete and (tied or _alone(problem, best)))

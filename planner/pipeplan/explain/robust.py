@@ -14,7 +14,7 @@ from pipeplan.evaluate import evaluate
 from pipeplan.plan import Plan
 from pipeplan.problem import Problem
 from pipeplan.profile import Layer, Profile
-from pipeplan.solvers import dp
+from pipeplan.quick import best_plan
 from pipeplan.verdict import TOLERANCE
 
 NORMAL_QUARTILES = 1.3489795
@@ -116,6 +116,6 @@ def samples(problem: Problem, plan: Plan, count: int, seed: int, maximum_cuts: i
     rng = random.Random(seed)
     for _ in range(count):
         drawn = replace(problem, profile=resampled(problem.profile, rng))
-        best = dp.solve(drawn, enumerate_cuts(drawn, maximum_cuts))
-        if best.plan is not None:
-            yield Sample(evaluate(plan, drawn).pace_s, best.objective_s, best.plan.config)
+        best = best_plan(drawn, enumerate_cuts(drawn, maximum_cuts))
+        if best is not None:
+            yield Sample(evaluate(plan, drawn).pace_s, best.pace_s, best.plan.config)

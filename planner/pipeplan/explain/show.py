@@ -59,7 +59,7 @@ def _heading(console: Console, text: str) -> None:
 
 def _table(*headings: str) -> Table:
     """A table whose first column is text and whose others are figures."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right" if number else "left", no_wrap=bool(number))
     return table
@@ -79,9 +79,9 @@ def _anatomies(anatomies: tuple[Anatomy, ...]) -> Table:
         ("configuration", [short(anatomy.config) for anatomy in anatomies]),
         ("time of a minibatch", [show_time(anatomy.pace_s) for anatomy in anatomies]),
         ("workers in use", [str(anatomy.busy) for anatomy in anatomies]),
-        ("workers' time computing", [f"{anatomy.computing:.0%}" for anatomy in anatomies]),
-        ("  lost to communication", [f"{anatomy.communication:.0%}" for anatomy in anatomies]),
-        ("  lost to idling", [f"{anatomy.idle:.0%}" for anatomy in anatomies]),
+        ("time spent computing", [f"{anatomy.computing:.0%}" for anatomy in anatomies]),
+        ("lost to communication", [f"{anatomy.communication:.0%}" for anatomy in anatomies]),
+        ("lost to idling", [f"{anatomy.idle:.0%}" for anatomy in anatomies]),
         ("sent for one sample", [show_size(anatomy.sent_bytes) for anatomy in anatomies]),
         ("  of it for gradients", [show_size(anatomy.allreduce_bytes) for anatomy in anatomies]),
         ("memory of a worker", [show_size(anatomy.memory_bytes) for anatomy in anatomies]),

@@ -11,7 +11,7 @@ from pipeplan.cluster import Cluster
 from pipeplan.cuts import Cuts
 from pipeplan.errors import InputError
 from pipeplan.problem import Problem
-from pipeplan.solvers import dp
+from pipeplan.quick import best_plan
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ def effects(problem: Problem, cuts: Cuts, pace_s: float) -> Iterator[Effect]:
     """The best plan after every change, compared with the pace now; cuts do not depend on the cluster."""
     for change in changes(problem.cluster):
         try:
-            result = dp.solve(problem.within(change.make()), cuts)
+            best = best_plan(problem.within(change.make()), cuts)
         except InputError as error:
             yield Effect(change.name, None, None, remark=str(error))
             continue
-        if result.plan is None:
+        if best is None:
             yield Effect(change.name, None, None, remark="no plan")
             continue
-        yield Effect(change.name, result.objective_s, pace_s / result.objective_s, result.plan.config)
+        yield Effect(change.name, best.pace_s, pace_s / best.pace_s, best.plan.config)

@@ -10,7 +10,7 @@ from pipeplan import render
 from pipeplan.sweep.rows import Row, varying
 from pipeplan.text import one_line
 
-WIDTH, HEIGHT = 64, 14
+WIDTH, HEIGHT = 60, 14
 MARKS = "ABCDEFGH"
 SEVERAL, IDEAL = "+", "."
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")

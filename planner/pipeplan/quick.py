@@ -1,0 +1,32 @@
+"""The best plan by the dynamic program alone, for those who ask many times: no second solver, no baselines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeplan.cuts import Cuts
+from pipeplan.evaluate import evaluate
+from pipeplan.improve import improve
+from pipeplan.plan import Plan
+from pipeplan.problem import Problem
+from pipeplan.solvers import dp
+
+EFFORT = 200
+"""Of the search for a better plan under contention: less than `solve` takes for its one answer."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """A plan and the pace that the evaluator gives it."""
+
+    plan: Plan
+    pace_s: float
+
+
+def best_plan(problem: Problem, cuts: Cuts) -> Best | None:
+    """The best plan, None where there is none: optimal without contention, and improved where that binds."""
+    found = dp.solve(problem, cuts).plan
+    if found is None:
+        return None
+    plan = improve(found, problem, EFFORT)
+    return Best(plan, evaluate(plan, problem).pace_s)

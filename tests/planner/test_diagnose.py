@@ -1,0 +1,102 @@
+"""Why there is no plan: the figures named are enough, and less is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeplan import alter
+from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.cuts import enumerate_cuts
+from pipeplan.diagnose import diagnose
+from pipeplan.problem import Options, Problem
+from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.solvers import dp
+
+CUTS = 2000
+
+
+def _profile(saved: int = 1000, layers: int = 4) -> Profile:
+    return Profile(
+        layers=tuple(Layer(f"l{i}", 1.0, 2.0, 100 * (i + 1), saved) for i in range(layers)),
+        tensors=tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), 10, 10) for i in range(layers - 1)),
+        minibatch=1,
+    )
+
+
+def _problem(memory: int, workers: int = 2, servers: int = 1, options: Options | None = None) -> Problem:
+    levels = (Level("server", workers, 1e3), Level("cluster", servers, 1e2))
+    # Without recomputation, so that what is saved counts for every minibatch in flight.
+    return Problem(
+        _profile(), Cluster("small", Device("chip", "cuda", memory), levels), options or Options(recompute=False)
+    )
+
+
+def _feasible(problem: Problem) -> bool:
+    return dp.feasible(problem, enumerate_cuts(problem, CUTS))
+
+
+def test_a_layer_that_fits_nowhere_is_named_with_what_is_missing() -> None:
+    found = diagnose(_problem(1200), CUTS)
+    # The weights thrice (gradient, optimiser's state, one version) and what is saved.
+    assert [(one.name, one.needs_bytes) for one in found.oversized] == [
+        ("l3", 2200.0),
+        ("l2", 1900.0),
+        ("l1", 1600.0),
+        ("l0", 1300.0),
+    ]
+    assert found.oversized[0].missing_bytes == 1000.0
+    assert "layer 'l3' alone needs 2.15 KiB, 1000 B more than the 1.17 KiB of a chip" in found.text
+    assert "(and 3 others)" in found.text
+    assert found.growth is None, "no number of servers makes a device larger"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_memory_named_is_enough_and_less_is_not(workers: int) -> None:
+    problem = _problem(2300, workers)
+    assert not _feasible(problem)
+    enough = diagnose(problem, CUTS).enough
+    assert enough is not None
+    assert _feasible(problem.within(alter.with_memory(problem.cluster, enough.memory_bytes)))
+    assert not _feasible(problem.within(alter.with_memory(problem.cluster, int(enough.memory_bytes * 0.998))))
+    assert 1 <= enough.stage <= len(enough.plan.stages)
+
+
+def test_the_servers_named_are_enough_and_one_less_is_not() -> None:
+    problem = next(
+        candidate
+        for memory in range(2300, 9000, 100)
+        for candidate in [_problem(memory, 1, 1)]
+        if not _feasible(candidate) and diagnose(candidate, CUTS).growth is not None
+    )
+    growth = diagnose(problem, CUTS).growth
+    assert growth is not None
+    assert growth.unit == "server"
+    assert _feasible(problem.within(alter.grown(problem.cluster, growth.count)))
+    assert growth.count - 1 == growth.now or not _feasible(
+        problem.within(alter.grown(problem.cluster, growth.count - 1))
+    )
+
+
+def test_constraints_that_exclude_everything_are_named() -> None:
+    problem = _problem(10**6, 4, options=Options(stages=2, pins=(("l0", 2), ("l3", 1))))
+    found = diagnose(problem, CUTS)
+    assert found.relaxed == ("--pin",)
+    assert "no plan satisfies the constraints on 4 workers: relax --pin" in found.text
+    assert found.enough is None
+
+
+def test_where_devices_differ_the_smallest_is_spoken_of() -> None:
+    uniform = _problem(2300, 2, 2)
+    inside = uniform.cluster.levels[0]
+    machines = [
+        Server(Device("small", "cuda", 2300), inside),
+        Server(Device("large", "cuda", 2400), inside),
+    ]
+    problem = uniform.within(Cluster.of_servers("mixed", machines, uniform.cluster.levels[1:]))
+    assert not _feasible(problem)
+    found = diagnose(problem, CUTS)
+    assert (found.uniform, found.capacity_bytes) == (False, 2300.0)
+    assert found.enough is not None
+    factor = found.enough.memory_bytes / 2300
+    assert _feasible(problem.within(alter.with_more_memory(problem.cluster, factor)))
+    assert "2.25 KiB each (the smallest; others in proportion)" in found.text

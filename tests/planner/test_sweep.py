@@ -1,0 +1,306 @@
+"""Sweeps: every combination once, answers that do not depend on the number of processes, files that can be read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from commandline import Run
+
+from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.errors import InputError
+from pipeplan.problem import Options
+from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.solve import Settings
+from pipeplan.sweep import plot
+from pipeplan.sweep.grid import Axes, Point, points
+from pipeplan.sweep.rows import Row, efficient, price_of, to_csv, to_json, varying
+from pipeplan.sweep.run import Answer, run, solve_point
+
+DP = Settings(solver="dp")
+GIB = 1 << 30
+
+
+def _profile(saved: int = 1000) -> Profile:
+    return Profile(
+        layers=(
+            Layer("a", 0.01, 0.02, 10**6, saved),
+            Layer("b", 0.01, 0.03, 10**7, saved),
+            Layer("c", 0.02, 0.01, 0, saved),
+        ),
+        tensors=(Tensor("x", "a", ("b",), 10**5, 10**5), Tensor("y", "b", ("c",), 10**4, 10**4)),
+        minibatch=4,
+        model_name="small",
+    )
+
+
+def _cluster(servers: int = 2, price: float | None = None) -> Cluster:
+    levels = (Level("server", 2, 1e9), Level("cluster", servers, 1e8))
+    return Cluster("lab", Device("chip", "cuda", GIB), levels, server_price=price)
+
+
+def _row(rate: float | None, price: float | None, workers: int = 4) -> Row:
+    """A row of a given speed: minibatches have 4 samples."""
+    answer = Answer(why="no plan") if rate is None else Answer(4 / rate, 1.5, "2-2", "compute of stage 1", 4, "DP")
+    return Row(Point(_profile(), _cluster(workers // 2), Options()), answer, price)
+
+
+def test_every_combination_comes_once_and_in_order() -> None:
+    axes = Axes({"cluster": [1e8, 2e8], "server": [1e9]}, memory=[GIB, 2 * GIB], minibatch=[4, 8])
+    found = points(_profile(), [_cluster(1), _cluster(2)], Options(), axes)
+    seen = [(one.cluster.servers, one.bandwidths["cluster"], one.memory_bytes, one.profile.minibatch) for one in found]
+    assert len(seen) == len(set(seen)) == 16
+    assert seen[:3] == [(1, 1e8, GIB, 4), (1, 1e8, GIB, 8), (1, 1e8, 2 * GIB, 4)]
+    assert seen[-1] == (2, 2e8, 2 * GIB, 8)
+    assert found[1].profile.layers[0].forward_s == pytest.approx(0.02)
+
+
+def test_a_sweep_of_nothing_is_the_problem_itself() -> None:
+    assert points(_profile(), [_cluster()], Options(), Axes()) == [Point(_profile(), _cluster(), Options())]
+
+
+@pytest.mark.parametrize(
+    ("axes", "complaint"),
+    [
+        (Axes({"clutser": [1e8]}), "cluster lab has no level 'clutser'; did you mean 'cluster'"),
+        (Axes({"cluster": [0.0]}), "zero bandwidth"),
+        (Axes(minibatch=[0]), "must be at least 1"),
+        (Axes(memory=[0]), "has no memory"),
+        (Axes(schedules=["1f1b-stashign"]), "did you mean '1f1b-stashing'"),
+        (Axes(minibatch=range(1, 10_002)), "10001 combinations are too many"),
+    ],
+)
+def test_what_cannot_be_varied_is_one_line(axes: Axes, complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint.replace("(", r"\(")):
+        points(_profile(), [_cluster()], Options(), axes)
+
+
+def test_the_ideal_is_all_workers_computing() -> None:
+    point = Point(_profile(), _cluster(2), Options())
+    assert point.ideal_rate == pytest.approx(4 * 4 / 0.1)
+    assert replace(point, options=Options(inference=True)).ideal_rate == pytest.approx(4 * 4 / 0.04)
+
+
+def test_an_unsolvable_point_says_why() -> None:
+    short = points(_profile(), [_cluster()], Options(), Axes(memory=[10**6]))[0]
+    assert "nothing fits in memory: layer 'b' alone needs" in solve_point(short, DP).why
+    narrow = points(_profile(), [_cluster(1)], Options(stages=3), Axes())[0]
+    assert "3 stages asked for, but the cluster has only 2 workers" in solve_point(narrow, DP).why
+
+
+def test_what_is_found_does_not_depend_on_the_number_of_processes() -> None:
+    grid = points(_profile(), [_cluster(1), _cluster(2)], Options(), Axes({"cluster": [1e7, 1e9]}))
+    answers: list[dict[int, Answer]] = [{}, {}]
+    for jobs, found in zip((1, 2), answers, strict=True):
+        assert run(grid, DP, jobs, found.__setitem__)
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 4
+    assert all(answer.proven == "DP" for answer in answers[0].values())
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_interrupt_leaves_what_there_is(jobs: int) -> None:
+    grid = points(_profile(), [_cluster()], Options(), Axes({"cluster": [1e7, 1e8, 1e9]}))
+    found: dict[int, Answer] = {}
+
+    def tell(number: int, answer: Answer) -> None:
+        if found:
+            raise KeyboardInterrupt
+        found[number] = answer
+
+    assert not run(grid, DP, jobs, tell)
+    assert len(found) == 1
+
+
+def test_two_solvers_are_both_named() -> None:
+    answer = solve_point(Point(_profile(), _cluster(), Options()), Settings(solver="both"))
+    assert answer.proven == "DP+ILP"
+
+
+def test_the_pareto_set_is_what_comparing_all_pairs_gives() -> None:
+    rng = random.Random(0)
+    for _ in range(50):
+        rows = [_row(rng.choice([None, 1.0, 2.0, 3.0, 4.0]), rng.choice([None, 1.0, 2.0, 3.0])) for _ in range(8)]
+        best = efficient(rows)
+        for number, row in enumerate(rows):
+            beaten = any(
+                other.rate >= row.rate and other.cost <= row.cost and (other.rate, other.cost) != (row.rate, row.cost)
+                for other in rows
+                if other.rate is not None and other.cost is not None and row.rate is not None and row.cost is not None
+            )
+            assert (number in best) == (row.cost is not None and not beaten)
+
+
+def test_what_a_million_samples_cost() -> None:
+    # 100 samples/s take 10,000 s for a million, at 36 an hour.
+    assert _row(100.0, 36.0).cost == pytest.approx(100.0)
+    assert (_row(100.0, None).cost, _row(None, 36.0).cost) == (None, None)
+    point = Point(_profile(), _cluster(3, price=2.0), Options())
+    assert (price_of(point, None), price_of(point, 5.0)) == (6.0, 15.0)
+    assert price_of(Point(_profile(), _cluster(3), Options()), None) is None
+    inside = Level("server", 2, 1e9)
+    machines = [Server(Device(name, "cuda", GIB), inside, 0.0, price) for name, price in (("a", 1.0), ("b", 2.5))]
+    mixed = Cluster.of_servers("mixed", machines, (Level("cluster", 2, 1e8),))
+    assert price_of(Point(_profile(), mixed, Options()), None) == 3.5
+
+
+def test_csv_and_json_say_the_same() -> None:
+    rows = [_row(100.0, 36.0), _row(None, 36.0)]
+    lines = list(csv.DictReader(io.StringIO(to_csv(rows))))
+    document = to_json(rows, planned=3)
+    assert (document["format"], document["planned"]) == ("pipeplan-sweep", 3)
+    for line, record in zip(lines, document["rows"], strict=True):
+        assert line == {name: "" if value is None else str(value) for name, value in record.items()}
+    assert lines[0]["samples_per_s"] == "100.0"
+    assert lines[0]["bandwidth_cluster_bytes_per_s"] == "100000000.0"
+    assert (lines[1]["why"], lines[1]["minibatch_s"]) == ("no plan", "")
+
+
+def test_only_what_differs_is_shown() -> None:
+    grid = points(_profile(), [_cluster(1), _cluster(2)], Options(), Axes({"cluster": [1e8, 2e8]}))
+    assert varying(Row(point, Answer()) for point in grid) == ["servers", "workers", "cluster links"]
+
+
+def _scaled() -> list[Row]:
+    """Two lines over 2, 4 and 8 workers, 40 samples/s being the most that one gives."""
+    rows = []
+    for bandwidth, share in ((1e8, 0.5), (2e8, 1.0)):
+        for servers in (1, 2, 4):
+            point = points(_profile(), [_cluster(servers)], Options(), Axes({"cluster": [bandwidth]}))[0]
+            rate = point.ideal_rate * share
+            rows.append(Row(point, Answer(4 / rate, 1.0, "1", "", 1, "DP")))
+    return rows
+
+
+def test_the_plot_puts_points_where_they_belong() -> None:
+    lines = plot.scaling(_scaled())
+    assert max(map(len, lines)) <= 80
+    body = [line[11:] for line in lines[1 : 1 + plot.HEIGHT]]
+    places = {mark: [] for mark in "AB"}
+    for height, line in enumerate(reversed(body)):
+        for column, mark in enumerate(line):
+            if mark in places:
+                places[mark].append((column, height))
+    # Workers 2, 4 and 8 of 8, at half of the ideal rate and at all of it.
+    assert sorted(places["A"]) == [(15, 1), (30, 3), (59, 7)]
+    assert sorted(places["B"]) == [(15, 3), (30, 7), (59, 13)]
+    assert [line.split() for line in lines if line.endswith("workers")] == [["2", "4", "8", "workers"]]
+    assert any(line.strip() == "A cluster links 0.8 Gbit/s" for line in lines)
+
+
+def test_one_number_of_workers_is_not_drawn() -> None:
+    assert plot.scaling(_scaled()[:1]) == []
+    assert plot.svg(_scaled()[:1], "one") is None
+
+
+def test_more_lines_than_can_be_told_apart_are_counted() -> None:
+    rows = [
+        Row(replace(row.point, profile=_profile().rescaled(size)), row.answer)
+        for size in range(1, 12)
+        for row in _scaled()[:2]
+    ]
+    assert "and 3 more lines, not drawn" in plot.scaling(rows)[-1]
+
+
+def test_the_drawing_stands_alone_and_escapes_names() -> None:
+    text = plot.svg(_scaled(), "<model> & 'cluster'")
+    assert text is not None
+    tree = ElementTree.fromstring(text)
+    space = "{http://www.w3.org/2000/svg}"
+    assert tree.findtext(f"{space}title") == "<model> & 'cluster'"
+    assert len(tree.findall(f"{space}polyline")) == 3
+    assert len(tree.findall(f"{space}circle")) == 6
+    assert "href" not in text
+    assert [
+        tuple(map(float, pair.split(","))) for pair in tree.findall(f"{space}polyline")[2].attrib["points"].split()
+    ][-1] == (560.0, 0.0)
+
+
+def test_scales_are_in_round_numbers() -> None:
+    assert plot.ticks(5077.0) == [0, 2000, 4000]
+    assert plot.ticks(1.0) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert plot.interpolated([(2, 10.0), (4, 30.0)], 3) == pytest.approx(20.0)
+    assert plot.interpolated([(2, 10.0), (4, 30.0)], 1) == pytest.approx(5.0)
+
+
+# The command.
+
+
+def _save(saved: int = 1000) -> None:
+    _profile(saved).save(Path("profile.json"))
+
+
+ROOM = ("--cluster", "A", "--servers", "1,2", "--jobs", "1")
+
+
+def test_a_table_of_80_columns_and_files(run: Run) -> None:
+    _save(2 * GIB)
+    done = run(
+        *("sweep", *ROOM, "--memory", "1GiB,16GiB", "--minibatch", "4,8", "--price", "3"),
+        *("--csv", "out/s.csv", "--svg", "s.svg"),
+    )
+    assert done.code == 0, done.err
+    assert max(map(len, done.out.splitlines())) <= 80
+    assert "\x1b" not in done.out + done.err
+    assert "Point 1: nothing fits in memory: layer" in done.out
+    assert "no other point is both as fast and as cheap" in done.out
+    assert "ideal: every worker computes all the time" in done.out
+    lines = list(csv.DictReader(io.StringIO(Path("out/s.csv").read_text())))
+    assert [line["workers"] for line in lines] == ["4"] * 4 + ["8"] * 4
+    assert {line["pareto"] for line in lines if line["minibatch_s"]} <= {"True", "False"}
+    assert "True" in {line["pareto"] for line in lines}
+    ElementTree.parse("s.svg")
+    assert done.err.splitlines()[-2:] == ["written: out/s.csv", "written: s.svg"]
+
+
+def test_json_and_no_price(run: Run) -> None:
+    _save()
+    document = json.loads(run("sweep", *ROOM, "--bandwidth", "cluster=10Gbit/s,25 Gbit/s", "--json").out)
+    rates = [row["bandwidth_cluster_bytes_per_s"] for row in document["rows"]]
+    assert rates == [1.25e9, 3.125e9] * 2
+    assert {row["cost_per_million_samples"] for row in document["rows"]} == {None}
+    assert {row["proven"] for row in document["rows"]} == {"DP"}
+
+
+def test_the_same_value_twice_is_one_point(run: Run) -> None:
+    _save()
+    assert len(json.loads(run("sweep", *ROOM, "--memory", "1GiB,1 GiB", "--json").out)["rows"]) == 2
+
+
+def test_workers_of_this_machine(run: Run) -> None:
+    _save()
+    document = json.loads(run("sweep", "--workers", "1,2,3", "--jobs", "1", "--json").out)
+    assert [row["workers"] for row in document["rows"]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--servers", "one"], "--servers: expected whole numbers such as 1,2,4, found 'one'"),
+        (["--servers", "0"], "no devices"),
+        (["--bandwidth", "10Gbit/s"], "expected a level and its rates"),
+        (["--bandwidth", "cluster=fast"], "--bandwidth cluster: expected a rate"),
+        (["--bandwidth", "clutser=1Gbit/s"], "did you mean 'cluster'"),
+        (["--bandwidth", "cluster=1Gbit/s", "--bandwidth", "cluster=2Gbit/s"], "named twice"),
+        (["--memory", "8"], "--memory: expected a size such as '16 GB', found '8'"),
+        (["--memory", "lots"], "--memory: expected a size"),
+        (["--minibatch", "4,,8"], "--minibatch: expected whole numbers such as 1,2,4, found ''"),
+        (["--schedule", "1f1b-stashing", "--inference"], "--schedule is for training"),
+        (["--schedule", "gpip"], "did you mean 'gpipe'"),
+        (["--time-limit", "0"], "--time-limit must be above 0"),
+        (["--workers", "2"], "--workers goes with --cluster local"),
+        (["--price", "-1"], "'--price'"),
+    ],
+)
+def test_what_cannot_be_used_gets_one_line(run: Run, arguments: list[str], complaint: str) -> None:
+    _save()
+    done = run("sweep", "--cluster", "A", "--jobs", "1", "--csv", "made.csv", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert complaint in done.err.splitlines()[-1]
+    assert not Path("made.csv").exists()
