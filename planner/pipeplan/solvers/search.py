@@ -123,13 +123,16 @@ class Search:
             found = pool.take(cut)
             if found is None:
                 continue
-            states = undominated(found, self.layout, self.limits.counting)
+            states = self._undominated(found)
             self.kept[cut] = states
             if cut == 0:
                 return self._walk()
             for targets, fresh in self._extend(cut, states):
                 pool.add(targets, fresh)
         return None
+
+    def _undominated(self, found: States) -> States:
+        return undominated(found, self.layout, self.limits.counting)
 
     def _walk(self) -> list[Step] | None:
         """The pipeline behind the best state at the empty cut."""
@@ -216,7 +219,7 @@ class Search:
         """Size stages for every place, and give the states that they lead to."""
         if not len(places):
             return
-        tries, replicas = self._quick(stage, places)
+        tries, replicas = self._quick(stage, states, places)
         if self.limits.memory and self.terms.training:
             for some, count, depth, demand in self._in_memory(stage, states, places, tries, replicas):
                 yield from self._states(stage, states, rows, places, some, count, depth, demand, recompute)
@@ -227,31 +230,41 @@ class Search:
         ones = np.ones(len(replicas))
         yield from self._states(stage, states, rows, places, tries, replicas, ones, np.zeros(len(ones)), recompute)
 
-    def _quick(self, stage: StageTerms, places: _Places) -> tuple[_Tries, Floats]:
+    def _quick(self, stage: StageTerms, states: States, places: _Places) -> tuple[_Tries, Floats]:
         """The fewest replicas that are quick enough, for every place and target.
 
         Where depths matter more replicas may be better: then the fewest on runs that span exactly each level.
         """
-        least = stage.fewest(self.within)
-        need = np.maximum(self.need[stage.targets][:, None], places.lowest)
         if not (self.limits.memory and self.terms.training):
-            # A lower level never needs more: the lowest that has room decides.
-            fewest = np.full(need.shape, np.inf)
-            spanned = np.zeros(need.shape, dtype=np.intp)
-            for level in range(self.layout.top, -1, -1):
-                fits = least[level][:, None] <= places.room[level]
-                fewest = np.where(fits, least[level][:, None], fewest)
-                spanned = np.where(fits, level, spanned)
-            quick = np.nonzero(places.end - fewest >= need)
-            return _Tries(quick[1], quick[0], spanned[quick]), fewest[quick]
+            return self._quickest(stage, places)
+        need = np.maximum(self.need[stage.targets][:, None], places.lowest)
+        # The depth that covers what is in flight behind must fit in memory; and so must the stages further in front.
+        behind = states.demand[places.state]
+        deepest = stage.deepest(replicated=False)
+        with np.errstate(divide="ignore"):
+            covering = np.zeros(need.shape) if stage.is_last else behind / np.maximum(deepest - 1, 0)[:, None]
+        need = np.maximum(need, self.terms.crowd(stage.targets, behind))
         inside = np.vstack([np.zeros_like(places.room[:1]), places.room[:-1]])
-        count = np.maximum(least[:, :, None], inside[:, None, :] + 1)
+        count = np.maximum(stage.fewest(self.within)[:, :, None], np.maximum(inside[:, None, :] + 1, covering))
         fits = (count <= places.room[:, None, :]) & (places.end - count >= need)
         level, target, place = np.nonzero(fits)
         tries = _Tries(place, target, level)
         exact = stage.least(count[level, target, place], tries.target, tries.level, self.within)
         fits = self._roomy(stage, places, tries, exact)
         return tries.take(fits), exact[fits]
+
+    def _quickest(self, stage: StageTerms, places: _Places) -> tuple[_Tries, Floats]:
+        """Without depths: a lower level never needs more replicas, so that the lowest that has room decides."""
+        least = stage.fewest(self.within)
+        need = np.maximum(self.need[stage.targets][:, None], places.lowest)
+        fewest = np.full(need.shape, np.inf)
+        spanned = np.zeros(need.shape, dtype=np.intp)
+        for level in range(self.layout.top, -1, -1):
+            fits = least[level][:, None] <= places.room[level]
+            fewest = np.where(fits, least[level][:, None], fewest)
+            spanned = np.where(fits, level, spanned)
+        targets, where = np.nonzero(places.end - fewest >= need)
+        return _Tries(where, targets, spanned[targets, where]), fewest[targets, where]
 
     def _roomy(self, stage: StageTerms, places: _Places, tries: _Tries, replicas: Floats) -> Flags:
         """Whether there are so many workers, within the level, and enough before them."""
@@ -272,22 +285,23 @@ class Search:
         best = np.full(len(replicas), np.inf)
         while len(replicas):
             replicas, depth, demand = self._size(stage, states, places, tries, replicas, most)
-            good = np.isfinite(replicas) & (demand < best) & self._roomy(stage, places, tries, replicas)
+            good = np.isfinite(replicas) & self._roomy(stage, places, tries, replicas)
             # A stage that needed more than one worker for its memory holds the buckets of replicas, too.
             good &= depth <= np.where(replicas > 1, several[tries.target], alone[tries.target])
-            tries, replicas, depth, demand = tries.take(good), replicas[good], depth[good], demand[good]
-            yield tries, replicas, depth, demand
+            better = good & (demand < best)
+            yield tries.take(better), replicas[better], depth[better], demand[better]
             if stage.is_last:
                 return
             # A smaller depth takes more replicas, and is of use only while it may lower their product.
-            more = (depth > 2) & (self._smaller(states, places, tries, replicas, depth) < demand)
-            tries, replicas, best, most = tries.take(more), replicas[more], demand[more], depth[more] - 1
+            best = np.minimum(best, np.where(good, demand, np.inf))
+            more = np.isfinite(replicas) & (depth > 2)
+            more[more] = self._least_demand(states, places, tries.take(more), replicas[more], depth[more]) < best[more]
+            tries, replicas, best, most = tries.take(more), replicas[more], best[more], depth[more] - 1
 
-    def _smaller(self, states: States, places: _Places, tries: _Tries, replicas: Floats, depth: Floats) -> Floats:
-        """What the demand is at least with a depth less by one: waits and transfers left out."""
+    def _least_demand(self, states: States, places: _Places, tries: _Tries, replicas: Floats, depth: Floats) -> Floats:
+        """What the demand is at least with a smaller depth: r · depth ≥ r + what the depth covers."""
         behind = states.demand[places.state[tries.place]]
-        smaller = np.maximum(depth - 1, 2)
-        least: Floats = np.maximum(np.ceil(behind / (smaller - 1) - cost.ROUNDING), replicas + 1) * smaller
+        least: Floats = np.maximum(np.ceil(behind / (depth - 2) - cost.ROUNDING), replicas + 1) + behind
         return least
 
     def _size(

@@ -79,6 +79,29 @@ class Terms:
         most = max(unit.forward_s + unit.backward_s for unit in units) / min(self.workers, self.most_replicas)
         return max(self.problem.work_s / self.workers, most) / self.speed
 
+    def crowd(self, targets: Ints, demand: Floats) -> Floats:
+        """Workers that the stages in front of cuts (rows) need at least for their memory, by the demand (columns).
+
+        Of a stage with memory fixed + depth · growing ≤ capacity and depth ≥ 1 + demand / r:
+        r · capacity ≥ fixed + growing + growing · demand. Both add up over stages, and demands only grow.
+        """
+        capacity = self.problem.capacity
+        if not np.isfinite(capacity):
+            return np.zeros((len(targets), len(demand)))
+        once, each = self._least_memory
+        return np.ceil((once[targets][:, None] + each[targets][:, None] * demand) / capacity - 1e-9)
+
+    @cached_property
+    def _least_memory(self) -> tuple[Floats, Floats]:
+        """What all layers before a cut need once, and for every minibatch in flight: their weights at least."""
+        cuts, ratio = self.cuts, self.problem.profile.optimizer_state_ratio
+        kept = self.problem.options.recompute
+        once = np.asarray(cost.fixed_memory(cuts.parameters, cuts.buffers, 0.0, ratio, self.training))
+        saved = np.zeros(len(cuts.ideals)) if kept else cuts.saved
+        stashes = self.constant_versions == 0
+        each = np.asarray(cost.memory_per_depth(cuts.parameters, saved, 0.0, 0.0, stashes=stashes))
+        return once + each + cost.version_memory(cuts.parameters, self.constant_versions), each
+
     @cached_property
     def most(self) -> float:
         """A pace that excludes no time, and at which transfers and waits together take one minibatch at most."""
@@ -212,13 +235,17 @@ class StageTerms:
 
     def deepest(self, *, replicated: bool) -> Floats:
         """The most minibatches in flight for which memory suffices; below 1 where it does for none."""
-        fixed, growing = self._memory
-        kept = replicated or self.terms.problem.copies > 1
-        if self.terms.training and kept:
-            fixed = fixed + self._replication
+        fixed, growing = self.memory(replicated=replicated)
         with np.errstate(divide="ignore", invalid="ignore"):
             most = np.floor((self.terms.problem.capacity - fixed) / growing * (1 + 1e-12))
         return np.where(fixed > self.terms.problem.capacity, 0.0, np.where(growing == 0, np.inf, most))
+
+    def memory(self, *, replicated: bool) -> tuple[Floats, Floats]:
+        """Bytes of one worker that are there at any depth, and for every minibatch in flight."""
+        fixed, growing = self._memory
+        if self.terms.training and (replicated or self.terms.problem.copies > 1):
+            fixed = fixed + self._replication
+        return fixed, growing
 
     @cached_property
     def _memory(self) -> tuple[Floats, Floats]:
