@@ -26,8 +26,7 @@ def check_pace(document: Document, model: Model, found: tuple[Figures, ...]) -> 
         pace = _check_batch(document, found, among) / interval
     else:
         pace = steady_pace(document, found, among)
-    if math.isinf(pace):
-        raise InputError("a stage has too few minibatches in flight to keep any pace")
+    _finite(pace)
     if document.asked.contention:
         shared = busiest_s(document, found)
         if shared is None:
@@ -86,9 +85,15 @@ def check_memory(document: Document, found: tuple[Figures, ...]) -> str:
 def _check_batch(document: Document, found: tuple[Figures, ...], among_s: float) -> float:
     """That the stated parts of a batch are as they are; how long it takes."""
     stated, parts = document.prediction["batch"], batch(document, found, among_s)
+    _finite(parts.total_s)
     for key, value in vars(parts).items():
         _same(stated[key], value)
     return parts.total_s
+
+
+def _finite(pace_s: float) -> None:
+    if math.isinf(pace_s):
+        raise InputError("a stage has too few minibatches in flight to keep any pace")
 
 
 def _same(stated: Node, found: float) -> None:
