@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pipeplan import cost
 from pipeplan.cluster import Cluster
 from pipeplan.links import Links
-from pipeplan.plan import Plan, Stage
+from pipeplan.plan import ACCUMULATING, Plan, Stage
 from pipeplan.problem import Problem
 
 Floats = NDArray[np.float64]
@@ -124,7 +124,8 @@ def _add_rings(total: Floats, homes: Ints, plan: Plan, stage: Stage, size: float
     copies, replicas = plan.copies, stage.replicas // plan.copies
     grid = homes.reshape(replicas, copies)
     # Minibatches of the whole pipeline between two all-reduces: as the schedule says, or as many as take part.
-    within, among = plan.accumulate or replicas * copies, plan.accumulate or copies
+    common = plan.accumulate if plan.schedule in ACCUMULATING else None
+    within, among = common or replicas * copies, common or copies
     for axis, rings, interval in ((0, 1, within), (1, replicas, among)):
         if grid.shape[axis] == 1:
             continue

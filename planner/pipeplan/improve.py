@@ -248,21 +248,22 @@ class _Search:
         template, problem = self._template, self._problem
         size, names = problem.cluster.workers // template.copies, [unit.layers for unit in problem.units]
         stages, position = [], 0
-        kept = len(layout.room) // 2 == len(template.stages)
         for index, (idle, replicas) in enumerate(zip(layout.room[:-1:2], layout.room[1::2], strict=True)):
             position += idle
             layers = tuple(name for unit, at in enumerate(layout.home) if at == index for name in names[unit])
             run = range(position, position + replicas)
             workers = tuple(copy * size + worker for worker in run for copy in range(template.copies))
-            stages.append(Stage(layers, workers, 1, 1, kept and template.stages[index].recompute))
+            stages.append(Stage(layers, workers, 1, 1))
             position += replicas
         return replace(template, stages=tuple(stages))
 
     def _scored(self, plan: Plan) -> tuple[Plan, Evaluation] | None:
         """The plan with its depths, and its score; None where it is no plan or does not fit."""
+        # Depths for the bound sustain every pace that a plan can have; those for its own pace need less memory, and
+        # stages that are too large even so may compute their forward passes again.
         pace_s = self._bound_s
-        # Depths for the bound sustain every pace that a plan can have, those for its own pace need less memory.
-        for _ in range(2):
+        may_recompute = self._problem.training and self._problem.options.recompute
+        for attempt in range(4 if may_recompute else 2):
             plan = depths.assign(plan, self._problem, pace_s)
             try:
                 score = evaluate(plan, self._problem)
@@ -271,12 +272,23 @@ class _Search:
             if score.fits or not self._must_fit:
                 return plan, score
             pace_s = score.pace_s
+            if attempt > 0:
+                plan = _recomputing(plan, score)
         return None
 
     def _crowding(self, score: Evaluation, cards: contention.Cards, copies: int) -> float:
         times = [time / copies for stage in score.stages for time in (stage.stage_s, stage.boundary_s)]
         everything = np.concatenate([times, *(busy.ravel() for busy in cards.busy_s)])
         return float(((everything / self._bound_s) ** SHARPNESS).sum())
+
+
+def _recomputing(plan: Plan, score: Evaluation) -> Plan:
+    """The plan with recomputation in all stages that do not fit."""
+    stages = [
+        replace(stage, recompute=stage.recompute or cost.memory_bytes > cost.capacity_bytes)
+        for stage, cost in zip(plan.stages, score.stages, strict=True)
+    ]
+    return replace(plan, stages=tuple(stages))
 
 
 def _less(rank: _Rank, below: _Rank) -> bool:

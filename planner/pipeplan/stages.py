@@ -31,7 +31,8 @@ def one_stage(problem: Problem, workers: int) -> Plan:
 
 def crossing_bytes(problem: Problem, plan: Plan, index: int) -> tuple[int, int]:
     """Bytes of one minibatch that cross the cut behind stage `index`, forward and backward; each tensor once."""
-    before = {unit for stage in plan.stages[: index + 1] for unit in units_of(problem, stage)}
+    names = {name for stage in plan.stages[: index + 1] for name in stage.layers}
+    before = {index for index, unit in enumerate(problem.units) if unit.layers[0] in names}
     crossing = [
         flow for flow in problem.flows if flow.producer in before and any(unit not in before for unit in flow.consumers)
     ]
