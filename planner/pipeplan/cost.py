@@ -19,7 +19,7 @@ Number = float | NDArray[np.float64]
 ROUNDING = 1e-9
 
 
-def compute_time(work_s: Any, replicas: Any, speed: float) -> Any:
+def compute_time(work_s: Any, replicas: Any, speed: Any) -> Any:
     """Time per minibatch of a stage whose `replicas` take minibatches in turn: work / (replicas · speed)."""
     return work_s / (replicas * speed)
 

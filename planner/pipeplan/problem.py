@@ -67,6 +67,8 @@ class Options:
         ):
             if value is not None and value < 1:
                 raise InputError(f"the {what} must be at least 1, not {value}")
+        if self.stages is not None and self.max_stages is not None and self.stages > self.max_stages:
+            raise InputError(f"{self.stages} stages asked for, and at most {self.max_stages}")
         if self.schedule not in SCHEDULES:
             raise InputError(f"there is no schedule {self.schedule!r}; {did_you_mean(self.schedule, SCHEDULES)}")
         if self.schedule in ACCUMULATING and self.accumulate is None and not self.inference:

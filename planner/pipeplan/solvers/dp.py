@@ -14,11 +14,11 @@ from functools import cached_property
 from pipeplan.cuts import Cuts
 from pipeplan.problem import Problem
 from pipeplan.solvers import depths, threshold
-from pipeplan.solvers.pace import fits, pace_of
+from pipeplan.solvers.machines import fits, pace_of, search, terms_of
 from pipeplan.solvers.pipeline import Segment, Space, spaces
 from pipeplan.solvers.reduce import reduced
 from pipeplan.solvers.result import Result, Status
-from pipeplan.solvers.search import Limits, Search, Step
+from pipeplan.solvers.search import Limits, Step
 from pipeplan.solvers.states import Counting
 from pipeplan.solvers.terms import Terms
 from pipeplan.solvers.threshold import PRECISION, Interval
@@ -68,12 +68,12 @@ class Pipelines:
     def free(self) -> Terms:
         """Without a limit on memory."""
         problem = replace(self.problem, options=replace(self.problem.options, memory=False))
-        return Terms(problem, reduced(problem, self.cuts))
+        return terms_of(problem, reduced(problem, self.cuts))
 
     @cached_property
     def bound(self) -> Terms:
         """With it."""
-        return Terms(self.problem, self.cuts)
+        return terms_of(self.problem, self.cuts)
 
     def feasible(self) -> bool:
         """Whether any pipeline satisfies the constraints, however slow."""
@@ -107,7 +107,8 @@ class Pipelines:
             ),
             exact_stages=options.stages,
             max_stages=options.max_stages,
-            max_workers=options.max_workers,
+            # The option counts the workers of all copies together.
+            max_workers=None if options.max_workers is None else options.max_workers // self.problem.copies,
             deadline=self.deadline,
         )
 
@@ -121,13 +122,15 @@ class Pipelines:
         return threshold.least(ask, low * (1 - PRECISION), terms.most)
 
     def _search(self, terms: Terms, limit: float, limits: Limits) -> list[Step] | None:
+        lowest = max((stage for _, stage in self.problem.options.pins), default=1)
+        if lowest > (limits.exact_stages or lowest):
+            return None
         if not self.problem.options.pins or limits.exact_stages is not None:
-            return Search(terms, limit, limits).run()
+            return search(terms, limit, limits)
         # Which stage a layer is in depends on how many there are.
-        lowest = max(stage for _, stage in self.problem.options.pins)
         highest = min(limits.max_stages or terms.workers, terms.workers, len(terms.cuts.ideals) - 1)
         for stages in range(lowest, highest + 1):
-            steps = Search(terms, limit, replace(limits, exact_stages=stages)).run()
+            steps = search(terms, limit, replace(limits, exact_stages=stages))
             if steps is not None:
                 return steps
         return None

@@ -65,17 +65,72 @@ class Step:
 
 @dataclass(frozen=True)
 class _Tries:
-    """Pairs of a place to put stages and a cut I, flattened: a stage to be sized."""
+    """Pairs of a place to put stages and a cut I, flattened: stages to be sized, a column each."""
 
-    place: Ints
-    target: Ints
-    """Index into the cuts I that are considered."""
-    level: Ints
-    """That the stage's workers span, exactly."""
+    numbers: Ints
+    behind: Floats
+    """The demand of the state behind."""
+
+    @staticmethod
+    def of(stage: StageTerms, states: States, places: _Places, need: Ints, at: tuple[Ints, Ints, Ints]) -> _Tries:
+        """From level, target and place of each; `need` is the workers that the cut I needs before it."""
+        level, target, place = at
+        state = places.state[place]
+        lowest = np.maximum(need[stage.targets][target], places.lowest[place])
+        rows = (
+            target,
+            level,
+            state,
+            places.end[place],
+            lowest,
+            places.room[level, place],
+            states.first[state],
+            states.level[state],
+        )
+        return _Tries(np.stack(rows), states.demand[state])
 
     def take(self, rows: Ints | Flags) -> _Tries:
         """Some of them."""
-        return _Tries(self.place[rows], self.target[rows], self.level[rows])
+        return _Tries(self.numbers[:, rows], self.behind[rows])
+
+    def _row(self, index: int) -> Ints:
+        row: Ints = self.numbers[index]
+        return row
+
+    @property
+    def target(self) -> Ints:
+        """Index into the cuts I that are considered."""
+        return self._row(0)
+
+    @property
+    def level(self) -> Ints:
+        """That the stage's workers span, exactly."""
+        return self._row(1)
+
+    @property
+    def state(self) -> Ints:
+        """The state that the stage is put in front of."""
+        return self._row(2)
+
+    @property
+    def end(self) -> Ints:
+        """One past the last worker."""
+        return self._row(3)
+
+    @property
+    def next_first(self) -> Ints:
+        """The first worker of the next stage."""
+        return self._row(6)
+
+    @property
+    def next_level(self) -> Ints:
+        """What the next stage spans."""
+        return self._row(7)
+
+    def roomy(self, replicas: Floats) -> Flags:
+        """Whether there are so many workers within the level, and enough before them."""
+        found: Flags = (replicas <= self.numbers[5]) & (replicas <= self.numbers[3] - self.numbers[4])
+        return found
 
 
 @dataclass(frozen=True)
@@ -219,93 +274,90 @@ class Search:
         """Size stages for every place, and give the states that they lead to."""
         if not len(places):
             return
-        tries, replicas = self._quick(stage, states, places)
         if self.limits.memory and self.terms.training:
-            for some, count, depth, demand in self._in_memory(stage, states, places, tries, replicas):
-                yield from self._states(stage, states, rows, places, some, count, depth, demand, recompute)
-            return
-        if self.limits.memory:
-            fits = np.where(replicas > 1, stage.deepest(replicated=True)[tries.target], np.inf) >= 1
-            tries, replicas = tries.take(fits), replicas[fits]
-        ones = np.ones(len(replicas))
-        yield from self._states(stage, states, rows, places, tries, replicas, ones, np.zeros(len(ones)), recompute)
+            tries, replicas = self._quick(stage, states, places)
+            sized = self._in_memory(stage, tries, replicas)
+        else:
+            tries, replicas = self._quickest(stage, states, places)
+            if self.limits.memory:
+                fits = (replicas == 1) | (stage.deepest(replicated=True)[tries.target] >= 1)
+                tries, replicas = tries.take(fits), replicas[fits]
+            sized = tries, replicas, np.ones(len(replicas)), np.zeros(len(replicas))
+        yield from self._states(stage, states, rows, *sized, recompute=recompute)
 
-    def _quick(self, stage: StageTerms, states: States, places: _Places) -> tuple[_Tries, Floats]:
+    def _quickest(self, stage: StageTerms, states: States, places: _Places) -> tuple[_Tries, Floats]:
         """The fewest replicas that are quick enough, for every place and target.
 
-        Where depths matter more replicas may be better: then the fewest on runs that span exactly each level.
+        A lower level never needs more of them, so that the lowest that has room decides.
         """
-        if not (self.limits.memory and self.terms.training):
-            return self._quickest(stage, places)
-        need = np.maximum(self.need[stage.targets][:, None], places.lowest)
-        # The depth that covers what is in flight behind must fit in memory; and so must the stages further in front.
-        behind = states.demand[places.state]
-        deepest = stage.deepest(replicated=False)
-        with np.errstate(divide="ignore"):
-            covering = np.zeros(need.shape) if stage.is_last else behind / np.maximum(deepest - 1, 0)[:, None]
-        need = np.maximum(need, self.terms.crowd(stage.targets, behind))
-        inside = np.vstack([np.zeros_like(places.room[:1]), places.room[:-1]])
-        count = np.maximum(stage.fewest(self.within)[:, :, None], np.maximum(inside[:, None, :] + 1, covering))
-        fits = (count <= places.room[:, None, :]) & (places.end - count >= need)
-        level, target, place = np.nonzero(fits)
-        tries = _Tries(place, target, level)
-        exact = stage.least(count[level, target, place], tries.target, tries.level, self.within)
-        fits = self._roomy(stage, places, tries, exact)
-        return tries.take(fits), exact[fits]
-
-    def _quickest(self, stage: StageTerms, places: _Places) -> tuple[_Tries, Floats]:
-        """Without depths: a lower level never needs more replicas, so that the lowest that has room decides."""
         least = stage.fewest(self.within)
-        need = np.maximum(self.need[stage.targets][:, None], places.lowest)
-        fewest = np.full(need.shape, np.inf)
-        spanned = np.zeros(need.shape, dtype=np.intp)
+        fewest = np.full((len(stage.targets), len(places)), np.inf)
+        spanned = np.zeros(fewest.shape, dtype=np.intp)
         for level in range(self.layout.top, -1, -1):
             fits = least[level][:, None] <= places.room[level]
             fewest = np.where(fits, least[level][:, None], fewest)
             spanned = np.where(fits, level, spanned)
-        targets, where = np.nonzero(places.end - fewest >= need)
-        return _Tries(where, targets, spanned[targets, where]), fewest[targets, where]
+        need = np.maximum(self.need[stage.targets][:, None], places.lowest)
+        target, place = np.nonzero(places.end - fewest >= need)
+        at = spanned[target, place], target, place
+        return _Tries.of(stage, states, places, self.need, at), fewest[target, place]
 
-    def _roomy(self, stage: StageTerms, places: _Places, tries: _Tries, replicas: Floats) -> Flags:
-        """Whether there are so many workers, within the level, and enough before them."""
-        start = places.end[tries.place] - replicas
-        lowest = np.maximum(self.need[stage.targets][tries.target], places.lowest[tries.place])
-        roomy: Flags = (replicas <= places.room[tries.level, tries.place]) & (start >= lowest)
-        return roomy
+    def _quick(self, stage: StageTerms, states: States, places: _Places) -> tuple[_Tries, Floats]:
+        """The same on runs that span exactly each level: where depths matter more replicas may be better."""
+        need = np.maximum(self.need[stage.targets][:, None], places.lowest)
+        # The depth that covers what is in flight behind must fit in memory; and so must the stages further in front.
+        behind = states.demand[places.state]
+        covering = np.zeros(need.shape)
+        if not stage.is_last:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                covering = behind / np.maximum(stage.deepest(replicated=False) - 1, 0)[:, None]
+        need = np.maximum(need, self.terms.crowd(stage.targets, behind))
+        inside = np.vstack([np.zeros_like(places.room[:1]), places.room[:-1]])
+        count = np.maximum(stage.fewest(self.within)[:, :, None], np.maximum(inside[:, None, :] + 1, covering))
+        level, target, place = np.nonzero(count <= np.minimum(places.room[:, None, :], places.end - need))
+        at = level, target, place
+        tries = _Tries.of(stage, states, places, self.need, at)
+        replicas = stage.least(count[at], tries.target, tries.level, self.within)
+        fits = tries.roomy(replicas)
+        return tries.take(fits), replicas[fits]
 
-    def _in_memory(
-        self, stage: StageTerms, states: States, places: _Places, tries: _Tries, replicas: Floats
-    ) -> Iterator[tuple[_Tries, Floats, Floats, Floats]]:
-        """The replica counts that fit in memory, each for a depth of its own, as long as the demand falls.
+    def _in_memory(self, stage: StageTerms, tries: _Tries, replicas: Floats) -> tuple[_Tries, Floats, Floats, Floats]:
+        """The replica counts that fit in memory, each for a depth of its own, as long as the demand may fall.
 
-        Yields the tries with their replicas, depths and demands.
+        Returns the tries, one for each, with replicas, depths and demands.
         """
         several, alone = stage.deepest(replicated=True), stage.deepest(replicated=False)
         most = np.where(replicas > 1, several[tries.target], alone[tries.target])
         best = np.full(len(replicas), np.inf)
+        found = []
         while len(replicas):
-            replicas, depth, demand = self._size(stage, states, places, tries, replicas, most)
-            good = np.isfinite(replicas) & self._roomy(stage, places, tries, replicas)
+            replicas, depth, demand = self._size(stage, tries, replicas, most)
             # A stage that needed more than one worker for its memory holds the buckets of replicas, too.
-            good &= depth <= np.where(replicas > 1, several[tries.target], alone[tries.target])
+            good = np.isfinite(replicas) & ((replicas == 1) | (depth <= several[tries.target]))
             better = good & (demand < best)
-            yield tries.take(better), replicas[better], depth[better], demand[better]
+            found.append((tries.take(better), replicas[better], depth[better], demand[better]))
             if stage.is_last:
-                return
+                break
             # A smaller depth takes more replicas, and is of use only while it may lower their product.
             best = np.minimum(best, np.where(good, demand, np.inf))
-            more = np.isfinite(replicas) & (depth > 2)
-            more[more] = self._least_demand(states, places, tries.take(more), replicas[more], depth[more]) < best[more]
-            tries, replicas, best, most = tries.take(more), replicas[more], best[more], depth[more] - 1
-
-    def _least_demand(self, states: States, places: _Places, tries: _Tries, replicas: Floats, depth: Floats) -> Floats:
-        """What the demand is at least with a smaller depth: r · depth ≥ r + what the depth covers."""
-        behind = states.demand[places.state[tries.place]]
-        least: Floats = np.maximum(np.ceil(behind / (depth - 2) - cost.ROUNDING), replicas + 1) + behind
-        return least
+            more = np.flatnonzero(np.isfinite(replicas) & (depth > 2))
+            # r · depth is at least r and what the depth covers together.
+            behind, fewer = tries.behind[more], depth[more] - 1
+            least = np.maximum(np.ceil(behind / (fewer - 1) - cost.ROUNDING), replicas[more] + 1)
+            useful = (least + behind < best[more]) & tries.take(more).roomy(least)
+            more = more[useful]
+            tries, replicas, best, most = tries.take(more), least[useful], best[more], fewer[useful]
+        if not found:
+            return tries, replicas, replicas, replicas
+        parts, *columns = zip(*found, strict=True)
+        joined = _Tries(
+            np.concatenate([part.numbers for part in parts], axis=1), np.concatenate([part.behind for part in parts])
+        )
+        count, depth, demand = (np.concatenate(column) for column in columns)
+        return joined, count, depth, demand
 
     def _size(
-        self, stage: StageTerms, states: States, places: _Places, tries: _Tries, replicas: Floats, deepest: Floats
+        self, stage: StageTerms, tries: _Tries, replicas: Floats, deepest: Floats
     ) -> tuple[Floats, Floats, Floats]:
         """The fewest replicas, from those given on, for which a depth of `deepest` suffices; infinite if none.
 
@@ -316,32 +368,32 @@ class Search:
             wait = stage.wait(tries.target, replicas, tries.level, self.threshold)
             count = np.where(deepest >= 1, replicas, np.inf)
             return count, np.ones(len(count)), cost.in_flight_behind(1, replicas, wait)
-        count = np.where(deepest >= 2, replicas, np.inf)
-        depth, demand = np.ones(len(count)), np.zeros(len(count))
-        open_ = np.flatnonzero(np.isfinite(count))
-        while len(open_):
-            here, now = tries.take(open_), count[open_]
+        count, depth, demand = replicas.copy(), np.ones(len(replicas)), np.zeros(len(replicas))
+        count[deepest < 2] = np.inf
+        left = np.flatnonzero(deepest >= 2)
+        while len(left):
+            here = tries.take(left)
+            now = stage.least(count[left], here.target, here.level, self.within)
+            count[left] = np.where(here.roomy(now), now, np.inf)
+            fits = np.isfinite(count[left])
+            left, here, now = left[fits], here.take(fits), now[fits]
             wait = stage.wait(here.target, now, here.level, self.threshold)
-            cover = self._cover(stage.cut, states, places, here.place, now, wait)
-            depth[open_] = 1 + np.ceil(cover / now - cost.ROUNDING)
-            demand[open_] = cost.in_flight_behind(depth[open_], now, wait)
-            late = depth[open_] > deepest[open_]
-            open_, here, now = open_[late], here.take(late), now[late]
-            wanted = np.maximum(np.ceil(cover[late] / (deepest[open_] - 1) - cost.ROUNDING), now + 1)
-            count[open_] = stage.least(wanted, here.target, here.level, self.within)
-            count[open_] = np.where(self._roomy(stage, places, here, count[open_]), count[open_], np.inf)
-            open_ = open_[np.isfinite(count[open_])]
+            cover = self._cover(stage.cut, here, now, wait)
+            depth[left] = deep = 1 + np.ceil(cover / now - cost.ROUNDING)
+            demand[left] = cost.in_flight_behind(deep, now, wait)
+            late = deep > deepest[left]
+            left = left[late]
+            count[left] = np.maximum(np.ceil(cover[late] / (deepest[left] - 1) - cost.ROUNDING), now[late] + 1)
         return count, depth, demand
 
-    def _cover(self, cut: int, states: States, places: _Places, place: Ints, replicas: Floats, wait: Floats) -> Floats:
+    def _cover(self, cut: int, tries: _Tries, replicas: Floats, wait: Floats) -> Floats:
         """What a stage's minibatches in flight, beyond one for each replica, must cover (see `cost.in_flight_depth`).
 
         The transfer is at the level of the component that holds both stages.
         """
-        state = places.state[place]
-        start = (places.end[place] - replicas).astype(np.intp)
-        joined = np.maximum(self.layout.between(start, states.first[state]), states.level[state])
-        cover: Floats = states.demand[state] + wait + 2 * self.terms.transfer_s[cut][joined] / self.threshold
+        start = (tries.end - replicas).astype(np.intp)
+        joined = np.maximum(self.layout.between(start, tries.next_first), tries.next_level)
+        cover: Floats = tries.behind + wait + 2 * self.terms.transfer_s[cut][joined] / self.threshold
         return cover
 
     def _states(
@@ -349,37 +401,34 @@ class Search:
         stage: StageTerms,
         states: States,
         rows: Ints,
-        places: _Places,
         tries: _Tries,
         replicas: Floats,
         depth: Floats,
         demand: Floats,
+        *,
         recompute: bool,
     ) -> Iterator[tuple[Ints, States]]:
-        count = replicas.astype(np.intp)
-        state = places.state[tries.place]
-        start = places.end[tries.place] - count
-        workers = states.workers[state] + count
+        """The states that stages lead to, with the cuts that they are at."""
+        count, state = replicas.astype(np.intp), tries.state
+        workers, stages = states.workers[state] + count, states.stages[state] + 1
         targets = stage.targets[tries.target]
-        good = self._worth(targets, workers, states.stages[state] + 1)
-        if not good.any():
-            return
         columns = {
-            "first": start,
+            "first": tries.end - count,
             "level": tries.level,
-            "stages": states.stages[state] + 1,
+            "stages": stages,
             "workers": workers,
             "replicas": count,
             "depth": depth.astype(np.intp),
-            "recompute": np.full(len(start), int(recompute)),
-            "end": np.full(len(start), stage.cut),
+            "recompute": np.full(len(count), int(recompute)),
+            "end": np.full(len(count), stage.cut),
             "source": rows[state],
         }
         fresh = States.of(columns, demand)
-        if good.all():
+        good = self._worth(targets, workers, stages)
+        if not good.all():
+            targets, fresh = targets[good], fresh.take(good)
+        if len(targets):
             yield targets, fresh
-        else:
-            yield targets[good], fresh.take(good)
 
     def _worth(self, targets: Ints, workers: Ints, stages: Ints) -> Flags:
         """Whether states can still become a pipeline within the user's limits."""

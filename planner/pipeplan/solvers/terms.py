@@ -235,6 +235,17 @@ class StageTerms:
 
     def deepest(self, *, replicated: bool) -> Floats:
         """The most minibatches in flight for which memory suffices; below 1 where it does for none."""
+        return self._deepest_replicated if replicated else self._deepest_alone
+
+    @cached_property
+    def _deepest_replicated(self) -> Floats:
+        return self._deepest(replicated=True)
+
+    @cached_property
+    def _deepest_alone(self) -> Floats:
+        return self._deepest(replicated=False)
+
+    def _deepest(self, *, replicated: bool) -> Floats:
         fixed, growing = self.memory(replicated=replicated)
         with np.errstate(divide="ignore", invalid="ignore"):
             most = np.floor((self.terms.problem.capacity - fixed) / growing * (1 + 1e-12))

@@ -1,0 +1,88 @@
+"""What a pipeline on servers that differ really takes, and whether it fits: `pace` for the terms of `differing`."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeplan import cost
+from pipeplan.solvers.differing import Differing
+from pipeplan.solvers.search import SLACK, Step
+from pipeplan.solvers.terms import StageTerms
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One stage with its figures."""
+
+    step: Step
+    terms: StageTerms
+    run: int
+    time_s: float
+    group_s: float
+
+
+def _stages(terms: Differing, steps: list[Step]) -> list[_Stage]:
+    found = []
+    for step in steps:
+        stage = terms.stage(step.end, np.array([step.start]), recompute=step.recompute)
+        run = terms.runs.index(step.first, step.first + step.replicas)
+        time, group = terms.stage_s(stage, slice(run, run + 1))
+        found.append(_Stage(step, stage, run, float(time[0, 0]), float(group[0, 0])))
+    return found
+
+
+def _boundaries(terms: Differing, steps: list[Step]) -> list[tuple[float, float]]:
+    """Busy and one-way time of every boundary."""
+    found = []
+    for step, following in itertools.pairwise(steps):
+        joined = terms.between[step.first, following.first + following.replicas - 1]
+        links = min(step.replicas, following.replicas) if terms.parallel else 1
+        busy, transfer = terms.boundary(step.end, *(np.array([one]) for one in (joined, step.first, links)))
+        found.append((float(busy[0]), float(transfer[0])))
+    return found
+
+
+def pace_of(terms: Differing, steps: list[Step], *, depths: bool) -> float:
+    """Seconds per minibatch of one copy: the slowest stage or boundary, and with `depths` what these sustain."""
+    stages, boundaries = _stages(terms, steps), _boundaries(terms, steps)
+    paces = [stage.time_s for stage in stages] + [busy for busy, _ in boundaries]
+    if not terms.training:
+        return max(paces)
+    copies = terms.problem.copies
+    if terms.accumulate is not None:
+        paces += [terms.buffered_pace(stage.step.depth, stage.step.replicas, stage.group_s) for stage in stages]
+    if depths:
+        for (here, following), (_, transfer) in zip(itertools.pairwise(stages), boundaries, strict=True):
+            in_flight, groups = float(following.step.depth * following.step.replicas), [here.group_s, following.group_s]
+            if terms.accumulate is not None:
+                groups = []
+            elif copies > 1:
+                # The waits are then whole minibatches, whatever the pace.
+                counts = (here.step.replicas, following.step.replicas)
+                in_flight += sum(float(cost.group_wait(0.0, 1.0, count, copies)) for count in counts)
+                groups = []
+            paces.append(cost.depth_limited_pace(here.step.depth, here.step.replicas, in_flight, transfer, groups))
+    return max(paces)
+
+
+def fits(terms: Differing, steps: list[Step], pace_s: float) -> bool:
+    """Whether every worker's memory suffices at the depths that a pace needs."""
+    stages, boundaries = _stages(terms, steps), [*_boundaries(terms, steps), (0.0, 0.0)]
+    behind = 0.0
+    for index in range(len(stages) - 1, -1, -1):
+        stage, replicas = stages[index], steps[index].replicas
+        wait, depth = 0.0, 1
+        if terms.accumulate is None and terms.training:
+            wait = float(cost.group_wait(stage.group_s, pace_s, replicas, terms.problem.copies))
+        if terms.training and index + 1 < len(stages):
+            depth = int(cost.in_flight_depth(behind, wait, boundaries[index][1], pace_s, replicas))
+        fixed, growing = stage.terms.memory(replicated=replicas > 1)
+        if float(fixed[0] + growing[0] * depth) > terms.runs.memory[stage.run] * (1 + 1e-12):
+            return False
+        if terms.accumulate is not None and terms.buffered_pace(depth, replicas, stage.group_s) > pace_s * (1 + SLACK):
+            return False
+        behind = float(cost.in_flight_behind(depth, replicas, wait))
+    return True

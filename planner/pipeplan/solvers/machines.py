@@ -1,0 +1,36 @@
+"""Equal machines or not: the terms and the search for either, and what a pipeline that they found really takes."""
+
+from __future__ import annotations
+
+from pipeplan.cuts import Cuts
+from pipeplan.problem import Problem
+from pipeplan.solvers import differing_pace, pace
+from pipeplan.solvers.differing import Differing, DifferingSearch
+from pipeplan.solvers.search import Limits, Search, Step
+from pipeplan.solvers.terms import Terms
+
+
+def terms_of(problem: Problem, cuts: Cuts) -> Terms:
+    """The terms of the cost model on the problem's machines."""
+    return Terms(problem, cuts) if problem.cluster.uniform else Differing(problem, cuts)
+
+
+def search(terms: Terms, limit: float, limits: Limits) -> list[Step] | None:
+    """A pipeline with every resource within the limit, input to output, or None."""
+    if isinstance(terms, Differing):
+        return DifferingSearch(terms, limit, limits).run()
+    return Search(terms, limit, limits).run()
+
+
+def pace_of(terms: Terms, steps: list[Step], *, depths: bool) -> float:
+    """Seconds per minibatch of one copy: the slowest stage or boundary, and with `depths` what these sustain."""
+    if isinstance(terms, Differing):
+        return differing_pace.pace_of(terms, steps, depths=depths)
+    return pace.pace_of(terms, steps, depths=depths)
+
+
+def fits(terms: Terms, steps: list[Step], pace_s: float) -> bool:
+    """Whether every worker's memory suffices at the depths that a pace needs."""
+    if isinstance(terms, Differing):
+        return differing_pace.fits(terms, steps, pace_s)
+    return pace.fits(terms, steps, pace_s)

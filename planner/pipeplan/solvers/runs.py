@@ -1,0 +1,75 @@
+"""All runs of consecutive workers of a cluster whose servers differ, with what a stage on each runs at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeplan.cluster import Cluster
+from pipeplan.cuts import Floats, Ints
+from pipeplan.links import Links
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Arrays over the runs, in the order of their ends."""
+
+    first: Ints
+    end: Ints
+    """One past the last worker."""
+    replicas: Ints
+    span: Ints
+    """The level of the smallest component that holds the run."""
+    speed: Floats
+    """Of its slowest device."""
+    memory: Floats
+    """Of its smallest device, bytes."""
+    allreduce_bandwidth: Floats
+    allreduce_latency: Floats
+    begins: Ints
+    """Where the runs with each end 0 … D begin; one more entry closes the last."""
+
+    @staticmethod
+    def of(cluster: Cluster, most: int) -> Runs:
+        """The runs of up to `most` workers."""
+        total = cluster.workers
+        sizes = np.minimum(np.arange(total + 1), most)
+        begins = np.concatenate([[0], np.cumsum(sizes)])
+        end = np.repeat(np.arange(total + 1), sizes)
+        replicas = sizes[end] - (np.arange(len(end)) - begins[end])
+        first = end - replicas
+        span = levels_between(cluster)[first, end - 1]
+        rates = [Links.of(cluster).over_workers(level) for level in range(len(cluster.levels) + 1)]
+        bandwidth, latency = (np.array([getattr(rate, name) for rate in rates]) for name in ("allreduce", "latency"))
+        speed = _least(np.array([device.speed for device in cluster.devices]), first, end)
+        memory = _least(np.array([float(device.memory_bytes) for device in cluster.devices]), first, end)
+        return Runs(first, end, replicas, span, speed, memory, bandwidth[span, first], latency[span, first], begins)
+
+    def index(self, first: int, end: int) -> int:
+        """Where the run of workers `first` … `end` - 1 is."""
+        begin = int(self.begins[end])
+        return begin + first - int(self.first[begin])
+
+    def with_ends(self, ends: Ints) -> tuple[Ints, Ints]:
+        """For every run that ends at each of `ends`: which of them, and the run."""
+        counts = self.begins[ends + 1] - self.begins[ends]
+        which = np.repeat(np.arange(len(ends)), counts)
+        before = np.cumsum(counts) - counts
+        return which, np.arange(len(which)) - before[which] + self.begins[ends][which]
+
+
+def levels_between(cluster: Cluster) -> Ints:
+    """The level of the smallest component that holds two workers, for all pairs."""
+    found = np.zeros((cluster.workers, cluster.workers), dtype=np.intp)
+    for level in range(len(cluster.levels)):
+        home = np.repeat(np.arange(len(cluster.starts(level)) - 1), np.diff(np.array(cluster.starts(level))))
+        found += home[:, None] != home[None, :]
+    return found
+
+
+def _least(values: Floats, first: Ints, end: Ints) -> Floats:
+    """The smallest of the values from each `first` to before each `end`."""
+    table = np.minimum.accumulate(np.where(np.triu(np.ones((len(values),) * 2, dtype=bool)), values, np.inf), axis=1)
+    least: Floats = table[first, end - 1]
+    return least

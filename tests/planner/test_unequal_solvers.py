@@ -1,0 +1,70 @@
+"""Solvers and evaluator on servers that differ, against the oracle."""
+
+from __future__ import annotations
+
+import math
+
+import brute_force
+import pytest
+from instances import drawn, unequal_instance
+
+from pipeplan.cuts import enumerate_cuts
+from pipeplan.evaluate import evaluate
+from pipeplan.problem import Problem
+from pipeplan.solvers import dp, ilp
+from pipeplan.solvers.result import Result, Status
+
+
+def _agrees(result: Result, expected: float, problem: Problem) -> None:
+    if math.isinf(expected):
+        assert result.status == Status.INFEASIBLE
+        return
+    assert result.status == Status.OPTIMAL
+    assert result.plan is not None
+    assert result.objective_s == pytest.approx(expected, rel=1e-6)
+    score = evaluate(result.plan, problem)
+    assert score.fits
+    assert score.alone_s == pytest.approx(expected, rel=1e-6)
+
+
+def _drawn(seed: int) -> tuple[float, Problem]:
+    """What the oracle says of a random problem, and the problem."""
+    instance, problem = drawn(seed, lambda one: unequal_instance(one, schedule=("1f1b-stashing", "2bw")[seed % 2]))
+    return brute_force.best(instance), problem
+
+
+def _dp(seed: int) -> None:
+    expected, problem = _drawn(seed)
+    _agrees(dp.solve(problem, enumerate_cuts(problem, 10_000)), expected, problem)
+
+
+def _ilp(seed: int) -> None:
+    expected, problem = _drawn(seed)
+    if problem.options.boundary == "single":
+        _agrees(ilp.solve(problem, ilp.Limits()), expected, problem)
+
+
+@pytest.mark.parametrize("start", range(0, 200, 20))
+def test_the_dynamic_program_finds_what_brute_force_finds(start: int) -> None:
+    for seed in range(start, start + 20):
+        _dp(seed)
+
+
+@pytest.mark.parametrize("start", range(0, 40, 10))
+def test_the_integer_program_finds_what_brute_force_finds(start: int) -> None:
+    for seed in range(start, start + 10):
+        _ilp(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(10_000, 11_000, 50))
+def test_the_dynamic_program_finds_what_brute_force_finds_at_length(start: int) -> None:
+    for seed in range(start, start + 50):
+        _dp(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(10_000, 10_200, 20))
+def test_the_integer_program_finds_what_brute_force_finds_at_length(start: int) -> None:
+    for seed in range(start, start + 20):
+        _ilp(seed)
