@@ -19,6 +19,10 @@ Floats = NDArray[np.float64]
 _ROUNDING = 1e-12
 
 
+# In place of the upper end of a first interval that has none, for all stages: there is no second one then.
+EVERYTHING: Floats = np.full(1, np.inf)
+
+
 @dataclass(frozen=True)
 class Intervals:
     """Numbers of replicas r with low1 ≤ r ≤ high1 or low2 ≤ r ≤ high2; a row for each of the two sums."""
@@ -34,13 +38,15 @@ class Intervals:
         `rows` is the index of the stage of every entry of `at_least`, where they are not one to one.
         """
         count = np.ceil(at_least - _ROUNDING)
-        for _ in range(4):  # Each sum can move the number into its second interval once.
+        # Each sum can move the number into its second interval once; where one only sets a least number, once is enough.
+        for _ in range(1 if self.high1[0] is EVERYTHING else 4):
             before = count
-            for index in range(2):
-                low1, high1, low2, high2 = (
-                    bounds[index] if rows is None else bounds[index][rows]
-                    for bounds in (self.low1, self.high1, self.low2, self.high2)
-                )
+            for low1, high1, low2, high2 in zip(self.low1, self.high1, self.low2, self.high2, strict=True):
+                if high1 is EVERYTHING:
+                    count = np.maximum(count, low1 if rows is None else low1[rows])
+                    continue
+                if rows is not None:
+                    low1, high1, low2, high2 = low1[rows], high1[rows], low2[rows], high2[rows]
                 first, second = np.maximum(count, low1), np.maximum(count, low2)
                 count = np.where(first <= high1, first, np.where(second <= high2, second, np.inf))
             if np.array_equal(before, count):
@@ -79,8 +85,7 @@ def _intervals(
     """Where work / r + s(r) ≤ threshold, as whole numbers."""
     if not latency.any() and not transmit.any():
         # Compute alone, or nothing at all: the most frequent case.
-        everything, nothing = np.full_like(work, np.inf), np.full_like(work, -np.inf)
-        return np.maximum(1.0, _up(work / threshold)), everything, everything, nothing
+        return np.maximum(1.0, _up(work / threshold)), EVERYTHING, EVERYTHING, EVERYTHING
     if accumulate is None:
         # Times r²: (T - 2α) r² - (work + 2t - 2α) r + 2t ≥ 0.
         square = threshold - 2 * latency + np.zeros_like(work)
