@@ -1,0 +1,116 @@
+"""From a file of servers that differ to a plan folder that the executor and the simulator read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from commandline import Run
+
+from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.simulate.scenario import read
+from pipeplan_launch.config import load_plan
+
+MIXED = """
+format = "pipeplan-cluster"
+version = 1
+name = "mixed"
+device = [
+  {name = "big", kind = "cpu", memory = "4 GiB"},
+  {name = "small", kind = "cpu", memory = "2 GiB", speed = 0.5},
+]
+[[server]]
+device = "small"
+devices = 1
+price_per_hour = 1
+[[server]]
+count = 2
+device = "big"
+devices = 2
+bandwidth = "1 GB/s"
+card = "2 Gbit/s"
+price_per_hour = 2.5
+[[level]]
+name = "cluster"
+bandwidth = "10 Gbit/s"
+"""
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster and a profile in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("mixed.toml").write_text(MIXED)
+    Profile(
+        layers=tuple(Layer(f"l{number}", 0.1, 0.2, 1000, 1000) for number in range(9)),
+        tensors=tuple(Tensor(f"t{n}", f"l{n}", (f"l{n + 1}",), 1000, 1000) for n in range(8)),
+        minibatch=4,
+        model_ref="/model.py:build",
+        model_name="chain",
+    ).save(Path("profile.json"))
+
+
+def test_a_plan_gives_every_worker_what_it_can_do(run: Run) -> None:
+    done = run("solve", "--cluster", "mixed.toml", "--stages", "2")
+    assert done.code == 0, done.err
+    assert "on cluster mixed (3 servers: 1 small + 2 × 2 big)" in " ".join(done.out.split())
+    rows = [line.split() for line in done.out.splitlines() if line.lstrip().startswith("server ")]
+    assert rows[0] == ["server", "0", "[1]"]
+    assert [row[2] for row in rows[1:]] == ["[2][2]", "[2][2]"]
+    plan = json.loads(Path("plan/plan.json").read_text())
+    # One ninth of the speed is on the first server, and so one layer of nine.
+    assert [len(stage["layers"]) for stage in plan["plan"]["stages"]] == [1, 8]
+    assert plan["verdict"]["proven"] is True
+
+
+def test_the_folder_is_read_by_executor_simulator_and_shell(run: Run) -> None:
+    assert run("solve", "--cluster", "mixed.toml", "--stages", "2").code == 0
+    plan = load_plan(Path("plan"))
+    assert (plan.server_sizes, plan.world, plan.servers) == ((1, 2, 2), 5, 3)
+    scenario = read(Path("plan"))
+    assert [scenario.server_of(worker) for worker in range(5)] == [0, 1, 1, 2, 2]
+    script = Path("plan/launch.sh").read_text()
+    assert "server_sizes=(1 2 2)" in script
+    assert subprocess.run(["bash", "-n", "plan/launch.sh"], check=False).returncode == 0
+    if shutil.which("shellcheck"):
+        assert subprocess.run(["shellcheck", "plan/launch.sh"], check=False).returncode == 0
+    done = run("simulate", "plan", "--trace", "trace.json")
+    assert done.code == 0, done.err
+    events = json.loads(Path("trace.json").read_text())["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert {"server 0", "server 1", "server 2"} <= names
+
+
+def test_as_many_workers_everywhere_need_no_list(run: Run) -> None:
+    Path("mixed.toml").write_text(MIXED.replace("devices = 1", 'devices = 2\nbandwidth = "1 GB/s"'))
+    assert run("solve", "--cluster", "mixed.toml").code == 0
+    stage = json.loads(Path("plan/stages/stage-0.json").read_text())
+    assert stage["workers_per_server"] == 2
+    assert "server_sizes" not in stage
+    assert "workers=2" in Path("plan/launch.sh").read_text()
+
+
+def test_the_first_servers_can_be_had_alone(run: Run) -> None:
+    done = run("solve", "--cluster", "mixed.toml", "--servers", "2", "--json", "--no-write")
+    assert [server["inside"]["count"] for server in json.loads(done.out)["cluster"]["servers"]] == [1, 2]
+    done = run("solve", "--cluster", "mixed.toml", "--servers", "4")
+    assert done.code == 2
+    assert "it lists 3, which differ" in done.err
+
+
+def test_published_variants_refuse_such_clusters(run: Run) -> None:
+    done = run("solve", "--cluster", "mixed.toml", "--cost-model", "pipedream-paper")
+    assert done.code == 2
+    assert "only clusters whose servers are all the same" in done.err
+    assert not Path("plan").exists()
+
+
+def test_a_file_is_listed_as_it_was_understood(run: Run) -> None:
+    done = run("clusters", "mixed.toml")
+    assert done.code == 0
+    for expected in ("1 × 1 small", "2 × 2 big", "1 / 2 a server at 8 Gbit/s", "3 a cluster at 10 / 2 Gbit/s", "6.00"):
+        assert expected in done.out
+    assert run("clusters", "nowhere.toml").code == 2
