@@ -1,0 +1,119 @@
+"""How often a network card binds, and what of it a better plan avoids.
+
+    python tests/benchmarks/contention.py [FOLDER]
+
+FOLDER (or PIPEPLAN_REFERENCE) holds PipeDream's published profiles, `pipedream/vgg16.txt` and so on
+(github.com/msr-fiddle/pipedream); without them the bundled VGG-16 is planned alone. For clusters A and B, without a
+limit on memory: the plan that is best with every link alone and its pace, its pace with contention and the card that
+binds, and what `pipeplan.improve` makes of it. The gap is to the pace with every link alone, which bounds all plans.
+Then how often it binds on random chains, by how many servers and how much traffic there is.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from pipeplan import cluster_file as clusters
+from pipeplan import resources
+from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cuts import enumerate_cuts
+from pipeplan.evaluate import evaluate
+from pipeplan.importers import pipedream
+from pipeplan.improve import improve
+from pipeplan.plan import Plan
+from pipeplan.problem import Options, Problem
+from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.solvers import dp
+
+# Profile, minibatch measured, minibatch wanted.
+PUBLISHED = [("vgg16", 128, 64), ("resnet50", 128, 128), ("alexnet", 256, 256), ("gnmt8", 64, 64), ("gnmt16", 64, 64)]
+DRAWS = 40
+
+
+def profiles() -> Iterator[tuple[str, Profile]]:
+    """The published profiles where they are, else the bundled one."""
+    given = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("PIPEPLAN_REFERENCE", "")
+    folder = Path(given) / "pipedream"
+    if given and folder.is_dir():
+        for name, measured, minibatch in PUBLISHED:
+            yield f"{name}, {minibatch}", pipedream.load(folder / f"{name}.txt", measured).rescaled(minibatch)
+    else:
+        yield "vgg16, bundled", Profile.load(resources.folder("profiles") / "vgg16-v100.json")
+
+
+def best_alone(problem: Problem) -> Plan:
+    """The plan that the dynamic program finds with every link alone."""
+    alone = replace(problem, options=replace(problem.options, contention=False))
+    plan = dp.solve(alone, enumerate_cuts(alone, 2000)).plan
+    assert plan is not None, "without a limit on memory there is a plan"
+    return plan
+
+
+def published() -> Table:
+    """The published models on clusters A and B."""
+    headings = ("profile", "cluster", "plan", "alone", "shared", "bound by", "improved", "pace", "gap", "s")
+    table = Table(*headings, title="pace in ms, with every link alone and with shared cards")
+    for name, profile in profiles():
+        for cluster in "AB":
+            problem = Problem(profile, clusters.load(cluster), Options(memory=False))
+            plan = best_alone(problem)
+            score, began = evaluate(plan, problem), time.perf_counter()
+            better = improve(plan, problem)
+            seconds, found = time.perf_counter() - began, evaluate(better, problem)
+            paces = [f"{value * 1e3:.3f}" for value in (score.alone_s, score.pace_s, found.pace_s)]
+            gap = f"{found.pace_s / score.alone_s - 1:.1%}"
+            shown = better.config if better != plan else "the same"
+            table.add_row(name, cluster, plan.config, *paces[:2], score.bound, shown, paces[2], gap, f"{seconds:.2f}")
+    return table
+
+
+def chain(rng: random.Random, traffic: float, servers: int) -> Problem:
+    """A chain of 12 layers on servers of 4. `traffic`: the mean time of a boundary between servers over the pace."""
+    times = [rng.uniform(0.5, 1.5) for _ in range(12)]
+    pace_s = 3 * sum(times) / (4 * servers)
+    layers = tuple(Layer(f"l{i}", t, 2 * t, int(5e7 * rng.choice([1, 3, 10, 30])), 0) for i, t in enumerate(times))
+    sizes = [int(rng.uniform(0.5, 1.5) * traffic * pace_s * 1e8) for _ in times[1:]]
+    tensors = tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), size, size) for i, size in enumerate(sizes))
+    levels = (Level("server", 4, 1e9), Level("cluster", servers, 1e8))
+    return Problem(Profile(layers, tensors, 1), Cluster("", Device("", "cuda", 1), levels), Options(memory=False))
+
+
+def drawn() -> Table:
+    """Random chains: how often contention slows the best plan, and by how much before and after improving it."""
+    headings = ("servers", "traffic", "binds", "mean gap", "worst", "improved: binds", "mean gap", "worst")
+    table = Table(*headings, title=f"{DRAWS} random chains each")
+    for servers in (2, 4, 8):
+        for traffic in (0.3, 0.6, 1.0):
+            gaps: list[tuple[float, float]] = []
+            for seed in range(DRAWS):
+                problem = chain(random.Random(seed), traffic, servers)
+                plan = best_alone(problem)
+                bound_s = evaluate(plan, problem).alone_s
+                paces = (evaluate(one, problem).pace_s for one in (plan, improve(plan, problem)))
+                before, after = (pace_s / bound_s - 1 for pace_s in paces)
+                gaps.append((before, after))
+            row = [f"{servers}", f"{traffic:g}"]
+            for column in zip(*gaps, strict=True):
+                row += [f"{sum(gap > 1e-6 for gap in column)}", f"{sum(column) / DRAWS:.1%}", f"{max(column):.1%}"]
+            table.add_row(*row)
+    return table
+
+
+def main() -> None:
+    """Print both tables."""
+    console = Console(width=150)
+    console.print(published())
+    console.print(drawn())
+
+
+if __name__ == "__main__":
+    main()
