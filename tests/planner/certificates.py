@@ -24,8 +24,9 @@ class State(NamedTuple):
     """Level of its smallest component."""
     demand: float
     stages: int
-    """Behind the cut; 0 where that is of no account. So are the workers."""
+    """Behind the cut; 0 where that is of no account. So are the workers, and the replicas of the stage behind."""
     busy: int
+    replicas: int
 
 
 def certificate(instance: Instance, pace: float) -> dict[str, Any]:
@@ -51,12 +52,13 @@ def _space(instance: Instance, pace: float, level: int, copies: int) -> dict[str
     states = minimal(reachable(instance, level, copies, threshold * (1 - TOLERANCE)), instance)
     cuts = sorted({state.cut for state in states})
     counted = instance.stages or instance.max_stages or instance.max_workers
+    width = 6 if instance.boundary == "parallel" else 5 if counted else 3
     return {
         "level": level,
         "copies": copies,
         "threshold_s": threshold,
         "cuts": [f"{cut:x}" for cut in cuts],
-        "states": [[cuts.index(cut), *(rest if counted else rest[:3])] for cut, *rest in states],
+        "states": [[cuts.index(cut), *rest[:width]] for cut, *rest in states],
     }
 
 
@@ -71,24 +73,41 @@ def reachable(instance: Instance, level: int, copies: int, threshold: float) -> 
     costs, spans = Costs(instance, copies), sizes(instance)
     most = instance.stages or instance.max_stages or math.inf
     workers = instance.max_workers // copies if instance.max_workers else math.inf
-    least: dict[tuple[int, ...], float] = {(costs.everything, spans[level], 0, 0, 0): 0.0}
+    least: dict[tuple[int, ...], float] = {(costs.everything, spans[level], 0, 0, 0, 0): 0.0}
     for after in sorted(costs.cuts, key=lambda cut: -cut.bit_count()):
-        for (cut, first, span, stages, busy), demand in list(least.items()):
+        for (cut, first, span, stages, busy, lanes), demand in list(least.items()):
             if cut != after or stages >= most:
                 continue
-            for stage, leads in _stages(costs, spans, State(cut, first, span, demand, stages, busy), threshold):
+            for stage, leads in _stages(costs, spans, State(cut, first, span, demand, stages, busy, lanes), threshold):
                 here = stage.start, _level(stage.start, stage.end - 1, spans)
                 counts = stages + (most < math.inf), busy + stage.replicas * (workers < math.inf)
+                counts += (stage.replicas * (instance.boundary == "parallel"),)
                 if counts[1] <= workers:
                     key = (stage.before, *here, *counts)
                     least[key] = min(leads, least.get(key, math.inf))
     states = [State(*key[:3], demand, *key[3:]) for key, demand in least.items()]
-    return [state for state in states if state.cut != 0 and state.first > 0]
+    return [state for state in states if state.cut != 0 and _hopeful(costs, state, threshold)]
+
+
+def _hopeful(costs: Costs, state: State, threshold: float) -> bool:
+    """Whether the workers left in front can do the work, pass on the bytes, and hold what they must hold."""
+    if state.cut == costs.everything:
+        return True
+    layers = [layer for index, layer in enumerate(costs.instance.layers) if state.cut >> index & 1]
+    weights, saved, buffers = (sum(layer[key] for layer in layers) for key in ("w", "s", "u"))
+    buffered = costs.instance.kind == "2bw"
+    each = weights * (not buffered) + (0.0 if costs.instance.recompute else saved)
+    needed = weights * (1 + costs.instance.state + 2 * buffered) + buffers + each * (1 + state.demand)
+    if costs.training and needed * (1 - 1e-9) > state.first * costs.instance.memory:
+        return False
+    single = state.first > 0 and costs.instance.boundary == "single"
+    busier = max(costs._crossing[state.cut]) / costs.machines.rate(0, 1)[1] if single else 0.0
+    return state.first > 0 and costs.least[state.cut] <= state.first * threshold and busier <= threshold
 
 
 def _stages(costs: Costs, spans: list[int], state: State, threshold: float) -> list[tuple[Stage, float]]:
     """The stages that can stand in front of a state, and the demand of each."""
-    instance, (after, first, span, demand, *_) = costs.instance, state
+    instance, after, first = costs.instance, state.cut, state.first
     most = instance.max_replicas or first
     found = []
     for before in costs.cuts:
@@ -98,31 +117,31 @@ def _stages(costs: Costs, spans: list[int], state: State, threshold: float) -> l
             for start in range(max(0, end - most), end):
                 for recompute in (False, True) if instance.recompute and costs.training else (False,):
                     stage = costs.stage(before, after, start, end, recompute)
-                    leads = _leads(costs, spans, stage, (first, span, demand), threshold)
+                    leads = _leads(costs, spans, stage, state, threshold)
                     if leads is not None:
                         found.append((stage, leads))
     return found
 
 
-def _leads(
-    costs: Costs, spans: list[int], stage: Stage, behind: tuple[int, int, float], threshold: float
-) -> float | None:
+def _leads(costs: Costs, spans: list[int], stage: Stage, behind: State, threshold: float) -> float | None:
     """The demand of a stage in front of a state, None where it is too slow or does not fit."""
-    first, span, demand = behind
-    depth, busy = 1, 0.0
+    depth, busy, buffered = 1, 0.0, costs.instance.kind == "2bw"
     wait = costs.wait(stage, threshold) if costs.training else 0.0
     if stage.after != costs.everything:
         # A next stage of one worker, so placed that it is joined at the same level.
-        level = max(_level(stage.start, first, spans), span)
+        level = max(_level(stage.start, behind.first, spans), behind.span)
         last = (stage.start // spans[level] + 1) * spans[level] - 1
         link = costs.link(stage, _on_one(stage, last))
-        busy = link.busy
+        busy = max(link.there, link.back) / min(stage.replicas, behind.replicas or 1)
         if costs.training:
-            depth = 1 + math.ceil((demand + wait + 2 * link.passing / threshold) / stage.replicas - 1e-9)
-    versions = (depth + costs.lag(stage)) * stage.weights if costs.training else 0.0
-    if max(stage.time, busy) > threshold or stage.constant + depth * stage.growing + versions > stage.memory:
+            depth = 1 + math.ceil((behind.demand + wait + 2 * link.passing / threshold) / stage.replicas - 1e-9)
+    versions = 2 if buffered else depth + costs.lag(stage)
+    memory = stage.constant + depth * stage.growing + (versions * stage.weights if costs.training else 0.0)
+    if max(stage.time, busy) > threshold or memory > stage.memory:
         return None
-    return depth * stage.replicas + wait if costs.training and math.isfinite(stage.memory) else 0.0
+    if buffered and not costs._in_time(stage, depth, threshold):
+        return None
+    return depth * stage.replicas + wait if costs.training and (buffered or math.isfinite(stage.memory)) else 0.0
 
 
 def _on_one(stage: Stage, worker: int) -> Stage:
@@ -147,6 +166,8 @@ def stands_for(other: State, state: State, instance: Instance) -> bool:
     """The rule of docs/check.md, by a worker's place in each component that it is in."""
     spans = sizes(instance)
     if other.cut != state.cut or other.demand > state.demand or other.busy > state.busy:
+        return False
+    if other.replicas < state.replicas:
         return False
     if other.stages > state.stages or (instance.stages is not None and other.stages != state.stages):
         return False

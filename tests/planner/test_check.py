@@ -64,7 +64,13 @@ def _certified(instance: Instance, problem: Problem) -> Case | None:
         "profile": {"digest": problem.profile.digest(), "minibatch": 1},
         "cluster": problem.cluster.to_json() | {"digest": problem.cluster.digest()},
         "options": asdict(problem.options),
-        "plan": {"inference": instance.inference, "copies": best.copies, "stages": stages},
+        "plan": {
+            "inference": instance.inference,
+            "copies": best.copies,
+            "schedule": "forward-only" if instance.inference else instance.schedule,
+            "accumulate": instance.accumulate,
+            "stages": stages,
+        },
         "prediction": {"minibatch_s": best.pace},
         "certificate": certificate(instance, best.pace),
     }
@@ -73,8 +79,12 @@ def _certified(instance: Instance, problem: Problem) -> Case | None:
 
 def _constrained(seed: int) -> Instance:
     """A random problem with constraints, in which memory and synchronisation often bind."""
-    instance = mixed_instance(seed, layers=5, schedule="1f1b-stashing")
-    return replace(instance, boundary="single", pins=())
+    return replace(mixed_instance(seed, layers=5, schedule="1f1b-stashing"), pins=())
+
+
+def _buffered(seed: int) -> Instance:
+    """The same under 2BW."""
+    return replace(mixed_instance(seed, layers=5, schedule="2bw"), pins=())
 
 
 def _cases(seeds: range, draw: Callable[[int], Instance]) -> Iterator[Case]:
@@ -82,7 +92,7 @@ def _cases(seeds: range, draw: Callable[[int], Instance]) -> Iterator[Case]:
     return (case for case in made if case is not None)
 
 
-@pytest.mark.parametrize("draw", [lambda seed: random_instance(seed, layers=5), _constrained])
+@pytest.mark.parametrize("draw", [lambda seed: random_instance(seed, layers=5), _constrained, _buffered])
 def test_a_certificate_of_all_states_below_the_best_pace_holds(draw: Callable[[int], Instance]) -> None:
     for instance, problem, document in _cases(range(60), draw):
         found = _checked(document, problem)
@@ -120,7 +130,7 @@ def test_no_state_can_be_left_out_or_say_less() -> None:
                 continue
             assert _checked(changed, problem)["optimality"].holds is False, (instance, what)
             refuted[what] += 1
-    assert min(refuted.values()) >= 50, refuted
+    assert min(refuted.values()) >= 25, refuted
 
 
 def _demands(document: Document) -> list[float]:
@@ -259,8 +269,8 @@ def test_states_must_be_states(case: Case) -> None:
         ([0, 1.5, 0, 0.0], "fractional"),
         ([0, 1, 0, 1e300], "excessive"),
         ([0, 1, 0, "x"], "only numbers"),
-        ([0, 1, 0], "4, 5 or 6 numbers"),
-        ("text", "4, 5 or 6 numbers"),
+        ([0, 1, 0], "4 to 7 numbers"),
+        ("text", "4 to 7 numbers"),
     ):
         assert complaint in change("states", [*first["states"], row])
     assert "expected a list" in change("states", 7)

@@ -35,13 +35,13 @@ def _random_plan(problem: Problem, rng: random.Random) -> Plan:
     if space.copies == 1 and rng.random() < 0.3:
         rng.shuffle(workers)
     shares = sorted(rng.sample(range(1, len(workers)), count - 1))
-    stages = []
+    stages, deepest = [], rng.choice([3, 9, 60])
     for first, last, start, end in zip([0, *ends], [*ends, None], [0, *shares], [*shares, None], strict=True):
         names = tuple(name for unit in problem.units[first:last] for name in unit.layers)
         mine = tuple(copy * size + worker for worker in workers[start:end] for copy in range(space.copies))
         again = not problem.options.inference and problem.options.recompute and rng.random() < 0.3
         stages.append(
-            Stage(names, mine, 1 if problem.options.inference else rng.choice([rng.randint(1, 9), 60]), 1, again)
+            Stage(names, mine, 1 if problem.options.inference else rng.randint(deepest // 2, deepest), 1, again)
         )
     options = problem.options
     plan = Plan(tuple(stages), space.copies, options.inference, options.schedule, options.accumulate)
@@ -92,7 +92,10 @@ def test_checker_and_evaluator_find_the_same_costs(draw: Callable[..., Instance]
     for seed in range(100):
         rng = random.Random(seed)
         _, problem = drawn(seed, lambda seed: draw(seed, schedule=schedule))
-        problem = replace(problem, options=replace(problem.options, contention=rng.random() < 0.5))
+        # More minibatches to an update than in other tests, so that 2BW has room for many in flight.
+        update = problem.options.accumulate and 8 * problem.options.accumulate
+        changed = replace(problem.options, contention=rng.random() < 0.5, accumulate=update)
+        problem = replace(problem, options=changed)
         plan = _random_plan(problem, rng)
         score = evaluate(plan, problem)
         if 1e6 < score.pace_s < math.inf:
@@ -112,4 +115,4 @@ def test_checker_and_evaluator_find_the_same_costs(draw: Callable[..., Instance]
         assert found["memory"].holds == fits, (seed, plan, found)
         assert fits or "a device has" in found["memory"].text, (seed, plan, found)
         compared += 1
-    assert compared > 30, compared
+    assert compared > 20, compared

@@ -11,13 +11,13 @@ import math
 from dataclasses import dataclass
 
 from pipeplan.check import closure, formulas
-from pipeplan.check.document import FORWARD_ONLY, STASHING, Document
+from pipeplan.check.document import DOUBLE_BUFFERED, FORWARD_ONLY, STASHING, Document
 from pipeplan.check.model import Model
 from pipeplan.check.rates import Rates
 from pipeplan.files import Node
 
 LARGEST_TOLERANCE = 1e-6
-SCHEDULES = (STASHING, FORWARD_ONLY)
+SCHEDULES = (STASHING, DOUBLE_BUFFERED, FORWARD_ONLY)
 """Those for which a certificate can be checked."""
 
 
@@ -35,7 +35,9 @@ def check_certificate(document: Document, model: Model) -> str | None:
     if node is None:
         return None
     if document.schedule not in SCHEDULES:
-        node.fail(f"a certificate is not checked for the schedule {document.schedule}")
+        node.fail(f"no certificate can be checked for the schedule {document.schedule}")
+    if not document.cluster.uniform:
+        node.fail("no certificate can be checked where servers differ")
     tolerance = node["tolerance"].number()
     if tolerance > LARGEST_TOLERANCE:
         node["tolerance"].fail(f"expected at most {LARGEST_TOLERANCE:g}, found {tolerance:g}")
@@ -57,7 +59,8 @@ def check_certificate(document: Document, model: Model) -> str | None:
 
 def _check_space(document: Document, model: Model, entry: Node, space: Space, tolerance: float) -> tuple[float, int]:
     """The pace that no plan of a space beats, and how many steps were checked."""
-    synchronisation = _among(document, model, space)
+    among = _among(document, model, space)
+    synchronisation = among / (document.accumulate or 1 if document.accumulates else space.copies)
     if (floor := entry.get("floor_s")) is not None:
         if floor.number() > synchronisation * (1 + tolerance):
             floor.fail(
@@ -65,7 +68,7 @@ def _check_space(document: Document, model: Model, entry: Node, space: Space, to
             )
         return floor.number(), 1
     threshold = entry["threshold_s"].number() * (1 - tolerance)
-    checked = closure.check(document, model, entry, space.level, space.copies, threshold)
+    checked = closure.check(document, model, entry, space.level, space.copies, threshold, among)
     return float(formulas.together(threshold / space.copies, synchronisation, document.asked.overlap)), checked
 
 
@@ -83,11 +86,11 @@ def _spaces(document: Document) -> list[Space]:
 
 
 def _among(document: Document, model: Model, space: Space) -> float:
-    """Synchronisation of the whole model among the copies, per minibatch."""
+    """One all-reduce of the whole model among the copies."""
     if space.copies == 1 or not model.training:
         return 0.0
     rates, size = Rates.of(document.cluster), float(model.parameters.sum())
-    return float(formulas.ring(space.copies, size, rates.allreduce[-1], rates.latency_s[-1])) / space.copies
+    return float(formulas.ring(space.copies, size, rates.allreduce[-1], rates.latency_s[-1]))
 
 
 def _words(space: Space) -> str:

@@ -31,15 +31,19 @@ class _Closure:
     steps: Steps
     states: States
     least: Floats
-    """The least demand among the states that stand for a state, by its cut, first worker, level, stages and busy."""
+    """The least demand among the states that stand for a state, by its cut, first worker, level, stages, busy workers
+    and replicas."""
 
 
-def check(document: Document, model: Model, entry: Node, level: int, copies: int, threshold: float) -> int:
+def check(
+    document: Document, model: Model, entry: Node, level: int, copies: int, threshold: float, among_s: float
+) -> int:
     """How many steps were checked; an `InputError` names one that leads out of the states, or to a quicker plan.
 
-    `threshold`, in seconds per minibatch of one copy, is what the pipelines would have to stay within.
+    `threshold`, in seconds per minibatch of one copy, is what the pipelines would have to stay within; `among_s` is one
+    all-reduce among the copies.
     """
-    steps = Steps.of(document, model, level, copies, threshold)
+    steps = Steps.of(document, model, level, copies, threshold, among_s)
     states = States.of(entry, steps, document.asked)
     closure = _Closure(entry, steps, states, _least_demand(steps, states))
     checked = 0
@@ -54,7 +58,13 @@ def check(document: Document, model: Model, entry: Node, level: int, copies: int
 def _check_state(closure: _Closure, stretch: Stretch, state: int) -> None:
     """Check all stages that may stand in front of a state."""
     states, steps = closure.states, closure.steps
-    taken, demand = steps.taken(stretch, int(states.first[state]), int(states.span[state]), states.demand[state])
+    taken, demand = steps.taken(
+        stretch,
+        int(states.first[state]),
+        int(states.span[state]),
+        float(states.demand[state]),
+        float(states.replicas[state]),
+    )
     stages = np.full(len(taken), states.stages[state] + states.counts_stages)
     busy = states.busy[state] + stretch.replicas[taken] * states.counts_busy
     within = np.flatnonzero((stages <= states.most_stages) & (busy <= states.most_busy))
@@ -64,10 +74,11 @@ def _check_state(closure: _Closure, stretch: Stretch, state: int) -> None:
     if met.any():
         step = steps.words(stretch, int(taken[np.flatnonzero(met)[0]]))
         closure.entry.fail(f"{step} completes a quicker plan in front of state {states.given[state]}")
-    # In front of worker 0 there is no room: what is left of the model cannot be placed.
-    on = np.flatnonzero(~done & (stretch.start[taken] > 0))
+    hopeless = steps.hopeless(stretch.before[taken], stretch.start[taken], demand)
+    on = np.flatnonzero(~done & ~hopeless)
     to = taken[on]
-    known = closure.least[stretch.before[to], stretch.start[to], stretch.span[to], stages[on], busy[on]]
+    lanes = stretch.replicas[to] * states.counts_replicas
+    known = closure.least[stretch.before[to], stretch.start[to], stretch.span[to], stages[on], busy[on], lanes]
     missing = np.flatnonzero(known > demand[on])
     if len(missing):
         step = steps.words(stretch, int(to[missing[0]]))
@@ -75,7 +86,8 @@ def _check_state(closure: _Closure, stretch: Stretch, state: int) -> None:
 
 
 def _least_demand(steps: Steps, states: States) -> Floats:
-    shape = (len(steps.cuts), steps.workers, len(steps.rates.spans), states.most_stages + 1, states.most_busy + 1)
+    counts = states.most_stages + 1, states.most_busy + 1, (steps.workers if states.counts_replicas else 0) + 1
+    shape = (len(steps.cuts), steps.workers, len(steps.rates.spans), *counts)
     if np.prod(shape, dtype=float) > LARGEST_TABLE:
         raise InputError("the certificate is of a model or a cluster too large to check")
     least = np.full(shape, np.inf)
@@ -86,7 +98,8 @@ def _least_demand(steps: Steps, states: States) -> Floats:
         if key not in known:
             known[key] = dominance.replaced(steps.rates, key)
         stages, busy = int(states.stages[state]), int(states.busy[state])
-        counts = slice(stages, stages + 1 if states.same_stages else None)
-        part = least[int(states.cut[state])][:, :, counts, busy:]
+        behind = slice(stages, stages + 1 if states.same_stages else None)
+        replicas = slice(int(states.replicas[state]) + 1 if states.counts_replicas else None)
+        part = least[int(states.cut[state])][:, :, behind, busy:, replicas]
         part[known[key]] = np.minimum(part[known[key]], states.demand[state])
     return least

@@ -35,10 +35,13 @@ class States:
     """Behind the cut; 0 where they are not counted."""
     busy: Ints
     """Workers of those stages; 0 where they are not counted."""
+    replicas: Floats
+    """Of the stage behind the cut; infinite where boundaries do not depend on them."""
     given: list[Any]
     """The states as the certificate writes them."""
     counts_stages: bool
     counts_busy: bool
+    counts_replicas: bool
     most_stages: int
     """0 where they are not counted."""
     most_busy: int
@@ -56,6 +59,7 @@ class States:
         if len(rows) and not (rows[:, 0] < len(cuts)).all():
             entry["states"].fail(f"a state names a cut beyond the {len(cuts)} of this space")
         cut = cuts[rows[:, 0].astype(np.intp)]
+        lanes = steps.parallel and width > 6
         states = States(
             cut=cut,
             first=rows[:, 1].astype(np.intp),
@@ -63,9 +67,11 @@ class States:
             demand=rows[:, 3] * (1 - ROUNDING) * steps.covers,
             stages=(rows[:, 4] if most_stages is not None else np.zeros(len(rows))).astype(np.intp),
             busy=(rows[:, 5] if most_busy is not None else np.zeros(len(rows))).astype(np.intp),
+            replicas=rows[:, 6] if lanes else np.full(len(rows), np.inf),
             given=given,
             counts_stages=most_stages is not None,
             counts_busy=most_busy is not None,
+            counts_replicas=lanes,
             most_stages=most_stages or 0,
             most_busy=min((most_busy or 0) // steps.copies, steps.workers),
             same_stages=most_stages is not None and asked.stages is not None,
@@ -86,10 +92,10 @@ def _cuts(node: Node, steps: Steps) -> NDArray[np.intp]:
 
 
 def _rows(node: Node) -> tuple[Floats, int]:
-    """The states as a table of numbers: 4 columns, 5 with the stages behind, 6 with the busy workers too."""
+    """The states as a table: 4 columns, 5 with the stages behind, 6 with the busy workers, 7 with the replicas too."""
     lengths = {len(item.value) if isinstance(item.value, list) else 0 for item in node.items()}
-    if len(lengths) != 1 or not lengths <= {4, 5, 6}:
-        node.fail("expected states of 4, 5 or 6 numbers each, all alike")
+    if len(lengths) != 1 or not lengths <= {4, 5, 6, 7}:
+        node.fail("expected states of 4 to 7 numbers each, all alike")
     if any(isinstance(value, bool) or not isinstance(value, int | float) for row in node.value for value in row):
         node.fail("expected only numbers in states")
     rows = np.array(node.value, dtype=float)

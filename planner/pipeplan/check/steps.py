@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.check import formulas
-from pipeplan.check.document import Document
+from pipeplan.check.document import DOUBLE_BUFFERED, Document
 from pipeplan.check.model import Flags, Floats, Model
 from pipeplan.check.rates import Rates
+from pipeplan.check.totals import Totals
 from pipeplan.errors import InputError
 
 Ints = NDArray[np.intp]
@@ -37,22 +38,11 @@ class Stretch:
     """Level of the smallest component that holds the run."""
     wait: Floats
     """Minibatches that go by while the replicas wait for each other."""
+    late: Floats
+    """Under 2BW: minibatches that go by before an update is there."""
     variants: tuple[tuple[Floats, Floats], ...]
     """Ways to hold what backward needs: bytes of one worker without and for each minibatch in flight; the first are
     infinite where the stage is not quick enough."""
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Sums over the layers of each cut, and what crosses it. A stage's own are differences of two."""
-
-    forward_s: Floats
-    backward_s: Floats
-    parameters: Floats
-    buffers: Floats
-    saved: Floats
-    sent: Floats
-    returned: Floats
 
 
 @dataclass(frozen=True)
@@ -61,13 +51,9 @@ class Steps:
 
     model: Model
     rates: Rates
-    cuts: list[int]
-    """All of the model, the empty one first and everything last."""
-    packed: NDArray[np.uint8]
-    """The members of every cut, eight to a byte."""
     totals: Totals
     runs: NDArray[np.intp]
-    """Start and length of every run of workers that a stage may take, one a row."""
+    """Start, length and level of every run of workers that a stage may take, one a row."""
     copies: int
     threshold: float
     """Seconds per minibatch of one copy."""
@@ -76,6 +62,12 @@ class Steps:
     overlap: float
     speed: float
     recompute: bool
+    parallel: bool
+    """Whether a boundary uses as many links as the smaller of its stages has replicas."""
+    share: int | None
+    """Under 2BW: minibatches of one update in one copy."""
+    among_s: float
+    """One all-reduce among the copies."""
 
     @property
     def workers(self) -> int:
@@ -83,114 +75,138 @@ class Steps:
         return self.rates.spans[-1]
 
     @property
+    def cuts(self) -> list[int]:
+        """All of the model, the empty one first and everything last."""
+        return self.totals.cuts
+
+    @property
+    def last(self) -> int:
+        """The cut of everything."""
+        return len(self.cuts) - 1
+
+    @property
     def covers(self) -> bool:
-        """Whether depths matter: only as far as they take memory, of which inference needs no more for them."""
-        return self.model.training and np.isfinite(self.capacity)
+        """Whether depths matter: as far as they take memory, which those of inference do not, or 2BW limits them."""
+        return self.model.training and (np.isfinite(self.capacity) or self.share is not None)
 
     @staticmethod
-    def of(document: Document, model: Model, level: int, copies: int, threshold: float) -> Steps:
+    def of(document: Document, model: Model, level: int, copies: int, threshold: float, among_s: float) -> Steps:
         """All that the stages are made from; an `InputError` where the model has too many cuts to go through."""
-        cuts, asked = model.cuts(MOST_CUTS), document.asked
+        asked = document.asked
         if threshold <= 0:
             raise InputError("the certificate claims nothing: a threshold is 0")
         rates = Rates.of(document.cluster.inner(level))
-        inside = model.members(cuts)
-        sent, returned = model.crossing(cuts)
-        workers = rates.spans[-1]
-        most = min(asked.max_replicas or workers, workers)
-        runs = [(start, count) for start in range(workers) for count in range(1, min(most, workers - start) + 1)]
-        weights = inside.astype(float)
-        totals = Totals(
-            forward_s=weights @ model.forward_s,
-            backward_s=weights @ model.backward_s,
-            parameters=weights @ model.parameters,
-            buffers=weights @ model.buffers,
-            saved=weights @ model.saved,
-            sent=sent,
-            returned=returned,
-        )
         return Steps(
             model=model,
             rates=rates,
-            cuts=cuts,
-            packed=np.packbits(inside, axis=1),
-            totals=totals,
-            runs=np.array(runs, dtype=np.intp),
+            totals=Totals.of(model, MOST_CUTS),
+            runs=_runs(rates, asked.max_replicas),
             copies=copies,
             threshold=threshold,
             capacity=document.cluster.device.memory_bytes if asked.memory else np.inf,
             overlap=asked.overlap,
             speed=document.cluster.device.speed,
             recompute=asked.recompute and model.training,
+            parallel=asked.boundary == "parallel",
+            share=(document.accumulate or 1) // copies if document.schedule == DOUBLE_BUFFERED else None,
+            among_s=among_s,
         )
 
     def behind(self, cut: int) -> Stretch:
         """The stages that end at a cut."""
-        before = np.flatnonzero(~(self.packed & ~self.packed[cut]).any(axis=1))
-        before = before[before != cut]
-        start, replicas = self.runs.T
-        span = np.array([self.rates.level(int(s), int(s + r - 1)) for s, r in self.runs], dtype=np.intp)
-        totals = self.totals
-        forward, backward, parameters, buffers, saved = (
-            (total[cut] - total[before])[:, None]
-            for total in (totals.forward_s, totals.backward_s, totals.parameters, totals.buffers, totals.saved)
+        before, (start, replicas, span), totals = self.totals.inside(cut), self.runs.T, self.totals
+        forward, backward = (
+            (total[cut] - total[before])[:, None] / (replicas * self.speed)
+            for total in (totals.forward_s, totals.backward_s)
         )
-        allreduce = np.zeros((len(before), len(start)))
+        ring = np.zeros(forward.shape)
         if self.model.training:
-            allreduce = formulas.ring(replicas, parameters, self.rates.allreduce[span], self.rates.latency_s[span])
-        compute = (forward + backward) / (replicas * self.speed)
-        quick = self._quick(compute, allreduce / replicas)
-        row, run = np.nonzero(quick)
-        chosen = before[row]
-        many = replicas[run] * self.copies > 1
-        whole = (chosen == 0) & (cut == len(self.cuts) - 1)
-        weights = parameters[row, 0]
-        crossing = totals.sent + totals.returned
-        fixed = buffers[row, 0] + crossing[cut] + crossing[chosen]
-        received, kept = totals.sent[chosen], saved[row, 0] + totals.sent[cut]
-        if self.model.training:
-            # One gradient, the optimiser's state, and a flat bucket and a late version of what is replicated.
-            fixed = fixed + weights * (1 + self.model.state_ratio + many + (many & ~whole))
-            variants = [(fixed, weights + received + kept)]
-            if self.recompute:
-                again = self._quick((2 * forward + backward) / (replicas * self.speed), allreduce / replicas)
-                variants.append((np.where(again[row, run], fixed + kept, np.inf), weights + received))
-        else:
-            variants = [(fixed + weights, np.zeros(len(row)))]
-        waits = formulas.wait(allreduce, self.threshold, replicas, self.copies)
+            size = (totals.parameters[cut] - totals.parameters[before])[:, None]
+            ring = formulas.ring(replicas, size, self.rates.allreduce[span], self.rates.latency_s[span])
+        row, run = np.nonzero(self._quick(forward + backward, ring, replicas))
+        variants = [self._memory(cut, before[row], replicas[run], again=False)]
+        if self.recompute:
+            fixed, growing = self._memory(cut, before[row], replicas[run], again=True)
+            quick = self._quick(2 * forward + backward, ring, replicas)[row, run]
+            variants.append((np.where(quick, fixed, np.inf), growing))
+        wait = formulas.wait(ring, self.threshold, replicas, self.copies) if self.share is None else 0.0
+        late = np.maximum(0.0, (ring + self.among_s) / self.threshold - 1.0 / self.copies)
         return Stretch(
             cut=cut,
-            before=chosen,
+            before=before[row],
             start=start[run],
             end=(start + replicas)[run],
             replicas=replicas[run],
             span=span[run],
-            wait=np.broadcast_to(waits, allreduce.shape)[row, run],
+            wait=np.broadcast_to(wait, ring.shape)[row, run],
+            late=late[row, run],
             variants=tuple(variants),
         )
 
-    def taken(self, stretch: Stretch, first: int, span: int, demand: float) -> tuple[Ints, Floats]:
+    def _quick(self, compute_s: Floats, ring_s: Floats, replicas: Ints) -> Flags:
+        """Which stages keep within the threshold; under 2BW none where a copy has no minibatch of every update."""
+        if self.share == 0:
+            return np.zeros(compute_s.shape, dtype=bool)
+        time: Floats = formulas.together(compute_s, ring_s / (self.share or replicas), self.overlap)
+        return time <= self.threshold
+
+    def _memory(self, cut: int, before: Ints, replicas: Ints, *, again: bool) -> tuple[Floats, Floats]:
+        """Bytes of one worker without and for each minibatch in flight, of stages that run forward `again` or not."""
+        totals = self.totals
+        weights, buffers, saved = (
+            total[cut] - total[before] for total in (totals.parameters, totals.buffers, totals.saved)
+        )
+        crossing = totals.sent + totals.returned
+        fixed = buffers + crossing[cut] + crossing[before] + weights
+        if not self.model.training:
+            return fixed, np.zeros(len(before))
+        several = replicas * self.copies > 1
+        late = several & ~((before == 0) & (cut == self.last))
+        # The optimiser's state, a flat bucket, and the versions that do not come with a minibatch in flight.
+        fixed = fixed + weights * (self.model.state_ratio + several + (late if self.share is None else 2))
+        growing = totals.sent[before] + weights * (self.share is None)
+        once = saved + totals.sent[cut]
+        return (fixed + once, growing) if again else (fixed, growing + once)
+
+    def taken(
+        self, stretch: Stretch, first: int, span: int, demand: float, next_replicas: float
+    ) -> tuple[Ints, Floats]:
         """The stages that may stand in front of a state, by index, and the demand that each leads to."""
         taken = np.flatnonzero(stretch.end <= first)
-        last = stretch.cut == len(self.cuts) - 1
         transfer = np.zeros(len(taken))
-        if not last:
+        if stretch.cut != self.last:
             reach = np.array([self.rates.level(start, first) for start in range(first)], dtype=np.intp)
             level = np.maximum(reach[stretch.start[taken]], span)
-            busier = max(self.totals.sent[stretch.cut], self.totals.returned[stretch.cut])
-            passing = busier / self.rates.message[level]
-            transfer = passing + self.rates.latency_s[level]
-            near = passing <= self.threshold
-            taken, transfer = taken[near], transfer[near]
+            one = self.totals.busier[stretch.cut] / self.rates.message[level]
+            lanes = np.minimum(stretch.replicas[taken], next_replicas) if self.parallel else 1
+            near = one / lanes <= self.threshold
+            taken, transfer = taken[near], (one + self.rates.latency_s[level])[near]
         replicas, wait = stretch.replicas[taken], stretch.wait[taken]
         depth = np.ones(len(taken))
-        if self.covers and not last:
+        if self.covers and stretch.cut != self.last:
             depth = formulas.depth(demand, wait, transfer, self.threshold, replicas)
         fits: Flags = np.zeros(len(taken), dtype=bool)
         for fixed, growing in stretch.variants:
             fits |= fixed[taken] + depth * growing[taken] <= self.capacity
+        if self.share is not None and self.covers:
+            fits &= depth * replicas + stretch.late[taken] <= self.share
         leads = depth * replicas + wait if self.covers else np.zeros(len(taken))
         return taken[fits], leads[fits]
+
+    def hopeless(self, before: Ints, start: Ints, demand: Floats) -> Flags:
+        """States that no stages can be put in front of down to the empty cut, by three bounds of docs/check.md."""
+        totals = self.totals
+        work = totals.forward_s[before] + totals.backward_s[before]
+        none: Flags = (start == 0) | (work > start * self.speed * self.threshold)
+        if not self.parallel and self.workers > 1:
+            nearest = next(level for level, span in enumerate(self.rates.spans) if span > 1)
+            none |= totals.busier[before] > self.rates.message[nearest] * self.threshold
+        if self.model.training and np.isfinite(self.capacity):
+            each = totals.parameters[before] * (self.share is None) + (0 if self.recompute else totals.saved[before])
+            once = totals.parameters[before] * (1 + self.model.state_ratio + 2 * (self.share is not None))
+            least = once + totals.buffers[before] + each * (1 + demand)
+            none |= least * (1 - formulas.WHOLE) > start * self.capacity
+        return none
 
     def words(self, stretch: Stretch, step: int) -> str:
         """A stage, for people."""
@@ -200,6 +216,16 @@ class Steps:
         layers = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
         return f"a stage of {layers} on worker {first}" + (f" to {last}" if last > first else "")
 
-    def _quick(self, compute: Floats, synchronisation: Floats) -> Flags:
-        time: Floats = formulas.together(compute, synchronisation, self.overlap)
-        return time <= self.threshold
+
+def _runs(rates: Rates, most: int | None) -> NDArray[np.intp]:
+    workers = rates.spans[-1]
+    lengths = range(1, min(most or workers, workers) + 1)
+    return np.array(
+        [
+            (start, count, rates.level(start, start + count - 1))
+            for start in range(workers)
+            for count in lengths
+            if start + count <= workers
+        ],
+        dtype=np.intp,
+    )

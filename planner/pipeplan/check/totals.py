@@ -1,0 +1,57 @@
+"""Sums over the layers before every cut, and what crosses it: a stage's own are differences of two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.check.model import Floats, Model
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Arrays over all cuts of the model, the empty one first and everything last."""
+
+    cuts: list[int]
+    packed: NDArray[np.uint8]
+    """The members of every cut, eight to a byte."""
+    forward_s: Floats
+    backward_s: Floats
+    parameters: Floats
+    buffers: Floats
+    saved: Floats
+    sent: Floats
+    returned: Floats
+
+    @property
+    def busier(self) -> Floats:
+        """What crosses in the busier direction."""
+        found: Floats = np.maximum(self.sent, self.returned)
+        return found
+
+    @staticmethod
+    def of(model: Model, limit: int) -> Totals:
+        """The totals of a model; an `InputError` where it has more cuts than `limit`."""
+        cuts = model.cuts(limit)
+        inside = model.members(cuts)
+        weights = inside.astype(float)
+        sent, returned = model.crossing(cuts)
+        return Totals(
+            cuts=cuts,
+            packed=np.packbits(inside, axis=1),
+            forward_s=weights @ model.forward_s,
+            backward_s=weights @ model.backward_s,
+            parameters=weights @ model.parameters,
+            buffers=weights @ model.buffers,
+            saved=weights @ model.saved,
+            sent=sent,
+            returned=returned,
+        )
+
+    def inside(self, cut: int) -> NDArray[np.intp]:
+        """The cuts that are proper subsets of a cut."""
+        subsets = ~(self.packed & ~self.packed[cut]).any(axis=1)
+        subsets[cut] = False
+        return np.flatnonzero(subsets)
