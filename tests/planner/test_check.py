@@ -252,6 +252,18 @@ def test_a_certificate_speaks_of_every_space_of_plans(case: Case) -> None:
     assert "at most 1e-06" in _refused(case, lambda d: d["certificate"].update(tolerance=0.01))
 
 
+def test_a_certificate_may_claim_a_bound_below_the_plan(case: Case) -> None:
+    instance, problem, document = case
+    pace = document["prediction"]["minibatch_s"]
+    lower = copy.deepcopy(document)
+    lower["certificate"] = certificate(instance, pace * 0.9)
+    assert "it shows only" in _checked(lower, problem)["optimality"].text
+    lower["certificate"]["bound_s"] = pace * 0.9
+    found = _checked(lower, problem)["optimality"]
+    assert found.holds
+    assert "10.00% below this one" in found.text
+
+
 def test_states_must_be_states(case: Case) -> None:
     def change(key: str, value: object) -> str:
         return _refused(case, lambda d: d["certificate"]["spaces"][0].update({key: value}))
