@@ -20,6 +20,7 @@ from pipeplan.problem import Options, Problem
 from pipeplan.profile import Layer, Profile, Tensor
 from pipeplan.render import plan_document
 from pipeplan.simulate.engine import Replayed, replay
+from pipeplan.simulate.memory import memory_over_time, peak_memory
 from pipeplan.simulate.picture import timeline
 from pipeplan.simulate.report import Report, enough_minibatches, in_flight, measure
 from pipeplan.simulate.scenario import Hop, Load, Scenario, from_document
@@ -164,6 +165,94 @@ def test_copies_have_boundaries_of_their_own_and_share_the_link_between_them() -
     shared = [done for done in replayed.transfers if done.row == "all-reduce"]
     assert all(later.start_s >= earlier.end_s for earlier, later in pairwise(shared))
     assert {"stage 1 → 2, copy 1", "stage 1 → 2, copy 2"} <= report.links.keys()
+
+
+def test_gradients_take_as_long_as_they_are_large() -> None:
+    """0.5 s there, 4 s back: the way back is the slowest part."""
+    scenario = _scenario((1, 8, 1.0, 2.0), (1, 1, 1.0, 2.0), hop=Hop(0.5, 0.0, 4.0))
+    assert _pace(scenario) == pytest.approx(4.0)
+    assert _run(scenario)[1].links == pytest.approx({"stage 1 → 2": 0.5 / 4, "stage 2 → 1": 1.0})
+
+
+def test_parallel_links_are_taken_in_turn() -> None:
+    """Messages of 4 s over two links, between two replicas and two: 2 s a minibatch."""
+    scenario = _scenario((2, 9, 0.5, 1.0), (2, 1, 0.5, 1.0), hop=Hop(4.0, 0.0, 4.0, 2))
+    report = _run(scenario)[1]
+    assert report.steady is not None
+    assert report.steady.pace_s == pytest.approx(2.0)
+    assert list(report.links) == [f"stage {way}, link {link}" for way in ("1 → 2", "2 → 1") for link in (1, 2)]
+
+
+def _accumulating(name: str, accumulate: int, *stages: tuple[int, int, float, float], sync: float = 0.0) -> Scenario:
+    scenario = _scenario(*stages, sync=sync, overlap=0.0 if "2bw" not in name else 1.0)
+    return replace(scenario, schedule=SCHEDULES[name], accumulate=accumulate)
+
+
+def test_a_pipeline_that_drains_by_hand() -> None:
+    """GPipe, two stages of 1 + 2 s, three minibatches: 1 + 3 s of forwards, then 3 · 2 s and 2 s of backwards: 12 s.
+
+    1F1B with depths 2 and 1 needs as long: the last stage is busy for 9 s, 1 s later, and the first 2 s after it.
+    """
+    for name, depths in (("gpipe", (3, 3)), ("1f1b-flush", (2, 1))):
+        scenario = _accumulating(name, 3, *((1, depth, 1.0, 2.0) for depth in depths))
+        replayed, report = _run(scenario, 9)
+        assert report.total_s == pytest.approx(3 * 12.0)
+        assert _pace(scenario) == pytest.approx(4.0)
+        begun = [done.start_s for done in replayed.passes if str(done.action) in ("F0", "F3", "F6") and done.stage == 0]
+        assert begun == pytest.approx([0.0, 12.0, 24.0])
+        assert [stage.peak_in_flight for stage in report.stages] == list(depths)
+
+
+def test_an_all_reduce_after_a_flush_holds_its_replicas_up() -> None:
+    """One stage on two replicas, 4 minibatches of 3 s, and 2.5 s that nothing hides."""
+    scenario = _accumulating("gpipe", 4, (2, 2, 1.0, 2.0), sync=2.5)
+    assert _pace(scenario) == pytest.approx((2 * 3.0 + 2.5) / 4)
+    # The second of two stages waits for its own while the first drains (2 s) and fills (1 s) again.
+    scenario = _accumulating("1f1b-flush", 4, (1, 2, 1.0, 2.0), (2, 1, 1.0, 2.0), sync=3.0)
+    assert _pace(scenario) == pytest.approx(
+        _pace(_accumulating("1f1b-flush", 4, *([(1, 2, 1.0, 2.0), (2, 1, 1.0, 2.0)])))
+    )
+
+
+def test_an_all_reduce_of_two_buffers_hides_behind_a_whole_group() -> None:
+    """6 minibatches per update, 1.5 s each: with 4 in flight 3 of them are left to hide an all-reduce: 4.5 s."""
+    stages = ((2, 2, 1.0, 2.0), (1, 1, 0.5, 1.0))
+    assert _pace(_accumulating("2bw", 6, *stages, sync=4.5)) == pytest.approx(1.5)
+    assert _pace(_accumulating("2bw", 6, *stages, sync=12.0)) > 1.9
+
+
+def _peaks(scenario: Scenario, minibatches: int) -> list[int]:
+    replayed = replay(scenario, minibatches)
+    return peak_memory(scenario, memory_over_time(scenario, replayed, minibatches))
+
+
+def test_memory_over_time_by_hand() -> None:
+    """Two straight stages, weights of 10 bytes and 8 for each minibatch in flight; 500 are planned for each worker."""
+    scenario = _scenario((1, 2, 1.0, 2.0), (1, 1, 1.0, 2.0))
+    fixed = [500 - 3 * 10 - 2 * 8, 500 - 2 * 10 - 8]
+    assert [load.fixed_bytes for load in scenario.stages] == fixed
+    steps = memory_over_time(scenario, replay(scenario, 3), 3)
+    # F0 F1 B0 U0 F2 B1 U1 B2 U2 at the first stage: a version is kept as long as a minibatch has to use it.
+    held = [(size - fixed[0]) for _, size in steps[0, 0]]
+    assert held == [10 + 8, 10 + 16, 10 + 8, 20 + 8, 20 + 16, 10 + 8, 20 + 8, 10, 10]
+    assert _peaks(scenario, 3) == [fixed[0] + 20 + 16, fixed[1] + 10 + 8]
+
+
+@pytest.mark.parametrize("name", ["1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush"])
+def test_no_worker_holds_more_than_is_planned(name: str) -> None:
+    kept = {"1f1b-stashing": (4, 2), "vertical-sync": (4, 8), "2bw": (2, 2), "gpipe": (1, 1), "1f1b-flush": (1, 1)}[
+        name
+    ]
+    depths = (3, 6) if name == "gpipe" else (3, 1)
+    scenario = _scenario((2, depths[0], 1.0, 2.0), (1, depths[1], 0.5, 1.0), sync=0.1)
+    loads = tuple(replace(load, versions=count) for load, count in zip(scenario.stages, kept, strict=True))
+    scenario = replace(scenario, stages=loads, schedule=SCHEDULES[name], accumulate=6)
+    late = (1, 0) if name in ("1f1b-stashing", "vertical-sync") else (0, 0)
+    # One version less is in use where an update is late: that one is for the gradients on their way. A depth of 1 needs
+    # one version only, and has put off the update of 2bw until the other is free.
+    unused = (0, 1) if name in ("1f1b-stashing", "2bw") else (0, 0)
+    planned = [load.memory_bytes - 10 * (lag + spare) for load, lag, spare in zip(loads, late, unused, strict=True)]
+    assert _peaks(scenario, 60) == planned
 
 
 def test_inference_runs_at_the_pace_of_its_slowest_part() -> None:

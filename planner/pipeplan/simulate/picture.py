@@ -43,7 +43,8 @@ def _headline(report: Report) -> Text:
     else:
         text.append(f"{show_time(report.steady.pace_s)} each", "bold")
         text.append(f" in the steady state, {report.ratio:.3f} of the predicted {show_time(report.predicted_s)}.")
-    return text.append(f"\nFill {_long(report.fill_s)}, drain {_long(report.drain_s)}.")
+    text.append(f"\nFill {_long(report.fill_s)}, drain {_long(report.drain_s)}. Schedule {report.schedule}")
+    return text.append("." if report.accumulate is None else f", an update for every {report.accumulate} minibatches.")
 
 
 def _long(seconds: float) -> str:

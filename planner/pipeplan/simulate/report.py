@@ -65,6 +65,8 @@ class Report:
     """What a replay shows."""
 
     config: str
+    schedule: str
+    accumulate: int | None
     minibatches: int
     total_s: float
     predicted_s: float
@@ -160,6 +162,8 @@ def measure(scenario: Scenario, replayed: Replayed, minibatches: int) -> Report:
         )
     return Report(
         config=scenario.config,
+        schedule=scenario.schedule.name,
+        accumulate=scenario.accumulate,
         minibatches=minibatches,
         total_s=replayed.end_s,
         predicted_s=scenario.predicted_s,
