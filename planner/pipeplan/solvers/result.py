@@ -35,6 +35,8 @@ class Result:
     seconds: float
     """Time spent."""
     note: str = ""
+    size: tuple[int, int] | None = None
+    """Variables and rows of the largest integer program that was asked."""
 
     @property
     def gap(self) -> float:
