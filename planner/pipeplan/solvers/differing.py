@@ -1,8 +1,12 @@
 """The search of `search` on servers that differ, where no place in the cluster stands for another: all runs are tried.
 
-Of the states at a cut, one is kept for each first worker and level, that of the least demand; neither are different
-workers compared, nor is there a shortcut to the replicas that suffice. So the effort grows with the square of the
-number of workers. The rest of the search is the same.
+A state (p', λ') dominates another (p, λ) at the same cut, of no less demand, if p' ≥ p and the component of level λ'
+that holds p' lies within that of level m = max(λ, level(p-1, p)) that holds p: whatever stage is put in front of p may
+be put in front of p', and the component that joins the two is no larger. Components of one level differ, but none is
+faster than those inside it.
+
+A stage ends right before the state behind it, or at the end of a server. For if worker e is idle and of the same server
+as the stage's last one, e - 1, then the stage may move along by one: it leaves a worker, and takes one like its last.
 """
 
 from __future__ import annotations
@@ -20,6 +24,9 @@ from pipeplan.solvers.runs import Runs, levels_between
 from pipeplan.solvers.search import Limits, Search
 from pipeplan.solvers.states import Flags, States
 from pipeplan.solvers.terms import StageTerms, Terms
+
+# How many states are compared with all others at a time.
+_CHUNK = 128
 
 
 @dataclass(frozen=True)
@@ -101,10 +108,45 @@ class DifferingSearch(Search):
         self.lowest[0] = self.need[0] = 0
 
     def _undominated(self, found: States) -> States:
-        """The least demand of each place, level and whatever else counts."""
-        keys = self._keys(found)
-        order = np.lexsort((found.demand, *reversed(keys)))
-        return found.take(order[_new(keys[:, order])])
+        """The states that no other dominates; of equal ones the first in a fixed order."""
+        states = found.take(self._least(found))
+        if len(states) == 1:
+            return states
+        order = np.lexsort(
+            (states.level, -states.replicas, states.workers, states.stages, states.demand, -states.first)
+        )
+        states = states.take(order)
+        lost = np.zeros(len(states), dtype=bool)
+        for begin in range(0, len(states), _CHUNK):
+            chunk = slice(begin, begin + _CHUNK)
+            lost[chunk] = np.triu(self._dominates(states, chunk), 1 - begin).any(axis=0)
+        return states.take(~lost)
+
+    def _least(self, states: States) -> Ints:
+        """Rows with the least demand of each place, level and whatever else counts."""
+        keys = self._keys(states)
+        order = np.lexsort((states.demand, *reversed(keys)))
+        least: Ints = order[_new(keys[:, order])]
+        return least
+
+    def _dominates(self, states: States, others: slice) -> Flags:
+        """Whether each state (rows) dominates each of some others (columns)."""
+        between, counting = self.terms.between, self.limits.counting
+        there = states.first[others]
+        joined = np.where(there > 0, between[there - 1, there], len(self.terms.problem.cluster.levels))
+        joined = np.maximum(joined, states.level[others])
+        result: Flags = states.demand[:, None] <= states.demand[others]
+        result &= states.first[:, None] >= there
+        result &= (states.level[:, None] <= joined) & (between[states.first[:, None], there] <= joined)
+        if self.terms.parallel:
+            result &= states.replicas[:, None] >= states.replicas[others]
+        if counting.exact_stages:
+            result &= states.stages[:, None] == states.stages[others]
+        elif counting.stages:
+            result &= states.stages[:, None] <= states.stages[others]
+        if counting.workers:
+            result &= states.workers[:, None] <= states.workers[others]
+        return result
 
     def _keys(self, states: States) -> Ints:
         """What tells states apart, as rows."""
@@ -136,16 +178,15 @@ class DifferingSearch(Search):
 
     def _spread(self, cut: int, states: States, rows: Ints) -> tuple[Ints, States, Ints]:
         """The states with idle workers before them: where the stage in front ends, states by what joins them, rows."""
-        first = states.first
-        which = np.repeat(np.arange(len(first)), first)
-        ends = np.arange(len(which)) - np.repeat(np.cumsum(first) - first, first) + 1
+        edges = np.array(self.terms.problem.cluster.starts(1)[1:])
+        before, edge = np.nonzero(edges < states.first[:, None])
+        which = np.concatenate([np.arange(len(states)), before])
+        ends = np.concatenate([states.first, edges[edge]])
         spread, rows = states.take(which), rows[which]
         if cut != self.last:
             spread.numbers[1] = np.maximum(spread.level, self.terms.between[ends, spread.first])
         spread.numbers[0] = ends
-        keys = self._keys(spread)
-        order = np.lexsort((spread.demand, *reversed(keys)))
-        kept = order[_new(keys[:, order])]
+        kept = self._least(spread)
         return ends[kept], spread.take(kept), rows[kept]
 
     def _joined(self, cut: int, states: States, which: Ints, runs: Ints) -> tuple[Floats, Flags]:
@@ -177,7 +218,7 @@ class DifferingSearch(Search):
         if counted and not stage.is_last:
             depth = cost.in_flight_depth(behind, wait, transfer, self.threshold, replicas)
         if counted and terms.accumulate is not None:
-            good &= self._in_time(depth, replicas, group)
+            good &= self._two_suffice(depth, replicas, group)
         if self.limits.memory:
             (alone, growing), (shared, _) = (stage.memory(replicated=replicated) for replicated in (False, True))
             fixed = np.where(replicas > 1, shared[:, None], alone[:, None])
@@ -186,7 +227,7 @@ class DifferingSearch(Search):
         demand = cost.in_flight_behind(depth, replicas, wait) if counted else np.where(good, 0.0, np.inf)
         return depth, demand
 
-    def _in_time(self, depth: Floats, replicas: Ints, group: Floats) -> Flags:
+    def _two_suffice(self, depth: Floats, replicas: Ints, group: Floats) -> Flags:
         """Whether two versions of the weights suffice (`cost.buffered_pace`)."""
         accumulate, copies = self.terms.accumulate, self.terms.problem.copies
         assert accumulate is not None

@@ -46,7 +46,10 @@ def _boundaries(terms: Differing, steps: list[Step]) -> list[tuple[float, float]
 
 
 def pace_of(terms: Differing, steps: list[Step], *, depths: bool) -> float:
-    """Seconds per minibatch of one copy: the slowest stage or boundary, and with `depths` what these sustain."""
+    """Seconds per minibatch of one copy: the slowest stage or boundary, and what the depths sustain.
+
+    Of these only where `depths` asks for it, or where two versions of the weights must do.
+    """
     stages, boundaries = _stages(terms, steps), _boundaries(terms, steps)
     paces = [stage.time_s for stage in stages] + [busy for busy, _ in boundaries]
     if not terms.training:
@@ -54,7 +57,7 @@ def pace_of(terms: Differing, steps: list[Step], *, depths: bool) -> float:
     copies = terms.problem.copies
     if terms.accumulate is not None:
         paces += [terms.buffered_pace(stage.step.depth, stage.step.replicas, stage.group_s) for stage in stages]
-    if depths:
+    if depths or terms.accumulate is not None:
         for (here, following), (_, transfer) in zip(itertools.pairwise(stages), boundaries, strict=True):
             in_flight, groups = float(following.step.depth * following.step.replicas), [here.group_s, following.group_s]
             if terms.accumulate is not None:
