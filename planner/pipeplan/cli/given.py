@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from pipeplan import cluster_file, resources
 from pipeplan.cluster import Cluster
 from pipeplan.errors import InputError
 from pipeplan.local import local
-from pipeplan.problem import Options, Problem
+from pipeplan.plan import ACCUMULATING, SCHEDULES, STASHING
+from pipeplan.problem import BOUNDARIES, Options, Problem
 from pipeplan.profile import Profile
 from pipeplan.text import one_line
 
@@ -35,6 +36,18 @@ _ARGUMENTS = (
         "--overlap", type=float, help="Share of gradient sync hidden by compute  [default: 1 on GPUs, 0 on CPUs]"
     ),
     click.option("--ignore-memory", is_flag=True, help="Plan as if memory had no end."),
+    click.option("--schedule", metavar="NAME", help=f"Of training: {', '.join(SCHEDULES)}  [default: {STASHING}]"),
+    click.option("--accumulate", type=int, metavar="M", help="Minibatches per update, for 2bw, gpipe and 1f1b-flush."),
+    click.option("--no-recompute", is_flag=True, help="Never drop activations to compute them again."),
+    click.option("--no-contention", is_flag=True, help="Plan as if network cards were not shared."),
+    click.option(
+        "--boundary", metavar="NAME", help=f"Traffic between two stages: {' or '.join(BOUNDARIES)}  [default: single]"
+    ),
+    click.option("--max-stages", type=int, help="At most so many stages."),
+    click.option("--max-workers", type=int, help="At most so many workers with something to do."),
+    click.option("--pin", "pins", multiple=True, metavar="LAYER=STAGE", help="Put a layer in a stage, from 1. Repeat."),
+    click.option("--together", multiple=True, metavar="A,B,…", help="Keep layers in one stage. Repeat."),
+    click.option("--no-cut-after", multiple=True, metavar="LAYER", help="No boundary may cross its output. Repeat."),
 )
 
 
@@ -76,13 +89,42 @@ def options_of(given: dict[str, Any], kind: str) -> Options:
     if overlap is None:
         # On CPUs the cores that compute also move the data, so that nothing hides behind anything.
         overlap = 1.0 if kind == "cuda" else 0.0
+    check_schedules([given["schedule"]] if given.get("schedule") else [], given)
     return Options(
         inference=given["inference"],
         overlap=overlap,
         memory=not given["ignore_memory"],
         stages=given["stages"],
         max_replicas=given["max_replicas"],
+        schedule=given.get("schedule") or STASHING,
+        accumulate=given["accumulate"],
+        recompute=not given["no_recompute"],
+        contention=not given["no_contention"],
+        boundary=given["boundary"] or BOUNDARIES[0],
+        max_stages=given["max_stages"],
+        max_workers=given["max_workers"],
+        pins=tuple(_pin(text) for text in given["pins"]),
+        together=tuple(tuple(name.strip() for name in text.split(",")) for text in given["together"]),
+        no_cut_after=tuple(given["no_cut_after"]),
     )
+
+
+def check_schedules(names: Sequence[str], given: dict[str, Any]) -> None:
+    """Raise an `InputError` where the named schedules and the other arguments do not go together."""
+    if given["inference"] and (names or given["accumulate"] is not None):
+        raise InputError(f"{'--schedule' if names else '--accumulate'} is for training: leave it out with --inference")
+    accumulating = [name for name in names if name in ACCUMULATING]
+    if accumulating and given["accumulate"] is None:
+        raise InputError(f"--schedule {accumulating[0]} needs a number of minibatches per update: give --accumulate")
+    if given["accumulate"] is not None and not accumulating and not set(names) - set(SCHEDULES):
+        raise InputError(f"--accumulate goes with --schedule {', '.join(ACCUMULATING)}: the others need no number")
+
+
+def _pin(text: str) -> tuple[str, int]:
+    layer, _, stage = text.rpartition("=")
+    if not layer or not stage.isdecimal():
+        raise InputError(f"--pin: expected a layer and a stage, as in conv1=1, found {text!r}")
+    return layer, int(stage)
 
 
 def read_profile(path: Path | None, minibatch: int | None) -> Source:

@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pipeplan.cli.explain import answer_console
-from pipeplan.cli.given import options_of, problem_arguments, read_cluster, read_profile
+from pipeplan.cli.given import check_schedules, options_of, problem_arguments, read_cluster, read_profile
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.files import write_text
+from pipeplan.plan import ACCUMULATING
 from pipeplan.problem import Options
 from pipeplan.profile import Profile
 from pipeplan.solve import Settings
@@ -113,10 +114,10 @@ def _points(profile: Profile, given: dict[str, Any], servers: list[int], workers
 
 
 def _options(given: dict[str, Any], kind: str, axes: Axes) -> Options:
-    if given["inference"] and axes.schedules:
-        raise InputError("--schedule is for training: leave it out with --inference")
-    first = {"schedule": axes.schedules[0]} if axes.schedules else {}
-    return options_of(given | first, kind)
+    check_schedules(axes.schedules, given)
+    # Each point has its own; any that goes with the other arguments will do until then.
+    last = max(axes.schedules, key=lambda name: name in ACCUMULATING, default=None)
+    return options_of(given | {"schedule": last}, kind)
 
 
 def _run(grid: list[Point], settings: Settings, jobs: int | None) -> tuple[dict[int, Answer], bool]:

@@ -10,10 +10,13 @@ from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.problem import Options, Problem
 from pipeplan.quick import best_plan
+from pipeplan.solvers import dp
 from pipeplan.verdict import TOLERANCE
 
 MOST_STAGES = 32
-"""Numbers of stages beyond the best plan's are tried one by one, up to this."""
+"""Numbers of stages are tried one by one, up to this."""
+ENOUGH = 3
+"""Where so many were found, a part that can hold nothing better than all of them is left."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,13 @@ def alternatives(problem: Problem, cuts: Cuts, best: Plan, pace_s: float) -> Alt
     largest stage, lies in none of them. Nothing better is left out where an alternative is as good as the best plan, or
     where there are no such plans (`_alone`).
     """
-    found, searched = [], []
+    found: list[Alternative] = []
+    searched = []
     for part, options in parts(problem, best):
+        restricted = replace(problem, options=options)
         try:
-            other = best_plan(replace(problem, options=options), cuts)
+            hopeless = len(found) >= ENOUGH and _bound(restricted, cuts) > _paces(found)[ENOUGH - 1]
+            other = None if hopeless else best_plan(restricted, cuts)
         except InputError:
             continue
         searched.append(part)
@@ -62,17 +68,22 @@ def alternatives(problem: Problem, cuts: Cuts, best: Plan, pace_s: float) -> Alt
             found.append(Alternative(part, other.plan, other.pace_s, other.pace_s / pace_s - 1))
     found = _distinct(sorted(found, key=lambda one: (one.pace_s, len(one.plan.stages), one.plan.config)))
     tied = bool(found) and found[0].pace_s <= pace_s * (1 + TOLERANCE)
-    return Alternatives(tuple(found), tuple(searched), cuts.complete and (tied or _alone(problem, best)))
+    return Alternatives(tuple(found[:ENOUGH]), tuple(searched), cuts.complete and (tied or _alone(problem, best)))
+
+
+def _bound(problem: Problem, cuts: Cuts) -> float:
+    """A pace that no plan beats, far sooner found than the best plan where memory binds: that without a limit on it."""
+    return dp.solve(replace(problem, options=replace(problem.options, memory=False)), cuts).bound_s
+
+
+def _paces(found: list[Alternative]) -> list[float]:
+    return sorted(one.pace_s for one in found)
 
 
 def parts(problem: Problem, best: Plan) -> Iterator[tuple[str, Options]]:
-    """The parts, by name, as options that say the same and one thing more."""
+    """The parts, by name, as options that say the same and one thing more; those first that are likely to hold the
+    second choice, as it rules others out."""
     options, stages = problem.options, len(best.stages)
-    if options.stages is None:
-        most = min(len(problem.units), problem.cluster.workers, options.max_stages or MOST_STAGES, MOST_STAGES)
-        for count in range(1, most + 1):
-            if count != stages:
-                yield f"{count} stage{'s' * (count > 1)}", replace(options, stages=count, max_stages=None)
     largest = max(stage.replicas for stage in best.stages) // best.copies
     if largest > 1:
         smaller = replace(options, stages=stages, max_stages=None, max_replicas=largest - 1)
@@ -81,6 +92,10 @@ def parts(problem: Problem, best: Plan) -> Iterator[tuple[str, Options]]:
         yield f"at most {best.busy - 1} workers", replace(options, max_workers=best.busy - 1)
     if best.copies > 1:
         yield "no copies of the pipeline", replace(options, allow_copies=False)
+    if options.stages is None:
+        most = min(len(problem.units), problem.cluster.workers, options.max_stages or MOST_STAGES, MOST_STAGES)
+        for count in sorted(set(range(1, most + 1)) - {stages}, key=lambda count: (abs(count - stages), count)):
+            yield f"{count} stage{'s' * (count > 1)}", replace(options, stages=count, max_stages=None)
 
 
 def _alone(problem: Problem, best: Plan) -> bool:

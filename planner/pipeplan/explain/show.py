@@ -17,7 +17,6 @@ from pipeplan.text import one_line
 from pipeplan.units import show_size, show_time
 
 MOST_LOADS = 6
-MOST_ALTERNATIVES = 4
 LONGEST_CONFIG = 19
 MATTERS = 1e-3
 """Relative: gains below this are none."""
@@ -120,7 +119,7 @@ def _alternatives(explanation: Explanation, console: Console) -> None:
         console.print("There is no plan of another configuration in what was searched.")
     else:
         table = _table("configuration", "a minibatch", "behind", "searched among")
-        for one in others.found[:MOST_ALTERNATIVES]:
+        for one in others.found:
             behind = f"{one.behind:+.1%}" if abs(one.behind) > MATTERS else "0%"
             table.add_row(Text(short(one.plan.config)), show_time(one.pace_s), behind, Text(one.part))
         console.print(table)
@@ -143,7 +142,7 @@ def _left_out(explanation: Explanation) -> str:
 
 def summary(parts: tuple[str, ...]) -> list[str]:
     """The names of parts, with runs of numbers of stages drawn together."""
-    counts = [int(part.split()[0]) for part in parts if part.endswith((" stage", " stages"))]
+    counts = sorted(int(part.split()[0]) for part in parts if part.endswith((" stage", " stages")))
     others = [part for part in parts if not part.endswith((" stage", " stages"))]
     runs: list[list[int]] = []
     for count in counts:

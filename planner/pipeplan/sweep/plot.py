@@ -78,7 +78,7 @@ def scaling(rows: Sequence[Row]) -> list[str]:
             _mark(grid, found, workers, rate, mark)
     lines = ["samples/s"]
     for number, row in enumerate(grid):
-        label = f"{found.fastest * (HEIGHT - number) / HEIGHT:.4g}" if number % 4 == 0 else ""
+        label = figure(found.fastest * (HEIGHT - number) / HEIGHT) if number % 4 == 0 else ""
         lines.append(f"{label:>9} |{''.join(row).rstrip()}")
     lines.append(" " * 10 + "+" + "-" * WIDTH)
     lines.append(" " * 11 + _axis(found))
@@ -118,6 +118,11 @@ def interpolated(points: Sequence[tuple[int, float]], workers: float) -> float:
     return points[-1][1]
 
 
+def figure(value: float) -> str:
+    """A number of samples or a price, in four digits or whole."""
+    return f"{value:.4g}" if value < 1e4 else f"{value:.0f}"
+
+
 def ticks(most: float, wanted: int = 5) -> list[float]:
     """Round numbers from 0 to about `most`, so that a scale has about `wanted` of them."""
     rough = most / wanted
@@ -151,6 +156,6 @@ def svg(rows: Sequence[Row], title: str) -> str | None:
             for index, series in enumerate(found.series)
         ],
         left_out=found.left_out,
-        rates=[(f"{rate:.4g}", f"{height - rate / found.fastest * height:.1f}") for rate in ticks(found.fastest)],
+        rates=[(figure(rate), f"{height - rate / found.fastest * height:.1f}") for rate in ticks(found.fastest)],
         workers=[(str(workers), f"{workers / found.most_workers * width:.1f}") for workers, _ in found.ideal],
     )

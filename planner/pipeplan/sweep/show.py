@@ -73,8 +73,8 @@ def _cells(row: Row, names: list[str]) -> list[Text]:
     config = answer.config
     if len(config) > LONGEST_CONFIG:
         config = f"{config.count('-') + 1} stages"
-    return [Text(cell) for cell in (*cells, show_time(answer.pace_s), f"{row.rate:.4g}", gain, config, answer.proven)]
+    return [Text(cell) for cell in (*cells, show_time(answer.pace_s), plot.figure(row.rate), gain, config, answer.proven)]
 
 
 def _cost(row: Row, best: bool) -> tuple[str, str]:
-    return ("-" if row.cost is None else f"{row.cost:.4g}", PARETO if best else "")
+    return ("-" if row.cost is None else plot.figure(row.cost), PARETO if best else "")
