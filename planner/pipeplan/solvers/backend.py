@@ -8,6 +8,7 @@ ends together with what it had found.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -93,13 +94,22 @@ class _Interruptible:
     def run(self, model: Any) -> None:
         """Wait for a model of highspy to be solved."""
         model.HandleUserInterrupt = True
-        running = model.startSolve()
-        while running.is_alive():
+        done = threading.Event()
+        # An event, because a thread whose `join` was interrupted counts as ended although it is not.
+        threading.Thread(target=_solve, args=(model, done), daemon=True).start()
+        while not done.is_set():
             try:
-                running.join(_PATIENCE_S)
+                done.wait(_PATIENCE_S)
             except KeyboardInterrupt:
                 self.interrupted = True
                 model.cancelSolve()
+
+
+def _solve(model: Any, done: threading.Event) -> None:
+    try:
+        model.run()
+    finally:
+        done.set()
 
 
 def _cbc(program: pulp.LpProblem, seconds: float | None, gap: float) -> Answer:

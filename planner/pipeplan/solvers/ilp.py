@@ -217,13 +217,15 @@ class _Search:
             note = "stopped by Ctrl-C"
         if self.refusal:
             note = f"not expressed by the integer program: {self.refusal}"
-        nothing = Result(name, Status.TIME_LIMIT, None, float("inf"), min(self.bound, self.floor_s), seconds, note)
+        nothing = Result(
+            name, Status.TIME_LIMIT, None, float("inf"), min(self.bound, self.floor_s), seconds, note, self.size
+        )
         if self.best is None:
             if self.proven:
                 return replace(nothing, status=Status.INFEASIBLE, bound_s=float("inf"))
             return nothing
         pace, plan = self.best
-        found = Result(name, Status.OPTIMAL, plan, pace, min(self.bound, pace), seconds, note)
+        found = Result(name, Status.OPTIMAL, plan, pace, min(self.bound, pace), seconds, note, self.size)
         if self.proven and self.limits.gap == 0:
             return found
         # A search that was stopped need not have brought T down to what its plan is worth, nor its depths into memory.
@@ -264,7 +266,8 @@ def _known_upper(problem: Problem) -> float:
 
 
 def _slowest(problem: Problem) -> float:
-    """More than any plan of one pipeline need take: all work on one worker, all synchronisation and traffic exposed."""
+    """More than any plan of one pipeline need take: all work, with forward passes twice, on the slowest worker, and all
+    synchronisation and traffic exposed."""
     links, workers = Links.of(problem.cluster), problem.cluster.workers
     rate = links.allreduce_bandwidth[-1], links.allreduce_latency[-1]
     size = sum(unit.parameter_bytes for unit in problem.units)
@@ -272,4 +275,6 @@ def _slowest(problem: Problem) -> float:
     traffic = sum(flow.bytes + flow.gradient_bytes for flow in problem.flows)
     transfer = cost.transfer_time(traffic, links.sendrecv_bandwidth[-1], links.sendrecv_latency[-1])
     speed = min(device.speed for device in problem.cluster.devices)
-    return problem.work_s / speed + 2 * (allreduce + float(transfer))
+    # Of 2BW with as many minibatches in flight as there may be: `cost.buffered_pace`.
+    buffered = problem.copies * (allreduce + problem.copies_allreduce_s)
+    return 2 * problem.work_s / speed + 2 * (allreduce + float(transfer)) + buffered

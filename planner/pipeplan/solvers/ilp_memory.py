@@ -1,7 +1,7 @@
 """Constraint (11) of the integer program: the memory of every worker; see `ilp` for the notation.
 
-Sizes are in units of the largest memory of a device. What grows with the depth has a share for every choice of a run
-and a depth, as what sums up over layers has one for every place: a sum times a choice, without a product.
+Sizes are in thousandths of the largest memory of a device. What grows with the depth has a share for every choice of a
+run and a depth, as what sums up over layers has one for every place: a sum times a choice, without a product.
 """
 
 from __future__ import annotations
@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING
 
 from pipeplan import cost
 from pipeplan.plan import DOUBLE_BUFFERED, STASHING
-from pipeplan.solvers.ilp_program import Term, Variable
+from pipeplan.solvers.ilp_program import THOUSANDTHS, Term, Variable
 
 if TYPE_CHECKING:
+    from pipeplan.problem import Problem
     from pipeplan.solvers.ilp_depth import Choice, Depths
     from pipeplan.solvers.ilp_model import Model
     from pipeplan.solvers.ilp_runs import Run
+
+
+def memory_unit(problem: Problem) -> float:
+    """In bytes."""
+    return max(device.memory_bytes for device in problem.cluster.devices) / THOUSANDTHS
 
 
 class Memory:
@@ -26,7 +32,7 @@ class Memory:
         self.model = model
         self.depths = depths
         self.training = model.problem.training
-        self.unit = float(max(device.memory_bytes for device in model.problem.cluster.devices))
+        self.unit = memory_unit(model.problem)
         schedule = model.problem.options.schedule
         self.stashes = self.training and schedule == STASHING
         self.versions = 2 if self.training and schedule == DOUBLE_BUFFERED else 0
@@ -123,7 +129,7 @@ class Memory:
             if not several:
                 continue
             late = self.stashes
-            terms.append((model.parameters[place], self.total * (2.0 if late else 1.0)))
+            terms.append((model.parameters[place], self.total * (2.0 if late else 1.0) / THOUSANDTHS))
             if late:
                 terms += [
                     (self._alone(run), -self.total) for run in runs if run.replicas == place[1] and self._last(run)

@@ -15,8 +15,8 @@ from pipeplan.plan import ACCUMULATING, DOUBLE_BUFFERED
 from pipeplan.problem import Problem
 from pipeplan.solvers.ilp_depth import Depths
 from pipeplan.solvers.ilp_layers import Layers
-from pipeplan.solvers.ilp_memory import Memory
-from pipeplan.solvers.ilp_program import Program, Term, Variable, minus, scaled, value
+from pipeplan.solvers.ilp_memory import Memory, memory_unit
+from pipeplan.solvers.ilp_program import NEGLIGIBLE, THOUSANDTHS, Program, Term, Variable, minus, scaled, value
 from pipeplan.solvers.ilp_runs import Run, Runs
 from pipeplan.solvers.pipeline import Segment
 
@@ -63,8 +63,10 @@ class Model:
         self._order()
         self._place()
         self.work = self._share("c", [block.work_s / self.unit_s for block in self.layers.blocks])
-        self.total = sum(block.parameters for block in self.layers.blocks)
-        self.parameters = self._share("w", [block.parameters / max(self.total, 1.0) for block in self.layers.blocks])
+        """In thousandths of U, on a device of speed 1."""
+        self.total = max(1.0, sum(block.parameters for block in self.layers.blocks))
+        self.parameters = self._share("w", [block.parameters / self.total for block in self.layers.blocks])
+        """In thousandths of the whole model's."""
         self._time({})
         self.crossing = self._cross()
         self.level = self._levels()
@@ -102,7 +104,7 @@ class Model:
         return [
             term
             for block, amount in enumerate(amounts)
-            if amount
+            if amount > NEGLIGIBLE
             for term in scaled(self.starts(block, worker), amount)
         ]
 
@@ -143,7 +145,7 @@ class Model:
     def allreduce_terms(self, place: Place) -> list[Term]:
         """The terms of the all-reduce of a place, in units of U."""
         latency = self.allreduce(place, 0.0)
-        rate = (self.allreduce(place, self.total) - latency) / self.unit_s
+        rate = (self.allreduce(place, self.total) - latency) / self.unit_s / THOUSANDTHS
         return [(self.parameters[place], rate), *self.selected(place, latency / self.unit_s)]
 
     def _most_replicas(self) -> int:
@@ -212,6 +214,7 @@ class Model:
 
         The product of a sum over layers and a choice of replicas, without a product.
         """
+        amounts = [THOUSANDTHS * amount for amount in amounts]
         shares = {place: self.program.number(f"{name}_{place[0]}_{place[1]}") for place in self.at}
         total = sum(amounts)
         for worker in range(self.workers):
@@ -226,8 +229,8 @@ class Model:
         exposed = 1.0 - self.problem.options.overlap
         for place in self.at:
             latency = self.synchronisation(place, 0.0)
-            compute = 1.0 / (place[1] * self.speed(place))
-            rate = (self.synchronisation(place, self.total) - latency) / self.unit_s
+            compute = 1.0 / (place[1] * self.speed(place)) / THOUSANDTHS
+            rate = (self.synchronisation(place, self.total) - latency) / self.unit_s / THOUSANDTHS
             work = [self.work[place], *([again[place]] if place in again else [])]
             for of_compute, of_sync in {(1.0, exposed), (exposed, 1.0), (1.0, 0.0)}:
                 terms = [
@@ -321,7 +324,7 @@ class Model:
         problem, options = self.problem, self.problem.options
         ratio = problem.profile.optimizer_state_ratio
         versions = {DOUBLE_BUFFERED: 2}.get(options.schedule, 1) if problem.training else 0
-        unit = float(max(device.memory_bytes for device in problem.cluster.devices))
+        unit = memory_unit(problem)
         sizes = [
             float(
                 cost.fixed_memory(block.parameters, block.buffers, 0.0, ratio, problem.training)

@@ -7,6 +7,11 @@ from collections.abc import Iterable
 
 import pulp
 
+THOUSANDTHS = 1000.0
+"""HiGHS drops coefficients below 1e-9, and a sum over all layers is then not what it is taken to be. So what is summed
+up is in thousandths of the whole, and what is negligible even then is left out everywhere."""
+NEGLIGIBLE = 1e-8
+
 Variable = pulp.LpVariable
 Term = tuple[Variable, float]
 
