@@ -86,11 +86,17 @@ def reachable(instance: Instance, level: int, copies: int, threshold: float) -> 
                     key = (stage.before, *here, *counts)
                     least[key] = min(leads, least.get(key, math.inf))
     states = [State(*key[:3], demand, *key[3:]) for key, demand in least.items()]
-    return [state for state in states if state.cut != 0 and _hopeful(costs, state, threshold)]
+    return [
+        state
+        for state in states
+        if state.cut != 0
+        and state.stages < most
+        and _hopeful(costs, state, min(state.first, workers - state.busy), threshold)
+    ]
 
 
-def _hopeful(costs: Costs, state: State, threshold: float) -> bool:
-    """Whether the workers left in front can do the work, pass on the bytes, and hold what they must hold."""
+def _hopeful(costs: Costs, state: State, room: float, threshold: float) -> bool:
+    """Whether as many workers in front can do the work, pass on the bytes, and hold what they must hold."""
     if state.cut == costs.everything:
         return True
     layers = [layer for index, layer in enumerate(costs.instance.layers) if state.cut >> index & 1]
@@ -98,11 +104,11 @@ def _hopeful(costs: Costs, state: State, threshold: float) -> bool:
     buffered = costs.instance.kind == "2bw"
     each = weights * (not buffered) + (0.0 if costs.instance.recompute else saved)
     needed = weights * (1 + costs.instance.state + 2 * buffered) + buffers + each * (1 + state.demand)
-    if costs.training and needed * (1 - 1e-9) > state.first * costs.instance.memory:
+    if costs.training and needed * (1 - 1e-9) > room * costs.instance.memory:
         return False
-    single = state.first > 0 and costs.instance.boundary == "single"
+    single = room > 0 and costs.instance.boundary == "single"
     busier = max(costs._crossing[state.cut]) / costs.machines.rate(0, 1)[1] if single else 0.0
-    return state.first > 0 and costs.least[state.cut] <= state.first * threshold and busier <= threshold
+    return room > 0 and costs.least[state.cut] <= room * threshold and busier <= threshold
 
 
 def _stages(costs: Costs, spans: list[int], state: State, threshold: float) -> list[tuple[Stage, float]]:

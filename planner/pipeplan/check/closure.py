@@ -74,7 +74,12 @@ def _check_state(closure: _Closure, stretch: Stretch, state: int) -> None:
     if met.any():
         step = steps.words(stretch, int(taken[np.flatnonzero(met)[0]]))
         closure.entry.fail(f"{step} completes a quicker plan in front of state {states.given[state]}")
-    hopeless = steps.hopeless(stretch.before[taken], stretch.start[taken], demand)
+    room = stretch.start[taken]
+    if states.counts_busy:
+        room = np.minimum(room, states.most_busy - busy)
+    hopeless = steps.hopeless(stretch.before[taken], room, demand)
+    if states.counts_stages:
+        hopeless |= stages == states.most_stages
     on = np.flatnonzero(~done & ~hopeless)
     to = taken[on]
     lanes = stretch.replicas[to] * states.counts_replicas

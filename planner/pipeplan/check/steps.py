@@ -193,11 +193,14 @@ class Steps:
         leads = depth * replicas + wait if self.covers else np.zeros(len(taken))
         return taken[fits], leads[fits]
 
-    def hopeless(self, before: Ints, start: Ints, demand: Floats) -> Flags:
-        """States that no stages can be put in front of down to the empty cut, by three bounds of docs/check.md."""
+    def hopeless(self, before: Ints, room: Ints, demand: Floats) -> Flags:
+        """States that no stages can be put in front of down to the empty cut, by three bounds of docs/check.md.
+
+        `room` is how many workers there are in front that may still be busy.
+        """
         totals = self.totals
         work = totals.forward_s[before] + totals.backward_s[before]
-        none: Flags = (start == 0) | (work > start * self.speed * self.threshold)
+        none: Flags = (room == 0) | (work > room * self.speed * self.threshold)
         if not self.parallel and self.workers > 1:
             nearest = next(level for level, span in enumerate(self.rates.spans) if span > 1)
             none |= totals.busier[before] > self.rates.message[nearest] * self.threshold
@@ -205,7 +208,7 @@ class Steps:
             each = totals.parameters[before] * (self.share is None) + (0 if self.recompute else totals.saved[before])
             once = totals.parameters[before] * (1 + self.model.state_ratio + 2 * (self.share is not None))
             least = once + totals.buffers[before] + each * (1 + demand)
-            none |= least * (1 - formulas.WHOLE) > start * self.capacity
+            none |= least * (1 - formulas.WHOLE) > room * self.capacity
         return none
 
     def words(self, stretch: Stretch, step: int) -> str:
