@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pipeplan.cuts import Cuts
+from pipeplan.errors import InputError
 from pipeplan.problem import Problem
-from pipeplan.solvers import depths, threshold
+from pipeplan.solvers import depths, flush, threshold
 from pipeplan.solvers.machines import fits, pace_of, search, terms_of
 from pipeplan.solvers.pipeline import Segment, Space, spaces
 from pipeplan.solvers.reduce import reduced
@@ -77,10 +78,21 @@ class Pipelines:
 
     def feasible(self) -> bool:
         """Whether any pipeline satisfies the constraints, however slow."""
+        if self.problem.options.flushes:
+            return self._best_batch().best is not None
+        if self.bound.most_replicas < 1:
+            return False
         return self._search(self.bound, self.bound.most, self._limits(memory=True)) is not None
 
     def best(self) -> Interval[Pipeline]:
-        """The fastest pipeline. `best` of the answer is None where there is none (or none was found in time)."""
+        """The fastest pipeline. `best` of the answer is None where there is none (or none was found in time).
+
+        Its pace is in seconds per minibatch of one copy; with a flush in seconds per update.
+        """
+        if self.problem.options.flushes:
+            return self._best_batch()
+        if self.free.most_replicas < 1:
+            return Interval(float("inf"))
         limits = self._limits(memory=False)
         found = self._least(self.free, limits, self.free.floor)
         if found.best is None:
@@ -93,6 +105,40 @@ class Pipelines:
             found.high, found.best = float("inf"), None
             return found
         return self._least(self.bound, self._limits(memory=True), found.low)
+
+    def _best_batch(self) -> Interval[Pipeline]:
+        """The same for the schedules that drain before every update."""
+        found = self._least_batch(self.free, self._limits(memory=False))
+        if found.best is None or not found.finished or not self.problem.options.memory:
+            return found
+        limits = self._limits(memory=True)
+        limited = self._least_batch(self.bound, replace(limits, recompute=False))
+        if limited.high <= found.low * (1 + PRECISION) or not limits.recompute or not limited.finished:
+            return limited
+        return self._least_batch(self.bound, limits)
+
+    def _least_batch(self, terms: Terms, limits: Limits) -> Interval[Pipeline]:
+        if not terms.problem.cluster.uniform:
+            raise InputError("the schedules with a flush are planned for equal servers only")
+        found = Interval[Pipeline](float("inf"))
+        for exact in self._stage_counts(terms, limits):
+            answer = flush.best(flush.Batches(terms, replace(limits, exact_stages=exact)))
+            found.low = min(found.low, answer.bound_s)
+            if answer.steps is not None and answer.total_s < found.high:
+                found.high, found.best = answer.total_s, Pipeline(terms, answer.steps)
+            found.finished, found.interrupted = answer.finished, answer.interrupted
+            if not answer.finished:
+                found.low = 0.0
+                break
+        return found
+
+    def _stage_counts(self, terms: Terms, limits: Limits) -> list[int | None]:
+        """The numbers of stages to be tried one by one: which stage a layer is in depends on how many there are."""
+        if not self.problem.options.pins or limits.exact_stages is not None:
+            return [limits.exact_stages]
+        lowest = max(stage for _, stage in self.problem.options.pins)
+        highest = min(limits.max_stages or terms.workers, terms.workers, len(terms.cuts.ideals) - 1)
+        return list(range(lowest, highest + 1))
 
     def _limits(self, *, memory: bool) -> Limits:
         options = self.problem.options
@@ -117,19 +163,15 @@ class Pipelines:
             steps = self._search(terms, limit, limits)
             if steps is None:
                 return None
-            return pace_of(terms, steps, depths=limits.memory), Pipeline(terms, steps)
+            depths = limits.memory or terms.accumulate is not None
+            return pace_of(terms, steps, depths=depths), Pipeline(terms, steps)
 
         return threshold.least(ask, low * (1 - PRECISION), terms.most)
 
     def _search(self, terms: Terms, limit: float, limits: Limits) -> list[Step] | None:
-        lowest = max((stage for _, stage in self.problem.options.pins), default=1)
-        if lowest > (limits.exact_stages or lowest):
+        if max((stage for _, stage in self.problem.options.pins), default=0) > (limits.exact_stages or terms.workers):
             return None
-        if not self.problem.options.pins or limits.exact_stages is not None:
-            return search(terms, limit, limits)
-        # Which stage a layer is in depends on how many there are.
-        highest = min(limits.max_stages or terms.workers, terms.workers, len(terms.cuts.ideals) - 1)
-        for stages in range(lowest, highest + 1):
+        for stages in self._stage_counts(terms, limits):
             steps = search(terms, limit, replace(limits, exact_stages=stages))
             if steps is not None:
                 return steps
@@ -188,7 +230,8 @@ def _result(
             return Result("DP", Status.INFEASIBLE, None, float("inf"), float("inf"), seconds)
         return Result("DP", Status.TIME_LIMIT, None, float("inf"), bound if bound < float("inf") else 0.0, seconds)
     pace, space, segments = best
-    plan = depths.assign(space.plan(problem, segments), problem, pace)
+    # The pace may be just what a depth sustains: rounding must not make that the next one.
+    plan = depths.assign(space.plan(problem, segments), problem, pace * (1 + PRECISION / 10))
     if finished and cuts.complete:
         return Result("DP", Status.OPTIMAL, plan, pace, pace, seconds)
     if cuts.complete:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from pipeplan import cost
+from pipeplan.cuts import Ints
 from pipeplan.solvers.search import SLACK, Step
 from pipeplan.solvers.terms import StageTerms, Terms
 
 
 def pace_of(terms: Terms, steps: list[Step], *, depths: bool) -> float:
     """Seconds per minibatch of one copy: the slowest stage or boundary, and with `depths` what these sustain."""
-    times = [_stage(terms, step) for step in steps]
+    times = [one_stage(terms, step) for step in steps]
     paces = [_stage_s(terms, step, stage) for step, stage in zip(steps, times, strict=True)]
     following: Step | None = None
     groups = [_allreduce_s(terms, step, stage) for step, stage in zip(steps, times, strict=True)]
     for index in range(len(steps) - 1, -1, -1):
         step = steps[index]
         if following is not None:
-            level = _joined(terms, step, following)
+            level = boundary_level(terms, step, following)
             paces.append(_boundary_s(terms, step, following, level))
             if depths and terms.training:
                 paces.append(_depth_s(terms, step, following, level, groups[index : index + 2]))
@@ -35,11 +36,11 @@ def depths_of(terms: Terms, steps: list[Step], pace_s: float) -> list[int]:
     for index in range(len(steps) - 1, -1, -1):
         step = steps[index]
         wait = float(
-            _stage(terms, step).wait(_ONE, np.array([float(step.replicas)]), _ONE + _span(terms, step), pace_s)[0]
+            one_stage(terms, step).wait(_ONE, np.array([float(step.replicas)]), span_of(terms, step), pace_s)[0]
         )
         depth = 1
         if depths and terms.training:
-            level = _joined(terms, step, steps[index + 1])
+            level = boundary_level(terms, step, steps[index + 1])
             transfer = float(terms.transfer_s[step.end][level])
             depth = int(cost.in_flight_depth(behind, wait, transfer, pace_s, step.replicas))
         behind = float(cost.in_flight_behind(depth, step.replicas, wait))
@@ -50,11 +51,11 @@ def depths_of(terms: Terms, steps: list[Step], pace_s: float) -> list[int]:
 def fits(terms: Terms, steps: list[Step], pace_s: float) -> bool:
     """Whether every worker's memory suffices at the depths that a pace needs."""
     for step, depth in zip(steps, depths_of(terms, steps, pace_s), strict=True):
-        deepest = _stage(terms, step).deepest(replicated=step.replicas > 1)
+        deepest = one_stage(terms, step).deepest(replicated=step.replicas > 1)
         if depth > deepest[0]:
             return False
         if terms.accumulate is not None:
-            allreduce = _allreduce_s(terms, step, _stage(terms, step))
+            allreduce = _allreduce_s(terms, step, one_stage(terms, step))
             if terms.buffered_pace(depth, step.replicas, allreduce) > pace_s * (1 + SLACK):
                 return False
     return True
@@ -63,15 +64,22 @@ def fits(terms: Terms, steps: list[Step], pace_s: float) -> bool:
 _ONE = np.zeros(1, dtype=np.intp)
 
 
-def _stage(terms: Terms, step: Step) -> StageTerms:
+def one_stage(terms: Terms, step: Step) -> StageTerms:
+    """The terms of one stage, as arrays of length 1."""
     return terms.stage(step.end, np.array([step.start]), recompute=step.recompute)
+
+
+def span_of(terms: Terms, step: Step) -> Ints:
+    """The level that a stage spans, as an array of length 1."""
+    return _ONE + _span(terms, step)
 
 
 def _span(terms: Terms, step: Step) -> int:
     return int(terms.layout.between(np.array(step.first), np.array(step.first + step.replicas - 1)))
 
 
-def _joined(terms: Terms, step: Step, following: Step) -> int:
+def boundary_level(terms: Terms, step: Step, following: Step) -> int:
+    """Of the component that holds both stages."""
     last = following.first + following.replicas - 1
     return int(terms.layout.between(np.array(step.first), np.array(last)))
 

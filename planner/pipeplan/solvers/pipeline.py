@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pipeplan import cost
 from pipeplan.links import Links
-from pipeplan.plan import DOUBLE_BUFFERED, Plan, Stage
+from pipeplan.plan import ACCUMULATING, Plan, Stage
 from pipeplan.problem import Problem
 
 
@@ -39,12 +39,17 @@ class Space:
         return problem.within(problem.cluster.inner(self.level), self.copies, self._allreduce(problem))
 
     def pace(self, problem: Problem, inner_s: float) -> float:
-        """The pace of all copies together, when one copy takes `inner_s` for each of its minibatches."""
+        """The pace of all copies together, when one copy takes `inner_s` for each of its minibatches.
+
+        With a flush `inner_s` is the time from one update to the next, the all-reduce among copies included.
+        """
+        if problem.options.flushes and problem.options.accumulate is not None:
+            return inner_s / problem.options.accumulate
         return float(cost.overlapped(inner_s / self.copies, self.synchronisation(problem), problem.options.overlap))
 
     def synchronisation(self, problem: Problem) -> float:
         """Gradient all-reduce among the copies, per minibatch: a bound on the pace that no inner plan changes."""
-        if problem.options.schedule == DOUBLE_BUFFERED and problem.options.accumulate is not None:
+        if problem.options.schedule in ACCUMULATING and problem.options.accumulate is not None:
             return float(cost.buffered_synchronisation(self._allreduce(problem), problem.options.accumulate))
         return self._allreduce(problem) / self.copies
 

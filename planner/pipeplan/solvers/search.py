@@ -22,6 +22,7 @@ import numpy as np
 from pipeplan import cost
 from pipeplan.cuts import Floats, Ints
 from pipeplan.solvers.pool import Pool
+from pipeplan.solvers.replicas import Intervals
 from pipeplan.solvers.states import Counting, Flags, Layout, States, undominated
 from pipeplan.solvers.terms import StageTerms, Terms
 
@@ -154,10 +155,11 @@ class Search:
     def __init__(self, terms: Terms, threshold: float, limits: Limits) -> None:
         self.terms, self.limits = terms, limits
         self.layout: Layout = terms.layout
-        self.threshold = threshold
+        self.threshold = self.pace = threshold
         self.within = threshold * (1 + SLACK)
         self.last = len(terms.cuts.ideals) - 1
         self.kept: dict[int, States] = {}
+        self.added_s = 0.0
         # No cut can be reached with fewer workers left in front than its work needs; none at all means no work left.
         need = np.ceil(terms.cuts.work_s / (terms.speed * self.within) - 1e-9)
         self.need = np.maximum(need, 1).astype(np.intp)
@@ -170,7 +172,7 @@ class Search:
     def run(self) -> list[Step] | None:
         """Search all cuts. Raises `OutOfTime` at the deadline."""
         pool = Pool(self.last + 1)
-        pool.add(np.array([self.last]), States.start(self.terms.workers))
+        pool.add(np.array([self.last]), self.start())
         deadline = self.limits.deadline
         for cut in range(self.last, -1, -1):
             if deadline is not None and time.perf_counter() > deadline:
@@ -189,6 +191,10 @@ class Search:
     def _undominated(self, found: States) -> States:
         return undominated(found, self.layout, self.limits.counting)
 
+    def start(self) -> States:
+        """The state at the cut of everything."""
+        return States.start(self.terms.workers)
+
     def _walk(self) -> list[Step] | None:
         """The pipeline behind the best state at the empty cut."""
         states = self.kept[0]
@@ -198,7 +204,9 @@ class Search:
         rows = np.flatnonzero(allowed)
         if not len(rows):
             return None
-        row = int(rows[np.lexsort((-states.first[rows], states.workers[rows], states.stages[rows]))[0]])
+        extra = np.zeros(len(states)) if states.extra is None else states.extra
+        row = int(rows[np.lexsort((-states.first[rows], states.workers[rows], states.stages[rows], extra[rows]))[0]])
+        self.added_s = float(extra[row])
         steps, cut = [], 0
         while cut != self.last:
             states = self.kept[cut]
@@ -216,6 +224,58 @@ class Search:
             cut, row = end, int(states.source[row])
         return steps
 
+    # -- what the threshold allows --
+
+    @property
+    def counts_depths(self) -> bool:
+        """Whether what is in flight can decide: by its memory, or as two versions of the weights must suffice."""
+        return self.terms.training and (self.limits.memory or self.terms.accumulate is not None)
+
+    def _crowd(self, targets: Ints, demand: Floats) -> Floats:
+        """Workers that the stages in front of cuts (rows) need at least for their memory, by the demand (columns)."""
+        return self.terms.crowd(targets, demand)
+
+    def extra(self, stage: StageTerms, before: Floats, target: Ints, joined: Ints) -> Floats:
+        """What adds up over stages, with one more: nothing, in the steady state."""
+        return before
+
+    def _versions_suffice(self, stage: StageTerms, tries: _Tries, replicas: Floats, demand: Floats) -> Flags:
+        """Whether two versions of the weights suffice, where there are no more (`cost.buffered_pace`)."""
+        accumulate, copies = self.terms.accumulate, self.terms.problem.copies
+        if accumulate is None:
+            return np.ones(len(replicas), dtype=bool)
+        spare = accumulate - demand
+        allreduce = stage.allreduce(tries.target, replicas, tries.level) + self.terms.problem.copies_allreduce_s
+        in_time: Flags = (spare >= 0) & (allreduce <= self.within * (np.maximum(spare, 0) + 1 / copies))
+        return in_time
+
+    def allowed(self, stage: StageTerms) -> Intervals:
+        """The numbers of replicas that keep stages within the threshold, level by level."""
+        return stage.allowed(self.within)
+
+    def _fewest(self, stage: StageTerms) -> Floats:
+        """The fewest of them, by level and stage."""
+        return self.allowed(stage).least(np.ones((self.layout.top + 1, len(stage.targets))))
+
+    def _wait(self, stage: StageTerms, tries: _Tries, replicas: Floats) -> Floats:
+        """Minibatches that go by while replicas wait for their group's all-reduce."""
+        return stage.wait(tries.target, replicas, tries.level, self.threshold)
+
+    def _deepened(self, replicas: Floats, cover: Floats) -> Floats:
+        """The depth that covers what is in flight behind."""
+        depth: Floats = 1 + np.ceil(cover / replicas - cost.ROUNDING)
+        return depth
+
+    def _replicas_for(self, depth: Floats, cover: Floats) -> Floats:
+        """The fewest replicas of which a depth covers that."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            count: Floats = np.ceil(cover / np.maximum(depth - 1, 0) - cost.ROUNDING)
+        return count
+
+    def _least_demand(self, replicas: Floats, behind: Floats) -> Floats:
+        """The demand of a stage is at least this: r · depth ≥ r and what the depth covers together."""
+        return replicas + behind
+
     # -- one cut --
 
     def _extend(self, cut: int, states: States) -> Iterator[tuple[Ints, States]]:
@@ -229,7 +289,6 @@ class Search:
         for recompute in variants:
             stage = self.terms.stage(cut, targets, recompute=recompute)
             fits = stage.deepest(replicated=False) >= 1 if self.limits.memory else np.ones(len(targets), dtype=bool)
-            fits &= stage.work_s / self.terms.speed <= self.within * self.terms.workers
             if not fits.any():
                 continue
             if not fits.all():
@@ -274,7 +333,7 @@ class Search:
         """Size stages for every place, and give the states that they lead to."""
         if not len(places):
             return
-        if self.limits.memory and self.terms.training:
+        if self.counts_depths:
             tries, replicas = self._quick(stage, states, places)
             sized = self._in_memory(stage, tries, replicas)
         else:
@@ -290,7 +349,7 @@ class Search:
 
         A lower level never needs more of them, so that the lowest that has room decides.
         """
-        least = stage.fewest(self.within)
+        least = self._fewest(stage)
         fewest = np.full((len(stage.targets), len(places)), np.inf)
         spanned = np.zeros(fewest.shape, dtype=np.intp)
         for level in range(self.layout.top, -1, -1):
@@ -309,15 +368,14 @@ class Search:
         behind = states.demand[places.state]
         covering = np.zeros(need.shape)
         if not stage.is_last:
-            with np.errstate(divide="ignore", invalid="ignore"):
-                covering = behind / np.maximum(stage.deepest(replicated=False) - 1, 0)[:, None]
-        need = np.maximum(need, self.terms.crowd(stage.targets, behind))
+            covering = self._replicas_for(stage.deepest(replicated=False)[:, None], behind)
+        need = np.maximum(need, self._crowd(stage.targets, behind))
         inside = np.vstack([np.zeros_like(places.room[:1]), places.room[:-1]])
-        count = np.maximum(stage.fewest(self.within)[:, :, None], np.maximum(inside[:, None, :] + 1, covering))
+        count = np.maximum(self._fewest(stage)[:, :, None], np.maximum(inside[:, None, :] + 1, covering))
         level, target, place = np.nonzero(count <= np.minimum(places.room[:, None, :], places.end - need))
         at = level, target, place
         tries = _Tries.of(stage, states, places, self.need, at)
-        replicas = stage.least(count[at], tries.target, tries.level, self.within)
+        replicas = self.allowed(stage).least(count[at], (tries.level, tries.target))
         fits = tries.roomy(replicas)
         return tries.take(fits), replicas[fits]
 
@@ -335,16 +393,16 @@ class Search:
             # A stage that needed more than one worker for its memory holds the buckets of replicas, too.
             good = np.isfinite(replicas) & ((replicas == 1) | (depth <= several[tries.target]))
             better = good & (demand < best)
+            better[better] = self._versions_suffice(stage, tries.take(better), replicas[better], demand[better])
             found.append((tries.take(better), replicas[better], depth[better], demand[better]))
             if stage.is_last:
                 break
             # A smaller depth takes more replicas, and is of use only while it may lower their product.
             best = np.minimum(best, np.where(good, demand, np.inf))
             more = np.flatnonzero(np.isfinite(replicas) & (depth > 2))
-            # r · depth is at least r and what the depth covers together.
             behind, fewer = tries.behind[more], depth[more] - 1
-            least = np.maximum(np.ceil(behind / (fewer - 1) - cost.ROUNDING), replicas[more] + 1)
-            useful = (least + behind < best[more]) & tries.take(more).roomy(least)
+            least = np.maximum(self._replicas_for(fewer, behind), replicas[more] + 1)
+            useful = (self._least_demand(least, behind) < best[more]) & tries.take(more).roomy(least)
             more = more[useful]
             tries, replicas, best, most = tries.take(more), least[useful], best[more], fewer[useful]
         if not found:
@@ -365,25 +423,25 @@ class Search:
         the boundary may span more), so that the least fixed point from below is the least solution.
         """
         if stage.is_last:
-            wait = stage.wait(tries.target, replicas, tries.level, self.threshold)
+            wait = self._wait(stage, tries, replicas)
             count = np.where(deepest >= 1, replicas, np.inf)
             return count, np.ones(len(count)), cost.in_flight_behind(1, replicas, wait)
         count, depth, demand = replicas.copy(), np.ones(len(replicas)), np.zeros(len(replicas))
-        count[deepest < 2] = np.inf
-        left = np.flatnonzero(deepest >= 2)
+        count[deepest < 1] = np.inf
+        left = np.flatnonzero(deepest >= 1)
         while len(left):
             here = tries.take(left)
-            now = stage.least(count[left], here.target, here.level, self.within)
+            now = self.allowed(stage).least(count[left], (here.level, here.target))
             count[left] = np.where(here.roomy(now), now, np.inf)
             fits = np.isfinite(count[left])
             left, here, now = left[fits], here.take(fits), now[fits]
-            wait = stage.wait(here.target, now, here.level, self.threshold)
+            wait = self._wait(stage, here, now)
             cover = self._cover(stage.cut, here, now, wait)
-            depth[left] = deep = 1 + np.ceil(cover / now - cost.ROUNDING)
+            depth[left] = deep = self._deepened(now, cover)
             demand[left] = cost.in_flight_behind(deep, now, wait)
             late = deep > deepest[left]
             left = left[late]
-            count[left] = np.maximum(np.ceil(cover[late] / (deepest[left] - 1) - cost.ROUNDING), now[late] + 1)
+            count[left] = np.maximum(self._replicas_for(deepest[left], cover[late]), now[late] + 1)
         return count, depth, demand
 
     def _cover(self, cut: int, tries: _Tries, replicas: Floats, wait: Floats) -> Floats:
@@ -393,7 +451,7 @@ class Search:
         """
         start = (tries.end - replicas).astype(np.intp)
         joined = np.maximum(self.layout.between(start, tries.next_first), tries.next_level)
-        cover: Floats = tries.behind + wait + 2 * self.terms.transfer_s[cut][joined] / self.threshold
+        cover: Floats = tries.behind + wait + 2 * self.terms.transfer_s[cut][joined] / self.pace
         return cover
 
     def _states(
@@ -423,7 +481,11 @@ class Search:
             "end": np.full(len(count), stage.cut),
             "source": rows[state],
         }
-        fresh = States.of(columns, demand)
+        extra = None
+        if states.extra is not None:
+            joined = np.maximum(self.layout.between(tries.end - count, tries.next_first), tries.next_level)
+            extra = self.extra(stage, states.extra[state], tries.target, joined)
+        fresh = States.of(columns, demand, extra)
         good = self._worth(targets, workers, stages)
         if not good.all():
             targets, fresh = targets[good], fresh.take(good)

@@ -74,11 +74,13 @@ class States:
 
     numbers: Ints
     demand: Floats
+    extra: Floats | None = None
+    """What the stages behind the cut add up to, where something does: seconds of a batch. None: nothing."""
 
     @staticmethod
-    def of(columns: dict[str, Ints], demand: Floats) -> States:
+    def of(columns: dict[str, Ints], demand: Floats, extra: Floats | None = None) -> States:
         """From its columns by name."""
-        return States(np.stack([columns[name] for name in _COLUMNS]), demand)
+        return States(np.stack([columns[name] for name in _COLUMNS]), demand, extra)
 
     @staticmethod
     def start(workers: int) -> States:
@@ -91,8 +93,11 @@ class States:
         """All rows of several."""
         if len(parts) == 1:
             return parts[0]
+        extra = [part.extra for part in parts if part.extra is not None]
         return States(
-            np.concatenate([part.numbers for part in parts], axis=1), np.concatenate([part.demand for part in parts])
+            np.concatenate([part.numbers for part in parts], axis=1),
+            np.concatenate([part.demand for part in parts]),
+            np.concatenate(extra) if extra else None,
         )
 
     def __len__(self) -> int:
@@ -100,7 +105,7 @@ class States:
 
     def take(self, rows: Ints | Flags | slice) -> States:
         """Some of the rows."""
-        return States(self.numbers[:, rows], self.demand[rows])
+        return States(self.numbers[:, rows], self.demand[rows], None if self.extra is None else self.extra[rows])
 
     def _column(self, index: int) -> Ints:
         column: Ints = self.numbers[index]
@@ -174,11 +179,12 @@ class Counting:
 
 def undominated(states: States, layout: Layout, counting: Counting) -> States:
     """The states that no other dominates; of equal ones the first in a fixed order."""
-    if not counting.any:
+    if not counting.any and states.extra is None:
         states = states.take(_least_demands(states, layout.top + 1))
     if len(states) == 1:
         return states
-    order = np.lexsort((states.level, states.stages, states.workers, states.demand, -states.first))
+    extra = states.demand if states.extra is None else states.extra
+    order = np.lexsort((states.level, states.stages, states.workers, extra, states.demand, -states.first))
     states = states.take(order)
     kept = np.zeros(len(states), dtype=bool)
     for begin in range(0, len(states), _CHUNK):
@@ -216,6 +222,8 @@ def _dominates(states: States, some: Ints | slice, others: slice, layout: Layout
     for level in range(1, layout.top + 1):
         inner, outer = layout.spans[level - 1], layout.spans[level]
         result &= (level <= joined) | (here % outer // inner >= there % outer // inner)
+    if states.extra is not None:
+        result &= states.extra[some][:, None] <= states.extra[others][None, :]
     if counting.exact_stages:
         result &= states.stages[some][:, None] == states.stages[others][None, :]
     elif counting.stages:

@@ -10,7 +10,7 @@ import numpy as np
 from pipeplan import cost
 from pipeplan.cuts import Cuts, Floats, Ints
 from pipeplan.links import Links
-from pipeplan.plan import DOUBLE_BUFFERED, STASHING
+from pipeplan.plan import DOUBLE_BUFFERED, FLUSH, FLUSHING, GPIPE, STASHING
 from pipeplan.problem import Problem
 from pipeplan.solvers.replicas import Intervals, allowed
 from pipeplan.solvers.states import Flags, Layout
@@ -65,7 +65,7 @@ class Terms:
     @property
     def constant_versions(self) -> int:
         """Versions of the weights whose number does not grow with a stage's depth."""
-        return {STASHING: 0, DOUBLE_BUFFERED: 2}[self.schedule]
+        return {STASHING: 0, DOUBLE_BUFFERED: 2, GPIPE: 1, FLUSH: 1}[self.schedule]
 
     @property
     def parallel(self) -> bool:
@@ -143,7 +143,8 @@ class Terms:
     @cached_property
     def most_replicas(self) -> int:
         """Of any stage."""
-        caps = (self.problem.options.max_replicas, self.accumulate, self.problem.options.max_workers)
+        options = self.problem.options
+        caps = [options.max_replicas, self.accumulate, options.max_workers]
         return min([self.workers, *(cap for cap in caps if cap is not None)])
 
     @cached_property
@@ -183,11 +184,12 @@ class StageTerms:
     """Of one minibatch, on a device of speed 1."""
     recompute: bool
     overlap: float
-    _found: dict[float, Intervals] = field(default_factory=dict)
+    found: dict[float, Intervals] = field(default_factory=dict)
+    """What was worked out already, by threshold."""
 
     def take(self, rows: Ints) -> StageTerms:
         """Some of the stages."""
-        return replace(self, targets=self.targets[rows], work_s=self.work_s[rows], _found={})
+        return replace(self, targets=self.targets[rows], work_s=self.work_s[rows], found={})
 
     def _difference(self, totals: Floats) -> Floats:
         found: Floats = totals[self.cut] - totals[self.targets]
@@ -198,12 +200,12 @@ class StageTerms:
         """Bytes."""
         return self._difference(self.terms.cuts.parameters)
 
-    def _allowed(self, within: float) -> Intervals:
-        """Which numbers of replicas are quick enough: level by level, a stage each."""
-        if within not in self._found:
+    def allowed(self, within: float) -> Intervals:
+        """Which numbers of replicas are quick enough: by level and stage."""
+        if within not in self.found:
             links, terms = self.terms.links, self.terms
             training = float(terms.training)
-            self._found[within] = allowed(
+            self.found[within] = allowed(
                 np.broadcast_to(self.work_s / terms.speed, (terms.layout.top + 1, len(self.targets))),
                 self.parameters * training,
                 links.allreduce_bandwidth[:, None],
@@ -212,15 +214,7 @@ class StageTerms:
                 overlap=self.overlap,
                 accumulate=terms.accumulate,
             )
-        return self._found[within]
-
-    def fewest(self, within: float) -> Floats:
-        """The fewest replicas that are quick enough, by level and stage; infinite where no number is."""
-        return self._allowed(within).least(np.ones((self.terms.layout.top + 1, len(self.targets))))
-
-    def least(self, at_least: Floats, target: Ints, level: Ints, within: float) -> Floats:
-        """The fewest from a number on, for some of the stages, each at a level."""
-        return self._allowed(within).least(at_least, (level, target))
+        return self.found[within]
 
     def wait(self, target: Ints, replicas: Floats, level: Ints, threshold: float) -> Floats:
         """Minibatches that go by while replicas wait for their group's all-reduce (`cost.group_wait`)."""
@@ -229,9 +223,13 @@ class StageTerms:
             return np.zeros(len(replicas))
         if terms.problem.copies > 1:
             return np.asarray(cost.group_wait(0.0, threshold, replicas, terms.problem.copies))
-        bandwidth, latency = terms.links.allreduce_bandwidth[level], terms.links.allreduce_latency[level]
-        allreduce = cost.ring_allreduce_time(replicas, self.parameters[target], bandwidth, latency)
-        return np.asarray(cost.group_wait(allreduce, threshold, replicas))
+        return np.asarray(cost.group_wait(self.allreduce(target, replicas, level), threshold, replicas))
+
+    def allreduce(self, target: Ints, replicas: Floats, level: Ints) -> Floats:
+        """Seconds of one all-reduce of some of the stages, on runs that span a level each."""
+        links = self.terms.links
+        bandwidth, latency = links.allreduce_bandwidth[level], links.allreduce_latency[level]
+        return np.asarray(cost.ring_allreduce_time(replicas, self.parameters[target], bandwidth, latency))
 
     def deepest(self, *, replicated: bool) -> Floats:
         """The most minibatches in flight for which memory suffices; below 1 where it does for none."""
@@ -280,5 +278,5 @@ class StageTerms:
     @cached_property
     def _replication(self) -> Floats:
         """What replication adds: buckets, and a version where an update runs late."""
-        late = ~(self.is_last & (self.targets == 0)) & (self.terms.accumulate is None)
+        late = ~(self.is_last & (self.targets == 0)) & (self.terms.constant_versions == 0)
         return np.asarray(cost.replica_memory(self.parameters, 2, late.astype(int)))

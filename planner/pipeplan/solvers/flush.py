@@ -1,0 +1,291 @@
+"""The fastest pipeline where it drains before every update (gpipe, 1f1b-flush): see docs/cost-model.md.
+
+A batch takes W + V + Σ bounds, with W the work of all layers, V what adds up over stages (transfers both ways, and what
+is computed twice), and a maximum over stages and boundaries for each of the bounds:
+
+    1f1b-flush   steady, exposed                 gpipe   forward, backward, exposed
+
+For given upper limits on the bounds a search over cuts, as in `search`, finds the least V. Branch and bound over the
+limits does the rest: a box of limits [low, high] holds no pipeline faster than W + V(high) + Σ low.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pipeplan import cost
+from pipeplan.cuts import Floats, Ints
+from pipeplan.plan import GPIPE
+from pipeplan.solvers.pace import boundary_level, one_stage, span_of
+from pipeplan.solvers.replicas import Intervals
+from pipeplan.solvers.search import SLACK, Limits, OutOfTime, Search, Step
+from pipeplan.solvers.states import Flags, States
+from pipeplan.solvers.terms import StageTerms, Terms
+from pipeplan.solvers.threshold import PRECISION
+
+Bounds = tuple[float, ...]
+"""Seconds: (steady, exposed) of 1f1b-flush, (forward, backward, exposed) of gpipe."""
+
+# A limit is halved until it is so close to what a pipeline really needs; then it is put right below that.
+_CLOSE = 0.02
+
+
+@dataclass
+class Batches:
+    """Batch times on one component of the cluster."""
+
+    terms: Terms
+    limits: Limits
+
+    @property
+    def minibatches(self) -> int:
+        """Of one update, in the copy that has most."""
+        accumulate = self.terms.problem.options.accumulate
+        assert accumulate is not None
+        return int(cost.rounds(accumulate, self.terms.problem.copies))
+
+    @property
+    def directions(self) -> int:
+        """How many bounds the steady part has: one for each phase."""
+        return 2 if self.terms.schedule == GPIPE else 1
+
+    @property
+    def constant_s(self) -> float:
+        """Of every batch: the work of all layers, and the all-reduce among copies."""
+        return float(self.terms.cuts.work_s[-1]) / self.terms.speed + self.terms.problem.copies_allreduce_s
+
+    def search(self, bounds: Bounds) -> tuple[float, list[Step]] | None:
+        """The least that adds up over stages under limits on the bounds, and a pipeline that reaches it."""
+        found = FlushSearch(self, bounds, self.limits)
+        steps = found.run()
+        if steps is None:
+            return None
+        return found.added_s, steps
+
+    def bounds_of(self, steps: list[Step]) -> Bounds:
+        """The bounds of a pipeline."""
+        terms, count = self.terms, self.minibatches
+        steady, exposed = [0.0] * self.directions, 0.0
+        for index, step in enumerate(steps):
+            forward, backward = self._passes(step.start, step.end, step.recompute)
+            passes = (forward, backward) if self.directions == 2 else (forward + backward,)
+            worst = [float(cost.flush_steady(time, count, step.replicas)) for time in passes]
+            if index + 1 < len(steps):
+                level = boundary_level(terms, step, steps[index + 1])
+                crossing = [float(cost.flush_steady(time, count, 1)) for time in self._crossing(step.end, level)]
+                worst = [max(pair) for pair in zip(worst, crossing, strict=True)]
+                if self.directions == 1:
+                    worst = [max(worst[0], self._depth_s(step, steps[index + 1], level))]
+            steady = [max(pair) for pair in zip(steady, worst, strict=True)]
+            allreduce = one_stage(terms, step).allreduce(_FIRST, np.array([float(step.replicas)]), span_of(terms, step))
+            before = terms.cuts.work_s[step.start] / terms.speed
+            exposed = max(exposed, float(cost.flush_exposed(allreduce[0], before)))
+        return *steady, exposed
+
+    def _depth_s(self, step: Step, following: Step, level: int) -> float:
+        """What a depth below the minibatches of a replica adds to the steady part."""
+        if step.depth >= cost.rounds(self.minibatches, step.replicas) or not self.limits.memory:
+            return 0.0
+        transfer = float(self.terms.transfer_s[step.end][level])
+        slack = following.depth * following.replicas
+        pace = cost.depth_limited_pace(step.depth, step.replicas, slack, transfer, ())
+        return (self.minibatches - 1) * pace
+
+    def _passes(self, start: int, end: int, recompute: bool) -> tuple[float, float]:
+        """Forward and backward of one minibatch on one worker."""
+        cuts, speed = self.terms.cuts, self.terms.speed
+        forward = float(cuts.forward_s[end] - cuts.forward_s[start]) / speed
+        backward = float(cuts.work_s[end] - cuts.work_s[start]) / speed - forward
+        return forward, float(cost.backward_time(forward, backward, recompute))
+
+    def _crossing(self, cut: int, level: int) -> tuple[float, ...]:
+        """How long one minibatch keeps a boundary's link busy, for each bound of the steady part."""
+        cuts, bandwidth = self.terms.cuts, float(self.terms.links.sendrecv_bandwidth[level])
+        ways = float(cuts.sent[cut]) / bandwidth, float(cuts.returned[cut]) / bandwidth
+        return ways if self.directions == 2 else (max(ways),)
+
+
+_FIRST = np.zeros(1, dtype=np.intp)
+
+
+class FlushSearch(Search):
+    """The least that adds up over stages, under limits on the bounds."""
+
+    def __init__(self, batches: Batches, bounds: Bounds, limits: Limits) -> None:
+        self.batches, self.count = batches, batches.minibatches
+        self.steady = tuple(bound * (1 + SLACK) for bound in bounds[:-1])
+        self.exposed = bounds[-1] * (1 + SLACK)
+        super().__init__(batches.terms, 1.0, limits)
+        terms, whole = self.terms, sum(self.steady)
+        # (ceil(M/r) - 1) · pass ≤ bound needs r ≥ M · pass / (bound + pass), and pieces need no fewer than the whole.
+        work = terms.cuts.work_s / terms.speed
+        with np.errstate(divide="ignore", invalid="ignore"):
+            need = np.where(work > 0, self.count * work / (whole + work), 0.0)
+        self.need = np.maximum(np.ceil(need - 1e-9), 1).astype(np.intp)
+        self.need[0] = 0
+        self.widest = np.array([self._widest(cut) for cut in range(self.last + 1)])
+        self.usable = (self.widest >= 1) | (np.arange(self.last + 1) == 0)
+        self.pace = cost.flush_pace(self.steady[0], self.count)
+
+    def start(self) -> States:
+        """With nothing added up."""
+        return replace(super().start(), extra=np.zeros(1))
+
+    @property
+    def counts_depths(self) -> bool:
+        """GPipe holds all minibatches of a replica: its depth follows from the replicas."""
+        return self.limits.memory and self.batches.directions == 1
+
+    def _widest(self, cut: int) -> int:
+        levels = range(self.layout.top + 1)
+        return sum(self._quick_boundary(cut, level) for level in levels) - 1
+
+    def _quick_boundary(self, cut: int, level: int) -> bool:
+        times = self.batches._crossing(cut, level)
+        return all((self.count - 1) * time <= bound for time, bound in zip(times, self.steady, strict=True))
+
+    def allowed(self, stage: StageTerms) -> Intervals:
+        """From the fewest replicas for the steady part (and GPipe's memory) to the most for the exposed all-reduce."""
+        if 0.0 not in stage.found:
+            stage.found[0.0] = self._intervals(stage)
+        return stage.found[0.0]
+
+    def _intervals(self, stage: StageTerms) -> Intervals:
+        terms = self.terms
+        forward = (terms.cuts.forward_s[stage.cut] - terms.cuts.forward_s[stage.targets]) / terms.speed
+        whole = stage.work_s / terms.speed
+        passes = (forward, whole - forward) if len(self.steady) == 2 else (whole,)
+        rounds = np.full(len(whole), np.inf)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            for time, bound in zip(passes, self.steady, strict=True):
+                most = np.where(time > 0, 1 + np.floor(bound / time * (1 + 1e-12)), np.inf)
+                rounds = np.minimum(rounds, most)
+            several, alone = rounds, rounds
+            if self.limits.memory and len(self.steady) == 2:
+                several = np.minimum(rounds, stage.deepest(replicated=True))
+                alone = np.minimum(rounds, stage.deepest(replicated=False))
+            fewest = np.where(several >= 1, np.ceil(self.count / several - 1e-12), np.inf)
+        single = np.where(alone >= self.count, 1.0, -1.0)
+        most = self._most(stage)
+        ones = np.ones(most.shape)
+        row = ones, single * ones, np.maximum(fewest, 2.0) * ones, most
+        return Intervals(*((column, column) for column in row))
+
+    def _most(self, stage: StageTerms) -> Floats:
+        """The most replicas whose all-reduce stays within its bound, by level and stage."""
+        links, terms = self.terms.links, self.terms
+        allowance = self.exposed + terms.cuts.work_s[stage.targets] / terms.speed
+        transmit = stage.parameters / links.allreduce_bandwidth[:, None]
+        latency = np.broadcast_to(links.allreduce_latency[:, None], transmit.shape)
+        # 2 (r-1)/r t + 2 (r-1) α ≤ x, times r: 2α r² + (2t - 2α - x) r - 2t ≤ 0.
+        linear = 2 * transmit - 2 * latency - allowance
+        with np.errstate(divide="ignore", invalid="ignore"):
+            root = np.sqrt(linear * linear + 16 * latency * transmit)
+            # The larger root, without cancellation.
+            curved = np.where(linear > 0, 4 * transmit / (linear + root), (root - linear) / (4 * latency))
+            straight = np.where(linear < 0, np.inf, 2 * transmit / linear)
+            most = np.where(latency > 0, curved, np.where(transmit == 0, np.inf, straight))
+        found: Floats = np.maximum(np.floor(most * (1 + 1e-12)), 1.0)
+        return found
+
+    def _wait(self, stage: StageTerms, tries: object, replicas: Floats) -> Floats:
+        return np.zeros(len(replicas))
+
+    def _crowd(self, targets: Ints, demand: Floats) -> Floats:
+        return np.zeros((len(targets), len(demand)))
+
+    def _versions_suffice(self, stage: StageTerms, tries: object, replicas: Floats, demand: Floats) -> Flags:
+        return np.ones(len(replicas), dtype=bool)
+
+    def _deepened(self, replicas: Floats, cover: Floats) -> Floats:
+        depth: Floats = np.minimum(super()._deepened(replicas, cover), cost.rounds(self.count, replicas))
+        return depth
+
+    def _replicas_for(self, depth: Floats, cover: Floats) -> Floats:
+        count: Floats = np.minimum(super()._replicas_for(depth, cover), cost.rounds(self.count, np.maximum(depth, 1)))
+        return count
+
+    def _least_demand(self, replicas: Floats, behind: Floats) -> Floats:
+        least: Floats = np.minimum(super()._least_demand(replicas, behind), self.count)
+        return least
+
+    def extra(self, stage: StageTerms, before: Floats, target: Ints, joined: Ints) -> Floats:
+        """What is added up behind a stage, with it and its boundary: the way there and back, and work done twice."""
+        terms, cut = self.terms, stage.cut
+        added = before
+        if not stage.is_last:
+            both = float(terms.cuts.sent[cut] + terms.cuts.returned[cut])
+            bandwidth, latency = terms.links.sendrecv_bandwidth[joined], terms.links.sendrecv_latency[joined]
+            added = added + both / bandwidth + 2 * latency
+        if stage.recompute:
+            forward = terms.cuts.forward_s[cut] - terms.cuts.forward_s[stage.targets[target]]
+            added = added + forward / terms.speed
+        return added
+
+
+@dataclass
+class Answer:
+    """The fastest pipeline found, in seconds of a batch."""
+
+    total_s: float = float("inf")
+    steps: list[Step] | None = None
+    bound_s: float = 0.0
+    """No pipeline takes less."""
+    finished: bool = True
+    interrupted: bool = False
+
+
+def best(batches: Batches) -> Answer:
+    """Branch and bound. A deadline or Ctrl-C ends it with what it has."""
+    answer = Answer()
+    number = batches.directions + 1
+    everything = batches.constant_s * (1 + batches.minibatches) + batches.terms.most * batches.minibatches
+    low, high = (0.0,) * number, (everything,) * number
+    boxes: list[tuple[float, int, Bounds, Bounds, tuple[float, Bounds] | None]] = [(0.0, 0, low, high, None)]
+    pushed = 0
+    try:
+        while boxes:
+            bound, _, low, high, known = heapq.heappop(boxes)
+            answer.bound_s = bound
+            if bound >= answer.total_s * (1 - PRECISION):
+                break
+            if known is None:
+                found = batches.search(high)
+                if found is None:
+                    continue
+                extra, steps = found
+                real = batches.bounds_of(steps)
+                total = batches.constant_s + extra + sum(real)
+                if total < answer.total_s:
+                    answer.total_s, answer.steps = total, steps
+                known = extra, real
+            for part in _split(low, high, known):
+                pushed += 1
+                heapq.heappush(boxes, (batches.constant_s + known[0] + sum(part[0]), pushed, *part))
+        else:
+            answer.bound_s = answer.total_s
+    except OutOfTime:
+        answer.finished = False
+    except KeyboardInterrupt:
+        answer.finished, answer.interrupted = False, True
+    if answer.finished:
+        answer.bound_s = answer.total_s
+    return answer
+
+
+def _split(
+    low: Bounds, high: Bounds, known: tuple[float, Bounds]
+) -> list[tuple[Bounds, Bounds, tuple[float, Bounds] | None]]:
+    """A box in two, along the bound that is farthest from its lower limit. The upper part needs no new search."""
+    gaps = [max(0.0, real - least) for real, least in zip(known[1], low, strict=True)]
+    axis = max(range(len(gaps)), key=gaps.__getitem__)
+    real, least = known[1][axis], low[axis]
+    at = (real + least) / 2 if least < real * (1 - _CLOSE) else real * (1 - PRECISION / 2)
+    if gaps[axis] <= real * PRECISION:
+        return []
+    below = (*high[:axis], at, *high[axis + 1 :])
+    above = (*low[:axis], at, *low[axis + 1 :])
+    return [(low, below, None), (above, high, known)]
