@@ -103,7 +103,7 @@ def reasons(anatomies: tuple[Anatomy, ...], capacity: float) -> list[str]:
         line = f"{_named(other.name).capitalize()} is {speed}: {most[1]:.0%} of its time is lost to {most[0]}"
         if most[0] == "communication" and mine.sent_bytes > 0:
             line += f", it sends {other.sent_bytes / mine.sent_bytes:.2g} times the bytes"
-        if other.memory_bytes > capacity:
+        if not other.fits:
             line += f", and it does not fit ({show_size(other.memory_bytes)} of {show_size(capacity)})"
         lines.append(f"{line}. Bound by {other.bound}.")
     return lines
