@@ -52,6 +52,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
             "stages": outcome.problem.options.stages,
             "max_replicas": outcome.problem.options.max_replicas,
             "boundary": outcome.problem.options.boundary,
+            "contention": outcome.problem.options.contention,
         },
         "plan": outcome.plan.to_json() | {"config": outcome.plan.config},
         "prediction": {

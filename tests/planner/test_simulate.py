@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -15,17 +15,22 @@ from instances import random_instance, to_problem
 from pipeplan.cluster import Cluster, Device, Level
 from pipeplan.cost import overlapped
 from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.evaluate import Evaluation, evaluate
 from pipeplan.files import Node
+from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
 from pipeplan.profile import Layer, Profile, Tensor
 from pipeplan.render import plan_document
 from pipeplan.simulate.engine import Replayed, replay
+from pipeplan.simulate.flows import Flow, Network, Use, share_out
 from pipeplan.simulate.memory import memory_over_time, peak_memory
 from pipeplan.simulate.picture import timeline
 from pipeplan.simulate.report import Report, enough_minibatches, in_flight, measure
 from pipeplan.simulate.scenario import Hop, Load, Scenario, from_document
 from pipeplan.simulate.trace import trace_document
 from pipeplan.solve import Outcome, Settings, solve
+from pipeplan.solvers import depths
+from pipeplan.verdict import Verdict
 from pipeplan_launch.schedule import SCHEDULES, Action, Kind, Schedule, StageShape, version_fixed
 
 TRAINING = SCHEDULES["1f1b-stashing"]
@@ -193,14 +198,14 @@ def test_a_pipeline_that_drains_by_hand() -> None:
 
     1F1B with depths 2 and 1 needs as long: the last stage is busy for 9 s, 1 s later, and the first 2 s after it.
     """
-    for name, depths in (("gpipe", (3, 3)), ("1f1b-flush", (2, 1))):
-        scenario = _accumulating(name, 3, *((1, depth, 1.0, 2.0) for depth in depths))
+    for name, held in (("gpipe", (3, 3)), ("1f1b-flush", (2, 1))):
+        scenario = _accumulating(name, 3, *((1, depth, 1.0, 2.0) for depth in held))
         replayed, report = _run(scenario, 9)
         assert report.total_s == pytest.approx(3 * 12.0)
         assert _pace(scenario) == pytest.approx(4.0)
         begun = [done.start_s for done in replayed.passes if str(done.action) in ("F0", "F3", "F6") and done.stage == 0]
         assert begun == pytest.approx([0.0, 12.0, 24.0])
-        assert [stage.peak_in_flight for stage in report.stages] == list(depths)
+        assert [stage.peak_in_flight for stage in report.stages] == list(held)
 
 
 def test_an_all_reduce_after_a_flush_holds_its_replicas_up() -> None:
@@ -243,8 +248,8 @@ def test_no_worker_holds_more_than_is_planned(name: str) -> None:
     kept = {"1f1b-stashing": (4, 2), "vertical-sync": (4, 8), "2bw": (2, 2), "gpipe": (1, 1), "1f1b-flush": (1, 1)}[
         name
     ]
-    depths = (3, 6) if name == "gpipe" else (3, 1)
-    scenario = _scenario((2, depths[0], 1.0, 2.0), (1, depths[1], 0.5, 1.0), sync=0.1)
+    held = (3, 6) if name == "gpipe" else (3, 1)
+    scenario = _scenario((2, held[0], 1.0, 2.0), (1, held[1], 0.5, 1.0), sync=0.1)
     loads = tuple(replace(load, versions=count) for load, count in zip(scenario.stages, kept, strict=True))
     scenario = replace(scenario, stages=loads, schedule=SCHEDULES[name], accumulate=6)
     late = (1, 0) if name in ("1f1b-stashing", "vertical-sync") else (0, 0)
@@ -370,6 +375,74 @@ def test_a_plan_over_two_servers_reads_its_links_from_the_cluster() -> None:
     levels = (Level("server", 1, 0.0), Level("cluster", 2, 100.0, 0.25, sendrecv_efficiency=0.5))
     problem = Problem(profile, Cluster("t", Device("d", "cpu", 10_000, speed=2.0), levels), Options(stages=2))
     scenario = from_document(Node(plan_document(solve(problem, Settings(solver="dp"))), "plan.json"))
-    assert scenario.hops == ((Hop(0.8, 0.25, 0.8),),)
+    assert scenario.hops == ((Hop(0.8, 0.25, 0.8, 1, 50.0),),)
     assert [stage.forward_s for stage in scenario.stages] == [0.5, 0.5]
     assert math.isclose(_pace(scenario), 1.5)
+
+
+def _over_two_servers(contention: bool) -> tuple[Scenario, Evaluation]:
+    """a on server 0, b on server 1, c on server 0 again: what a sends and what c returns leave by the same card.
+
+    100 bytes/s between servers: 1 s for either, so that the card is busy for 2 s a minibatch, each stage for 1.5 s.
+    """
+    profile = Profile(
+        layers=tuple(Layer(name, 0.5, 1.0, 0, 1) for name in "abc"),
+        tensors=(Tensor("x", "a", ("b",), 100, 1), Tensor("y", "b", ("c",), 1, 100)),
+        minibatch=1,
+    )
+    levels = (Level("server", 2, 1e6), Level("cluster", 2, 100.0))
+    problem = Problem(profile, Cluster("t", Device("d", "cuda", 10**6), levels), Options(contention=contention))
+    stages = tuple(Stage((name,), (worker,), 1, 1) for name, worker in zip("abc", (0, 2, 1), strict=True))
+    plan = depths.assign(Plan(stages), problem, 1.5)
+    score = evaluate(plan, problem)
+    outcome = Outcome(problem, plan, score, (), Verdict(True, False, ""), (), {})
+    return from_document(Node(plan_document(outcome), "plan.json")), score
+
+
+def test_what_shares_a_network_card_shares_its_time() -> None:
+    scenario, score = _over_two_servers(contention=True)
+    assert score.bound == "network card of server 0, outgoing"
+    assert score.pace_s == pytest.approx(2.0)
+    assert _pace(scenario) == pytest.approx(2.0, rel=1e-3)
+    scenario, score = _over_two_servers(contention=False)
+    assert score.pace_s == pytest.approx(1.5)
+    assert _pace(scenario) == pytest.approx(1.5)
+
+
+def test_flows_share_cards_fairly() -> None:
+    """Two flows of 4 s over one card: the second, which began at 1 s, slows the first down, and then has it alone."""
+    now = 0.0
+    ended: dict[str, float] = {}
+    events: list[tuple[float, int, Callable[[], None]]] = []
+    network = Network(lambda: now, lambda time, event: events.append((time, len(events), event)))
+
+    def flow(name: str, duration: float, use: Use) -> Callable[[], None]:
+        return lambda: network.start(duration, use, lambda: ended.setdefault(name, now))
+
+    card, other = (0, 1, 0), (1, 1, 1)
+    events.append((0.0, -3, flow("first", 4.0, {card: 1.0})))
+    events.append((1.0, -2, flow("second", 4.0, {card: 1.0, other: 0.1})))
+    events.append((1.0, -1, flow("apart", 3.0, {other: 0.5})))
+    while events:
+        events.sort(key=lambda entry: entry[:2])
+        now, _, event = events.pop(0)
+        event()
+    # The first has 3 s left at 1 s, and half the card until 7 s; the second then 1 s.
+    assert ended == pytest.approx({"apart": 4.0, "first": 7.0, "second": 8.0})
+
+
+def test_a_flow_has_what_the_others_cannot_use() -> None:
+    """Shares of two cards at full speed, and the speeds that are max-min fair."""
+    a, b = (0, 1, 0), (0, 1, 1)
+    for uses, speeds in (
+        ([{a: 1.0}, {a: 1.0}], [0.5, 0.5]),
+        ([{a: 0.2}, {a: 1.0}], [1.0, 0.8]),
+        ([{a: 2.0}], [0.5]),
+        # The first is held to half of b by the second, which leaves the third the rest of a.
+        ([{a: 1.0, b: 1.0}, {b: 1.0}, {a: 0.5}], [0.5, 0.5, 1.0]),
+        ([{a: 1.0, b: 1.0}, {b: 1.0}, {b: 1.0}, {a: 1.0}], [1 / 3, 1 / 3, 1 / 3, 2 / 3]),
+        ([{}, {a: 3.0}, {a: 1.0}], [1.0, 1 / 6, 0.5]),
+    ):
+        flows = [Flow(1.0, use, lambda: None) for use in uses]
+        share_out(flows)
+        assert [flow.speed for flow in flows] == pytest.approx(speeds)

@@ -7,19 +7,23 @@ R        joins the group's all-reduce, which starts when all replicas have, and 
 U        lasts exposed_s on the worker; what is left of the all-reduce, hidden_s, goes on behind it. Where U follows
          its R at once, the hidden part runs after the exposed one; where the schedule put other actions between
          them, before it, and U waits for it.
+card     with `Scenario.cards`, what is on a link or hidden in an all-reduce is a flow, which shares the network cards
+         that it passes (`flows`): it then takes as long as they let it. An all-reduce after a flush is one as a whole.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 from pipeplan.errors import InputError
-from pipeplan.simulate.scenario import Hop, Scenario
+from pipeplan.simulate.flows import Network, Use
+from pipeplan.simulate.scenario import Hop, Load, Scenario
 from pipeplan_launch.schedule import Action, Kind
 
 
@@ -84,10 +88,25 @@ class _Worker:
         return action
 
 
+class _Load(NamedTuple):
+    """What is to be carried over a link: first as a flow, then as what no card slows."""
+
+    number: int
+    flow_s: float
+    rest_s: float
+    use: Use
+    begun: Callable[[float], None]
+    """Called when the link takes it up, with the time that this is."""
+    flown: Callable[[], None]
+    """Called when the flow has arrived."""
+
+
 @dataclass
 class _Link:
     row: str
     free_s: float = 0.0
+    waiting: deque[_Load] = field(default_factory=deque)
+    busy: bool = False
 
 
 class _Engine:
@@ -109,6 +128,7 @@ class _Engine:
         ]
         self._activations = [_links(f"stage {i + 1} → {i + 2}", hops) for i, hops in enumerate(scenario.hops)]
         self._gradients = [_links(f"stage {i + 2} → {i + 1}", hops) for i, hops in enumerate(scenario.hops)]
+        self._network = None if scenario.cards is None else Network(lambda: self._now, self._at)
         # Copies of a pipeline sit in different components, whose one link to each other all stages share.
         shared = _Link("all-reduce")
         self._sync = [
@@ -153,7 +173,7 @@ class _Engine:
                 case Kind.REDUCE:
                     self._join(worker, action.index)
                 case Kind.UPDATE:
-                    self._compute(worker, action, load.exposed_s(self._scenario.overlap))
+                    self._compute(worker, action, self._parts(load)[1])
 
     def _ready(self, worker: _Worker, action: Action) -> bool:
         match action.kind:
@@ -190,18 +210,65 @@ class _Engine:
         turn, copy = divmod(action.index, self._scenario.copies)
         hop = self._scenario.hops[boundary][copy]
         busy_s = hop.transmit_s if action.kind is Kind.FORWARD else hop.back_s
-        start = self._occupy(links[copy][turn % hop.links], action.index, busy_s)
         replicas = self._workers[target]
         receiver = replicas[action.index % len(replicas)]
-        self._at(start + busy_s + hop.latency_s, lambda: self._arrive(receiver, action))
+        use = self._use(action, boundary, copy)
+        self._carry(
+            links[copy][turn % hop.links],
+            _Load(
+                action.index,
+                busy_s,
+                0.0,
+                use,
+                begun=lambda _: None,
+                flown=lambda: self._at(self._now + hop.latency_s, lambda: self._arrive(receiver, action)),
+            ),
+        )
 
-    def _occupy(self, link: _Link, index: int, duration_s: float) -> float:
-        """Take a link as soon as it is free; returns when that is. Called in order of time, so first come is first."""
-        start = max(self._now, link.free_s)
-        link.free_s = start + duration_s
-        if duration_s > 0:
-            self._transfers.append(Transfer(link.row, index, start, link.free_s))
-        return start
+    def _use(self, action: Action, boundary: int, copy: int) -> Use:
+        """The cards that a message passes: with the activations from this stage to the next, with gradients back."""
+        if self._scenario.cards is None:
+            return {}
+        ends = self._scenario.stages[boundary : boundary + 2]
+        here, there = (load.workers[action.index % load.replicas] for load in ends)
+        if action.kind is Kind.BACKWARD:
+            here, there = there, here
+        return self._scenario.cards.message(here, there, self._scenario.hops[boundary][copy].bandwidth)
+
+    def _carry(self, link: _Link, load: _Load) -> None:
+        """Queue something on a link. Called in order of time, so first come is first."""
+        if self._network is None:
+            start = max(self._now, link.free_s)
+            link.free_s = start + load.flow_s + load.rest_s
+            self._note(link, load.number, start, link.free_s)
+            load.begun(start)
+            self._at(start + load.flow_s, load.flown)
+            return
+        link.waiting.append(load)
+        if not link.busy:
+            self._take_up(link, self._network)
+
+    def _take_up(self, link: _Link, network: Network) -> None:
+        """Begin with the next that waits for a link, which is free."""
+        load, start = link.waiting.popleft(), self._now
+        link.busy = True
+        load.begun(start)
+
+        def flown() -> None:
+            load.flown()
+            self._at(self._now + load.rest_s, over)
+
+        def over() -> None:
+            self._note(link, load.number, start, self._now)
+            link.busy = False
+            if link.waiting:
+                self._take_up(link, network)
+
+        network.start(load.flow_s, load.use, flown)
+
+    def _note(self, link: _Link, number: int, start_s: float, end_s: float) -> None:
+        if end_s > start_s:
+            self._transfers.append(Transfer(link.row, number, start_s, end_s))
 
     def _arrive(self, worker: _Worker, action: Action) -> None:
         worker.arrived.add(action)
@@ -218,16 +285,34 @@ class _Engine:
         if self._joined[key] < len(replicas):
             return
         del self._joined[key]
-        load, overlap = self._scenario.stages[worker.stage], self._scenario.overlap
-        hidden = load.hidden_s(overlap)
-        start = self._occupy(self._sync[worker.stage], group, load.exposed_s(overlap) + hidden)
+        hidden, exposed = self._parts(self._scenario.stages[worker.stage])
+        # Cards may slow what a flush waits for, so that its end, not its start, is when the replicas go on.
+        waits = self._network is not None and self._scenario.drains
+        early = [replica for replica in replicas if group in replica.awaits_at_once and not waits]
+        late = [replica for replica in replicas if replica not in early]
         for replica in replicas:
-            at_once = group in replica.awaits_at_once
             replica.awaits_at_once.discard(group)
-            self._release(replica, update, start if at_once else start + hidden)
+
+        def begun(start: float) -> None:
+            for replica in early:
+                self._release(replica, update, start)
+
+        def flown() -> None:
+            for replica in late:
+                self._release(replica, update, self._now)
+
+        use = self._scenario.cards.ring(worker.stage) if self._scenario.cards is not None else {}
+        self._carry(self._sync[worker.stage], _Load(group, hidden, exposed, use, begun, flown))
 
     def _release(self, worker: _Worker, update: Action, time_s: float) -> None:
         self._at(time_s, lambda: self._arrive(worker, update))
+
+    def _parts(self, load: Load) -> tuple[float, float]:
+        """What of an all-reduce goes on behind the replicas' computing, and what holds them up."""
+        overlap = self._scenario.overlap
+        if self._network is not None and self._scenario.drains:
+            return load.sync_s, 0.0
+        return load.hidden_s(overlap), load.exposed_s(overlap)
 
     def _deadlock(self, worker: _Worker) -> str:
         load = self._scenario.stages[worker.stage]

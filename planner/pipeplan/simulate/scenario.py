@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from pipeplan.errors import InputError
 from pipeplan.files import Node, read_document
 from pipeplan.links import Links
 from pipeplan.plan import ACCUMULATING, FLUSHING, INFERENCE, Plan
+from pipeplan.simulate.cards import Cards
 from pipeplan_launch.schedule import SCHEDULES, Schedule, StageShape
 
 FORMAT, VERSION = "pipeplan-plan", 1
@@ -72,6 +74,8 @@ class Hop:
     """How long their gradients do; as long as the activations where that is not given."""
     links: int = 1
     """How many messages each direction carries at once, each at the full rate."""
+    bandwidth: float = math.inf
+    """That full rate, bytes/s."""
 
     @property
     def back_s(self) -> float:
@@ -99,6 +103,8 @@ class Scenario:
     """The first worker of every server, where servers differ in their number of devices."""
     accumulate: int | None = None
     """Minibatches per update, for the schedules that need a number."""
+    cards: Cards | None = None
+    """The network cards that messages and all-reduces share; without them each has its links alone."""
 
     @property
     def shapes(self) -> tuple[StageShape, ...]:
@@ -163,6 +169,7 @@ def from_document(root: Node) -> Scenario:
         copies=plan.copies,
         workers_per_server=cluster.workers_per_server,
         accumulate=plan.accumulate,
+        cards=Cards(plan, Links.of(cluster)) if root["options"]["contention"].boolean() else None,
         server_starts=() if cluster.uniform else tuple(cluster.starts(cluster.server_level)[:-1]),
     )
 
@@ -204,5 +211,5 @@ def _hops(plan: Plan, cluster: Cluster, index: int, node: Node, parallel: bool) 
         bandwidth, latency = links.sendrecv_among(here + there)
         at_once = min(len(here), len(there)) if parallel else 1
         times = (float(cost.boundary_time(size, bandwidth)) for size in (sent, returned))
-        hops.append(Hop(next(times), latency, next(times), at_once))
+        hops.append(Hop(next(times), latency, next(times), at_once, bandwidth))
     return tuple(hops)
