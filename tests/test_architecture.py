@@ -25,7 +25,7 @@ PLANNER = (
     {"profile", "cluster", "cluster_check", "cost"},
     {"plan"},
     {"alter", "cluster_file", "cluster_json", "links", "local", "problem", "importers"},
-    {"batch", "cuts", "stages", "contention"},
+    {"batch", "cuts", "stages", "contention", "layouts"},
     {"check", "evaluate", "simulate"},
     {"solvers", "baselines", "improve"},
     {"diagnose", "quick", "verdict"},

@@ -14,24 +14,21 @@ deterministic, and its effort is bounded by a count, not by a clock.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from pipeplan import contention
 from pipeplan.errors import InputError
 from pipeplan.evaluate import Evaluation, evaluate
+from pipeplan.layouts import Layout, aligned, consecutive
 from pipeplan.links import Links
-from pipeplan.plan import Plan, Stage
+from pipeplan.plan import Plan
 from pipeplan.problem import Problem
 from pipeplan.solvers import depths
 
 TOLERANCE = 1e-9
 """Relative. Less is no gain."""
-STEPS = (1, 2, 4, 8)
-"""Units that change their stage at once, and workers."""
 SHARPNESS = 16
 """Exponent of the sum over resources that tells plans of one pace apart."""
 EFFORT = 1000
@@ -49,14 +46,14 @@ def improve(plan: Plan, problem: Problem, effort: int = EFFORT) -> Plan:
     and fits in memory wherever `plan` does.
     """
     score = evaluate(plan, problem)
-    if score.pace_s <= score.alone_s * (1 + TOLERANCE) or not _consecutive(plan, problem):
+    if score.pace_s <= score.alone_s * (1 + TOLERANCE) or not consecutive(plan, problem):
         return plan
     search = _Search(plan, problem, score, _allowed(plan, problem, effort))
-    here = _Layout.of(plan, problem)
-    alone = _Layout((0,) * len(here.home), (0, sum(here.room), 0))
-    for start in (here, _aligned(here, problem), alone):
+    here = Layout.of(plan, problem)
+    alone = Layout((0,) * len(here.home), (0, sum(here.room), 0))
+    for start in (here, aligned(here, problem), alone):
         search.descend(start)
-    search.descend(_Layout.of(search.best, problem), wander=True)
+    search.descend(Layout.of(search.best, problem), wander=True)
     return search.best
 
 
@@ -69,102 +66,6 @@ def _allowed(plan: Plan, problem: Problem, effort: int) -> int:
 _Rank = tuple[float, float]
 """Pace, then crowding: how many resources are near it; infinite where the pace is only known to be no less."""
 _UNKNOWN = 0.0, float("inf")
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """A pipeline in one copy, as the moves see it."""
-
-    home: tuple[int, ...]
-    """The stage of every unit; units are in a topological order."""
-    room: tuple[int, ...]
-    """Workers left to right: idle before stage 0, of stage 0, idle before stage 1, … idle after the last."""
-
-    @staticmethod
-    def of(plan: Plan, problem: Problem) -> _Layout:
-        """The layout of a plan on consecutive workers."""
-        stage_of = {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}
-        room, end = [], 0
-        for workers in plan.copy(0):
-            room += [workers[0] - end, len(workers)]
-            end = workers[-1] + 1
-        home = tuple(stage_of[unit.layers[0]] for unit in problem.units)
-        return _Layout(home, (*room, problem.cluster.workers // plan.copies - end))
-
-    def moved(self) -> Iterator[_Layout]:
-        """All neighbours, those that move least first."""
-        for step in STEPS:
-            yield from self._units_moved(step)
-            yield from self._workers_moved(step)
-        yield from self._merged()
-        yield from self._split()
-        for step in STEPS:
-            for other in self._units_moved(step):
-                yield from other._workers_moved(1)
-
-    def _units_moved(self, step: int) -> Iterator[_Layout]:
-        stages = len(self.room) // 2
-        members: list[list[int]] = [[] for _ in range(stages)]
-        for unit, stage in enumerate(self.home):
-            members[stage].append(unit)
-        for stage, target in [pair for s in range(stages - 1) for pair in ((s, s + 1), (s + 1, s))]:
-            if len(members[stage]) <= step:
-                continue
-            # In topological order the last units of a stage are read by one another and later stages alone.
-            gone = set(members[stage][-step:] if target > stage else members[stage][:step])
-            yield replace(self, home=tuple(target if unit in gone else at for unit, at in enumerate(self.home)))
-
-    def _workers_moved(self, step: int) -> Iterator[_Layout]:
-        for source, target in itertools.permutations(range(len(self.room)), 2):
-            if self.room[source] - step < source % 2:
-                continue
-            room = list(self.room)
-            room[source] -= step
-            room[target] += step
-            yield replace(self, room=tuple(room))
-
-    def _merged(self) -> Iterator[_Layout]:
-        for stage in range(len(self.room) // 2 - 1):
-            at = 2 * stage + 1
-            room = (*self.room[:at], sum(self.room[at : at + 3]), *self.room[at + 3 :])
-            yield _Layout(tuple(one - (one > stage) for one in self.home), room)
-
-    def _split(self) -> Iterator[_Layout]:
-        for stage in range(len(self.room) // 2):
-            at, members = 2 * stage + 1, [unit for unit, home in enumerate(self.home) if home == stage]
-            for count, left in itertools.product(range(1, len(members)), range(1, self.room[at])):
-                first = set(members[:count])
-                home = tuple(one + (one >= stage and unit not in first) for unit, one in enumerate(self.home))
-                yield _Layout(home, (*self.room[:at], left, 0, self.room[at] - left, *self.room[at + 1 :]))
-
-
-def _consecutive(plan: Plan, problem: Problem) -> bool:
-    """Whether the plan is one of those that the moves know: copies at equal distances, stages in order in each."""
-    size, first = problem.cluster.workers // plan.copies, plan.copy(0)
-    flat = [worker for workers in first for worker in workers]
-    runs = all(workers[-1] - workers[0] + 1 == len(workers) for workers in first)
-    alike = all(
-        plan.copy(copy) == tuple(tuple(worker + copy * size for worker in workers) for workers in first)
-        for copy in range(1, plan.copies)
-    )
-    return runs and flat == sorted(flat) and max(flat) < size and alike
-
-
-def _aligned(layout: _Layout, problem: Problem) -> _Layout:
-    """Idle workers inserted, as far as there are, so that no stage lies on two servers that has room in one."""
-    room, position = list(layout.room), 0
-    for index in range(0, len(room) - 1, 2):
-        replicas = room[index + 1]
-        first = position + room[index]
-        following = next(
-            (start for start in problem.cluster.starts(problem.cluster.server_level) if start > first), first
-        )
-        if first + replicas > following and replicas <= problem.cluster.workers_per_server:
-            shift = min(following - first, room[-1])
-            room[index] += shift
-            room[-1] -= shift
-        position += room[index] + replicas
-    return replace(layout, room=tuple(room))
 
 
 class _Search:
@@ -180,9 +81,9 @@ class _Search:
         cluster = problem.cluster
         fastest = max([cluster.device.speed, *(machine.device.speed for machine in cluster.machines)])
         self._work_s = np.array([unit.forward_s + unit.backward_s for unit in problem.units]) / fastest / plan.copies
-        self._known: dict[_Layout, _Rank | None] = {}
+        self._known: dict[Layout, _Rank | None] = {}
 
-    def descend(self, layout: _Layout, *, wander: bool = False) -> None:
+    def descend(self, layout: Layout, *, wander: bool = False) -> None:
         """Take the first neighbour that is better until there is none, or no effort is left.
 
         With `wander` the best neighbour is then taken that was not taken before, though it is worse.
@@ -191,7 +92,7 @@ class _Search:
         taken = {layout}
         while here is not None:
             limit_s = max(here[0], self.pace_s * DETOUR) if wander else here[0]
-            following: tuple[_Layout, _Rank] | None = None
+            following: tuple[Layout, _Rank] | None = None
             for neighbour in layout.moved():
                 if self._spent():
                     return
@@ -213,7 +114,7 @@ class _Search:
         met = self.pace_s <= self._bound_s * (1 + TOLERANCE)
         return met or self._scores_left <= 0 or self._glances_left <= 0
 
-    def _rank(self, layout: _Layout, limit_s: float) -> _Rank | None:
+    def _rank(self, layout: Layout, limit_s: float) -> _Rank | None:
         """What a layout is to be compared by, or None where it takes longer than a limit or is not allowed."""
         self._glances_left -= 1
         rank = self._known.get(layout, _UNKNOWN)
@@ -227,8 +128,8 @@ class _Search:
         rank = self._known[layout] = self._scored_rank(layout, limit_s)
         return rank if rank is not None and rank[0] <= limit_s * (1 + TOLERANCE) else None
 
-    def _scored_rank(self, layout: _Layout, limit_s: float) -> _Rank | None:
-        plan = self._plan(layout)
+    def _scored_rank(self, layout: Layout, limit_s: float) -> _Rank | None:
+        plan = layout.plan(self._template, self._problem)
         if not _permitted(plan, self._problem):
             return None
         self._scores_left -= 1
@@ -243,19 +144,6 @@ class _Search:
         if score.pace_s < self.pace_s * (1 - TOLERANCE):
             self.best, self.pace_s = plan, score.pace_s
         return score.pace_s, self._crowding(score, cards, plan.copies)
-
-    def _plan(self, layout: _Layout) -> Plan:
-        template, problem = self._template, self._problem
-        size, names = problem.cluster.workers // template.copies, [unit.layers for unit in problem.units]
-        stages, position = [], 0
-        for index, (idle, replicas) in enumerate(zip(layout.room[:-1:2], layout.room[1::2], strict=True)):
-            position += idle
-            layers = tuple(name for unit, at in enumerate(layout.home) if at == index for name in names[unit])
-            run = range(position, position + replicas)
-            workers = tuple(copy * size + worker for worker in run for copy in range(template.copies))
-            stages.append(Stage(layers, workers, 1, 1))
-            position += replicas
-        return replace(template, stages=tuple(stages))
 
     def _scored(self, plan: Plan) -> tuple[Plan, Evaluation] | None:
         """The plan with its depths, and its score; None where it is no plan or does not fit."""

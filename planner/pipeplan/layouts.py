@@ -1,0 +1,126 @@
+"""Pipelines as a local search moves them: which units each stage holds, and how many workers lie where.
+
+Stages are on consecutive workers, in order, with idle workers anywhere between them, and alike in every copy.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pipeplan.plan import Plan, Stage
+from pipeplan.problem import Problem
+
+STEPS = (1, 2, 4, 8)
+"""Units that change their stage at once, and workers."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A pipeline in one copy, as the moves see it."""
+
+    home: tuple[int, ...]
+    """The stage of every unit; units are in a topological order."""
+    room: tuple[int, ...]
+    """Workers left to right: idle before stage 0, of stage 0, idle before stage 1, … idle after the last."""
+
+    @staticmethod
+    def of(plan: Plan, problem: Problem) -> Layout:
+        """The layout of a plan on consecutive workers."""
+        stage_of = {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}
+        room, end = [], 0
+        for workers in plan.copy(0):
+            room += [workers[0] - end, len(workers)]
+            end = workers[-1] + 1
+        home = tuple(stage_of[unit.layers[0]] for unit in problem.units)
+        return Layout(home, (*room, problem.cluster.workers // plan.copies - end))
+
+    def plan(self, template: Plan, problem: Problem) -> Plan:
+        """The plan of this layout, with the copies and the schedule of `template`; its depths are yet to be found."""
+        size = problem.cluster.workers // template.copies
+        members: list[list[str]] = [[] for _ in self.room[1::2]]
+        for unit, stage in zip(problem.units, self.home, strict=True):
+            members[stage] += unit.layers
+        stages, position = [], 0
+        for layers, idle, replicas in zip(members, self.room[:-1:2], self.room[1::2], strict=True):
+            run = range(position + idle, position + idle + replicas)
+            workers = tuple(copy * size + worker for worker in run for copy in range(template.copies))
+            stages.append(Stage(tuple(layers), workers, 1, 1))
+            position = run.stop
+        return replace(template, stages=tuple(stages))
+
+    def moved(self) -> Iterator[Layout]:
+        """All neighbours, those that move least first."""
+        for step in STEPS:
+            yield from self._units_moved(step)
+            yield from self._workers_moved(step)
+        yield from self._merged()
+        yield from self._split()
+        for step in STEPS:
+            for other in self._units_moved(step):
+                yield from other._workers_moved(1)
+
+    def _units_moved(self, step: int) -> Iterator[Layout]:
+        stages = len(self.room) // 2
+        members: list[list[int]] = [[] for _ in range(stages)]
+        for unit, stage in enumerate(self.home):
+            members[stage].append(unit)
+        for stage, target in [pair for s in range(stages - 1) for pair in ((s, s + 1), (s + 1, s))]:
+            if len(members[stage]) <= step:
+                continue
+            # In topological order the last units of a stage are read by one another and later stages alone.
+            gone = set(members[stage][-step:] if target > stage else members[stage][:step])
+            yield replace(self, home=tuple(target if unit in gone else at for unit, at in enumerate(self.home)))
+
+    def _workers_moved(self, step: int) -> Iterator[Layout]:
+        for source, target in itertools.permutations(range(len(self.room)), 2):
+            if self.room[source] - step < source % 2:
+                continue
+            room = list(self.room)
+            room[source] -= step
+            room[target] += step
+            yield replace(self, room=tuple(room))
+
+    def _merged(self) -> Iterator[Layout]:
+        for stage in range(len(self.room) // 2 - 1):
+            at = 2 * stage + 1
+            room = (*self.room[:at], sum(self.room[at : at + 3]), *self.room[at + 3 :])
+            yield Layout(tuple(one - (one > stage) for one in self.home), room)
+
+    def _split(self) -> Iterator[Layout]:
+        for stage in range(len(self.room) // 2):
+            at, members = 2 * stage + 1, [unit for unit, home in enumerate(self.home) if home == stage]
+            for count, left in itertools.product(range(1, len(members)), range(1, self.room[at])):
+                first = set(members[:count])
+                home = tuple(one + (one >= stage and unit not in first) for unit, one in enumerate(self.home))
+                yield Layout(home, (*self.room[:at], left, 0, self.room[at] - left, *self.room[at + 1 :]))
+
+
+def consecutive(plan: Plan, problem: Problem) -> bool:
+    """Whether the plan is one of those that the moves know: copies at equal distances, stages in order in each."""
+    size, first = problem.cluster.workers // plan.copies, plan.copy(0)
+    flat = [worker for workers in first for worker in workers]
+    runs = all(workers[-1] - workers[0] + 1 == len(workers) for workers in first)
+    alike = all(
+        plan.copy(copy) == tuple(tuple(worker + copy * size for worker in workers) for workers in first)
+        for copy in range(1, plan.copies)
+    )
+    return runs and flat == sorted(flat) and max(flat) < size and alike
+
+
+def aligned(layout: Layout, problem: Problem) -> Layout:
+    """Idle workers inserted, as far as there are, so that no stage lies on two servers that has room in one."""
+    room, position = list(layout.room), 0
+    for index in range(0, len(room) - 1, 2):
+        replicas = room[index + 1]
+        first = position + room[index]
+        following = next(
+            (start for start in problem.cluster.starts(problem.cluster.server_level) if start > first), first
+        )
+        if first + replicas > following and replicas <= problem.cluster.workers_per_server:
+            shift = min(following - first, room[-1])
+            room[index] += shift
+            room[-1] -= shift
+        position += room[index] + replicas
+    return replace(layout, room=tuple(room))
