@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pipeplan.cuts import Cuts
+from pipeplan.plan import VERTICAL
 from pipeplan.problem import Problem
-from pipeplan.solvers import differing_pace, pace
+from pipeplan.solvers import differing_pace, pace, vertical
 from pipeplan.solvers.differing import Differing, DifferingSearch
 from pipeplan.solvers.search import Limits, Search, Step
 from pipeplan.solvers.terms import Terms
@@ -12,13 +13,16 @@ from pipeplan.solvers.terms import Terms
 
 def terms_of(problem: Problem, cuts: Cuts) -> Terms:
     """The terms of the cost model on the problem's machines."""
-    return Terms(problem, cuts) if problem.cluster.uniform else Differing(problem, cuts)
+    equal = problem.cluster.uniform and problem.options.boundary == "single"
+    return Terms(problem, cuts) if equal else Differing(problem, cuts)
 
 
 def search(terms: Terms, limit: float, limits: Limits) -> list[Step] | None:
     """A pipeline with every resource within the limit, input to output, or None."""
     if isinstance(terms, Differing):
         return DifferingSearch(terms, limit, limits).run()
+    if terms.training and terms.schedule == VERTICAL:
+        return vertical.search(terms, limit, limits)
     return Search(terms, limit, limits).run()
 
 

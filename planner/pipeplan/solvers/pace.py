@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from pipeplan import cost
 from pipeplan.cuts import Ints
+from pipeplan.plan import VERTICAL
 from pipeplan.solvers.search import SLACK, Step
-from pipeplan.solvers.terms import StageTerms, Terms
+from pipeplan.solvers.terms import First, StageTerms, Terms
 
 
 def pace_of(terms: Terms, steps: list[Step], *, depths: bool) -> float:
@@ -50,8 +53,12 @@ def depths_of(terms: Terms, steps: list[Step], pace_s: float) -> list[int]:
 
 def fits(terms: Terms, steps: list[Step], pace_s: float) -> bool:
     """Whether every worker's memory suffices at the depths that a pace needs."""
-    for step, depth in zip(steps, depths_of(terms, steps, pace_s), strict=True):
-        deepest = one_stage(terms, step).deepest(replicated=step.replicas > 1)
+    depths = depths_of(terms, steps, pace_s)
+    if terms.training and terms.schedule == VERTICAL:
+        lag = int(cost.update_lag(steps[0].replicas * terms.problem.copies, len(steps) == 1))
+        terms = replace(terms, first=First(steps[0].replicas, depths[0] + lag))
+    for step, depth in zip(steps, depths, strict=True):
+        deepest = one_stage(terms, step).deepest_of(_ONE, np.array([float(step.replicas)]))
         if depth > deepest[0]:
             return False
         if terms.accumulate is not None:

@@ -65,7 +65,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class _Tries:
+class Tries:
     """Pairs of a place to put stages and a cut I, flattened: stages to be sized, a column each."""
 
     numbers: Ints
@@ -73,7 +73,7 @@ class _Tries:
     """The demand of the state behind."""
 
     @staticmethod
-    def of(stage: StageTerms, states: States, places: _Places, need: Ints, at: tuple[Ints, Ints, Ints]) -> _Tries:
+    def of(stage: StageTerms, states: States, places: Places, need: Ints, at: tuple[Ints, Ints, Ints]) -> Tries:
         """From level, target and place of each; `need` is the workers that the cut I needs before it."""
         level, target, place = at
         state = places.state[place]
@@ -88,11 +88,11 @@ class _Tries:
             states.first[state],
             states.level[state],
         )
-        return _Tries(np.stack(rows), states.demand[state])
+        return Tries(np.stack(rows), states.demand[state])
 
-    def take(self, rows: Ints | Flags) -> _Tries:
+    def take(self, rows: Ints | Flags) -> Tries:
         """Some of them."""
-        return _Tries(self.numbers[:, rows], self.behind[rows])
+        return Tries(self.numbers[:, rows], self.behind[rows])
 
     def _row(self, index: int) -> Ints:
         row: Ints = self.numbers[index]
@@ -135,7 +135,7 @@ class _Tries:
 
 
 @dataclass(frozen=True)
-class _Places:
+class Places:
     """Where stages may end: a state and an e ≤ p."""
 
     state: Ints
@@ -205,7 +205,8 @@ class Search:
         if not len(rows):
             return None
         extra = np.zeros(len(states)) if states.extra is None else states.extra
-        row = int(rows[np.lexsort((-states.first[rows], states.workers[rows], states.stages[rows], extra[rows]))[0]])
+        keys = (-states.first, states.workers, states.stages, states.demand if self.terms.first else extra)
+        row = int(rows[np.lexsort(tuple(key[rows] for key in keys))[0]])
         self.added_s = float(extra[row])
         steps, cut = [], 0
         while cut != self.last:
@@ -239,7 +240,7 @@ class Search:
         """What adds up over stages, with one more: nothing, in the steady state."""
         return before
 
-    def _versions_suffice(self, stage: StageTerms, tries: _Tries, replicas: Floats, demand: Floats) -> Flags:
+    def _versions_suffice(self, stage: StageTerms, tries: Tries, replicas: Floats, demand: Floats) -> Flags:
         """Whether two versions of the weights suffice, where there are no more (`cost.buffered_pace`)."""
         accumulate, copies = self.terms.accumulate, self.terms.problem.copies
         if accumulate is None:
@@ -257,7 +258,7 @@ class Search:
         """The fewest of them, by level and stage."""
         return self.allowed(stage).least(np.ones((self.layout.top + 1, len(stage.targets))))
 
-    def _wait(self, stage: StageTerms, tries: _Tries, replicas: Floats) -> Floats:
+    def _wait(self, stage: StageTerms, tries: Tries, replicas: Floats) -> Floats:
         """Minibatches that go by while replicas wait for their group's all-reduce."""
         return stage.wait(tries.target, replicas, tries.level, self.threshold)
 
@@ -271,6 +272,10 @@ class Search:
         with np.errstate(divide="ignore", invalid="ignore"):
             count: Floats = np.ceil(cover / np.maximum(depth - 1, 0) - cost.ROUNDING)
         return count
+
+    def _more_replicas(self, deepest: Floats, cover: Floats) -> Floats:
+        """The fewest replicas that may do where a depth has to be at most `deepest`; infinite where none can."""
+        return np.where(deepest >= 1, self._replicas_for(deepest, cover), np.inf)
 
     def _least_demand(self, replicas: Floats, behind: Floats) -> Floats:
         """The demand of a stage is at least this: r · depth ≥ r and what the depth covers together."""
@@ -310,7 +315,7 @@ class Search:
         usable: Ints = smaller[self.usable[smaller]]
         return usable
 
-    def _places(self, cut: int, states: States) -> _Places:
+    def _places(self, cut: int, states: States) -> Places:
         """All e for all states, without duplicates."""
         spans, first = self.layout.spans, states.first
         ends = np.unique(np.stack([first, *(first // span * span for span in spans[1:-1])]).T, axis=1)
@@ -325,10 +330,10 @@ class Search:
         # The component that holds the last worker, e - 1; a level 0 component has room for one.
         room = np.minimum(end - (end - 1) // spans[:, None] * spans[:, None], self.terms.most_replicas)
         inside = end > lowest
-        return _Places(state[inside], end[inside], lowest[inside], room[:, inside])
+        return Places(state[inside], end[inside], lowest[inside], room[:, inside])
 
     def _put(
-        self, stage: StageTerms, states: States, rows: Ints, places: _Places, recompute: bool
+        self, stage: StageTerms, states: States, rows: Ints, places: Places, recompute: bool
     ) -> Iterator[tuple[Ints, States]]:
         """Size stages for every place, and give the states that they lead to."""
         if not len(places):
@@ -344,7 +349,7 @@ class Search:
             sized = tries, replicas, np.ones(len(replicas)), np.zeros(len(replicas))
         yield from self._states(stage, states, rows, *sized, recompute=recompute)
 
-    def _quickest(self, stage: StageTerms, states: States, places: _Places) -> tuple[_Tries, Floats]:
+    def _quickest(self, stage: StageTerms, states: States, places: Places) -> tuple[Tries, Floats]:
         """The fewest replicas that are quick enough, for every place and target.
 
         A lower level never needs more of them, so that the lowest that has room decides.
@@ -359,9 +364,9 @@ class Search:
         need = np.maximum(self.need[stage.targets][:, None], places.lowest)
         target, place = np.nonzero(places.end - fewest >= need)
         at = spanned[target, place], target, place
-        return _Tries.of(stage, states, places, self.need, at), fewest[target, place]
+        return Tries.of(stage, states, places, self.need, at), fewest[target, place]
 
-    def _quick(self, stage: StageTerms, states: States, places: _Places) -> tuple[_Tries, Floats]:
+    def _quick(self, stage: StageTerms, states: States, places: Places) -> tuple[Tries, Floats]:
         """The same on runs that span exactly each level: where depths matter more replicas may be better."""
         need = np.maximum(self.need[stage.targets][:, None], places.lowest)
         # The depth that covers what is in flight behind must fit in memory; and so must the stages further in front.
@@ -374,24 +379,21 @@ class Search:
         count = np.maximum(self._fewest(stage)[:, :, None], np.maximum(inside[:, None, :] + 1, covering))
         level, target, place = np.nonzero(count <= np.minimum(places.room[:, None, :], places.end - need))
         at = level, target, place
-        tries = _Tries.of(stage, states, places, self.need, at)
+        tries = Tries.of(stage, states, places, self.need, at)
         replicas = self.allowed(stage).least(count[at], (tries.level, tries.target))
         fits = tries.roomy(replicas)
         return tries.take(fits), replicas[fits]
 
-    def _in_memory(self, stage: StageTerms, tries: _Tries, replicas: Floats) -> tuple[_Tries, Floats, Floats, Floats]:
+    def _in_memory(self, stage: StageTerms, tries: Tries, replicas: Floats) -> tuple[Tries, Floats, Floats, Floats]:
         """The replica counts that fit in memory, each for a depth of its own, as long as the demand may fall.
 
         Returns the tries, one for each, with replicas, depths and demands.
         """
-        several, alone = stage.deepest(replicated=True), stage.deepest(replicated=False)
-        most = np.where(replicas > 1, several[tries.target], alone[tries.target])
-        best = np.full(len(replicas), np.inf)
+        most, best = np.full(len(replicas), np.inf), np.full(len(replicas), np.inf)
         found = []
         while len(replicas):
             replicas, depth, demand = self._size(stage, tries, replicas, most)
-            # A stage that needed more than one worker for its memory holds the buckets of replicas, too.
-            good = np.isfinite(replicas) & ((replicas == 1) | (depth <= several[tries.target]))
+            good = np.isfinite(replicas)
             better = good & (demand < best)
             better[better] = self._versions_suffice(stage, tries.take(better), replicas[better], demand[better])
             found.append((tries.take(better), replicas[better], depth[better], demand[better]))
@@ -408,27 +410,22 @@ class Search:
         if not found:
             return tries, replicas, replicas, replicas
         parts, *columns = zip(*found, strict=True)
-        joined = _Tries(
+        joined = Tries(
             np.concatenate([part.numbers for part in parts], axis=1), np.concatenate([part.behind for part in parts])
         )
         count, depth, demand = (np.concatenate(column) for column in columns)
         return joined, count, depth, demand
 
     def _size(
-        self, stage: StageTerms, tries: _Tries, replicas: Floats, deepest: Floats
+        self, stage: StageTerms, tries: Tries, replicas: Floats, deepest: Floats
     ) -> tuple[Floats, Floats, Floats]:
         """The fewest replicas, from those given on, for which a depth of `deepest` suffices; infinite if none.
 
         Returns replicas, depth and demand. What must be covered grows with the replicas (their all-reduce takes longer,
         the boundary may span more), so that the least fixed point from below is the least solution.
         """
-        if stage.is_last:
-            wait = self._wait(stage, tries, replicas)
-            count = np.where(deepest >= 1, replicas, np.inf)
-            return count, np.ones(len(count)), cost.in_flight_behind(1, replicas, wait)
         count, depth, demand = replicas.copy(), np.ones(len(replicas)), np.zeros(len(replicas))
-        count[deepest < 1] = np.inf
-        left = np.flatnonzero(deepest >= 1)
+        left = np.arange(len(replicas))
         while len(left):
             here = tries.take(left)
             now = self.allowed(stage).least(count[left], (here.level, here.target))
@@ -436,15 +433,16 @@ class Search:
             fits = np.isfinite(count[left])
             left, here, now = left[fits], here.take(fits), now[fits]
             wait = self._wait(stage, here, now)
-            cover = self._cover(stage.cut, here, now, wait)
-            depth[left] = deep = self._deepened(now, cover)
-            demand[left] = cost.in_flight_behind(deep, now, wait)
-            late = deep > deepest[left]
+            cover = np.zeros(len(now)) if stage.is_last else self._cover(stage.cut, here, now, wait)
+            deep = np.ones(len(now)) if stage.is_last else self._deepened(now, cover)
+            depth[left], demand[left] = deep, cost.in_flight_behind(deep, now, wait)
+            most = np.minimum(deepest[left], stage.deepest_of(here.target, now))
+            late = np.flatnonzero(deep > most)
             left = left[late]
-            count[left] = np.maximum(self._replicas_for(deepest[left], cover[late]), now[late] + 1)
+            count[left] = np.maximum(self._more_replicas(most[late], cover[late]), now[late] + 1)
         return count, depth, demand
 
-    def _cover(self, cut: int, tries: _Tries, replicas: Floats, wait: Floats) -> Floats:
+    def _cover(self, cut: int, tries: Tries, replicas: Floats, wait: Floats) -> Floats:
         """What a stage's minibatches in flight, beyond one for each replica, must cover (see `cost.in_flight_depth`).
 
         The transfer is at the level of the component that holds both stages.
@@ -459,7 +457,7 @@ class Search:
         stage: StageTerms,
         states: States,
         rows: Ints,
-        tries: _Tries,
+        tries: Tries,
         replicas: Floats,
         depth: Floats,
         demand: Floats,

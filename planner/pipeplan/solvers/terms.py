@@ -10,10 +10,18 @@ import numpy as np
 from pipeplan import cost
 from pipeplan.cuts import Cuts, Floats, Ints
 from pipeplan.links import Links
-from pipeplan.plan import DOUBLE_BUFFERED, FLUSH, FLUSHING, GPIPE, STASHING
+from pipeplan.plan import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, VERTICAL
 from pipeplan.problem import Problem
 from pipeplan.solvers.replicas import Intervals, allowed
 from pipeplan.solvers.states import Flags, Layout
+
+
+@dataclass(frozen=True)
+class First:
+    """An input stage: how many replicas it has in one copy, and the sum of its depth and lag (see `cost`)."""
+
+    replicas: int
+    delay: int
 
 
 @dataclass(frozen=True)
@@ -22,6 +30,8 @@ class Terms:
 
     problem: Problem
     cuts: Cuts
+    first: First | None = None
+    """With vertical sync, what the input stage is taken to be: every stage's versions depend on it."""
 
     @cached_property
     def layout(self) -> Layout:
@@ -64,8 +74,8 @@ class Terms:
 
     @property
     def constant_versions(self) -> int:
-        """Versions of the weights whose number does not grow with a stage's depth."""
-        return {STASHING: 0, DOUBLE_BUFFERED: 2, GPIPE: 1, FLUSH: 1}[self.schedule]
+        """Versions of the weights that a stage has at least, where their number does not grow with its own depth."""
+        return {STASHING: 0, VERTICAL: 1, DOUBLE_BUFFERED: 2, GPIPE: 1, FLUSH: 1}[self.schedule]
 
     @property
     def parallel(self) -> bool:
@@ -231,8 +241,24 @@ class StageTerms:
         bandwidth, latency = links.allreduce_bandwidth[level], links.allreduce_latency[level]
         return np.asarray(cost.ring_allreduce_time(replicas, self.parameters[target], bandwidth, latency))
 
+    def deepest_of(self, target: Ints, replicas: Floats) -> Floats:
+        """The most minibatches in flight for which memory suffices, for some of the stages with so many replicas."""
+        several, alone = self.deepest(replicated=True), self.deepest(replicated=False)
+        first = self.terms.first
+        if first is None:
+            return np.where(replicas > 1, several[target], alone[target])
+        (single, growing), (shared, _) = self.memory(replicated=False), self.memory(replicated=True)
+        versions = cost.vertical_versions(first.delay, first.replicas, replicas.astype(np.intp))
+        fixed = np.where(replicas > 1, shared[target], single[target])
+        # One version is counted already.
+        fixed = fixed + cost.version_memory(self.parameters[target], versions - 1)
+        return self._within_capacity(fixed, growing[target])
+
     def deepest(self, *, replicated: bool) -> Floats:
-        """The most minibatches in flight for which memory suffices; below 1 where it does for none."""
+        """The most minibatches in flight for which memory suffices; below 1 where it does for none.
+
+        With vertical sync at most so many.
+        """
         return self._deepest_replicated if replicated else self._deepest_alone
 
     @cached_property
@@ -244,10 +270,13 @@ class StageTerms:
         return self._deepest(replicated=False)
 
     def _deepest(self, *, replicated: bool) -> Floats:
-        fixed, growing = self.memory(replicated=replicated)
+        return self._within_capacity(*self.memory(replicated=replicated))
+
+    def _within_capacity(self, fixed: Floats, growing: Floats) -> Floats:
+        capacity = self.terms.problem.capacity
         with np.errstate(divide="ignore", invalid="ignore"):
-            most = np.floor((self.terms.problem.capacity - fixed) / growing * (1 + 1e-12))
-        return np.where(fixed > self.terms.problem.capacity, 0.0, np.where(growing == 0, np.inf, most))
+            most = np.floor((capacity - fixed) / growing * (1 + 1e-12))
+        return np.where(fixed > capacity, 0.0, np.where(growing == 0, np.inf, most))
 
     def memory(self, *, replicated: bool) -> tuple[Floats, Floats]:
         """Bytes of one worker that are there at any depth, and for every minibatch in flight."""

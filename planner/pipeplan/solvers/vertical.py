@@ -1,0 +1,63 @@
+"""Vertical sync in memory: what a stage keeps depends on the input stage, which the search comes to last.
+
+The number of versions of the weights (`cost.vertical_versions`) grows with the replicas r and the depth and lag of the
+input stage. So both are taken as given: for every r, the least depth with lag for which a search finds a pipeline whose
+input stage needs no more. It is reached from below: a search with too little tells how much it would need at least, as
+more versions leave less memory for everything else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from pipeplan import cost
+from pipeplan.cuts import Floats
+from pipeplan.solvers.search import Limits, Places, Search, Step, Tries
+from pipeplan.solvers.states import States
+from pipeplan.solvers.terms import First, StageTerms, Terms
+
+
+class VerticalSearch(Search):
+    """One threshold, for one input stage."""
+
+    def _more_replicas(self, deepest: Floats, cover: Floats) -> Floats:
+        """More replicas keep fewer versions, so that even where nothing fits one more may do."""
+        return np.where(deepest > 1, self._replicas_for(deepest, cover), 0.0)
+
+    def _quick(self, stage: StageTerms, states: States, places: Places) -> tuple[Tries, Floats]:
+        tries, replicas = super()._quick(stage, states, places)
+        return self._as_first(stage, tries, replicas)
+
+    def _as_first(self, stage: StageTerms, tries: Tries, replicas: Floats) -> tuple[Tries, Floats]:
+        """An input stage has the replicas that were taken as given."""
+        assert self.terms.first is not None
+        given = self.terms.first.replicas
+        inputs = stage.targets[tries.target] == 0
+        kept = ~inputs | (replicas <= given)
+        return tries.take(kept), np.where(inputs, given, replicas)[kept]
+
+    def _in_memory(self, stage: StageTerms, tries: Tries, replicas: Floats) -> tuple[Tries, Floats, Floats, Floats]:
+        tries, replicas, depth, demand = super()._in_memory(stage, tries, replicas)
+        assert self.terms.first is not None
+        kept = (stage.targets[tries.target] > 0) | (replicas == self.terms.first.replicas)
+        return tries.take(kept), replicas[kept], depth[kept], demand[kept]
+
+
+def search(terms: Terms, limit: float, limits: Limits) -> list[Step] | None:
+    """A pipeline with every resource within the limit, and all versions in memory, or None."""
+    if not limits.memory:
+        return Search(terms, limit, limits).run()
+    for replicas in range(1, terms.most_replicas + 1):
+        delay = 1
+        while True:
+            steps = VerticalSearch(replace(terms, first=First(replicas, delay)), limit, limits).run()
+            if steps is None:
+                break
+            lag = int(cost.update_lag(replicas * terms.problem.copies, len(steps) == 1))
+            needed = steps[0].depth + lag
+            if needed <= delay:
+                return steps
+            delay = needed
+    return None
