@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -280,6 +281,8 @@ def test_states_must_be_states(case: Case) -> None:
         ([0, 1, 0, -1.0], "negative"),
         ([0, 1.5, 0, 0.0], "fractional"),
         ([0, 1, 0, 1e300], "excessive"),
+        ([0, 1, 0, 10**400], "excessive"),
+        ([0, 1, 0, math.nan], "excessive"),
         ([0, 1, 0, "x"], "only numbers"),
         ([0, 1, 0], "4 to 7 numbers"),
         ("text", "4 to 7 numbers"),

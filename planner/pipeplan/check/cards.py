@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from pipeplan.check.document import Document
 from pipeplan.check.figures import Figures
-from pipeplan.check.network import Network
 
 Ints = NDArray[np.intp]
 
@@ -23,7 +22,7 @@ LONGEST_ROUND = 10**7
 
 def busiest_s(document: Document, found: Sequence[Figures]) -> float | None:
     """The longest busy time of a card in one direction; None where the stages' replicas take too long to meet again."""
-    network = Network.of(document.cluster)
+    network = document.network
     traffic = _messages(document, found)
     if traffic is None:
         return None

@@ -38,7 +38,7 @@ class _Closure:
 def check(
     document: Document, model: Model, entry: Node, level: int, copies: int, threshold: float, among_s: float
 ) -> int:
-    """How many steps were checked; an `InputError` names one that leads out of the states, or to a quicker plan.
+    """How many states were checked; an `InputError` names one that a stage leads out of, or to a quicker plan.
 
     `threshold`, in seconds per minibatch of one copy, is what the pipelines would have to stay within; `among_s` is one
     all-reduce among the copies.
@@ -46,13 +46,11 @@ def check(
     steps = Steps.of(document, model, level, copies, threshold, among_s)
     states = States.of(entry, steps, document.asked)
     closure = _Closure(entry, steps, states, _least_demand(steps, states))
-    checked = 0
     for cut in np.unique(states.cut):
         stretch = steps.behind(int(cut))
         for state in np.flatnonzero(states.cut == cut):
             _check_state(closure, stretch, int(state))
-            checked += len(stretch.before)
-    return checked
+    return len(states.cut)
 
 
 def _check_state(closure: _Closure, stretch: Stretch, state: int) -> None:

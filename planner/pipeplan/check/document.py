@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
+from pipeplan.check.network import Network
 from pipeplan.cluster import Cluster
 from pipeplan.cluster_json import from_json
 from pipeplan.files import Node
@@ -62,6 +64,11 @@ class Document:
     schedule: str
     accumulate: int | None
     pace_s: float
+
+    @cached_property
+    def network(self) -> Network:
+        """The links of the cluster."""
+        return Network.of(self.cluster)
 
     @property
     def prediction(self) -> Node:

@@ -59,8 +59,7 @@ class Figures:
 
 def figures(document: Document, model: Model) -> tuple[Figures, ...]:
     """The figures of every stage."""
-    network = Network.of(document.cluster)
-    return tuple(_of_stage(document, model, network, index) for index in range(len(document.stages)))
+    return tuple(_of_stage(document, model, index) for index in range(len(document.stages)))
 
 
 def versions(document: Document, index: int) -> int:
@@ -80,7 +79,7 @@ def among_copies_s(document: Document, model: Model) -> float:
     """One all-reduce of the whole model's gradients among the copies."""
     if document.copies == 1 or document.inference:
         return 0.0
-    link = Network.of(document.cluster).among([worker for stage in document.stages for worker in stage.workers])
+    link = document.network.among([worker for stage in document.stages for worker in stage.workers])
     return float(formulas.ring(document.copies, float(model.parameters.sum()), link.allreduce, link.latency_s))
 
 
@@ -89,7 +88,8 @@ def _lag(document: Document, index: int) -> int:
     return int(len(document.stages[index].workers) > 1 and len(document.stages) > 1)
 
 
-def _of_stage(document: Document, model: Model, network: Network, index: int) -> Figures:
+def _of_stage(document: Document, model: Model, index: int) -> Figures:
+    network = document.network
     stage, copies, last = document.stages[index], document.copies, index + 1 == len(document.stages)
     here = model.set_of(stage.layers)
     before = sum(model.set_of(other.layers) for other in document.stages[:index])

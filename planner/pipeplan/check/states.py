@@ -98,10 +98,12 @@ def _rows(node: Node) -> tuple[Floats, int]:
         node.fail("expected states of 4 to 7 numbers each, all alike")
     if any(isinstance(value, bool) or not isinstance(value, int | float) for row in node.value for value in row):
         node.fail("expected only numbers in states")
+    if not all(0 <= value <= LARGEST for row in node.value for value in row):
+        node.fail("a state has a negative or an excessive number")
     rows = np.array(node.value, dtype=float)
     whole = np.delete(rows, 3, axis=1)
-    if not (np.abs(rows) <= LARGEST).all() or (rows < 0).any() or (whole != np.floor(whole)).any():
-        node.fail("a state has a negative, a fractional or an excessive number")
+    if (whole != np.floor(whole)).any():
+        node.fail("a state has a fractional number where only the demand may be one")
     return rows, rows.shape[1]
 
 

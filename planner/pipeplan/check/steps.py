@@ -113,8 +113,10 @@ class Steps:
         )
 
     def behind(self, cut: int) -> Stretch:
-        """The stages that end at a cut."""
-        before, (start, replicas, span), totals = self.totals.inside(cut), self.runs.T, self.totals
+        """The stages that end at a cut, but for those in front of which no others can end."""
+        before, (start, count, _), totals = self.totals.inside(cut), self.runs.T, self.totals
+        kinds, kind = np.unique(self.runs[:, 1:], axis=0, return_inverse=True)
+        (replicas, span), kind = kinds.T, kind.reshape(-1)
         forward, backward = (
             (total[cut] - total[before])[:, None] / (replicas * self.speed)
             for total in (totals.forward_s, totals.backward_s)
@@ -123,11 +125,14 @@ class Steps:
         if self.model.training:
             size = (totals.parameters[cut] - totals.parameters[before])[:, None]
             ring = formulas.ring(replicas, size, self.rates.allreduce[span], self.rates.latency_s[span])
-        row, run = np.nonzero(self._quick(forward + backward, ring, replicas))
-        variants = [self._memory(cut, before[row], replicas[run], again=False)]
+        lost = self.hopeless(before[:, None], np.arange(self.workers), np.zeros(1))
+        open_ = ~lost | (before == 0)[:, None]
+        row, run = np.nonzero(self._quick(forward + backward, ring, replicas)[:, kind] & open_[:, start])
+        at = row, kind[run]
+        variants = [self._memory(cut, before[row], count[run], again=False)]
         if self.recompute:
-            fixed, growing = self._memory(cut, before[row], replicas[run], again=True)
-            quick = self._quick(2 * forward + backward, ring, replicas)[row, run]
+            fixed, growing = self._memory(cut, before[row], count[run], again=True)
+            quick = self._quick(2 * forward + backward, ring, replicas)[at]
             variants.append((np.where(quick, fixed, np.inf), growing))
         wait = formulas.wait(ring, self.threshold, replicas, self.copies) if self.share is None else 0.0
         late = np.maximum(0.0, (ring + self.among_s) / self.threshold - 1.0 / self.copies)
@@ -135,11 +140,11 @@ class Steps:
             cut=cut,
             before=before[row],
             start=start[run],
-            end=(start + replicas)[run],
-            replicas=replicas[run],
-            span=span[run],
-            wait=np.broadcast_to(wait, ring.shape)[row, run],
-            late=late[row, run],
+            end=(start + count)[run],
+            replicas=count[run],
+            span=span[kind[run]],
+            wait=np.broadcast_to(wait, ring.shape)[at],
+            late=late[at],
             variants=tuple(variants),
         )
 
