@@ -97,6 +97,11 @@ def test_where_contention_does_not_bind_the_plan_stays() -> None:
         {"together": (("l1", "l2"),)},
         {"inference": True},
         {"overlap": 0.0},
+        {"boundary": "parallel"},
+        {"schedule": "2bw", "accumulate": 12},
+        {"schedule": "gpipe", "accumulate": 12},
+        {"schedule": "1f1b-flush", "accumulate": 12},
+        {"schedule": "vertical-sync"},
     ],
     ids=str,
 )
