@@ -79,11 +79,31 @@ def test_the_shares_of_time_add_up_and_the_first_load_is_the_bound(seed: int, ov
         assert anatomy.computing + anatomy.communication + anatomy.idle == pytest.approx(1.0)
         assert min(anatomy.computing, anatomy.communication, anatomy.idle) >= 0
         assert anatomy.computing == pytest.approx(ideal_pace(problem) / score.pace_s)
-        found = loads(plan, score)
+        found = loads(plan, problem, score)
         assert found[0].name == score.bound
         assert found[0].seconds == max(load.seconds for load in found)
         if plan.copies == 1:
             assert found[0].seconds == pytest.approx(score.pace_s)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b-flush"])
+def test_the_parts_of_a_batch_add_up_to_its_pace(schedule: str) -> None:
+    problem = _problem(3, 3, options=Options(schedule=schedule, accumulate=6, contention=False))
+    best = best_plan(problem, enumerate_cuts(problem, CUTS))
+    assert best is not None
+    found = loads(best.plan, problem, evaluate(best.plan, problem))
+    assert sum(load.seconds for load in found) == pytest.approx(best.pace_s)
+
+
+def test_a_shared_card_is_among_the_loads() -> None:
+    # Two stages on two servers of two, each replicated across both: everything crosses the cards.
+    problem = _problem(3, 2, 2)
+    names = problem.layer_names
+    plan = Plan((Stage(names[:2], (0, 2), 99, 99), Stage(names[2:], (1, 3), 9, 9)))
+    score = evaluate(plan, problem)
+    found = loads(plan, problem, score)
+    assert score.pace_s > score.alone_s
+    assert (found[0].name, found[0].seconds) == (score.bound, pytest.approx(score.pace_s))
 
 
 def test_what_data_parallelism_sends() -> None:

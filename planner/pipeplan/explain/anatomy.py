@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pipeplan import files
+from pipeplan import contention, files
+from pipeplan.batch import Batch
 from pipeplan.cluster import Cluster, Level
 from pipeplan.evaluate import Evaluation, evaluate
+from pipeplan.links import Links
 from pipeplan.plan import ACCUMULATING, Plan
 from pipeplan.problem import Problem
 
@@ -105,8 +107,34 @@ class Load:
     seconds: float
 
 
-def loads(plan: Plan, score: Evaluation) -> list[Load]:
-    """The resources of a plan, busiest first."""
+def loads(plan: Plan, problem: Problem, score: Evaluation) -> list[Load]:
+    """The resources of a plan, busiest first; with a flush the parts of a batch, which add up to the pace."""
+    if score.batch is not None:
+        found = _parts(plan, score.batch)
+    else:
+        found = _resources(plan, score)
+        if problem.options.contention:
+            seconds, name = contention.loads(plan, problem, Links.of(problem.cluster)).busiest()
+            found.append(Load(name, seconds))
+    # The resource that the evaluator names comes first among equals.
+    return sorted(
+        (load for load in found if load.seconds > 0), key=lambda load: (-load.seconds, load.name != score.bound)
+    )
+
+
+def _parts(plan: Plan, batch: Batch) -> list[Load]:
+    """The parts of a batch, per minibatch."""
+    minibatches = batch.minibatches * plan.copies
+    return [
+        Load(f"{batch.bound}, minibatches 2 to {batch.minibatches}", batch.steady_s / minibatches),
+        Load("the first minibatch's passes: filling and draining", batch.work_s / minibatches),
+        Load("its transfers", batch.transfers_s / minibatches),
+        Load("gradient synchronisation that is waited for", batch.exposed_s / minibatches),
+        Load("synchronisation among the copies of the pipeline", batch.copies_s / minibatches),
+    ]
+
+
+def _resources(plan: Plan, score: Evaluation) -> list[Load]:
     found = [Load("synchronisation among the copies of the pipeline", score.copies_s)] if plan.copies > 1 else []
     for number, stage in enumerate(score.stages, start=1):
         compute_s, synchronisation_s = stage.compute_s, stage.synchronisation_s
@@ -119,9 +147,4 @@ def loads(plan: Plan, score: Evaluation) -> list[Load]:
         found.append(Load(f"gradient synchronisation of stage {number}", synchronisation_s / plan.copies))
         found.append(Load(f"traffic from stage {number} to stage {number + 1}", stage.boundary_s / plan.copies))
         found.append(Load(f"minibatches in flight at stage {number}", stage.depth_s / plan.copies))
-    if score.bound not in {load.name for load in found}:
-        found.append(Load(score.bound, score.pace_s))
-    # The resource that the evaluator names comes first among equals.
-    return sorted(
-        (load for load in found if load.seconds > 0), key=lambda load: (-load.seconds, load.name != score.bound)
-    )
+    return found

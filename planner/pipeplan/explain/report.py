@@ -81,7 +81,7 @@ def explain(
         plan=plan,
         evaluation=score,
         best=best,
-        loads=tuple(loads(plan, score)),
+        loads=tuple(loads(plan, problem, score)),
         anatomies=tuple(anatomies),
         alternatives=others,
         effects=changed,

@@ -176,7 +176,7 @@ def _firmness(robustness: Robustness | None) -> str:
     count = len(robustness.samples)
     if not count:
         return "In no drawing of the times did any plan fit."
-    how = "as measured" if robustness.assumed is None else f"of {robustness.assumed:.3g} of each time, assumed"
+    how = "as measured" if robustness.assumed is None else f"{_percent(robustness.assumed)} of each time, assumed"
     rivals = ", ".join(f"{short(config)} ({times}x)" for config, times in robustness.rivals[:3])
     return (
         f"With all times drawn again {count} times within their spread ({how}; seed {robustness.seed}), this very plan "
@@ -184,6 +184,10 @@ def _firmness(robustness: Robustness | None) -> str:
         + (f" (else {rivals})" if rivals else "")
         + f". It is {robustness.median:.1%} behind the best in the median drawing, {robustness.worst:.1%} in the worst."
     )
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.3g}%"
 
 
 def short(config: str, most: int = LONGEST_CONFIG) -> str:

@@ -81,6 +81,7 @@ def records(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "samples_per_s": row.rate,
                 "ideal_samples_per_s": point.ideal_rate,
                 "over_data_parallelism": answer.over_parallelism,
+                "data_parallelism_fits": None if answer.pace_s is None else answer.parallelism_fits,
                 "config": answer.config or None,
                 "busy_workers": answer.busy or None,
                 "bound_by": answer.bound or None,

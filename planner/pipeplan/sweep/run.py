@@ -30,7 +30,9 @@ class Answer:
     pace_s: float | None = None
     """Seconds per minibatch; None where there is no plan."""
     over_parallelism: float | None = None
-    """How many times faster than data parallelism."""
+    """How many times faster than data parallelism, whether that fits or not."""
+    parallelism_fits: bool = True
+    """Whether data parallelism fits in memory."""
     config: str = ""
     bound: str = ""
     """The slowest resource."""
@@ -57,6 +59,7 @@ def solve_point(point: Point, settings: Settings) -> Answer:
     return Answer(
         pace_s=outcome.evaluation.pace_s,
         over_parallelism=baseline.gain(outcome.evaluation.pace_s),
+        parallelism_fits=not baseline.remark,
         config=outcome.plan.config,
         bound=outcome.evaluation.bound,
         busy=outcome.plan.busy,

@@ -32,6 +32,8 @@ def show(rows: Sequence[Row], console: Console) -> None:
     for number, row in enumerate(rows, start=1):
         if row.answer.why:
             console.print(f"Point {number}: {one_line(row.answer.why)}", markup=False)
+    if not all(row.answer.parallelism_fits for row in rows):
+        console.print("(…) data parallelism does not fit in memory there.")
     if any(row.cost is not None for row in rows):
         console.print(f"{PARETO} no other point is both as fast and as cheap. Idle servers are paid for.")
     drawn = plot.scaling(rows)
@@ -70,10 +72,13 @@ def _cells(row: Row, names: list[str]) -> list[Text]:
     if answer.pace_s is None or row.rate is None:
         return [Text(cell) for cell in (*cells, "-", "-", "-", "none", "")]
     gain = "-" if answer.over_parallelism is None else f"{answer.over_parallelism:.2f}x"
+    gain = gain if answer.parallelism_fits else f"({gain})"
     config = answer.config
     if len(config) > LONGEST_CONFIG:
         config = f"{config.count('-') + 1} stages"
-    return [Text(cell) for cell in (*cells, show_time(answer.pace_s), plot.figure(row.rate), gain, config, answer.proven)]
+    return [
+        Text(cell) for cell in (*cells, show_time(answer.pace_s), plot.figure(row.rate), gain, config, answer.proven)
+    ]
 
 
 def _cost(row: Row, best: bool) -> tuple[str, str]:

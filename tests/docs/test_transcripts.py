@@ -1,0 +1,78 @@
+"""The transcripts in the documentation are what the commands print; `python tests/docs/test_transcripts.py` writes them
+anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from pipeplan.cli import main as command_line
+from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.problem import Options
+from pipeplan.profile import Layer, Profile
+from pipeplan.sweep.grid import Point
+from pipeplan.sweep.rows import Row, records
+from pipeplan.sweep.run import Answer
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = ("explain.md", "sweep.md")
+BLOCK = re.compile(r"```console\n\$ (pipeplan [^\n]*)\n(.*?)```", re.DOTALL)
+
+
+def printed(command: str) -> str:
+    """What a command prints on standard output, without the blanks at the ends of lines; run in an empty folder."""
+    here, out = Path.cwd(), io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        os.chdir(folder)
+        stack.callback(os.chdir, here)
+        stack.enter_context(mock.patch.object(sys, "argv", shlex.split(command)))
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        stack.enter_context(contextlib.suppress(SystemExit))
+        command_line()
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def transcripts(page: str) -> list[tuple[str, str]]:
+    return BLOCK.findall((DOCS / page).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("page", "command", "shown"), [(page, *found) for page in PAGES for found in transcripts(page)]
+)
+def test_the_page_shows_what_the_command_prints(page: str, command: str, shown: str) -> None:
+    assert printed(command) == shown
+
+
+def test_every_column_of_a_sweep_is_described(row_of_a_sweep: dict[str, object]) -> None:
+    text = (DOCS / "sweep.md").read_text(encoding="utf-8")
+    for name in row_of_a_sweep:
+        assert f"`{name}`" in text or name.startswith("bandwidth_"), name
+
+
+@pytest.fixture
+def row_of_a_sweep() -> dict[str, object]:
+    cluster = Cluster("c", Device("d", "cpu", 1), (Level("server", 1, 0.0),))
+    return records([Row(Point(Profile((Layer("a", 1.0, 1.0, 0, 0),), (), 1), cluster, Options()), Answer())])[0]
+
+
+def main() -> None:
+    """Write every transcript anew."""
+    for page in PAGES:
+        text = (DOCS / page).read_text(encoding="utf-8")
+        renewed = BLOCK.sub(lambda found: f"```console\n$ {found[1]}\n{printed(found[1])}```", text)
+        (DOCS / page).write_text(renewed, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
