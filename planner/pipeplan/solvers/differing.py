@@ -84,11 +84,9 @@ class Differing(Terms):
         )
         return cost.overlapped(compute, group / (self.accumulate or replicas), stage.overlap), group
 
-    def boundary(self, cut: int, joined: Ints, first: Ints, links: Ints) -> tuple[Floats, Floats]:
-        """Busy and one-way time of the boundary at a cut, in the component of a level that holds a worker."""
-        busier = max(float(self.cuts.sent[cut]), float(self.cuts.returned[cut]))
-        bandwidth, latency = (table[joined, first] for table in self.message)
-        return cost.boundary_time(busier, bandwidth, links), cost.transfer_time(busier, bandwidth, latency)
+    def busier(self, cut: int) -> float:
+        """Bytes across a cut in the busier direction."""
+        return max(float(self.cuts.sent[cut]), float(self.cuts.returned[cut]))
 
 
 class DifferingSearch(Search):
@@ -109,11 +107,12 @@ class DifferingSearch(Search):
 
     def _undominated(self, found: States) -> States:
         """The states that no other dominates; of equal ones the first in a fixed order."""
-        states = found.take(self._least(found))
+        states = found.take(self._thinned(found))
         if len(states) == 1:
             return states
+        extra = states.demand if states.extra is None else states.extra
         order = np.lexsort(
-            (states.level, -states.replicas, states.workers, states.stages, states.demand, -states.first)
+            (states.level, -states.replicas, states.workers, states.stages, extra, states.demand, -states.first)
         )
         states = states.take(order)
         lost = np.zeros(len(states), dtype=bool)
@@ -122,7 +121,7 @@ class DifferingSearch(Search):
             lost[chunk] = np.triu(self._dominates(states, chunk), 1 - begin).any(axis=0)
         return states.take(~lost)
 
-    def _least(self, states: States) -> Ints:
+    def _thinned(self, states: States) -> Ints:
         """Rows with the least demand of each place, level and whatever else counts."""
         keys = self._keys(states)
         order = np.lexsort((states.demand, *reversed(keys)))
@@ -138,6 +137,8 @@ class DifferingSearch(Search):
         result: Flags = states.demand[:, None] <= states.demand[others]
         result &= states.first[:, None] >= there
         result &= (states.level[:, None] <= joined) & (between[states.first[:, None], there] <= joined)
+        if states.extra is not None:
+            result &= states.extra[:, None] <= states.extra[others]
         if self.terms.parallel:
             result &= states.replicas[:, None] >= states.replicas[others]
         if counting.exact_stages:
@@ -174,7 +175,7 @@ class DifferingSearch(Search):
         for recompute in (False, True) if self.limits.recompute else (False,):
             stage = self.terms.stage(cut, targets, recompute=recompute)
             depth, demand = self._sized(stage, states.demand[which], runs, transfer)
-            yield from self._fresh(cut, targets, states, rows, which, runs, depth, demand, recompute)
+            yield from self._fresh(stage, states, rows, which, runs, depth, demand)
 
     def _spread(self, cut: int, states: States, rows: Ints) -> tuple[Ints, States, Ints]:
         """The states with idle workers before them: where the stage in front ends, states by what joins them, rows."""
@@ -186,24 +187,34 @@ class DifferingSearch(Search):
         if cut != self.last:
             spread.numbers[1] = np.maximum(spread.level, self.terms.between[ends, spread.first])
         spread.numbers[0] = ends
-        kept = self._least(spread)
+        kept = self._thinned(spread)
         return ends[kept], spread.take(kept), rows[kept]
+
+    def _rates(self, cut: int, states: States, which: Ints, runs: Ints) -> tuple[Floats, Floats, Ints]:
+        """Bandwidth and latency from a run to the state behind it, and how many links there are."""
+        at = self.terms.runs
+        if cut == self.last:
+            return np.full(len(runs), np.inf), np.zeros(len(runs)), np.ones(len(runs), dtype=np.intp)
+        first = at.first[runs]
+        joined = np.maximum(self.terms.between[first, states.first[which]], states.level[which])
+        links = np.ones(len(runs), dtype=np.intp)
+        if self.terms.parallel:
+            links = np.minimum(at.replicas[runs], states.replicas[which])
+        bandwidth, latency = (table[joined, first] for table in self.terms.message)
+        return bandwidth, latency, links
 
     def _joined(self, cut: int, states: States, which: Ints, runs: Ints) -> tuple[Floats, Flags]:
         """One-way time from a run to the state behind it, and whether the boundary is quick enough."""
-        at, allowed = self.terms.runs, np.ones(len(runs), dtype=bool)
-        transfer = np.zeros(len(runs))
-        if cut != self.last:
-            first, behind = at.first[runs], np.minimum(states.first[which], self.terms.workers - 1)
-            joined = np.maximum(self.terms.between[first, behind], states.level[which])
-            links = np.ones(len(runs), dtype=np.intp)
-            if self.terms.parallel:
-                links = np.minimum(at.replicas[runs], states.replicas[which])
-            busy, transfer = self.terms.boundary(cut, joined, first, links)
-            allowed = busy <= self.within
+        bandwidth, latency, links = self._rates(cut, states, which, runs)
+        allowed = self._quick_boundary(cut, bandwidth, links)
         if self.limits.max_workers is not None:
-            allowed = allowed & (states.workers[which] + at.replicas[runs] <= self.limits.max_workers)
-        return transfer, allowed
+            busy = states.workers[which] + self.terms.runs.replicas[runs]
+            allowed = allowed & (busy <= self.limits.max_workers)
+        return np.asarray(cost.transfer_time(self.terms.busier(cut), bandwidth, latency)), allowed
+
+    def _quick_boundary(self, cut: int, bandwidth: Floats, links: Ints) -> Flags:
+        quick: Flags = cost.boundary_time(self.terms.busier(cut), bandwidth, links) <= self.within
+        return quick
 
     def _sized(self, stage: StageTerms, behind: Floats, runs: Ints, transfer: Floats) -> tuple[Floats, Floats]:
         """Depth and demand of stages (rows: cuts I) in front of states; infinite where one is too slow or too large."""
@@ -238,30 +249,16 @@ class DifferingSearch(Search):
 
     def _fresh(
         self,
-        cut: int,
-        targets: Ints,
+        stage: StageTerms,
         states: States,
         rows: Ints,
         which: Ints,
         runs: Ints,
         depth: Floats,
         demand: Floats,
-        recompute: bool,
     ) -> Iterator[tuple[Ints, States]]:
         """Of all that lead to the same place from the same cut, the state of least demand."""
-        at = self.terms.runs
-        columns = {
-            "first": at.first[runs],
-            "level": at.span[runs],
-            "stages": states.stages[which] + 1,
-            "workers": states.workers[which] + at.replicas[runs],
-            "replicas": at.replicas[runs],
-            "depth": np.ones(len(runs), dtype=np.intp),
-            "recompute": np.full(len(runs), int(recompute)),
-            "end": np.full(len(runs), cut),
-            "source": rows[which],
-        }
-        fresh = States.of(columns, np.zeros(len(runs)))
+        fresh = self._columns(stage, states, rows, which, runs)
         keys = self._keys(fresh)
         order = np.lexsort(tuple(reversed(keys)))
         begins = np.flatnonzero(_new(keys[:, order]))
@@ -275,10 +272,30 @@ class DifferingSearch(Search):
             return
         chosen = order[np.minimum.reduceat(place, begins, axis=1)[target, group]]
         made = States(fresh.numbers[:, chosen], least[target, group])
-        made.numbers[5] = depth[target, chosen]
-        good = self._worth(targets[target], made.workers, made.stages)
+        yield from self._worthwhile(stage.targets[target], made, depth[target, chosen])
+
+    def _worthwhile(self, targets: Ints, made: States, depth: Floats) -> Iterator[tuple[Ints, States]]:
+        """Those that can still become a pipeline within the user's limits, with their depths."""
+        made.numbers[5] = depth
+        good = self._worth(targets, made.workers, made.stages)
         if good.any():
-            yield targets[target][good], made.take(good)
+            yield targets[good], made.take(good)
+
+    def _columns(self, stage: StageTerms, states: States, rows: Ints, which: Ints, runs: Ints) -> States:
+        """What the states that runs lead to are, but for depth and demand."""
+        at = self.terms.runs
+        columns = {
+            "first": at.first[runs],
+            "level": at.span[runs],
+            "stages": states.stages[which] + 1,
+            "workers": states.workers[which] + at.replicas[runs],
+            "replicas": at.replicas[runs],
+            "depth": np.ones(len(runs), dtype=np.intp),
+            "recompute": np.full(len(runs), int(stage.recompute)),
+            "end": np.full(len(runs), stage.cut),
+            "source": rows[which],
+        }
+        return States.of(columns, np.zeros(len(runs)))
 
 
 def _new(keys: Ints) -> Flags:

@@ -14,7 +14,7 @@ from pipeplan.solvers.terms import StageTerms
 
 
 @dataclass(frozen=True)
-class _Stage:
+class Placed:
     """One stage with its figures."""
 
     step: Step
@@ -24,24 +24,44 @@ class _Stage:
     group_s: float
 
 
-def _stages(terms: Differing, steps: list[Step]) -> list[_Stage]:
+def placed(terms: Differing, steps: list[Step]) -> list[Placed]:
+    """The stages of a pipeline with their figures."""
     found = []
     for step in steps:
         stage = terms.stage(step.end, np.array([step.start]), recompute=step.recompute)
         run = terms.runs.index(step.first, step.first + step.replicas)
         time, group = terms.stage_s(stage, slice(run, run + 1))
-        found.append(_Stage(step, stage, run, float(time[0, 0]), float(group[0, 0])))
+        found.append(Placed(step, stage, run, float(time[0, 0]), float(group[0, 0])))
+    return found
+
+
+@dataclass(frozen=True)
+class Hop:
+    """What joins two stages."""
+
+    bandwidth: float
+    latency_s: float
+    links: int
+
+
+def hops(terms: Differing, steps: list[Step]) -> list[Hop]:
+    """Every boundary's."""
+    found = []
+    for step, following in itertools.pairwise(steps):
+        joined = terms.between[step.first, following.first + following.replicas - 1]
+        links = min(step.replicas, following.replicas) if terms.parallel else 1
+        bandwidth, latency = (float(table[joined, step.first]) for table in terms.message)
+        found.append(Hop(bandwidth, latency, links))
     return found
 
 
 def _boundaries(terms: Differing, steps: list[Step]) -> list[tuple[float, float]]:
     """Busy and one-way time of every boundary."""
     found = []
-    for step, following in itertools.pairwise(steps):
-        joined = terms.between[step.first, following.first + following.replicas - 1]
-        links = min(step.replicas, following.replicas) if terms.parallel else 1
-        busy, transfer = terms.boundary(step.end, *(np.array([one]) for one in (joined, step.first, links)))
-        found.append((float(busy[0]), float(transfer[0])))
+    for step, hop in zip(steps, hops(terms, steps), strict=False):
+        size = terms.busier(step.end)
+        busy = cost.boundary_time(size, hop.bandwidth, hop.links)
+        found.append((float(busy), float(cost.transfer_time(size, hop.bandwidth, hop.latency_s))))
     return found
 
 
@@ -50,7 +70,7 @@ def pace_of(terms: Differing, steps: list[Step], *, depths: bool) -> float:
 
     Of these only where `depths` asks for it, or where two versions of the weights must do.
     """
-    stages, boundaries = _stages(terms, steps), _boundaries(terms, steps)
+    stages, boundaries = placed(terms, steps), _boundaries(terms, steps)
     paces = [stage.time_s for stage in stages] + [busy for busy, _ in boundaries]
     if not terms.training:
         return max(paces)
@@ -73,7 +93,7 @@ def pace_of(terms: Differing, steps: list[Step], *, depths: bool) -> float:
 
 def fits(terms: Differing, steps: list[Step], pace_s: float) -> bool:
     """Whether every worker's memory suffices at the depths that a pace needs."""
-    stages, boundaries = _stages(terms, steps), [*_boundaries(terms, steps), (0.0, 0.0)]
+    stages, boundaries = placed(terms, steps), [*_boundaries(terms, steps), (0.0, 0.0)]
     behind = 0.0
     for index in range(len(stages) - 1, -1, -1):
         stage, replicas = stages[index], steps[index].replicas
