@@ -40,7 +40,10 @@ GLANCES = 20
 
 
 def improve(plan: Plan, problem: Problem, effort: int = EFFORT) -> Plan:
-    """The best plan found near `plan`, with depths for its pace; `plan` itself where nothing better was found.
+    """The best plan found near `plan`; `plan` itself where nothing better was found.
+
+    Its depths are those that the pace without contention would need, where they fit: bursts on a shared card need more
+    than its own pace does (docs/cost-model.md).
 
     It returns at once where contention does not bind. The result satisfies the constraints of the problem's options
     and fits in memory wherever `plan` does.

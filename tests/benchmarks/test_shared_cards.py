@@ -49,7 +49,7 @@ def test_a_card_that_is_always_busy_sets_the_pace(sharing: str) -> None:
 
 
 def test_a_ring_takes_turns_with_messages() -> None:
-    """3-1 on servers of 2: of three minibatches two messages of 1.5 s and a ring of 3 s need the second server's card."""
+    """3-1 on servers of 2: of 3 minibatches 2 messages of 1.5 s and a ring of 3 s need the second server's card."""
     setting = Setting((3, 1), (4, 1), (0.3, 0.1), (0.3, 0.1), (1.5,), (0.0,), (3.0, 0.0), 2)
     _, pace_s = shared_cards.planned(setting)
     assert pace_s == pytest.approx(2.0)
