@@ -114,7 +114,7 @@ class _Engine:
         self._scenario = scenario
         self._last = len(scenario.stages) - 1
         self._now = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, int, int, Callable[[], None]]] = []
         self._count = 0
         self._actions: list[Pass] = []
         self._transfers: list[Transfer] = []
@@ -144,7 +144,7 @@ class _Engine:
         for worker in everyone:
             self._advance(worker)
         while self._events:
-            self._now, _, happen = heapq.heappop(self._events)
+            self._now, _, _, happen = heapq.heappop(self._events)
             happen()
         stuck = next((worker for worker in everyone if worker.head is not None), None)
         if stuck is not None:
@@ -153,10 +153,10 @@ class _Engine:
             raise InputError("the times of the plan are too long to add up")
         return Replayed(tuple(self._actions), tuple(self._transfers), self._now)
 
-    def _at(self, time_s: float, happen: Callable[[], None]) -> None:
-        """Events at the same time happen in the order in which they were planned."""
+    def _at(self, time_s: float, happen: Callable[[], None], rank: int = -1) -> None:
+        """Events at the same time happen by their rank, and then in the order in which they were planned."""
         self._count += 1
-        heapq.heappush(self._events, (time_s, self._count, happen))
+        heapq.heappush(self._events, (time_s, rank, self._count, happen))
 
     def _advance(self, worker: _Worker) -> None:
         """Start whatever this worker can start now."""
@@ -190,7 +190,8 @@ class _Engine:
     def _compute(self, worker: _Worker, action: Action, duration_s: float) -> None:
         worker.busy = True
         self._actions.append(Pass(worker.stage, worker.replica, action, self._now, self._now + duration_s))
-        self._at(self._now + duration_s, lambda: self._finish(worker, action))
+        # Replicas that finish together send in the order of their minibatches.
+        self._at(self._now + duration_s, lambda: self._finish(worker, action), action.index)
 
     def _finish(self, worker: _Worker, action: Action) -> None:
         worker.busy = False
