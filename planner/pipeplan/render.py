@@ -46,14 +46,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
             "how": profile.provenance.how,
         },
         "cluster": outcome.problem.cluster.to_json() | {"digest": outcome.problem.cluster.digest()},
-        "options": {
-            "overlap": outcome.problem.options.overlap,
-            "memory": outcome.problem.options.memory,
-            "stages": outcome.problem.options.stages,
-            "max_replicas": outcome.problem.options.max_replicas,
-            "boundary": outcome.problem.options.boundary,
-            "contention": outcome.problem.options.contention,
-        },
+        "options": asdict(outcome.problem.options),
         "plan": outcome.plan.to_json() | {"config": outcome.plan.config},
         "prediction": {
             "minibatch_s": score.pace_s,
@@ -79,6 +72,11 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
             "text": outcome.verdict.text,
             "solvers": [_result(result) for result in outcome.results],
         },
+        "status": str(outcome.status),
+        "bound_s": outcome.bound_s,
+        "gap": outcome.gap,
+        "certificate": outcome.certificate.document,
+        "certificate_note": outcome.certificate.note,
         "published": _published(outcome),
         "seconds": outcome.phases_s,
     }

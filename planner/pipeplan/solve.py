@@ -1,4 +1,4 @@
-"""From a problem to an answer: solve, cross-check, compare with the baselines."""
+"""From a problem to an answer: solve, cross-check, improve under contention, prove, compare with the baselines."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from pipeplan.cuts import Cuts, enumerate_cuts
 from pipeplan.diagnose import why_infeasible
 from pipeplan.errors import DisagreementError, InfeasibleError, InputError
 from pipeplan.evaluate import Evaluation, evaluate
+from pipeplan.improve import improve
 from pipeplan.plan import Plan
 from pipeplan.problem import Problem
 from pipeplan.solvers import dp, ilp, published
+from pipeplan.solvers.certificate import Certificate, certify
 from pipeplan.solvers.result import Result, Status
 from pipeplan.verdict import TOLERANCE, Verdict, judge
 
-MAXIMUM_CUTS = 2000
-"""Graphs with more cuts are searched along one order of their layers by the DP; the ILP still sees the whole graph."""
+MAXIMUM_CUTS = 50_000
+"""Of graphs with more cuts the DP searches a selection; the ILP still sees the whole graph."""
+
+
+NO_CERTIFICATE = Certificate(None, "none was asked for")
 
 
 @dataclass(frozen=True)
@@ -31,8 +36,12 @@ class Settings:
     """`pipeplan`, or a published variant: `pipedream-code`, `pipedream-paper`."""
     backend: str = "highs"
     time_limit_s: float | None = 60.0
-    """For the ILP."""
+    """For each solver."""
+    gap: float = 0.0
+    """The ILP may stop this close to the best, relative."""
     maximum_cuts: int = MAXIMUM_CUTS
+    certify: bool = True
+    """Whether to write down a proof that `pipeplan check` can verify."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +56,26 @@ class Outcome:
     baselines: tuple[Baseline, ...]
     phases_s: dict[str, float]
     """Seconds spent, by phase."""
+    bound_s: float = 0.0
+    """No plan in the searched space is faster; without contention, which can only add to it."""
+    certificate: Certificate = NO_CERTIFICATE
     published: tuple[float, float] | None = None
     """With a published variant: its own pace, and its own figure for data parallelism."""
+
+    @property
+    def objective_s(self) -> float:
+        """Seconds per minibatch of the plan."""
+        return self.evaluation.pace_s
+
+    @property
+    def gap(self) -> float:
+        """How far the plan can be from the best, relative."""
+        return max(0.0, 1.0 - self.bound_s / self.objective_s) if self.objective_s > 0 else 0.0
+
+    @property
+    def status(self) -> Status:
+        """`optimal`, or `feasible` within the gap."""
+        return Status.OPTIMAL if self.gap <= TOLERANCE else Status.FEASIBLE
 
 
 class Disagreement(DisagreementError):
@@ -62,41 +89,70 @@ class Disagreement(DisagreementError):
 def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
     """The best plan for a problem, with its proof and what it gains.
 
-    Raises `InfeasibleError` where nothing satisfies the constraints, `Disagreement` where the solvers contradict.
+    Raises `InfeasibleError` where nothing satisfies the constraints, `Disagreement` where the solvers contradict. A
+    time limit, or Ctrl-C while a solver runs, ends that solver with the best plan so far.
     """
     settings = settings or Settings()
+    phases: dict[str, float] = {}
     began = time.perf_counter()
     cuts = enumerate_cuts(problem, settings.maximum_cuts)
-    phases = {"cuts": time.perf_counter() - began}
+    phases["cuts"] = time.perf_counter() - began
     results = _run(problem, cuts, settings)
     phases.update({result.solver: result.seconds for result in results})
-    published_figures = None
     if settings.cost_model in published.NAMES:
-        verdict = _published_verdict(problem, results[0], settings.cost_model)
-        published_figures = results[0].objective_s, published.data_parallel_time(problem, settings.cost_model)
-    else:
-        verdict = judge(problem, list(results))
+        return _published(problem, cuts, settings, results, phases)
+    verdict = judge(problem, list(results))
     if not verdict.agree:
         raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {verdict.text}", results)
-    # Plans within the tolerance are equal: then the first solver's, which has the fewest stages among its equals.
-    least = min(result.objective_s for result in results)
-    best = next(result for result in results if result.objective_s <= least * (1 + TOLERANCE))
-    if best.plan is None:
-        if all(result.status == Status.TIME_LIMIT for result in results):
-            raise InfeasibleError("no plan found within the time limit; give more with --time-limit, or --solver dp")
-        raise InfeasibleError(why_infeasible(problem, cuts))
+    began = time.perf_counter()
+    plan, score = _best(problem, cuts, results)
+    phases["contention"] = time.perf_counter() - began
+    began = time.perf_counter()
+    bound = max(result.bound_s for result in results)
+    certificate = NO_CERTIFICATE if not settings.certify else Certificate(None, "the plan is not proven optimal")
+    if settings.certify and bound >= min(result.objective_s for result in results) * (1 - TOLERANCE):
+        certificate = certify(problem, cuts, min(bound, score.alone_s, *_objectives(results)))
+    phases["certificate"] = time.perf_counter() - began
     began = time.perf_counter()
     compared = tuple(baselines.compare(problem, cuts))
     phases["baselines"] = time.perf_counter() - began
-    score = evaluate(best.plan, problem)
-    return Outcome(problem, best.plan, score, results, verdict, compared, phases, published_figures)
+    return Outcome(problem, plan, score, results, verdict, compared, phases, bound, certificate)
 
 
-def _published_verdict(problem: Problem, result: Result, name: str) -> Verdict:
+def _objectives(results: tuple[Result, ...]) -> list[float]:
+    return [result.objective_s for result in results if result.plan is not None]
+
+
+def _best(problem: Problem, cuts: Cuts, results: tuple[Result, ...]) -> tuple[Plan, Evaluation]:
+    """The best of the solvers' plans, network cards shared, and of what can be made of them."""
+    plans = [result.plan for result in results if result.plan is not None]
+    if not plans:
+        if any(result.status == Status.TIME_LIMIT for result in results):
+            raise InfeasibleError("no plan found within the time limit; give more with --time-limit, or --solver dp")
+        raise InfeasibleError(why_infeasible(problem, cuts))
+    # Plans within the tolerance are equal: then the first solver's, which has the fewest stages among its equals.
+    scores = [evaluate(plan, problem) for plan in plans]
+    least = min(score.pace_s for score in scores)
+    plan, score = next(pair for pair in zip(plans, scores, strict=True) if pair[1].pace_s <= least * (1 + TOLERANCE))
+    better = improve(plan, problem)
+    return (plan, score) if better is plan else (better, evaluate(better, problem))
+
+
+def _published(
+    problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...], phases: dict[str, float]
+) -> Outcome:
+    """The answer of a published variant."""
+    plan = results[0].plan
+    if plan is None:
+        raise InfeasibleError(why_infeasible(problem, cuts))
+    score, name = evaluate(plan, problem), settings.cost_model
     text = f"by the published formulas of {name}, which have no second solver and no limit on memory"
-    if result.plan is not None and not evaluate(result.plan, problem).fits:
+    if not score.fits:
         text += "; this plan does not fit in memory"
-    return Verdict(True, False, text)
+    figures = results[0].objective_s, published.data_parallel_time(problem, name)
+    compared = tuple(baselines.compare(problem, cuts))
+    verdict, none = Verdict(True, False, text), Certificate(None, f"{name} has none")
+    return Outcome(problem, plan, score, results, verdict, compared, phases, 0.0, none, figures)
 
 
 def _run(problem: Problem, cuts: Cuts, settings: Settings) -> tuple[Result, ...]:
@@ -109,10 +165,11 @@ def _run(problem: Problem, cuts: Cuts, settings: Settings) -> tuple[Result, ...]
         return (published.solve(problem, cuts, settings.cost_model),)
     if settings.cost_model != "pipeplan":
         raise InputError(f"there is no cost model {settings.cost_model!r}")
-    limits = ilp.Limits(seconds=settings.time_limit_s, solver=settings.backend)
+    limits = ilp.Limits(seconds=settings.time_limit_s, gap=settings.gap, solver=settings.backend)
     if settings.solver == "ilp":
         return (ilp.solve(problem, limits),)
-    first = dp.solve(problem, cuts)
-    if settings.solver == "dp":
+    first = dp.solve(problem, cuts, settings.time_limit_s)
+    # Where the DP has proven that there is no plan, or was interrupted, nobody waits for a second opinion at length.
+    if settings.solver == "dp" or first.interrupted:
         return (first,)
     return first, ilp.solve(problem, limits, first.objective_s if first.plan is not None else None)

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pipeplan.cuts import Cuts
-from pipeplan.errors import InputError
 from pipeplan.problem import Problem
 from pipeplan.solvers import depths, flush, threshold
-from pipeplan.solvers.machines import fits, pace_of, search, terms_of
+from pipeplan.solvers.machines import batches, fits, pace_of, search, terms_of
 from pipeplan.solvers.pipeline import Segment, Space, spaces
 from pipeplan.solvers.reduce import reduced
 from pipeplan.solvers.result import Result, Status
@@ -118,11 +117,9 @@ class Pipelines:
         return self._least_batch(self.bound, limits)
 
     def _least_batch(self, terms: Terms, limits: Limits) -> Interval[Pipeline]:
-        if not terms.problem.cluster.uniform:
-            raise InputError("the schedules with a flush are planned for equal servers only")
         found = Interval[Pipeline](float("inf"))
         for exact in self._stage_counts(terms, limits):
-            answer = flush.best(flush.Batches(terms, replace(limits, exact_stages=exact)))
+            answer = flush.best(batches(terms, replace(limits, exact_stages=exact)))
             found.low = min(found.low, answer.bound_s)
             if answer.steps is not None and answer.total_s < found.high:
                 found.high, found.best = answer.total_s, Pipeline(terms, answer.steps)
@@ -134,9 +131,11 @@ class Pipelines:
 
     def _stage_counts(self, terms: Terms, limits: Limits) -> list[int | None]:
         """The numbers of stages to be tried one by one: which stage a layer is in depends on how many there are."""
+        lowest = max((stage for _, stage in self.problem.options.pins), default=1)
+        if limits.exact_stages is not None and lowest > limits.exact_stages:
+            return []
         if not self.problem.options.pins or limits.exact_stages is not None:
             return [limits.exact_stages]
-        lowest = max(stage for _, stage in self.problem.options.pins)
         highest = min(limits.max_stages or terms.workers, terms.workers, len(terms.cuts.ideals) - 1)
         return list(range(lowest, highest + 1))
 
@@ -169,8 +168,6 @@ class Pipelines:
         return threshold.least(ask, low * (1 - PRECISION), terms.most)
 
     def _search(self, terms: Terms, limit: float, limits: Limits) -> list[Step] | None:
-        if max((stage for _, stage in self.problem.options.pins), default=0) > (limits.exact_stages or terms.workers):
-            return None
         for stages in self._stage_counts(terms, limits):
             steps = search(terms, limit, replace(limits, exact_stages=stages))
             if steps is not None:
@@ -200,42 +197,29 @@ def solve(problem: Problem, cuts: Cuts, seconds: float | None = None) -> Result:
     best: tuple[float, Space, list[Segment]] | None = None
     bound, finished, interrupted = float("inf"), True, False
     for space in spaces(problem):
-        synchronisation = space.synchronisation(problem)
-        if best is not None and synchronisation >= best[0]:
+        if best is not None and space.synchronisation(problem) >= best[0]:
             continue
         if interrupted:
-            finished = False
             bound = min(bound, space.pace(problem, 0.0))
             continue
-        pipelines = Pipelines(space.inner(problem), cuts, deadline)
-        found = pipelines.best()
+        found = Pipelines(space.inner(problem), cuts, deadline).best()
         finished, interrupted = finished and found.finished, interrupted or found.interrupted
         if found.best is not None or not found.finished:
             bound = min(bound, space.pace(problem, found.low))
         if found.best is not None and (best is None or space.pace(problem, found.high) < best[0] * (1 - PRECISION)):
             best = (space.pace(problem, found.high), space, found.best.segments())
-    return _result(problem, cuts, best, bound, finished, time.perf_counter() - began)
-
-
-def _result(
-    problem: Problem,
-    cuts: Cuts,
-    best: tuple[float, Space, list[Segment]] | None,
-    bound: float,
-    finished: bool,
-    seconds: float,
-) -> Result:
-    if best is None:
-        if finished and cuts.complete:
-            return Result("DP", Status.INFEASIBLE, None, float("inf"), float("inf"), seconds)
-        return Result("DP", Status.TIME_LIMIT, None, float("inf"), bound if bound < float("inf") else 0.0, seconds)
-    pace, space, segments = best
-    # The pace may be just what a depth sustains: rounding must not make that the next one.
-    plan = depths.assign(space.plan(problem, segments), problem, pace * (1 + PRECISION / 10))
-    if finished and cuts.complete:
-        return Result("DP", Status.OPTIMAL, plan, pace, pace, seconds)
-    if cuts.complete:
-        return Result("DP", Status.FEASIBLE, plan, pace, min(bound, pace), seconds, "stopped before it was proven")
     floor = problem.work_s / problem.cluster.total_speed
-    note = f"searched {len(cuts.ideals)} of the cuts of the graph, not all"
-    return Result("DP", Status.FEASIBLE, plan, pace, floor, seconds, note)
+    note = "" if finished else "stopped before it was proven"
+    if not cuts.complete:
+        bound, note = floor, f"searched {len(cuts.ideals)} of the cuts of the graph, not all"
+    proven = finished and cuts.complete
+    taken = time.perf_counter() - began
+    if best is None:
+        status = Status.INFEASIBLE if proven else Status.TIME_LIMIT
+        least = float("inf") if proven else max(floor, bound if bound < float("inf") else 0.0)
+        return Result("DP", status, None, float("inf"), least, taken, note, interrupted=interrupted)
+    pace, space, segments = best
+    plan = depths.assign(space.plan(problem, segments), problem, pace)
+    if proven:
+        return Result("DP", Status.OPTIMAL, plan, pace, pace, taken)
+    return Result("DP", Status.FEASIBLE, plan, pace, min(max(bound, floor), pace), taken, note, interrupted=interrupted)

@@ -38,7 +38,7 @@ class Intervals:
         `rows` is the index of the stage of every entry of `at_least`, where they are not one to one.
         """
         count = np.ceil(at_least - _ROUNDING)
-        # Each sum can move the number into its second interval once; where one only sets a least number, once is enough.
+        # Each sum can move the number into its second interval once; where one sets a least number only, once will do.
         for _ in range(1 if self.high1[0] is EVERYTHING else 4):
             before = count
             for low1, high1, low2, high2 in zip(self.low1, self.high1, self.low2, self.high2, strict=True):

@@ -37,6 +37,8 @@ class Result:
     note: str = ""
     size: tuple[int, int] | None = None
     """Variables and rows of the largest integer program that was asked."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended it."""
 
     @property
     def gap(self) -> float:

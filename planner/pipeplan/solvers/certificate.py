@@ -1,0 +1,154 @@
+"""A certificate that no plan is faster: the states of a search that finds nothing, written down for anyone to check.
+
+docs/check.md says what it holds and why that proves it; `pipeplan check` reads it by code of its own. It is made by one
+more search in every space of plans, just below the pace that the best plan reaches there, over all cuts of the graph.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeplan.cuts import Cuts
+from pipeplan.problem import Problem
+from pipeplan.solvers.pipeline import Space, spaces
+from pipeplan.solvers.search import Limits, OutOfTime, Search
+from pipeplan.solvers.states import Counting
+from pipeplan.solvers.terms import Terms
+
+TOLERANCE = 1e-9
+
+# A checker goes over every state, cut and run of workers: beyond these it would take minutes.
+MOST_CUTS = 2000
+MOST_CELLS = 40_000
+"""Cuts times workers."""
+MOST_STATES = 20_000
+PATIENCE_S = 20.0
+"""How long making one may take."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What plan.json holds under `certificate`, or why it holds none."""
+
+    document: dict[str, Any] | None
+    note: str
+
+
+def certify(problem: Problem, cuts: Cuts, pace_s: float) -> Certificate:
+    """The certificate that no plan of a problem is faster than `pace_s`, all network cards left alone."""
+    if reason := _unfit(problem, cuts):
+        return Certificate(None, reason)
+    entries: list[dict[str, Any]] = []
+    deadline = time.perf_counter() + PATIENCE_S
+    for space in spaces(problem):
+        synchronisation = space.synchronisation(problem)
+        if synchronisation >= pace_s:
+            entries.append({"level": space.level, "copies": space.copies, "floor_s": synchronisation})
+            continue
+        entry = _entry(problem, cuts, space, _inner(space, problem, synchronisation, pace_s), deadline)
+        if isinstance(entry, str):
+            return Certificate(None, entry)
+        entries.append(entry)
+    if sum(len(entry.get("states", ())) for entry in entries) > MOST_STATES:
+        return Certificate(None, f"it would have more than {MOST_STATES} states")
+    return Certificate({"tolerance": TOLERANCE, "bound_s": pace_s, "spaces": entries}, "")
+
+
+def _unfit(problem: Problem, cuts: Cuts) -> str:
+    options = problem.options
+    if options.flushes:
+        return "the parts of a batch add up over stages, which this form of certificate does not cover"
+    if problem.training and options.schedule == "vertical-sync" and options.memory:
+        return "under vertical sync the memory of every stage depends on the first, which this form does not cover"
+    if not problem.cluster.uniform:
+        return "it is for equal servers only"
+    if options.boundary != "single":
+        return "it is for single links between stages only"
+    if options.pins:
+        return "with layers pinned to stages a plan is looked for by the number of stages"
+    if not cuts.complete or len(cuts.ideals) > MOST_CUTS:
+        return f"the graph has more than {MOST_CUTS} cuts"
+    if len(cuts.ideals) * problem.cluster.workers > MOST_CELLS:
+        return f"{len(cuts.ideals)} cuts on {problem.cluster.workers} workers would take too long to check"
+    return ""
+
+
+def _inner(space: Space, problem: Problem, synchronisation_s: float, pace_s: float) -> float:
+    """The pace of one copy with which all copies together reach a pace: `Space.pace`, solved for the former."""
+    exposed = 1.0 - problem.options.overlap
+    inner = pace_s - exposed * synchronisation_s
+    if inner < synchronisation_s and exposed > 0:
+        inner = (pace_s - synchronisation_s) / exposed
+    return inner * space.copies
+
+
+def _entry(problem: Problem, cuts: Cuts, space: Space, threshold_s: float, deadline: float) -> dict[str, Any] | str:
+    """What one space contributes, or why there is nothing to write down."""
+    for memory in (False, True) if problem.options.memory else (False,):
+        # Without the limit there are far fewer states, and what they prove holds with it as well.
+        inner = space.inner(problem)
+        if not memory:
+            inner = replace(inner, options=replace(inner.options, memory=False))
+        search = Search(Terms(inner, cuts), threshold_s * (1 - TOLERANCE), _limits(inner, memory, deadline))
+        try:
+            found = search.run()
+        except OutOfTime:
+            return f"making it takes longer than {PATIENCE_S:.0f} s"
+        if found is None:
+            return {
+                "level": space.level,
+                "copies": space.copies,
+                "threshold_s": threshold_s,
+                "cuts": [f"{cut:x}" for cut in _layers(problem, cuts, search)],
+                "states": _states(search),
+            }
+    return "the search that was to prove it found a faster plan"
+
+
+def _limits(problem: Problem, memory: bool, deadline: float) -> Limits:
+    options = problem.options
+    return Limits(
+        memory=memory,
+        recompute=memory and options.recompute and problem.training,
+        counting=Counting(
+            exact_stages=options.stages is not None,
+            stages=options.max_stages is not None,
+            workers=options.max_workers is not None,
+        ),
+        exact_stages=options.stages,
+        max_stages=options.max_stages,
+        max_workers=None if options.max_workers is None else options.max_workers // problem.copies,
+        deadline=deadline,
+    )
+
+
+def _layers(problem: Problem, cuts: Cuts, search: Search) -> list[int]:
+    """The cuts that have states, as bit sets of layers in the profile's order."""
+    place = {layer.name: index for index, layer in enumerate(problem.profile.layers)}
+    masks = [sum(1 << place[name] for name in unit.layers) for unit in problem.units]
+    found = []
+    for cut in sorted(search.kept):
+        ideal = cuts.ideals[cut]
+        found.append(sum(mask for unit, mask in enumerate(masks) if ideal >> unit & 1))
+    return found
+
+
+def _states(search: Search) -> list[list[float | int]]:
+    rows: list[list[float | int]] = []
+    counting = search.limits.counting
+    for index, cut in enumerate(sorted(search.kept)):
+        states = search.kept[cut]
+        columns: list[list[float | int]] = [
+            [index] * len(states),
+            states.first.tolist(),
+            states.level.tolist(),
+            states.demand.tolist(),
+        ]
+        if counting.stages or counting.exact_stages or counting.workers:
+            columns.append(states.stages.tolist())
+        if counting.workers:
+            columns.append(states.workers.tolist())
+        rows += [list(row) for row in zip(*columns, strict=True)]
+    return rows
