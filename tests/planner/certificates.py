@@ -6,6 +6,7 @@ The figures are those of the oracle (`brute_formulas`): neither the planner's se
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from brute_formulas import Costs, Stage
@@ -38,9 +39,19 @@ def certificate(instance: Instance, pace: float) -> dict[str, Any]:
         size, copies = spans[level], spans[-1] // spans[level]
         small = size < max(2, instance.stages or 1) and copies > 1
         if size not in done and not small:
-            spaces.append(_space(instance, pace, level, copies))
+            spaces += _entries(instance, pace, level, copies)
         done.add(size)
     return {"tolerance": TOLERANCE, "spaces": spaces}
+
+
+def _entries(instance: Instance, pace: float, level: int, copies: int) -> list[dict[str, Any]]:
+    """One entry, or where layers are pinned one for every number of stages that there may be."""
+    if instance.stages is not None or not instance.pins:
+        return [_space(instance, pace, level, copies)]
+    lowest = max(stage for _, stage in instance.pins)
+    highest = min(len(instance.layers), sizes(instance)[level], instance.max_stages or len(instance.layers))
+    counts = range(lowest, highest + 1)
+    return [_space(replace(instance, stages=count), pace, level, copies) | {"stages": count} for count in counts]
 
 
 def _space(instance: Instance, pace: float, level: int, copies: int) -> dict[str, Any]:
@@ -82,7 +93,7 @@ def reachable(instance: Instance, level: int, copies: int, threshold: float) -> 
                 here = stage.start, _level(stage.start, stage.end - 1, spans)
                 counts = stages + (most < math.inf), busy + stage.replicas * (workers < math.inf)
                 counts += (stage.replicas * (instance.boundary == "parallel"),)
-                if counts[1] <= workers:
+                if counts[1] <= workers and _pinned(instance, stage.before, counts[0]):
                     key = (stage.before, *here, *counts)
                     least[key] = min(leads, least.get(key, math.inf))
     states = [State(*key[:3], demand, *key[3:]) for key, demand in least.items()]
@@ -93,6 +104,12 @@ def reachable(instance: Instance, level: int, copies: int, threshold: float) -> 
         and state.stages < most
         and _hopeful(costs, state, min(state.first, workers - state.busy), threshold)
     ]
+
+
+def _pinned(instance: Instance, cut: int, behind: int) -> bool:
+    """Whether of the layers that are pinned to stages a cut has just those of the stages that are missing."""
+    missing = (instance.stages or 0) - behind
+    return all((cut >> layer & 1) == (stage <= missing) for layer, stage in instance.pins)
 
 
 def _hopeful(costs: Costs, state: State, room: float, threshold: float) -> bool:

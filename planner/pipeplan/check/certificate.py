@@ -8,17 +8,17 @@ checked that all spaces are there and that each threshold means the plan's own p
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeplan.check import closure, formulas
-from pipeplan.check.document import DOUBLE_BUFFERED, FORWARD_ONLY, STASHING, Document
+from pipeplan.check.document import DOUBLE_BUFFERED, FORWARD_ONLY, STASHING, VERTICAL, Document
 from pipeplan.check.model import Model
 from pipeplan.check.rates import Rates
 from pipeplan.files import Node
 from pipeplan.units import show_time
 
 LARGEST_TOLERANCE = 1e-6
-SCHEDULES = (STASHING, DOUBLE_BUFFERED, FORWARD_ONLY)
+SCHEDULES = (STASHING, VERTICAL, DOUBLE_BUFFERED, FORWARD_ONLY)
 """Those for which a certificate can be checked."""
 
 
@@ -42,17 +42,19 @@ def check_certificate(document: Document, model: Model) -> str | None:
     tolerance = node["tolerance"].number()
     if tolerance > LARGEST_TOLERANCE:
         node["tolerance"].fail(f"expected at most {LARGEST_TOLERANCE:g}, found {tolerance:g}")
-    waiting = _spaces(document)
+    spaces, claims = _spaces(document), set()
     bound, states = math.inf, 0
     for entry in node["spaces"].items():
         space = Space(entry["level"].integer(minimum=1), entry["copies"].integer(minimum=1))
-        if space not in waiting:
+        stages = only.integer(minimum=1) if (only := entry.get("stages")) else None
+        if space not in spaces or (space, stages) in claims:
             entry.fail(f"there is no such space of plans, or it is there twice: {_words(space)}")
-        waiting.remove(space)
-        proven, checked = _check_space(document, model, entry, space, tolerance)
+        claims.add((space, stages))
+        proven, checked = _check_space(_of_so_many(document, stages), model, entry, space, tolerance)
         bound, states = min(bound, proven), states + checked
-    if waiting:
-        node["spaces"].fail(f"nothing is claimed of {_words(waiting[0])}")
+    for space in spaces:
+        if (space, None) not in claims and not all((space, n) in claims for n in _numbers(document, model, space)):
+            node["spaces"].fail(f"nothing is claimed of {_words(space)}, or not of all numbers of stages")
     claimed = node.get("bound_s")
     least = claimed.number() if claimed else document.pace_s
     if bound < least * (1 - 2 * tolerance):
@@ -89,6 +91,21 @@ def _spaces(document: Document) -> list[Space]:
         if document.asked.allow_copies and enough and spans[level] < spans[found[-1].level]:
             found.append(Space(level, cluster.workers // spans[level]))
     return found
+
+
+def _of_so_many(document: Document, stages: int | None) -> Document:
+    """The document as if a number of stages had been asked for."""
+    return document if stages is None else replace(document, asked=replace(document.asked, stages=stages))
+
+
+def _numbers(document: Document, model: Model, space: Space) -> range:
+    """The numbers of stages that plans of a space may have."""
+    asked = document.asked
+    if asked.stages is not None:
+        return range(asked.stages, asked.stages + 1)
+    workers = document.cluster.workers // space.copies
+    most = min(len(model.blocks), workers, asked.max_stages or workers)
+    return range(max((stage for _, stage in asked.pins), default=1), most + 1)
 
 
 def _among(document: Document, model: Model, space: Space) -> float:

@@ -65,7 +65,11 @@ def _check_state(closure: _Closure, stretch: Stretch, state: int) -> None:
     )
     stages = np.full(len(taken), states.stages[state] + states.counts_stages)
     busy = states.busy[state] + stretch.replicas[taken] * states.counts_busy
-    within = np.flatnonzero((stages <= states.most_stages) & (busy <= states.most_busy))
+    within = (stages <= states.most_stages) & (busy <= states.most_busy)
+    for layer, stage in states.pins:
+        # Before the cut lie just the layers of the stages that are missing.
+        within &= steps.totals.holds(stretch.before[taken], layer) == (stage <= states.most_stages - stages)
+    within = np.flatnonzero(within)
     taken, demand, stages, busy = taken[within], demand[within], stages[within], busy[within]
     done = stretch.before[taken] == 0
     met = done & (stages == states.most_stages) if states.same_stages else done

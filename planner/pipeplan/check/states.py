@@ -47,6 +47,8 @@ class States:
     most_busy: int
     same_stages: bool
     """Whether a state stands only for states with as many stages behind, not for those with more."""
+    pins: tuple[tuple[int, int], ...]
+    """Layers that must be in a given stage, from 1, where the number of stages is known."""
 
     @staticmethod
     def of(entry: Node, steps: Steps, asked: Asked) -> States:
@@ -60,6 +62,7 @@ class States:
             entry["states"].fail(f"a state names a cut beyond the {len(cuts)} of this space")
         cut = cuts[rows[:, 0].astype(np.intp)]
         lanes = steps.parallel and width > 6
+        same = most_stages is not None and asked.stages is not None
         states = States(
             cut=cut,
             first=rows[:, 1].astype(np.intp),
@@ -74,7 +77,8 @@ class States:
             counts_replicas=lanes,
             most_stages=most_stages or 0,
             most_busy=min((most_busy or 0) // steps.copies, steps.workers),
-            same_stages=most_stages is not None and asked.stages is not None,
+            same_stages=same,
+            pins=tuple((steps.model.names.index(name), stage) for name, stage in asked.pins) if same else (),
         )
         _check(states, steps, entry["states"])
         return states

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.check import formulas
-from pipeplan.check.document import DOUBLE_BUFFERED, Document
+from pipeplan.check.document import DOUBLE_BUFFERED, STASHING, Document
 from pipeplan.check.model import Flags, Floats, Model
 from pipeplan.check.rates import Rates
 from pipeplan.check.totals import Totals
@@ -64,6 +64,8 @@ class Steps:
     recompute: bool
     parallel: bool
     """Whether a boundary uses as many links as the smaller of its stages has replicas."""
+    late: bool
+    """Whether a late update takes a version of the weights."""
     share: int | None
     """Under 2BW: minibatches of one update in one copy."""
     among_s: float
@@ -108,6 +110,8 @@ class Steps:
             speed=document.cluster.device.speed,
             recompute=asked.recompute and model.training,
             parallel=asked.boundary == "parallel",
+            # Under vertical sync there are at least as many versions as minibatches in flight; no more are counted.
+            late=document.schedule == STASHING,
             share=(document.accumulate or 1) // copies if document.schedule == DOUBLE_BUFFERED else None,
             among_s=among_s,
         )
@@ -166,7 +170,7 @@ class Steps:
         if not self.model.training:
             return fixed, np.zeros(len(before))
         several = replicas * self.copies > 1
-        late = several & ~((before == 0) & (cut == self.last))
+        late = several & ~((before == 0) & (cut == self.last)) & self.late
         # The optimiser's state, a flat bucket, and the versions that do not come with a minibatch in flight.
         fixed = fixed + weights * (self.model.state_ratio + several + (late if self.share is None else 2))
         growing = totals.sent[before] + weights * (self.share is None)

@@ -55,3 +55,8 @@ class Totals:
         subsets = ~(self.packed & ~self.packed[cut]).any(axis=1)
         subsets[cut] = False
         return np.flatnonzero(subsets)
+
+    def holds(self, cuts: NDArray[np.intp], layer: int) -> NDArray[np.bool_]:
+        """Which of some cuts have a layer."""
+        found: NDArray[np.bool_] = self.packed[cuts, layer // 8] >> (7 - layer % 8) & 1 == 1
+        return found
