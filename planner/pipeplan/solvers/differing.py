@@ -231,12 +231,17 @@ class DifferingSearch(Search):
         if counted and terms.accumulate is not None:
             good &= self._two_suffice(depth, replicas, group)
         if self.limits.memory:
-            (alone, growing), (shared, _) = (stage.memory(replicated=replicated) for replicated in (False, True))
-            fixed = np.where(replicas > 1, shared[:, None], alone[:, None])
-            good &= fixed + growing[:, None] * depth <= at.memory[runs] * (1 + 1e-12)
+            good &= self._fits(stage, runs, depth)
         depth = np.where(good, depth, np.inf)
         demand = cost.in_flight_behind(depth, replicas, wait) if counted else np.where(good, 0.0, np.inf)
         return depth, demand
+
+    def _fits(self, stage: StageTerms, runs: Ints, depth: Floats) -> Flags:
+        """Whether the smallest worker of each run has the memory of each stage at its depth."""
+        (alone, growing), (shared, _) = (stage.memory(replicated=replicated) for replicated in (False, True))
+        fixed = np.where(self.terms.runs.replicas[runs] > 1, shared[:, None], alone[:, None])
+        within: Flags = fixed + growing[:, None] * depth <= self.terms.runs.memory[runs] * (1 + 1e-12)
+        return within
 
     def _two_suffice(self, depth: Floats, replicas: Ints, group: Floats) -> Flags:
         """Whether two versions of the weights suffice (`cost.buffered_pace`)."""

@@ -7,6 +7,8 @@ from pipeplan.plan import VERTICAL
 from pipeplan.problem import Problem
 from pipeplan.solvers import differing_pace, pace, vertical
 from pipeplan.solvers.differing import Differing, DifferingSearch
+from pipeplan.solvers.differing_flush import DifferingBatches
+from pipeplan.solvers.flush import Batches
 from pipeplan.solvers.search import Limits, Search, Step
 from pipeplan.solvers.terms import Terms
 
@@ -24,6 +26,11 @@ def search(terms: Terms, limit: float, limits: Limits) -> list[Step] | None:
     if terms.training and terms.schedule == VERTICAL:
         return vertical.search(terms, limit, limits)
     return Search(terms, limit, limits).run()
+
+
+def batches(terms: Terms, limits: Limits) -> Batches:
+    """Batch times, for the schedules with a flush."""
+    return DifferingBatches(terms, limits) if isinstance(terms, Differing) else Batches(terms, limits)
 
 
 def pace_of(terms: Terms, steps: list[Step], *, depths: bool) -> float:
