@@ -14,7 +14,6 @@ from pipeplan.problem import Problem
 from pipeplan.solvers import dp, ilp
 from pipeplan.solvers.result import Result, Status
 
-
 SCHEDULES = ("1f1b-stashing", "2bw", "gpipe", "1f1b-flush")
 
 
