@@ -20,7 +20,7 @@ PACKAGES = {"pipeplan": ROOT / "planner" / "pipeplan", "pipeplan_launch": ROOT /
 # The planner from the bottom up, by the first part of the name after `pipeplan.`: imports go to the same row or up this
 # list, never down it.
 PLANNER = (
-    {"", "errors", "resources", "suggest", "text"},
+    {"", "errors", "interrupts", "resources", "suggest", "text"},
     {"files", "graph", "units"},
     {"profile", "cluster", "cluster_check", "cost"},
     {"plan"},

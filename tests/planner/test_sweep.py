@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import random
+import signal
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -116,6 +118,19 @@ def test_an_interrupt_leaves_what_there_is(jobs: int) -> None:
 
     assert not run(grid, DP, jobs, tell)
     assert len(found) == 1
+
+
+def test_an_interrupt_that_a_solver_caught_ends_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    def caught(point: Point, settings: Settings) -> Answer:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return Answer()
+
+    monkeypatch.setattr("pipeplan.sweep.run.solve_point", caught)
+    told: list[int] = []
+    assert not run(points(_profile(), [_cluster()], Options(), Axes()), DP, 1, lambda number, _: told.append(number))
+    assert told == [], "what an interrupted solver gives is no answer"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_two_solvers_are_both_named() -> None:

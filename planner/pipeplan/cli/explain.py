@@ -10,6 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from pipeplan import interrupts
 from pipeplan.cli.given import problem_arguments, problem_of
 from pipeplan.diagnose import Diagnosis, diagnose
 from pipeplan.errors import InfeasibleError, InputError
@@ -52,13 +53,19 @@ def command(
     """
     wishes = Wishes(samples, seed, None if spread is None else parse_share(spread, "--spread"))
     problem, plan, origin = _what(profile_option, given)
-    settings = Settings(solver=solver)
+    settings = Settings(solver=solver, certify=False)
     notes = Console(stderr=True, highlight=False)
     notes.print(origin, style="dim", markup=False, soft_wrap=True)
     try:
         # The stream itself is asked: a console without a terminal prints nothing of a status.
-        with notes.status("") as status:
-            explanation = explain(problem, settings, wishes, plan, lambda text: status.update(f"{text} …"))
+        with notes.status("") as status, interrupts.noted() as check:
+
+            def progress(text: str) -> None:
+                check()
+                status.update(f"{text} …")
+
+            explanation = explain(problem, settings, wishes, plan, progress)
+            check()
     except InfeasibleError:
         _complain(problem, diagnose(problem, settings.maximum_cuts), as_json)
     if as_json:

@@ -91,7 +91,7 @@ def command(
     profile, origin = _profile(given)
     grid = _points(profile, given, _listed(servers, "--servers", _whole), _listed(workers, "--workers", _whole), axes)
     Console(stderr=True, highlight=False).print(origin, style="dim", markup=False, soft_wrap=True)
-    settings = Settings(solver=solver, time_limit_s=time_limit)
+    settings = Settings(solver=solver, time_limit_s=time_limit, certify=False)
     answers, finished = _run(grid, settings, jobs)
     found = [Row(grid[i], answers[i], rows.price_of(grid[i], price)) for i in sorted(answers)]
     _deliver(found, len(grid), _Sinks(csv_file, svg_file, as_json))

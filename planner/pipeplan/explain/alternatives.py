@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from pipeplan.cuts import Cuts
@@ -46,7 +46,9 @@ class Alternatives:
         return self.found[0] if self.found else None
 
 
-def alternatives(problem: Problem, cuts: Cuts, best: Plan, pace_s: float) -> Alternatives:
+def alternatives(
+    problem: Problem, cuts: Cuts, best: Plan, pace_s: float, progress: Callable[[str], None] = lambda _: None
+) -> Alternatives:
     """Search the parts of the space that leave the best plan's configuration out, each exactly.
 
     A part is a set of constraints that the best plan does not satisfy: another number of stages, fewer replicas in the
@@ -57,6 +59,7 @@ def alternatives(problem: Problem, cuts: Cuts, best: Plan, pace_s: float) -> Alt
     found: list[Alternative] = []
     searched = []
     for part, options in parts(problem, best):
+        progress(f"looking for a second choice: {part}")
         restricted = replace(problem, options=options)
         try:
             hopeless = len(found) >= ENOUGH and _bound(restricted, cuts) > _paces(found)[ENOUGH - 1]

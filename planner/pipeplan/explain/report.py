@@ -72,10 +72,11 @@ def explain(
     for baseline in best.baselines[:2]:
         if baseline.plan is not None:
             anatomies.append(dissect(baseline.name, baseline.plan, problem))
-    progress("looking for a second choice")
-    others = alternatives(problem, cuts, plan, score.pace_s)
-    progress("trying other clusters")
-    changed = tuple(effects(problem, cuts, best.evaluation.pace_s))
+    others = alternatives(problem, cuts, plan, score.pace_s, progress)
+    changed = []
+    for effect in effects(problem, cuts, best.evaluation.pace_s):
+        changed.append(effect)
+        progress(f"trying other clusters: {effect.name.strip()}")
     return Explanation(
         problem=problem,
         plan=plan,
@@ -84,7 +85,7 @@ def explain(
         loads=tuple(loads(plan, problem, score)),
         anatomies=tuple(anatomies),
         alternatives=others,
-        effects=changed,
+        effects=tuple(changed),
         robustness=_robustness(problem, plan, wishes, settings.maximum_cuts, progress),
     )
 

@@ -16,6 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from pipeplan import interrupts
 from pipeplan.errors import DisagreementError, PipeplanError
 from pipeplan.problem import Problem
 from pipeplan.solve import Outcome, Settings, solve
@@ -68,10 +69,10 @@ def solve_point(point: Point, settings: Settings) -> Answer:
 
 
 def _proven(outcome: Outcome) -> str:
-    optimal = [result.solver.split()[0] for result in outcome.results if result.status == Status.OPTIMAL]
-    if outcome.verdict.proven or optimal:
-        return "+".join(optimal)
-    return f"gap {min(result.gap for result in outcome.results):.1%}"
+    """By whom, or how far the plan may be from the best, which contention or a limit of time leave open."""
+    if outcome.status != Status.OPTIMAL:
+        return f"gap {outcome.gap:.1%}"
+    return "+".join(result.solver.split()[0] for result in outcome.results if result.status == Status.OPTIMAL)
 
 
 def run(points: Sequence[Point], settings: Settings, jobs: int | None, tell: Tell) -> bool:
@@ -79,8 +80,11 @@ def run(points: Sequence[Point], settings: Settings, jobs: int | None, tell: Tel
     jobs = min(jobs or len(os.sched_getaffinity(0)), len(points))
     try:
         if jobs <= 1:
-            for number, point in enumerate(points):
-                tell(number, solve_point(point, settings))
+            with interrupts.noted() as check:
+                for number, point in enumerate(points):
+                    answer = solve_point(point, settings)
+                    check()
+                    tell(number, answer)
         else:
             _in_processes(points, settings, jobs, tell)
     except KeyboardInterrupt:
