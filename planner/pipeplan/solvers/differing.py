@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from pipeplan.solvers.terms import StageTerms, Terms
 # How many states are compared with all others at a time.
 _CHUNK = 128
 
+# Vertical sync searches for one input stage after another, on the same runs.
+runs_of, levels_of = lru_cache(maxsize=4)(Runs.of), lru_cache(maxsize=4)(levels_between)
+
 
 @dataclass(frozen=True)
 class Differing(Terms):
@@ -36,12 +39,12 @@ class Differing(Terms):
     @cached_property
     def runs(self) -> Runs:
         """Where stages may be."""
-        return Runs.of(self.problem.cluster, self.most_replicas)
+        return runs_of(self.problem.cluster, self.most_replicas)
 
     @cached_property
     def between(self) -> Ints:
         """The level of the smallest component that holds two workers."""
-        return levels_between(self.problem.cluster)
+        return levels_of(self.problem.cluster)
 
     @cached_property
     def message(self) -> tuple[Floats, Floats]:
@@ -239,7 +242,13 @@ class DifferingSearch(Search):
     def _fits(self, stage: StageTerms, runs: Ints, depth: Floats) -> Flags:
         """Whether the smallest worker of each run has the memory of each stage at its depth."""
         (alone, growing), (shared, _) = (stage.memory(replicated=replicated) for replicated in (False, True))
-        fixed = np.where(self.terms.runs.replicas[runs] > 1, shared[:, None], alone[:, None])
+        replicas, first = self.terms.runs.replicas[runs], self.terms.first
+        fixed = np.where(replicas > 1, shared[:, None], alone[:, None])
+        if first is not None:
+            # One version is counted already.
+            versions = cost.vertical_versions(first.delay, first.replicas, replicas)
+            fixed = fixed + cost.version_memory(stage.parameters[:, None], versions - 1)
+            fixed[stage.targets == 0] += np.where(replicas == first.replicas, 0.0, np.inf)
         within: Flags = fixed + growing[:, None] * depth <= self.terms.runs.memory[runs] * (1 + 1e-12)
         return within
 

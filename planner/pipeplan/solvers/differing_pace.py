@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeplan import cost
+from pipeplan.plan import VERTICAL
 from pipeplan.solvers.differing import Differing
 from pipeplan.solvers.search import SLACK, Step
 from pipeplan.solvers.terms import StageTerms
@@ -93,8 +94,26 @@ def pace_of(terms: Differing, steps: list[Step], *, depths: bool) -> float:
 
 def fits(terms: Differing, steps: list[Step], pace_s: float) -> bool:
     """Whether every worker's memory suffices at the depths that a pace needs."""
-    stages, boundaries = placed(terms, steps), [*_boundaries(terms, steps), (0.0, 0.0)]
-    behind = 0.0
+    stages = placed(terms, steps)
+    depths = _depths(terms, steps, stages, pace_s)
+    lag = int(cost.update_lag(steps[0].replicas * terms.problem.copies, len(steps) == 1))
+    for stage, depth in zip(stages, depths, strict=True):
+        replicas = stage.step.replicas
+        fixed, growing = (float(part[0]) for part in stage.terms.memory(replicated=replicas > 1))
+        if terms.schedule == VERTICAL and terms.training:
+            # One version is counted already.
+            versions = cost.vertical_versions(depths[0] + lag, steps[0].replicas, replicas)
+            fixed += float(cost.version_memory(stage.terms.parameters[0], versions - 1))
+        if fixed + growing * depth > terms.runs.memory[stage.run] * (1 + 1e-12):
+            return False
+        if terms.accumulate is not None and terms.buffered_pace(depth, replicas, stage.group_s) > pace_s * (1 + SLACK):
+            return False
+    return True
+
+
+def _depths(terms: Differing, steps: list[Step], stages: list[Placed], pace_s: float) -> list[int]:
+    """The depths that keep a pace, input to output (all 1 for inference)."""
+    boundaries, behind, depths = [*_boundaries(terms, steps), (0.0, 0.0)], 0.0, list[int]()
     for index in range(len(stages) - 1, -1, -1):
         stage, replicas = stages[index], steps[index].replicas
         wait, depth = 0.0, 1
@@ -102,10 +121,6 @@ def fits(terms: Differing, steps: list[Step], pace_s: float) -> bool:
             wait = float(cost.group_wait(stage.group_s, pace_s, replicas, terms.problem.copies))
         if terms.training and index + 1 < len(stages):
             depth = int(cost.in_flight_depth(behind, wait, boundaries[index][1], pace_s, replicas))
-        fixed, growing = stage.terms.memory(replicated=replicas > 1)
-        if float(fixed[0] + growing[0] * depth) > terms.runs.memory[stage.run] * (1 + 1e-12):
-            return False
-        if terms.accumulate is not None and terms.buffered_pace(depth, replicas, stage.group_s) > pace_s * (1 + SLACK):
-            return False
         behind = float(cost.in_flight_behind(depth, replicas, wait))
-    return True
+        depths.insert(0, depth)
+    return depths

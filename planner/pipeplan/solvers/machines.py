@@ -22,10 +22,18 @@ def terms_of(problem: Problem, cuts: Cuts) -> Terms:
 def search(terms: Terms, limit: float, limits: Limits) -> list[Step] | None:
     """A pipeline with every resource within the limit, input to output, or None."""
     if isinstance(terms, Differing):
-        return DifferingSearch(terms, limit, limits).run()
+        if terms.training and terms.schedule == VERTICAL and limits.memory:
+            return vertical.search(terms, limit, limits, lambda given: differing(given, limit, limits))
+        return differing(terms, limit, limits)
     if terms.training and terms.schedule == VERTICAL:
         return vertical.search(terms, limit, limits)
     return Search(terms, limit, limits).run()
+
+
+def differing(terms: Terms, limit: float, limits: Limits) -> list[Step] | None:
+    """The same where servers differ."""
+    assert isinstance(terms, Differing)
+    return DifferingSearch(terms, limit, limits).run()
 
 
 def batches(terms: Terms, limits: Limits) -> Batches:

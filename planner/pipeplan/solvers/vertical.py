@@ -8,6 +8,7 @@ more versions leave less memory for everything else.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -45,14 +46,20 @@ class VerticalSearch(Search):
         return tries.take(kept), replicas[kept], depth[kept], demand[kept]
 
 
-def search(terms: Terms, limit: float, limits: Limits) -> list[Step] | None:
-    """A pipeline with every resource within the limit, and all versions in memory, or None."""
+def search(
+    terms: Terms, limit: float, limits: Limits, once: Callable[[Terms], list[Step] | None] | None = None
+) -> list[Step] | None:
+    """A pipeline with every resource within the limit, and all versions in memory, or None.
+
+    `once` searches for one input stage: on equal machines unless told.
+    """
     if not limits.memory:
         return Search(terms, limit, limits).run()
+    once = once or (lambda given: VerticalSearch(given, limit, limits).run())
     for replicas in range(1, terms.most_replicas + 1):
         delay = 1
         while True:
-            steps = VerticalSearch(replace(terms, first=First(replicas, delay)), limit, limits).run()
+            steps = once(replace(terms, first=First(replicas, delay)))
             if steps is None:
                 break
             lag = int(cost.update_lag(replicas * terms.problem.copies, len(steps) == 1))
