@@ -16,14 +16,14 @@ import pytest
 from brute_force import Instance
 from certificates import certificate
 from commandline import Run
-from instances import drawn, mixed_instance, random_instance
+from instances import drawn, mixed_instance, random_instance, unequal_instance
 
 from pipeplan import render
 from pipeplan.check.dominance import stands_for
 from pipeplan.check.rates import Rates
 from pipeplan.check.verify import Finding, verify
 from pipeplan.cluster import Cluster, Device, Level
-from pipeplan.errors import InputError
+from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.files import Node
 from pipeplan.problem import Problem
 from pipeplan.profile import Layer, Profile, Tensor
@@ -35,9 +35,8 @@ Case = tuple[Instance, Problem, Document]
 
 def _document(problem: Problem) -> Document:
     """plan.json of the best plan, as it is read from a file."""
-    document = render.plan_document(solve(problem, Settings(solver="dp")))
-    document["options"] |= asdict(problem.options)
-    read: Document = json.loads(json.dumps(document))
+    outcome = solve(problem, Settings(solver="dp"))
+    read: Document = json.loads(json.dumps(render.plan_document(outcome)))
     return read
 
 
@@ -289,6 +288,36 @@ def test_states_must_be_states(case: Case) -> None:
     ):
         assert complaint in change("states", [*first["states"], row])
     assert "expected a list" in change("states", 7)
+
+
+def _confirmed(seeds: range, draw: Callable[[int], Instance]) -> int:
+    """How many certificates hold, of the plans that the solver finds; none of the plans may have anything wrong."""
+    certified = 0
+    for seed in seeds:
+        _, problem = drawn(seed, draw)
+        problem = replace(problem, options=replace(problem.options, contention=seed % 2 == 0))
+        try:
+            document = _document(problem)
+        except InfeasibleError:
+            continue
+        found = _checked(document, problem)
+        assert not [one for one in found.values() if one.holds is False], (seed, found)
+        assert (document["certificate"] is None) == (found["optimality"].holds is None)
+        certified += document["certificate"] is not None
+    return certified
+
+
+@pytest.mark.parametrize("draw", [random_instance, mixed_instance, unequal_instance])
+def test_what_the_solver_writes_is_confirmed(draw: Callable[[int], Instance]) -> None:
+    certified = _confirmed(range(25), draw)
+    assert certified > 3 or draw is unequal_instance
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draw", [random_instance, mixed_instance, unequal_instance])
+@pytest.mark.parametrize("start", range(1000, 3000, 100))
+def test_what_the_solver_writes_is_confirmed_at_length(draw: Callable[[int], Instance], start: int) -> None:
+    _confirmed(range(start, start + 100), draw)
 
 
 def _rates(*counts: int) -> Rates:
