@@ -164,12 +164,12 @@ class _Search:
 
     def _climb(self, inner: Problem, low: float, high: float, *, complete: bool) -> tuple[Model, Answer]:
         """The program with an upper bound that is as low as possible, and its answer."""
-        if complete and self.cutoff_s is None:
-            # More time never takes more memory: is there any plan at all?
-            model, answer = self._ask(inner, high, high, complete=True, confirm=True)
-            if not answer.found:
-                return model, answer if answer.proven else replace(answer, bound=0.0)
-        for threshold in self._thresholds(low, high):
+        for number, threshold in enumerate(self._thresholds(low, high)):
+            if complete and number == len(_RUNGS):
+                # More time never takes more memory: is there any plan at all?
+                model, answer = self._ask(inner, high, high, complete=True, confirm=True)
+                if not answer.found:
+                    return model, answer if answer.proven else replace(answer, bound=0.0)
             model, answer = self._ask(inner, low, threshold, complete=complete, confirm=threshold >= high)
             if answer.found or not answer.proven:
                 break

@@ -63,7 +63,8 @@ class Depths:
                 low = high = 1
             else:
                 longest = self._longest_wait(run) + 2 * self._longest_transfer(run)
-                low = 1 + math.ceil(least[run.end + 1] / run.replicas - cost.ROUNDING)
+                behind = max(least[run.end + 1], self._busy_behind(run))
+                low = 1 + math.ceil(behind / run.replicas - cost.ROUNDING)
                 high = 1 + math.ceil((most[run.end + 1] + longest) / run.replicas)
             if self.minibatches is not None:
                 high = min(high, self.minibatches // run.replicas)
@@ -73,6 +74,13 @@ class Depths:
                 least[run.start] = min(least[run.start], low * run.replicas)
                 most[run.start] = max(most[run.start], high * run.replicas + wait)
         return ranges
+
+    def _busy_behind(self, run: Run) -> float:
+        """At least so many minibatches are in flight behind a run as workers must be busy there to be done within U."""
+        model = self.model
+        work = sum(block.work_s for block in model.layers.blocks) / model.unit_s
+        fastest = max(device.speed for device in model.problem.cluster.devices)
+        return work / fastest - (run.last + 1) - 1e-6
 
     def _longest_wait(self, run: Run) -> float:
         """In minibatches."""
@@ -125,18 +133,32 @@ class Depths:
         """The terms of (per_depth · d + constant) · T where a run is used."""
         return [(self.timed[choice], per_depth * choice.depth + constant) for choice in self.by_run[run]]
 
+    def counts(self, run: Run, per_depth: float, constant: float) -> list[Term]:
+        """The terms of per_depth · d + constant where a run is used."""
+        return [(self.chosen[choice], per_depth * choice.depth + constant) for choice in self.by_run[run]]
+
     # -- (9) and (10) --
 
     def _sustain(self) -> None:
         model, program = self.model, self.model.program
         waits = {run: self._wait(run) for run in model.runs.all}
+        fixed = waits
+        if self.copies > 1 and not self.buffered:
+            fixed = {run: self.counts(run, 0.0, self._longest_wait(run)) for run in model.runs.all}
         for cut in range(model.workers - 1):
             ending = [run for run in model.runs.all if run.end == cut]
             behind = [run for run in model.runs.all if run.start == cut + 1]
             have = [term for run in ending for term in self.times(run, run.replicas, -run.replicas)]
             need = [term for run in behind for term in (*self.times(run, run.replicas, 0.0), *waits[run])]
             need += [term for run in ending for term in waits[run]]
-            need += scaled(self._transfer(cut, ending), 2.0)
+            crossing = scaled(self._transfer(cut, ending), 2.0)
+            need += crossing
+            program.at_least([*have, *minus(need)])
+            # Divided by T, which is at most 1: what does not depend on T needs no bounds on it.
+            have = [term for run in ending for term in self.counts(run, run.replicas, -run.replicas)]
+            need = [term for run in behind for term in (*self.counts(run, run.replicas, 0.0), *fixed[run])]
+            need += [term for run in ending for term in fixed[run]]
+            need += crossing
             program.at_least([*have, *minus(need)])
         if self.buffered:
             self._buffer()

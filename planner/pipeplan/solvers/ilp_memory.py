@@ -47,6 +47,8 @@ class Memory:
         ]
         for worker in range(model.workers):
             self._limit(worker)
+            if depths is not None:
+                self._exclude(worker, depths)
 
     def _fixed(self, index: int) -> float:
         block = self.model.layers.blocks[index]
@@ -86,6 +88,23 @@ class Memory:
                 every = model.sum_at(worker, sizes)
                 held += self._growing("i", runs, worker, every, crossing, lambda choice: choice.depth)
         self.model.program.at_most([*held, *((model.used[run], -self._capacity(run)) for run in runs)])
+
+    def _exclude(self, worker: int, depths: Depths) -> None:
+        """No depth at which a layer alone is too large: implied, but not for fractions of layers and depths."""
+        model = self.model
+        choices = [choice for run in model.runs.all if run.start == worker for choice in depths.by_run[run]]
+        for block in range(len(model.layers)):
+            fitting = [choice for choice in choices if self._alone_at(block, choice) <= self._capacity(choice.run)]
+            if len(fitting) < len(choices):
+                terms = [(depths.chosen[choice], -1.0) for choice in fitting]
+                model.program.at_most([*model.starts(block, worker), *terms])
+
+    def _alone_at(self, block: int, choice: Choice) -> float:
+        """What one layer takes at a depth, whatever else the stage holds."""
+        versions = choice.depth * self.parameters[block] if self.stashes else 0.0
+        saved = (1 if choice.recompute else choice.depth) * self.saved[block]
+        buckets = self.parameters[block] if choice.run.replicas * self.model.problem.copies > 1 else 0.0
+        return self.fixed[block] + versions + saved + buckets
 
     def _capacity(self, run: Run) -> float:
         return self.model.problem.capacity_of(run.workers) / self.unit
