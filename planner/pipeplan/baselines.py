@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pipeplan import cost
@@ -32,10 +33,7 @@ class Baseline:
 
 def compare(problem: Problem, cuts: Cuts) -> list[Baseline]:
     """The three baselines of a problem. Data parallelism is scored even where it does not fit, with a remark."""
-    parallel = one_stage(problem, problem.cluster.workers)
-    score = evaluate(parallel, problem)
-    remark = "" if score.fits else f"does not fit in memory: {complain_of_memory(score)}"
-    found = [Baseline("data parallelism", score.pace_s, parallel.config, remark, parallel)]
+    found = [_data_parallelism(problem)]
     straight_problem = problem.straight()
     straight = dp.solve(straight_problem, cuts)
     if straight.plan is None:
@@ -50,6 +48,15 @@ def compare(problem: Problem, cuts: Cuts) -> list[Baseline]:
     found.append(Baseline("best straight pipeline", pace, straight.plan.config, plan=straight.plan))
     unpipelined, remark = unpipelined_time(straight.plan, problem), "the same stages, not pipelined"
     return [*found, Baseline("model parallelism", unpipelined, straight.plan.config, remark, straight.plan)]
+
+
+def _data_parallelism(problem: Problem) -> Baseline:
+    parallel, name = one_stage(problem, problem.cluster.workers), "data parallelism"
+    score = evaluate(parallel, problem)
+    if not math.isfinite(score.pace_s):
+        return Baseline(name, None, parallel.config, f"an update of {parallel.accumulate} minibatches is too short")
+    remark = "" if score.fits else f"does not fit in memory: {complain_of_memory(score)}"
+    return Baseline(name, score.pace_s, parallel.config, remark, parallel)
 
 
 def unpipelined_time(plan: Plan, problem: Problem) -> float:

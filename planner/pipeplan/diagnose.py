@@ -19,7 +19,8 @@ from pipeplan.units import show_size
 
 _PRECISION = 1.001
 """Of the memory that would do, before it is brought down to what the plan found with it really needs."""
-_DOUBLINGS = 40
+_MOST_MEMORY = 2.0**60
+"""Of one device; with so much it is not the reason."""
 _MOST_GROWTH = 64
 """Clusters up to so many times as large are tried."""
 _MOST_WORKERS = 4096
@@ -194,8 +195,9 @@ def _enough_memory(problem: Problem, cuts: Cuts, capacity: int) -> Enough | None
         return problem.within(alter.with_more_memory(problem.cluster, factor))
 
     low, high = 1.0, 1.0
-    for _ in range(_DOUBLINGS):
-        high *= 2
+    most = _MOST_MEMORY / max(device.memory_bytes for device in problem.cluster.devices)
+    while high < most:
+        high = min(2 * high, most)
         if dp.feasible(larger(high), cuts):
             break
         low = high

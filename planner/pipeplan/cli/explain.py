@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,12 @@ def command(
     notes = Console(stderr=True, highlight=False)
     notes.print(origin, style="dim", markup=False, soft_wrap=True)
     try:
-        # The stream itself is asked: a console without a terminal prints nothing of a status.
-        with notes.status("") as status, interrupts.noted() as check:
+        with notes.status("") if notes.is_terminal else nullcontext() as status, interrupts.noted() as check:
 
             def progress(text: str) -> None:
                 check()
-                status.update(f"{text} …")
+                if status is not None:
+                    status.update(f"{text} …")
 
             explanation = explain(problem, settings, wishes, plan, progress)
             check()

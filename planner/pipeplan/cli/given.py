@@ -122,8 +122,8 @@ def check_schedules(names: Sequence[str], given: dict[str, Any]) -> None:
 
 def _pin(text: str) -> tuple[str, int]:
     layer, _, stage = text.rpartition("=")
-    if not layer or not stage.isdecimal():
-        raise InputError(f"--pin: expected a layer and a stage, as in conv1=1, found {text!r}")
+    if not layer or not stage.isdecimal() or int(stage) < 1:
+        raise InputError(f"--pin: expected a layer and a stage from 1 on, as in conv1=1, found {text!r}")
     return layer, int(stage)
 
 

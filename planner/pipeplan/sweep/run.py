@@ -60,7 +60,7 @@ def solve_point(point: Point, settings: Settings) -> Answer:
     return Answer(
         pace_s=outcome.evaluation.pace_s,
         over_parallelism=baseline.gain(outcome.evaluation.pace_s),
-        parallelism_fits=not baseline.remark,
+        parallelism_fits=baseline.pace_s is None or not baseline.remark,
         config=outcome.plan.config,
         bound=outcome.evaluation.bound,
         busy=outcome.plan.busy,

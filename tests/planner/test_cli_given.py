@@ -1,0 +1,107 @@
+"""The arguments that describe a problem, as every command that solves one takes them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import Run
+
+from pipeplan.profile import Layer, Profile, Tensor
+
+LAYERS = "abcdef"
+
+
+@pytest.fixture(autouse=True)
+def profile(run: Run) -> None:
+    """Six equal layers, gradients too large to replicate."""
+    Profile(
+        layers=tuple(Layer(name, 0.1, 0.2, 10**9, 10**6) for name in LAYERS),
+        tensors=tuple(
+            Tensor(f"{one}-{other}", one, (other,), 10**4, 10**4) for one, other in itertools.pairwise(LAYERS)
+        ),
+        minibatch=4,
+        model_name="small",
+    ).save(Path("profile.json"))
+
+
+def solved(run: Run, *arguments: str) -> dict[str, Any]:
+    done = run("solve", "--cluster", "A", "--solver", "dp", "--no-write", "--json", *arguments)
+    assert done.code == 0, done.err
+    document: dict[str, Any] = json.loads(done.out)
+    return document
+
+
+def stages(document: dict[str, Any]) -> list[str]:
+    return ["".join(stage["layers"]) for stage in document["plan"]["stages"]]
+
+
+def test_a_layer_may_be_pinned_to_a_stage(run: Run) -> None:
+    plain = stages(solved(run))
+    assert "c" in plain[2]
+    pinned = stages(solved(run, "--pin", "c=1", "--pin", "e=2"))
+    assert "c" in pinned[0]
+    assert "e" in pinned[1]
+
+
+def test_layers_may_be_kept_together(run: Run) -> None:
+    assert any("cd" in stage for stage in stages(solved(run, "--together", "c, d")))
+    assert any("bcd" in stage for stage in stages(solved(run, "--no-cut-after", "b", "--no-cut-after", "c")))
+
+
+def test_numbers_of_stages_and_workers_have_a_maximum(run: Run) -> None:
+    assert len(stages(solved(run, "--max-stages", "2"))) <= 2
+    document = solved(run, "--max-workers", "3")
+    assert sum(len(stage["workers"]) for stage in document["plan"]["stages"]) <= 3
+
+
+@pytest.mark.parametrize("name", ["2bw", "gpipe", "1f1b-flush"])
+def test_schedules_with_a_number_of_minibatches(run: Run, name: str) -> None:
+    document = solved(run, "--schedule", name, "--accumulate", "12")
+    assert (document["plan"]["schedule"], document["plan"]["accumulate"]) == (name, 12)
+    done = run("solve", "--cluster", "A", "--schedule", name)
+    assert done.code == 2
+    assert f"--schedule {name} needs a number of minibatches per update: give --accumulate" in done.err
+
+
+def test_what_is_asked_for_stands_in_the_plan(run: Run) -> None:
+    options = solved(run, "--no-recompute", "--no-contention", "--boundary", "parallel", "--pin", "a=1")["options"]
+    assert (options["recompute"], options["contention"], options["boundary"]) == (False, False, "parallel")
+    assert options["pins"] == [["a", 1]]
+
+
+def test_a_plan_under_constraints_is_explained_under_them(run: Run) -> None:
+    arguments = ("--pin", "c=1", "--together", "e,f", "--max-workers", "5", "--schedule", "2bw", "--accumulate", "12")
+    assert run("solve", "--cluster", "A", "--solver", "dp", *arguments).code == 0
+    done = run("explain", "plan", "--profile", "profile.json", "--samples", "0", "--json")
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    assert document["behind_best"] == 0
+    assert document["best_config"] == document["plan"]["config"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--pin", "a"], "--pin: expected a layer and a stage from 1 on, as in conv1=1, found 'a'"),
+        (["--pin", "=1"], "--pin: expected"),
+        (["--pin", "a=0"], "a stage from 1 on"),
+        (["--pin", "a=99"], "no plan satisfies the constraints on 16 workers: relax --pin"),
+        (["--pin", "z=1"], "the profile has no layer 'z'"),
+        (["--together", "a,z"], "the profile has no layer 'z'"),
+        (["--no-cut-after", "z"], "the profile has no layer 'z'"),
+        (["--max-stages", "0"], "the maximum of stages must be at least 1"),
+        (["--max-workers", "0"], "the maximum of workers must be at least 1"),
+        (["--schedule", "gpip", "--accumulate", "4"], "did you mean 'gpipe'"),
+        (["--accumulate", "4"], "--accumulate goes with --schedule 2bw, gpipe, 1f1b-flush"),
+        (["--inference", "--schedule", "gpipe"], "--schedule is for training"),
+        (["--boundary", "paralel"], "did you mean 'parallel'"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(run: Run, arguments: list[str], complaint: str) -> None:
+    done = run("solve", "--cluster", "A", "--solver", "dp", "--no-write", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert complaint in done.err.splitlines()[-1]
