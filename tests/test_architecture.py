@@ -30,7 +30,7 @@ PLANNER = (
     {"solvers", "baselines", "improve"},
     {"diagnose", "quick", "verdict"},
     {"solve"},
-    {"fewest"},
+    {"auto", "fewest"},
     {"render", "show"},
     {"explain", "sweep"},
     {"cli", "__main__"},

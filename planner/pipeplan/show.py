@@ -12,20 +12,23 @@ from rich.text import Text
 
 from pipeplan.baselines import Baseline
 from pipeplan.cluster import Cluster
+from pipeplan.plan import STASHING, Plan
 from pipeplan.solve import Outcome
 from pipeplan.text import one_line
 from pipeplan.units import show_size, show_time
+from pipeplan.verdict import TOLERANCE
 
 
 def show(outcome: Outcome, console: Console) -> None:
     """Print an outcome."""
     plan, score = outcome.plan, outcome.evaluation
     cluster, profile = outcome.problem.cluster, outcome.problem.profile
-    what = "inference" if plan.inference else "training"
+    what = "inference" if plan.inference else f"training{_schedule(plan)}"
     console.print(
         Text.assemble(
             (f"Plan {plan.config}", "bold"),
-            f" for {what} {one_line(profile.model_name)}, minibatch {profile.minibatch}, on cluster {cluster.name} "
+            f" for {what} {one_line(profile.model_name)}, minibatch {profile.minibatch}, on cluster "
+            f"{one_line(cluster.name)} "
             f"({describe(cluster)})",
         )
     )
@@ -49,6 +52,29 @@ def show(outcome: Outcome, console: Console) -> None:
         )
     colour = "green" if outcome.verdict.proven else "yellow"
     console.print(Text.assemble("Verdict: ", (outcome.verdict.text, colour), f" ({_seconds(outcome)})"))
+    for text in _proof(outcome):
+        console.print(text, soft_wrap=True)
+
+
+def _schedule(plan: Plan) -> str:
+    """Nothing for the usual one."""
+    if plan.schedule == STASHING:
+        return ""
+    return f" by {plan.schedule}" + (f", {plan.accumulate} minibatches per update," if plan.accumulate else "")
+
+
+def _proof(outcome: Outcome) -> list[str]:
+    """What keeps the plan from the bound, and where its proof is."""
+    lines = []
+    score = outcome.evaluation
+    if score.pace_s > score.alone_s * (1 + TOLERANCE):
+        lines.append(f"Shared network cards slow it by {score.pace_s / score.alone_s - 1:.1%}; without them it keeps ")
+        lines[-1] += show_time(score.alone_s) + "."
+    if outcome.published is None and outcome.gap > TOLERANCE:
+        lines.append(f"No plan is more than {outcome.gap:.2%} faster (bound {show_time(outcome.bound_s)}).")
+    if outcome.certificate.document is not None:
+        lines.append("Certificate: in plan.json; `pipeplan check` verifies it without the solvers.")
+    return lines
 
 
 def describe(cluster: Cluster) -> str:
@@ -56,8 +82,8 @@ def describe(cluster: Cluster) -> str:
     (first, devices, name), *others = cluster.kinds
     if others:
         counted = [f"{'' if count == 1 else f'{count} × '}{devices} {name}" for count, devices, name in cluster.kinds]
-        return f"{cluster.servers} servers: {' + '.join(counted)}"
-    return f"{devices} {name}" if first == 1 else f"{first} servers × {devices} {name}"
+        return one_line(f"{cluster.servers} servers: {' + '.join(counted)}")
+    return one_line(f"{devices} {name}" if first == 1 else f"{first} servers × {devices} {name}")
 
 
 def _stages(outcome: Outcome) -> Table:
@@ -72,13 +98,14 @@ def _stages(outcome: Outcome) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for number, (stage, cost) in enumerate(zip(plan.stages, score.stages, strict=True), start=1):
         last = number == len(plan.stages)
+        again = "*" if stage.recompute else ""
         share = f"{cost.memory_bytes / cost.capacity_bytes:.0%}" if limited else ""
         table.add_row(
             str(number),
             str(stage.replicas),
             _servers(stage.workers, outcome.problem.cluster),
             str(stage.depth),
-            show_time(cost.compute_s),
+            show_time(cost.compute_s) + again,
             show_time(cost.synchronisation_s),
             "" if last else show_size(cost.boundary_bytes),
             "" if last else show_time(cost.boundary_s),
@@ -95,6 +122,8 @@ def _layers(outcome: Outcome) -> Text:
         layers = stage.layers
         span = layers[0] if len(layers) == 1 else f"{layers[0]} … {layers[-1]} ({len(layers)} layers)"
         lines.append(f"  stage {number}: ", "dim").append(f"{one_line(span)}\n")
+    if any(stage.recompute for stage in outcome.plan.stages):
+        lines.append("  * computes its forward pass again for backward, to save memory\n", "dim")
     return lines
 
 

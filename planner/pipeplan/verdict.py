@@ -60,7 +60,7 @@ def _alone(result: Result) -> Verdict:
 
 def _end(result: Result) -> str:
     if result.plan is None:
-        return str(result.status)
+        return result.note or str(result.status)
     return f"a gap of {result.gap:.2%}" + (f": {result.note}" if result.note else "")
 
 

@@ -32,11 +32,16 @@ _ARGUMENTS = (
     click.option("--inference", is_flag=True, help="Plan the forward pass only."),
     click.option("--stages", type=int, help="Exactly so many stages."),
     click.option("--max-replicas", type=int, help="No stage on more workers; 1 makes the pipeline straight."),
+    click.option("--straight", is_flag=True, help="One worker a stage, one pipeline."),
     click.option(
         "--overlap", type=float, help="Share of gradient sync hidden by compute  [default: 1 on GPUs, 0 on CPUs]"
     ),
     click.option("--ignore-memory", is_flag=True, help="Plan as if memory had no end."),
-    click.option("--schedule", metavar="NAME", help=f"Of training: {', '.join(SCHEDULES)}  [default: {STASHING}]"),
+    click.option(
+        "--schedule",
+        metavar="NAME",
+        help=f"Of training: {', '.join(SCHEDULES)}, or `solve` with auto  [default: {STASHING}]",
+    ),
     click.option("--accumulate", type=int, metavar="M", help="Minibatches per update, for 2bw, gpipe and 1f1b-flush."),
     click.option("--no-recompute", is_flag=True, help="Never drop activations to compute them again."),
     click.option("--no-contention", is_flag=True, help="Plan as if network cards were not shared."),
@@ -95,7 +100,8 @@ def options_of(given: dict[str, Any], kind: str) -> Options:
         overlap=overlap,
         memory=not given["ignore_memory"],
         stages=given["stages"],
-        max_replicas=given["max_replicas"],
+        max_replicas=1 if given["straight"] else given["max_replicas"],
+        allow_copies=not given["straight"],
         schedule=given.get("schedule") or STASHING,
         accumulate=given["accumulate"],
         recompute=not given["no_recompute"],

@@ -10,17 +10,28 @@ import click
 from rich.console import Console
 
 from pipeplan import render
+from pipeplan.auto import Choice, choose
 from pipeplan.cli.given import problem_arguments, problem_of
 from pipeplan.errors import InputError
+from pipeplan.fewest import fewest_workers
+from pipeplan.problem import Problem
 from pipeplan.show import show
-from pipeplan.solve import Disagreement, Settings, solve
+from pipeplan.solve import Disagreement, Outcome, Settings, solve
+from pipeplan.units import show_time
 
 
 @click.command("solve")
 @problem_arguments()
 @click.option("--solver", type=click.Choice(["dp", "ilp", "both"]), default="both", show_default=True)
 @click.option("--ilp-solver", type=click.Choice(["highs", "cbc"]), default="highs", show_default=True)
-@click.option("--time-limit", type=float, default=60.0, show_default=True, help="Seconds for the ILP.")
+@click.option("--time-limit", type=float, default=60.0, show_default=True, help="Seconds for each solver.")
+@click.option("--gap", type=click.FloatRange(0, 1), default=0.0, help="The ILP may stop so close to the best: 0.01.")
+@click.option("--batch", type=int, metavar="SAMPLES", help="Global batch, for --schedule auto.")
+@click.option(
+    "--staleness", metavar="NONE|BOUNDED|ANY", default="any", help="With --schedule auto: how old weights may be."
+)
+@click.option("--fewest-workers", metavar="5%", help="Use as few workers as come so close to the best.")
+@click.option("--no-certificate", is_flag=True, help="Write no proof into plan.json.")
 @click.option(
     "--cost-model",
     type=click.Choice(["pipeplan", "pipedream-code", "pipedream-paper"]),
@@ -36,6 +47,11 @@ def command(
     solver: str,
     ilp_solver: str,
     time_limit: float,
+    gap: float,
+    batch: int | None,
+    staleness: str,
+    fewest_workers: str | None,
+    no_certificate: bool,
     cost_model: str,
     output: Path,
     force: bool,
@@ -51,17 +67,29 @@ def command(
     pipeplan solve --cluster B
     pipeplan solve profile.json --cluster local --workers 3
     pipeplan solve profile.json --cluster my-cluster.toml --json --no-write
+    pipeplan solve --cluster A --schedule auto --batch 1024 --staleness none
+    pipeplan solve --cluster A --fewest-workers 5%
     """
     if not time_limit > 0:
         raise InputError(f"--time-limit must be above 0 seconds, not {time_limit:g}")
+    within = None if fewest_workers is None else _share(fewest_workers)
     if not no_write:
         render.refuse_to_overwrite(output, force)
-    problem, origin = problem_of(given)
-    settings = Settings(solver=solver, cost_model=cost_model, backend=ilp_solver, time_limit_s=time_limit)
+    settings = Settings(
+        solver=solver,
+        cost_model=cost_model,
+        backend=ilp_solver,
+        time_limit_s=time_limit,
+        gap=gap,
+        certify=not no_certificate,
+    )
     notes = Console(stderr=True, highlight=False)
+    problem, origin, remarks = _problem(given, batch, staleness, settings)
     notes.print(origin, style="dim", markup=False, soft_wrap=True)
+    for remark in remarks:
+        notes.print(remark, style="dim", markup=False, soft_wrap=True)
     try:
-        outcome = solve(problem, settings)
+        outcome = solve(problem, settings) if within is None else _fewest(problem, within, settings, notes)
     except Disagreement as error:
         if no_write:
             raise
@@ -74,7 +102,58 @@ def command(
     if as_json:
         click.echo(json.dumps(render.plan_document(outcome), indent=1, allow_nan=False))
     else:
-        show(outcome, Console(highlight=False))
+        show(outcome, Console(highlight=False, markup=False))
     if not no_write:
         runnable = "" if problem.profile.model_ref else " (its profile names no model that could be run)"
         notes.print(f"written: {output}/plan.json, stages/, launch.sh{runnable}", markup=False, soft_wrap=True)
+
+
+def _problem(
+    given: dict[str, Any], batch: int | None, staleness: str, settings: Settings
+) -> tuple[Problem, str, list[str]]:
+    """The problem, where its profile comes from, and what choosing a schedule for it showed."""
+    if given.get("schedule") != "auto":
+        if batch is not None:
+            raise InputError("--batch goes with --schedule auto; for one schedule give --accumulate")
+        return *problem_of(given), []
+    if batch is None:
+        raise InputError("--schedule auto needs the global batch: give --batch, in samples per update")
+    if given["accumulate"] is not None:
+        raise InputError("--accumulate follows from --batch with --schedule auto: leave it out")
+    plain, origin = problem_of(given | {"schedule": None})
+    if plain.options.inference:
+        raise InputError("--schedule is for training: leave it out with --inference")
+    cluster, profile = plain.cluster, plain.profile
+    problem, choices = choose(profile, cluster, plain.options, batch, staleness.lower(), settings.maximum_cuts)
+    return problem, origin, [_choice(choice) for choice in choices]
+
+
+def _choice(choice: Choice) -> str:
+    per_update = f", {choice.problem.options.accumulate} minibatches" if choice.problem.options.accumulate else ""
+    rate = "nothing fits" if choice.sample_s is None else f"{1 / choice.sample_s:.4g} samples/s, {choice.config}"
+    return f"  {choice.schedule}{per_update} of {choice.minibatch}: {rate}"
+
+
+def _share(text: str) -> float:
+    """`5%` or `0.05`."""
+    number = text.strip().removesuffix("%")
+    try:
+        share = float(number) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 100:
+        raise InputError(f"--fewest-workers: expected a share such as 5%, found {text!r}")
+    return share
+
+
+def _fewest(problem: Problem, within: float, settings: Settings, notes: Console) -> Outcome:
+    found = fewest_workers(problem, within, settings)
+    less = "" if found.fewer_s is None else f"; one fewer takes {show_time(found.fewer_s)}"
+    notes.print(
+        f"{found.workers} workers come within {found.slower:.2%} of the best, {found.best.plan.config} on "
+        f"{found.best.plan.busy} workers ({show_time(found.best.objective_s)}){less}",
+        style="dim",
+        markup=False,
+        soft_wrap=True,
+    )
+    return found.outcome

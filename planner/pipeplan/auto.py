@@ -1,0 +1,92 @@
+"""`--schedule auto`: the fastest schedule for a global batch, among those that a tolerance for staleness allows.
+
+    none      synchronous: the pipeline drains before every update (gpipe, 1f1b-flush)
+    bounded   2bw as well: weights are one update old, at every stage
+    any       vertical-sync and 1f1b-stashing as well: weights are as many updates old as minibatches are in flight, and
+              a stage updates after as many minibatches as it has replicas, whatever the global batch
+
+The schedules with one update per global batch may cut it into minibatches of several sizes: the profile's own, and
+halves of it as far as they divide the batch, by linear rescaling (which leaves out what a kernel takes to start).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pipeplan.cluster import Cluster
+from pipeplan.cuts import enumerate_cuts
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.plan import ACCUMULATING, DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, VERTICAL
+from pipeplan.problem import Options, Problem
+from pipeplan.profile import Profile
+from pipeplan.quick import best_plan
+from pipeplan.suggest import did_you_mean
+
+STALENESS = {
+    "none": (FLUSH, GPIPE),
+    "bounded": (FLUSH, GPIPE, DOUBLE_BUFFERED),
+    "any": (FLUSH, GPIPE, DOUBLE_BUFFERED, VERTICAL, STASHING),
+}
+HALVINGS = 3
+"""The smallest minibatch tried is the profile's own over 2 to this power."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one schedule could do."""
+
+    problem: Problem
+    sample_s: float | None
+    """Seconds per sample of its best plan; None where nothing fits."""
+    config: str
+
+    @property
+    def schedule(self) -> str:
+        """Its name."""
+        return self.problem.options.schedule
+
+    @property
+    def minibatch(self) -> int:
+        """Samples in one minibatch."""
+        return self.problem.profile.minibatch
+
+
+def choose(
+    profile: Profile, cluster: Cluster, options: Options, batch: int, staleness: str, maximum_cuts: int
+) -> tuple[Problem, list[Choice]]:
+    """The problem under the best schedule, and all that were tried, best first.
+
+    `batch` is in samples per update. Of schedules equally fast the least stale is taken. Raises `InputError` where the
+    batch cannot be cut up, `InfeasibleError` where no schedule has a plan.
+    """
+    if staleness not in STALENESS:
+        raise InputError(f"there is no tolerance {staleness!r} for staleness; {did_you_mean(staleness, STALENESS)}")
+    sizes = minibatch_sizes(profile.minibatch, batch)
+    choices = []
+    for schedule in STALENESS[staleness]:
+        for size in sizes if schedule in ACCUMULATING else [profile.minibatch]:
+            accumulate = batch // size if schedule in ACCUMULATING else None
+            sized = profile if size == profile.minibatch else profile.rescaled(size)
+            problem = Problem(sized, cluster, replace(options, schedule=schedule, accumulate=accumulate))
+            found = best_plan(problem, enumerate_cuts(problem, maximum_cuts))
+            pace = None if found is None else found.pace_s / size
+            choices.append(Choice(problem, pace, "" if found is None else found.plan.config))
+    feasible = [choice for choice in choices if choice.sample_s is not None]
+    if not feasible:
+        raise InfeasibleError(f"no schedule has a plan that fits: tried {', '.join(STALENESS[staleness])}")
+    least = min(choice.sample_s for choice in feasible if choice.sample_s is not None)
+    best = next(choice for choice in feasible if choice.sample_s is not None and choice.sample_s <= least * (1 + 1e-9))
+    choices.sort(key=lambda choice: float("inf") if choice.sample_s is None else choice.sample_s)
+    return best.problem, choices
+
+
+def minibatch_sizes(own: int, batch: int) -> list[int]:
+    """The profile's own minibatch and halves of it, as far as they divide the batch, largest first."""
+    sizes = [own >> halving for halving in range(HALVINGS + 1) if own % (1 << halving) == 0]
+    found = [size for size in sizes if size > 0 and batch % size == 0]
+    if batch < 1 or not found:
+        raise InputError(
+            f"a batch of {batch} samples cannot be cut into minibatches of the profile's {own} or halves of it: "
+            "give --batch a multiple, or --minibatch another size"
+        )
+    return found
