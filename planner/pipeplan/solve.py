@@ -12,8 +12,8 @@ from pipeplan.diagnose import why_infeasible
 from pipeplan.errors import DisagreementError, InfeasibleError, InputError
 from pipeplan.evaluate import Evaluation, evaluate
 from pipeplan.improve import improve
-from pipeplan.plan import Plan
-from pipeplan.problem import Problem
+from pipeplan.plan import STASHING, Plan
+from pipeplan.problem import Options, Problem
 from pipeplan.solvers import dp, ilp, published
 from pipeplan.solvers.certificate import Certificate, certify
 from pipeplan.solvers.result import Result, Status
@@ -155,13 +155,19 @@ def _published(
     return Outcome(problem, plan, score, results, verdict, compared, phases, 0.0, none, figures)
 
 
+def _refuse_constraints(options: Options, name: str) -> None:
+    """Raise an `InputError` where a published variant would leave out what the user asked for."""
+    limits = ("stages", "max_replicas", "max_stages", "max_workers")
+    given = [f"--{limit.replace('_', '-')}" for limit in limits if getattr(options, limit) is not None]
+    given += ["--pin"] if options.pins else []
+    given += ["--schedule"] if options.schedule != STASHING and not options.inference else []
+    if given:
+        raise InputError(f"the cost model {name} has one schedule and no constraints: leave out {', '.join(given)}")
+
+
 def _run(problem: Problem, cuts: Cuts, settings: Settings) -> tuple[Result, ...]:
     if settings.cost_model in published.NAMES:
-        options = problem.options
-        if options.stages is not None or options.max_replicas is not None:
-            raise InputError(
-                f"the cost model {settings.cost_model} has no constraints: leave out --stages, --max-replicas"
-            )
+        _refuse_constraints(problem.options, settings.cost_model)
         return (published.solve(problem, cuts, settings.cost_model),)
     if settings.cost_model != "pipeplan":
         raise InputError(f"there is no cost model {settings.cost_model!r}")

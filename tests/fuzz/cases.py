@@ -16,6 +16,8 @@ import click
 from mutations import as_json, as_toml, damaged, damaged_text
 
 from pipeplan.cli import _COMMANDS
+from pipeplan.plan import ACCUMULATING, SCHEDULES
+from pipeplan.problem import BOUNDARIES
 
 INTEGERS = ["1", "2", "2", "3", "4", "0", "-1", "16", "1000000", str(10**24), "x", "", "1.5", "nan"]
 FLOATS = ["0", "1", "0.5", "2", "-1", "nan", "inf", "-inf", "1e300", "1e-300", "x", ""]
@@ -38,7 +40,8 @@ WORDS = [
     "a=" + "9" * 30,
 ]
 WORDS += ["a:1", "b:2", "join=2", "plan", "cluster.toml", "profile.json", "2bw", "1:2", "0.5", "2"]
-LEFT_ALONE = {"time_limit", "help", "cluster_name", "ilp_solver"}
+LEFT_ALONE = {"time_limit", "help", "cluster_name", "ilp_solver", "workers"}
+SELDOM = {"pins", "together", "no_cut_after", "stages", "max_stages", "cost_model", "servers"}
 
 
 def commands(parameter: str) -> dict[str, click.Command]:
@@ -53,22 +56,46 @@ def commands(parameter: str) -> dict[str, click.Command]:
     return found
 
 
-def options(command: click.Command, rng: random.Random, share: float) -> list[str]:
-    """A few random options of a command."""
+def options(command: click.Command, rng: random.Random, share: float, layers: list[str]) -> list[str]:
+    """A few random options of a command, most of them with a value that makes sense."""
     drawn: list[str] = []
     for parameter in command.params:
         if not isinstance(parameter, click.Option) or parameter.name in LEFT_ALONE or rng.random() > share:
             continue
+        if parameter.name in SELDOM and rng.random() < 0.7:
+            continue
         drawn.append(max(parameter.opts, key=len))
         if not parameter.is_flag:
-            drawn += [_value(parameter, rng) for _ in range(max(1, parameter.nargs))]
+            draw = _sound if rng.random() < 0.85 else _wild
+            drawn += [draw(parameter, rng, layers) for _ in range(max(1, parameter.nargs))]
+            if drawn[-1] in ACCUMULATING and rng.random() < 0.8:
+                drawn += ["--accumulate", rng.choice(["1", "4", "8"])]
     return drawn
 
 
-def _value(parameter: click.Option, rng: random.Random) -> str:
-    kind = parameter.type
+def _sound(parameter: click.Option, rng: random.Random, layers: list[str]) -> str:
+    kind, name = parameter.type, parameter.name or ""
+    one, other = rng.choice(layers), rng.choice(layers)
+    words = {
+        "schedule": [*SCHEDULES],
+        "boundary": [*BOUNDARIES],
+        "pins": [f"{one}=1", f"{layers[-1]}=2"],
+        "together": [f"{one},{other}"],
+        "no_cut_after": [one],
+    }
+    if name in words:
+        return rng.choice(words[name])
+    if isinstance(kind, click.types.IntParamType):
+        return rng.choice(["40", "100"] if name == "width" else ["1", "2", "2", "3", "4", "8"])
+    if isinstance(kind, click.types.FloatParamType):
+        return rng.choice(["0", "0.5", "1", "2"])
     if isinstance(kind, click.Choice):
-        return rng.choice([*kind.choices, *kind.choices, "x"])
+        return rng.choice(list(kind.choices))
+    return rng.choice(["plan", "made/plan"]) if isinstance(kind, click.Path) else _wild(parameter, rng, layers)
+
+
+def _wild(parameter: click.Option, rng: random.Random, layers: list[str]) -> str:
+    kind = parameter.type
     if isinstance(kind, click.Path):
         return rng.choice(["plan", "made/plan", "profile.json", "profile.json/plan", "."])
     if isinstance(kind, click.types.IntParamType):
@@ -93,7 +120,8 @@ def solving(rng: random.Random, harm: str) -> list[str]:
     _write(Path("cluster.toml"), cluster, as_toml, rng, harm=hit == "cluster")
     known = commands("cluster_name")
     name = rng.choice(["solve", "solve", *known])
-    given = options(known[name], rng, 0.25 if harm == "options" else 0.08)
+    layers = [layer["name"] for layer in profile["layers"]]
+    given = options(known[name], rng, 0.25 if harm == "options" else 0.08, layers)
     if any(one.name == "time_limit" for one in known[name].params):
         given += ["--time-limit", "20"]
     if name == "solve" and "--solver" not in given:
@@ -125,4 +153,4 @@ def replaying(rng: random.Random, folders: list[Path]) -> list[str]:
         _write(path, json.loads(text), as_json, rng, harm=True)
     known = commands("plan_folder")
     name = rng.choice(list(known))
-    return [name, "plan", *options(known[name], rng, 0.15)]
+    return [name, "plan", *options(known[name], rng, 0.15, ["a"])]

@@ -109,11 +109,12 @@ def _answered(before: dict[str, bytes], after: dict[str, bytes]) -> str:
             continue
         if "/." in name or name.startswith("."):
             return f"left a temporary file: {name}"
-        if name.endswith(".json"):
-            json.loads(data, parse_constant=lambda text: f"not JSON: {text}")
-            if b"NaN" in data or b"Infinity" in data:
+        folder, _, last = name.rpartition("/")
+        if last == "plan.json" or folder.endswith("stages"):
+            text = data.decode()
+            if "NaN" in text or "Infinity" in text:
                 return f"{name} holds a number that is none"
-        folder = name.rsplit("/plan.json")[0]
-        if name.endswith("plan.json") and f"{folder}/launch.sh" not in after:
+            json.loads(text)
+        if last == "plan.json" and f"{folder}/launch.sh" not in after:
             return f"{folder} is half written"
     return ""

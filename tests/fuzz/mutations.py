@@ -15,7 +15,16 @@ PLAUSIBLE: list[Any] = [0, 1, 2, 3, 5, 8, 16, 100, 1000, 0.1, 0.5, 1.0, 2.5, 1e-
 TEXTS = [
     *("", " ", "x", "0", "nan", "10 Gbit/s", "12 GB", "5 us", "-5 us", "1e99 TB", "1e400 B", "½", "١٦ GiB", "null"),
     *("a", "b", "c", "server", "\x00", "\x1b[31mred", "\n", "a\tb", "\u202eevil", "\u2028", "é" * 40, "z" * 5000),
-    *("../../outside", "/etc/passwd", "'; touch owned; '", "$(touch owned)", "{{ 7 * 7 }}", "[bold]x[/bold]", "%s%n"),
+    *(
+        "../../outside",
+        "/etc/passwd",
+        "'; touch owned; '",
+        "$(touch owned)",
+        "{{ 7 * 7 }}",
+        "[bold]x[/bold]",
+        "[/x]",
+        "%s%n",
+    ),
     *("1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush", "forward-only", "cuda", "cpu"),
 ]
 OTHERS: list[Any] = [None, True, False, [], {}, [[]], [None], {"a": 1}, "\ud800"]
@@ -39,9 +48,9 @@ def _mutate(document: Any, rng: random.Random) -> None:
     if not places:
         return
     holder, key = rng.choice(places)
-    rng.choice(
-        [_delete, _rename, _duplicate, _replace, _replace, _replace, _replace, _scale, _scale, _scale, _swap, _reorder]
-    )(holder, key, places, rng)
+    # What is a little wrong goes deeper into the program than what is missing.
+    ways = (_replace, _scale, _delete, _rename, _duplicate, _swap, _reorder)
+    rng.choices(ways, weights=(10, 8, 1, 1, 2, 2, 2))[0](holder, key, places, rng)
 
 
 def _places(document: Any) -> list[tuple[Any, Any]]:
@@ -77,9 +86,15 @@ def _duplicate(holder: Any, key: Any, places: list[Any], rng: random.Random) -> 
 
 
 def _replace(holder: Any, key: Any, places: list[Any], rng: random.Random) -> None:
-    numbers = PLAUSIBLE if rng.random() < 0.6 else NUMBERS
-    alike = numbers if isinstance(holder[key], int | float) else TEXTS if isinstance(holder[key], str) else OTHERS
-    holder[key] = copy.deepcopy(rng.choice(alike if rng.random() < 0.7 else [*NUMBERS, *TEXTS, *OTHERS, Deep()]))
+    value = holder[key]
+    if rng.random() < 0.15:
+        holder[key] = copy.deepcopy(rng.choice([*NUMBERS, *TEXTS, *OTHERS, Deep()]))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        holder[key] = rng.choice(PLAUSIBLE if rng.random() < 0.7 else NUMBERS)
+    elif isinstance(value, str):
+        holder[key] = rng.choice(TEXTS)
+    else:
+        _scale(holder, key, places, rng)
 
 
 def _scale(holder: Any, key: Any, places: list[Any], rng: random.Random) -> None:
@@ -90,7 +105,7 @@ def _scale(holder: Any, key: Any, places: list[Any], rng: random.Random) -> None
             scaled = holder[key] * rng.choice([-1, 0, 2, 3, 10, 0.5, 0.1, 1000, 1000000, 1e-6, 1e12])
         except OverflowError:
             scaled = 0
-        # A count stays one: what is a little wrong goes deeper into the program than what is no count at all.
+        # A count stays a whole number.
         holder[key] = int(scaled) if isinstance(holder[key], int) and abs(scaled) < 1e300 else scaled
 
 

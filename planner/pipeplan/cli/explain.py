@@ -77,8 +77,8 @@ def command(
 
 def answer_console() -> Console:
     """Where answers go: at most 80 columns wide where nobody sees them."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=PIPED_WIDTH)
+    console = Console(highlight=False, markup=False)
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=PIPED_WIDTH)
 
 
 def _what(profile: Path | None, given: dict[str, Any]) -> tuple[Problem, Plan | None, str]:

@@ -15,11 +15,14 @@ from pipeplan.simulate.report import enough_minibatches, measure
 from pipeplan.simulate.trace import trace_document
 
 PIPED_WIDTH = 80
+MOST_MINIBATCHES = 100_000
 
 
 @click.command("simulate")
 @click.argument("plan_folder", type=click.Path(path_type=Path), default=Path("plan"))
-@click.option("--minibatches", type=click.IntRange(1, 100_000), help="How many  [default: enough for a steady state]")
+@click.option(
+    "--minibatches", type=click.IntRange(1, MOST_MINIBATCHES), help="How many  [default: enough for a steady state]"
+)
 @click.option("--trace", "trace_file", type=click.Path(path_type=Path), help="Write a trace for Perfetto or Chrome.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON.")
 @click.option(
@@ -35,7 +38,8 @@ def command(
     pipeplan simulate plan --minibatches 200 --trace trace.json
     """
     plan = scenario.read(plan_folder)
-    count = minibatches or enough_minibatches(plan)
+    # With very many in flight that is too few for a steady state, and the report says so.
+    count = minibatches or min(enough_minibatches(plan), MOST_MINIBATCHES)
     replayed = replay(plan, count)
     report = measure(plan, replayed, count)
     if trace_file is not None:
@@ -43,7 +47,7 @@ def command(
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=1, allow_nan=False, ensure_ascii=False))
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     picture.show(plan, replayed, report, console, width or (console.width if console.is_terminal else PIPED_WIDTH))
     if trace_file is not None:
         note = Console(stderr=True, highlight=False)

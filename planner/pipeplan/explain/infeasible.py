@@ -24,7 +24,8 @@ def show(problem: Problem, diagnosis: Diagnosis, console: Console) -> None:
     profile, cluster = problem.profile, problem.cluster
     console.print(
         Text("No plan", "bold"),
-        f"for {one_line(profile.model_name)}, minibatch {profile.minibatch}, on cluster {cluster.name} "
+        f"for {one_line(profile.model_name)}, minibatch {profile.minibatch}, on cluster "
+        f"{one_line(cluster.name)} "
         f"({describe(cluster)})",
     )
     if diagnosis.oversized:

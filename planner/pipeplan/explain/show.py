@@ -30,7 +30,7 @@ def show(explanation: Explanation, console: Console) -> None:
     console.print(
         title,
         f"for {what} {one_line(problem.profile.model_name)}, minibatch {problem.profile.minibatch}, on cluster "
-        f"{problem.cluster.name} ({describe(problem.cluster)}): {show_time(score.pace_s)} a minibatch",
+        f"{one_line(problem.cluster.name)} ({describe(problem.cluster)}): {show_time(score.pace_s)} a minibatch",
     )
     if explanation.behind_best:
         console.print(
