@@ -28,6 +28,9 @@ from pipeplan.solvers.terms import StageTerms, Terms
 # How many states are compared with all others at a time.
 _CHUNK = 128
 
+# How many stages are sized at a time: pairs of a cut and a run.
+_AT_ONCE = 1_000_000
+
 # Vertical sync searches for one input stage after another, on the same runs.
 runs_of, levels_of = lru_cache(maxsize=4)(Runs.of), lru_cache(maxsize=4)(levels_between)
 
@@ -175,10 +178,13 @@ class DifferingSearch(Search):
         which, runs, transfer = which[allowed], runs[allowed], transfer[allowed]
         if not len(runs):
             return
-        for recompute in (False, True) if self.limits.recompute else (False,):
-            stage = self.terms.stage(cut, targets, recompute=recompute)
-            depth, demand = self._sized(stage, states.demand[which], runs, transfer)
-            yield from self._fresh(stage, states, rows, which, runs, depth, demand)
+        size = max(1, _AT_ONCE // len(runs))
+        for begin in range(0, len(targets), size):
+            self._check_time()
+            for recompute in (False, True) if self.limits.recompute else (False,):
+                stage = self.terms.stage(cut, targets[begin : begin + size], recompute=recompute)
+                depth, demand = self._sized(stage, states.demand[which], runs, transfer)
+                yield from self._fresh(stage, states, rows, which, runs, depth, demand)
 
     def _spread(self, cut: int, states: States, rows: Ints) -> tuple[Ints, States, Ints]:
         """The states with idle workers before them: where the stage in front ends, states by what joins them, rows."""

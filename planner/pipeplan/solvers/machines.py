@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pipeplan.cuts import Cuts
+from pipeplan.errors import InputError
 from pipeplan.plan import VERTICAL
 from pipeplan.problem import Problem
 from pipeplan.solvers import differing_pace, pace, vertical
@@ -12,11 +13,21 @@ from pipeplan.solvers.flush import Batches
 from pipeplan.solvers.search import Limits, Search, Step
 from pipeplan.solvers.terms import Terms
 
+MOST_WORKERS = 1024
+"""Where all runs of workers are tried, of which there are half the square."""
+
 
 def terms_of(problem: Problem, cuts: Cuts) -> Terms:
     """The terms of the cost model on the problem's machines."""
-    equal = problem.cluster.uniform and problem.options.boundary == "single"
-    return Terms(problem, cuts) if equal else Differing(problem, cuts)
+    if problem.cluster.uniform and problem.options.boundary == "single":
+        return Terms(problem, cuts)
+    if problem.cluster.workers > MOST_WORKERS:
+        what = "boundaries over parallel links" if problem.cluster.uniform else "servers that differ"
+        raise InputError(
+            f"cluster {problem.cluster.name} has {problem.cluster.workers} workers; with {what} plans can be searched "
+            f"for on at most {MOST_WORKERS}"
+        )
+    return Differing(problem, cuts)
 
 
 def search(terms: Terms, limit: float, limits: Limits) -> list[Step] | None:

@@ -173,10 +173,8 @@ class Search:
         """Search all cuts. Raises `OutOfTime` at the deadline."""
         pool = Pool(self.last + 1)
         pool.add(np.array([self.last]), self.start())
-        deadline = self.limits.deadline
         for cut in range(self.last, -1, -1):
-            if deadline is not None and time.perf_counter() > deadline:
-                raise OutOfTime
+            self._check_time()
             found = pool.take(cut)
             if found is None:
                 continue
@@ -187,6 +185,10 @@ class Search:
             for targets, fresh in self._extend(cut, states):
                 pool.add(targets, fresh)
         return None
+
+    def _check_time(self) -> None:
+        if self.limits.deadline is not None and time.perf_counter() > self.limits.deadline:
+            raise OutOfTime
 
     def _undominated(self, found: States) -> States:
         return undominated(found, self.layout, self.limits.counting)
