@@ -213,7 +213,7 @@ def _depth_pace(plan: Plan, problem: Problem, links: Links, index: int, times: S
 
 
 def _memory(plan: Plan, problem: Problem, index: int, mine: list[int]) -> tuple[float, float]:
-    """Bytes of one worker of a stage, and what of them each minibatch in flight needs, versions of the weights apart."""
+    """Bytes of one worker of a stage, and what of them each minibatch in flight needs, versions of weights apart."""
     units = [problem.units[unit] for unit in mine]
     parameters = sum(unit.parameter_bytes for unit in units)
     received, sent = crossing_bytes(problem, plan, index - 1), crossing_bytes(problem, plan, index)

@@ -63,7 +63,7 @@ def inside(stage: int, key: str, value: Any) -> Change:
         (everywhere("mode", "both"), "must be one of training, inference"),
         (everywhere("mode", "inference"), "does not fit mode"),
         (everywhere("schedule", {"name": "1f1b-stashin"}), "did you mean '1f1b-stashing'"),
-        (everywhere("schedule", {"name": "vertical-sync"}), "does not run schedule 'vertical-sync', only 1f1b-stashing"),
+        (everywhere("schedule", {"name": "vertical-sync"}), "does not run schedule 'vertical-sync', only 1f1b-"),
         (everywhere("schedule", {"name": "2bw"}), "does not run schedule '2bw'"),
         (everywhere("schedule", {"name": "gpipe"}), "does not run schedule 'gpipe'"),
         (everywhere("schedule", {"name": "1f1b-flush"}), "does not run schedule '1f1b-flush'"),
