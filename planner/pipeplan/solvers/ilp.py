@@ -52,7 +52,10 @@ objective is given as a cut-off, that is U.
 The constraints that the user may add: stages counted by y, busy workers by r·y; a layer pinned to stage i has Z[l,p] =
 [i or more stages start by p]. Layers that must share a stage are joined beforehand (`ilp_layers`).
 
-Not expressed, and refused: schedules with a flush; memory under vertical sync, where it limits.
+With a flush the objective is another: `ilp_flush` has it in (12) to (15), and T in (8) to (10) is the pace within a
+batch; a stage that holds all minibatches of an update is released from (10).
+
+Not expressed, and refused: memory under vertical sync, where it limits.
 """
 
 from __future__ import annotations
@@ -124,7 +127,7 @@ class _Search:
 
     def look_in(self, space: Space) -> None:
         """Search one space for a plan that is better than the best so far."""
-        if self.interrupted or self._refused(_unexpressed(self.problem)):
+        if self.interrupted:
             self.proven = False
             self.bound = min(self.bound, self.floor_s)
             return
@@ -133,7 +136,7 @@ class _Search:
         inner = space.inner(self.problem)
         if minibatches(inner) == 0:
             return
-        low, high = self.floor_s * space.copies, min(self.upper * space.copies, _slowest(inner))
+        low, high = self._bounds(space, inner)
         model, answer = self._climb(inner, low, high, complete=False)
         if answer.found and answer.proven and not self._sound(space, model):
             # What was left out matters. The answer is a bound all the same.
@@ -149,6 +152,17 @@ class _Search:
             self.bound = min(self.bound, max(self.floor_s, found))
         if answer.found:
             self._keep(space, model)
+
+    def _bounds(self, space: Space, inner: Problem) -> tuple[float, float]:
+        """Of the pace of one copy; with a flush of the time from one update to the next."""
+        slowest = _slowest(inner)
+        options, count = self.problem.options, minibatches(inner)
+        if not options.flushes or count is None or options.accumulate is None:
+            return self.floor_s * space.copies, min(self.upper * space.copies, slowest)
+        fastest = max(device.speed for device in inner.cluster.devices)
+        low = max(inner.work_s / fastest, count * inner.work_s / inner.cluster.total_speed)
+        # Each boundary is charged for filling once, and as the slowest for all minibatches.
+        return low, min(self.upper * options.accumulate, (count + inner.cluster.workers) * slowest)
 
     def _refused(self, reason: str) -> bool:
         """Whether the program does not express something, which is then said instead of a wrong answer."""
@@ -233,11 +247,6 @@ class _Search:
         if not score.fits:
             return replace(nothing, bound_s=min(self.bound, score.alone_s))
         return replace(found, status=Status.FEASIBLE, objective_s=score.alone_s, bound_s=min(self.bound, score.alone_s))
-
-
-def _unexpressed(problem: Problem) -> str:
-    """What of a problem no part of the program expresses."""
-    return f"the schedule {problem.options.schedule}" if problem.options.flushes else ""
 
 
 def _unexpressed_depths(problem: Problem) -> str:

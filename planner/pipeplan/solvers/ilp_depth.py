@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeplan import cost
-from pipeplan.plan import DOUBLE_BUFFERED
+from pipeplan.plan import DOUBLE_BUFFERED, GPIPE
 from pipeplan.solvers.ilp_program import THOUSANDTHS, Term, Variable, minus, scaled, value
 
 if TYPE_CHECKING:
@@ -34,7 +34,10 @@ class Depths:
 
     def __init__(self, model: Model, *, recompute: bool) -> None:
         self.model = model
-        self.floor = model.floor
+        self.floor = 0.0 if model.flush else model.floor
+        self.most = 1.0 / max(1, (model.minibatches or 1) - 1) if model.flush else 1.0
+        """Bounds of the pace, in U: with a flush of that within a batch."""
+        self.pace = model.flush.cycle if model.flush else [(model.pace, 1.0)]
         self.copies = model.problem.copies
         self.buffered = model.problem.options.schedule == DOUBLE_BUFFERED
         self.minibatches = model.minibatches
@@ -47,7 +50,7 @@ class Depths:
                 for again in (False, True) if recompute and depth > 1 else (False,):
                     self._choice(Choice(run, depth, again))
         self._choose()
-        if model.workers > 1:
+        if model.workers > 1 and model.problem.options.schedule != GPIPE:
             self._sustain()
 
     # -- which depths a stage can need --
@@ -57,16 +60,15 @@ class Depths:
         model, total = self.model, self.model.workers
         least = [math.inf] * total + [0.0]
         most = [0.0] * (total + 1)
-        ranges = {}
+        ranges: dict[Run, range] = {}
+        if model.problem.options.schedule == GPIPE:
+            return {run: range(self._all(run), self._all(run) + 1) for run in model.runs.all}
         for run in sorted(model.runs.all, key=lambda run: -run.start):
             if model.runs.final(run):
                 low = high = 1
             else:
-                longest = self._longest_wait(run) + 2 * self._longest_transfer(run)
-                behind = max(least[run.end + 1], self._busy_behind(run))
-                low = 1 + math.ceil(behind / run.replicas - cost.ROUNDING)
-                high = 1 + math.ceil((most[run.end + 1] + longest) / run.replicas)
-            if self.minibatches is not None:
+                low, high = self._needed(run, least[run.end + 1], most[run.end + 1])
+            if self.buffered and self.minibatches is not None:
                 high = min(high, self.minibatches // run.replicas)
             ranges[run] = range(low, high + 1)
             if low <= high:
@@ -74,6 +76,20 @@ class Depths:
                 least[run.start] = min(least[run.start], low * run.replicas)
                 most[run.start] = max(most[run.start], high * run.replicas + wait)
         return ranges
+
+    def _needed(self, run: Run, least: float, most: float) -> tuple[int, int]:
+        """The least and the most that a stage can need with so much in flight behind it."""
+        if self.model.flush:
+            everything = self._all(run)
+            return min(everything, 1 + math.ceil(least / run.replicas - cost.ROUNDING)), everything
+        longest = self._longest_wait(run) + 2 * self._longest_transfer(run)
+        behind = max(least, self._busy_behind(run))
+        low = 1 + math.ceil(behind / run.replicas - cost.ROUNDING)
+        return low, 1 + math.ceil((most + longest) / run.replicas)
+
+    def _all(self, run: Run) -> int:
+        """With a flush: all minibatches of an update that a replica takes."""
+        return int(cost.rounds(self.minibatches or 1, run.replicas))
 
     def _busy_behind(self, run: Run) -> float:
         """At least so many minibatches are in flight behind a run as workers must be busy there to be done within U."""
@@ -84,7 +100,7 @@ class Depths:
 
     def _longest_wait(self, run: Run) -> float:
         """In minibatches."""
-        if self.buffered:
+        if self.minibatches is not None:
             return 0.0
         if self.copies > 1:
             return float(cost.group_wait(0.0, 1.0, run.replicas, self.copies))
@@ -114,7 +130,7 @@ class Depths:
         self.chosen[choice] = chosen = program.binary(f"d_{name}")
         self.timed[choice] = timed = program.number(f"t_{name}")
         self.by_run[run].append(choice)
-        program.at_most([(timed, 1.0), (chosen, -1.0)])
+        program.at_most([(timed, 1.0), (chosen, -self.most)])
         program.at_least([(timed, 1.0), (chosen, -self.floor)])
 
     def _choose(self) -> None:
@@ -126,8 +142,8 @@ class Depths:
             covering = model.covering(worker)
             times = [term for run in covering for term in self.times(run)]
             idle = [(model.opening[start], 1.0) for start in model.runs.firsts if start > worker]
-            program.at_most([*times, (model.pace, -1.0)])
-            program.at_least([*times, *idle, (model.pace, -1.0)])
+            program.at_most([*times, *minus(self.pace)])
+            program.at_least([*times, *idle, *minus(self.pace)])
 
     def times(self, run: Run, per_depth: float = 0.0, constant: float = 1.0) -> list[Term]:
         """The terms of (per_depth · d + constant) · T where a run is used."""
@@ -143,7 +159,7 @@ class Depths:
         model, program = self.model, self.model.program
         waits = {run: self._wait(run) for run in model.runs.all}
         fixed = waits
-        if self.copies > 1 and not self.buffered:
+        if self.copies > 1 and self.minibatches is None:
             fixed = {run: self.counts(run, 0.0, self._longest_wait(run)) for run in model.runs.all}
         for cut in range(model.workers - 1):
             ending = [run for run in model.runs.all if run.end == cut]
@@ -153,15 +169,31 @@ class Depths:
             need += [term for run in ending for term in waits[run]]
             crossing = scaled(self._transfer(cut, ending), 2.0)
             need += crossing
-            program.at_least([*have, *minus(need)])
+            program.at_least([*have, *self._released(ending, 4.0), *minus(need)])
             # Divided by T, which is at most 1: what does not depend on T needs no bounds on it.
             have = [term for run in ending for term in self.counts(run, run.replicas, -run.replicas)]
+            have += self._released(ending, 2.0 * self.model.workers)
             need = [term for run in behind for term in (*self.counts(run, run.replicas, 0.0), *fixed[run])]
             need += [term for run in ending for term in fixed[run]]
             need += crossing
             program.at_least([*have, *minus(need)])
         if self.buffered:
             self._buffer()
+
+    def _released(self, ending: list[Run], factor: float) -> list[Term]:
+        """With a flush a stage that holds all minibatches of an update needs no more, whatever is behind it."""
+        if not self.model.flush:
+            return []
+        most = factor * (4.0 + self.model.workers + (self.minibatches or 1)) * (1 + self._latency())
+        return [
+            (self.chosen[choice], most)
+            for run in ending
+            for choice in self.by_run[run]
+            if choice.depth >= self._all(run)
+        ]
+
+    def _latency(self) -> float:
+        return float(self.model.links.sendrecv_latency.max()) / self.model.unit_s
 
     def _transfer(self, cut: int, ending: list[Run]) -> list[Term]:
         """x: the longer direction of what crosses a cut, and the latency, where a stage ends there."""
@@ -181,7 +213,7 @@ class Depths:
     def _wait(self, run: Run) -> list[Term]:
         """The terms of a stage's wait for its group, `cost.group_wait` times T."""
         model, program, place = self.model, self.model.program, (run.start, run.replicas)
-        if self.buffered:
+        if self.minibatches is not None:
             return []
         if self.copies > 1:
             return self.times(run, 0.0, float(cost.group_wait(0.0, 1.0, run.replicas, self.copies)))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pipeplan import cost
-from pipeplan.plan import DOUBLE_BUFFERED, STASHING
+from pipeplan.plan import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING
 from pipeplan.solvers.ilp_program import THOUSANDTHS, Term, Variable
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ def memory_unit(problem: Problem) -> float:
     return max(device.memory_bytes for device in problem.cluster.devices) / THOUSANDTHS
 
 
+# Versions of the weights of the schedules that do not keep one for each minibatch in flight.
+_VERSIONS = {DOUBLE_BUFFERED: 2, GPIPE: 1, FLUSH: 1}
+
+
 class Memory:
     """Memory for the choices of depth in a model (training), or for its runs alone (inference)."""
 
@@ -35,7 +39,7 @@ class Memory:
         self.unit = memory_unit(model.problem)
         schedule = model.problem.options.schedule
         self.stashes = self.training and schedule == STASHING
-        self.versions = 2 if self.training and schedule == DOUBLE_BUFFERED else 0
+        self.versions = _VERSIONS.get(schedule, 0) if self.training else 0
         self.recompute = any(choice.recompute for choice in depths.chosen) if depths else False
         self.total = sum(block.parameters for block in model.layers.blocks) / self.unit
         self.fixed = [self._fixed(index) for index in range(len(model.layers))]

@@ -14,6 +14,7 @@ from pipeplan.links import Links
 from pipeplan.plan import ACCUMULATING, DOUBLE_BUFFERED
 from pipeplan.problem import Problem
 from pipeplan.solvers.ilp_depth import Depths
+from pipeplan.solvers.ilp_flush import Flush
 from pipeplan.solvers.ilp_layers import Layers
 from pipeplan.solvers.ilp_memory import Memory, memory_unit
 from pipeplan.solvers.ilp_program import NEGLIGIBLE, THOUSANDTHS, Program, Term, Variable, minus, scaled, value
@@ -62,15 +63,20 @@ class Model:
         self._chain()
         self._order()
         self._place()
-        self.work = self._share("c", [block.work_s / self.unit_s for block in self.layers.blocks])
+        self.work = self.share("c", [block.work_s / self.unit_s for block in self.layers.blocks])
         """In thousandths of U, on a device of speed 1."""
         self.total = max(1.0, sum(block.parameters for block in self.layers.blocks))
-        self.parameters = self._share("w", [block.parameters / self.total for block in self.layers.blocks])
+        self.parameters = self.share("w", [block.parameters / self.total for block in self.layers.blocks])
         """In thousandths of the whole model's."""
-        self._time({})
         self.crossing = self._cross()
         self.level = self._levels()
-        self.carried = self._boundaries()
+        self.flush: Flush | None = None
+        if problem.options.flushes:
+            self.flush = Flush(self, self.minibatches or 1)
+            self.carried = self.flush.times
+        else:
+            self.carried = self._boundaries()
+        self._charge({})
         self._wishes()
         self.depths: Depths | None = None
         if complete:
@@ -83,7 +89,7 @@ class Model:
         if self.problem.training:
             self.depths = Depths(self, recompute=options.recompute and options.memory)
             if again := self.depths.forward_again():
-                self._time(again)
+                self._charge(again)
         if options.memory:
             Memory(self, self.depths)
 
@@ -149,11 +155,14 @@ class Model:
         return [(self.parameters[place], rate), *self.selected(place, latency / self.unit_s)]
 
     def _most_replicas(self) -> int:
-        bounds = (self.problem.options.max_replicas, self.minibatches, self.workers)
+        two_versions = None if self.problem.options.flushes else self.minibatches
+        bounds = (self.problem.options.max_replicas, two_versions, self.workers)
         return min(bound for bound in bounds if bound is not None)
 
     def _largest_transfer(self) -> float:
         """Bytes that the fastest link carries within U."""
+        if self.problem.options.flushes:
+            return math.inf
         rates = [float(rate) for level in self.links.rates for rate in level.sendrecv if math.isfinite(rate)]
         return self.unit_s * (1 + _ROUNDING) * max(rates, default=math.inf)
 
@@ -193,6 +202,9 @@ class Model:
         """Whether the block can be there at all under U: its own time, and that of all before and behind it."""
         block, layers = self.layers.blocks[index], self.layers
         limit = self.unit_s * (1 + _ROUNDING)
+        if self.minibatches is not None and self.problem.options.flushes:
+            rounds = float(cost.rounds(self.minibatches, place[1]))
+            return rounds * block.work_s <= limit * self.speed(place)
         start, stop = place[0], sum(place)
         return (
             block.work_s <= limit * place[1] * self.speed(place)
@@ -209,7 +221,7 @@ class Model:
 
     # -- (4) --
 
-    def _share(self, name: str, amounts: list[float]) -> dict[Place, Variable]:
+    def share(self, name: str, amounts: list[float]) -> dict[Place, Variable]:
         """What of the amounts is at each place: their sum over the stage that starts at p, at the place that holds it.
 
         The product of a sum over layers and a choice of replicas, without a product.
@@ -224,8 +236,11 @@ class Model:
             self.program.at_most([(share, 1.0), *self.selected(place, -total)])
         return shares
 
-    def _time(self, again: dict[Place, Variable]) -> None:
+    def _charge(self, again: dict[Place, Variable]) -> None:
         """The time of every place, with what it computes `again`."""
+        if self.flush:
+            self.flush.charge(again)
+            return
         exposed = 1.0 - self.problem.options.overlap
         for place in self.at:
             latency = self.synchronisation(place, 0.0)
@@ -259,7 +274,7 @@ class Model:
         """λ[p,n,k] for every cut, level and number of links; a level with the component of that below is left out."""
         variables = {}
         for cut in range(self.workers - 1):
-            most = min(cut + 1, self.workers - 1 - cut, self.runs.most) if self.parallel else 1
+            most = self._most_links(cut)
             for level, _, _ in self._components(cut):
                 for links in range(1, most + 1):
                     variables[cut, level, links] = self.program.number(f"l_{cut}_{level}_{links}", 0, 1)
@@ -268,6 +283,12 @@ class Model:
             for links in range(2, most + 1):
                 self._bound_links(cut, [(variable, 1.0) for key, variable in mine.items() if key[2] >= links], links)
         return variables
+
+    def _most_links(self, cut: int) -> int:
+        """Of the boundary behind any run that holds the worker before the cut."""
+        if not self.parallel:
+            return 1
+        return max(min(run.replicas, max(1, self.workers - 1 - run.end)) for run in self.covering(cut))
 
     def _components(self, worker: int) -> list[tuple[int, int, int]]:
         """The components around a worker and the next, by level: level, first worker, worker behind the last."""
@@ -387,8 +408,10 @@ class Model:
 
 
 def minibatches(problem: Problem) -> int | None:
-    """Of one update in one copy of the pipeline, for 2BW."""
+    """Of one update in one copy of the pipeline, where all stages have that in common (`stages.per_copy`)."""
     options = problem.options
     if not problem.training or options.schedule not in ACCUMULATING or options.accumulate is None:
         return None
+    if options.flushes:
+        return int(cost.rounds(options.accumulate, problem.copies))
     return options.accumulate // problem.copies

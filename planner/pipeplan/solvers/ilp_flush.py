@@ -1,0 +1,116 @@
+"""The objective of the integer program where the pipeline drains before every update: gpipe and 1f1b-flush.
+
+Instead of (4) and (7), in the notation of `ilp` and with the terms of docs/cost-model.md, "Flush schedules": T is the
+time from one update to the next in units of U, and
+
+(12) T = work of all stages + X + A + E + the all-reduce among copies, where the work is the sum of the shares c, and of
+     what is computed again. In gpipe A is the sum of two, for forward and backward passes.
+(13) A ≥ (n(r) - 1) · c[π], and ≥ (n(k) - 1) · e[p,n] for k links.
+(14) X is the sum over the cuts of x[p] ≥ e[p,n] of both directions and two latencies, where a run ends at p.
+(15) E ≥ the all-reduce of π, less the work of all layers that start before π.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeplan import cost
+from pipeplan.plan import GPIPE
+from pipeplan.solvers.ilp_program import THOUSANDTHS, Term, Variable, minus, scaled
+
+if TYPE_CHECKING:
+    from pipeplan.solvers.ilp_model import Model, Place
+
+
+class Flush:
+    """What a model charges for a batch."""
+
+    def __init__(self, model: Model, minibatches: int) -> None:
+        self.model = model
+        self.minibatches = minibatches
+        self.phases = model.problem.options.schedule == GPIPE
+        program = model.program
+        self.steady = [program.number(f"A_{phase}", 0, 1) for phase in range(2 if self.phases else 1)]
+        self.exposed = program.number("E", 0, 1)
+        self.forward: dict[Place, Variable] = {}
+        if self.phases:
+            forward = [block.forward_s / model.unit_s for block in model.layers.blocks]
+            self.forward = model.share("f", forward)
+        self.times = self._carry()
+        self._expose()
+
+    @property
+    def cycle(self) -> list[Term]:
+        """The terms of the pace within a batch; none where nothing follows the first minibatch."""
+        return scaled([(part, 1.0) for part in self.steady], 1.0 / max(1, self.minibatches - 1))
+
+    def charge(self, again: dict[Place, Variable]) -> None:
+        """(12) and (13): with what each place computes again."""
+        model, program = self.model, self.model.program
+        work: list[Term] = []
+        for place in model.at:
+            factor = 1.0 / model.speed(place) / THOUSANDTHS
+            rounds = float(cost.rounds(self.minibatches, place[1])) - 1.0
+            whole = [(part, factor) for part in (model.work[place], again.get(place)) if part is not None]
+            work += whole
+            for part, passes in zip(self.steady, self._passes(place, factor, whole), strict=True):
+                program.at_most([*scaled(passes, rounds), (part, -1.0)])
+        among = model.problem.copies_allreduce_s / model.unit_s
+        parts = [*work, *self._transfers, *((part, 1.0) for part in self.steady), (self.exposed, 1.0)]
+        program.at_most([*parts, (program.one, among), (model.pace, -1.0)])
+
+    def _passes(self, place: Place, factor: float, whole: list[Term]) -> list[list[Term]]:
+        """The time of one minibatch, by phase."""
+        if not self.phases:
+            return [whole]
+        forward = [(self.forward[place], factor)]
+        return [forward, [*whole, *minus(forward)]]
+
+    def _carry(self) -> dict[tuple[int, int, int], list[Variable]]:
+        """(13) and (14) at the boundaries: time of one minibatch over every cut by λ and direction."""
+        model, program = self.model, self.model.program
+        carried: dict[tuple[int, int, int], list[Variable]] = {}
+        self._transfers: list[Term] = []
+        tensors = model.layers.tensors
+        directions = [[tensor.sent for tensor in tensors], [tensor.returned for tensor in tensors]]
+        for cut in range(model.workers - 1):
+            mine = [key for key in model.level if key[0] == cut]
+            for key in mine:
+                carried[key] = [program.number(f"e_{cut}_{key[1]}_{key[2]}_{way}", 0, 1) for way in range(2)]
+                program.at_most([(carried[key][0], 1.0), (model.level[key], -1.0)])
+                program.at_most([(carried[key][1], 1.0), (model.level[key], -1.0)])
+            rates = {key: model.links.sendrecv(key[1], cut)[0] for key in mine}
+            slowest = min(rates.values())
+            for way, sizes in enumerate(directions):
+                crossing = [
+                    (model.crossing[k, cut], size / (slowest * model.unit_s)) for k, size in enumerate(sizes) if size
+                ]
+                program.equal([*crossing, *((carried[key][way], -rate / slowest) for key, rate in rates.items())])
+                rounds = {key: float(cost.rounds(self.minibatches, key[2])) - 1.0 for key in mine}
+                part = self.steady[way if self.phases else 0]
+                program.at_most([*((carried[key][way], rounds[key]) for key in mine), (part, -1.0)])
+            self._transfers.append((self._round_trip(cut, {key: carried[key] for key in mine}), 1.0))
+        return carried
+
+    def _round_trip(self, cut: int, carried: dict[tuple[int, int, int], list[Variable]]) -> Variable:
+        """The way over a boundary and back, where a stage ends at the cut."""
+        model, program = self.model, self.model.program
+        ending = [run for run in model.runs.all if run.end == cut]
+        latency = {key: 2 * model.links.sendrecv(key[1], cut)[1] / model.unit_s for key in carried}
+        terms: list[Term] = []
+        for key, ways in carried.items():
+            terms += [(ways[0], 1.0), (ways[1], 1.0), (model.level[key], latency[key])]
+        found, most = program.number(f"X_{cut}"), 2.0 + max(latency.values())
+        program.at_most([*terms, (found, -1.0), *model.held(ending, most)], most)
+        return found
+
+    def _expose(self) -> None:
+        """(15): what hides an all-reduce is charged at the fastest device's speed."""
+        model = self.model
+        fastest = max(device.speed for device in model.problem.cluster.devices)
+        work = [block.work_s / fastest / model.unit_s for block in model.layers.blocks]
+        for place in model.at:
+            before = [
+                term for block, one in enumerate(work) for term in scaled(model.started(block, place[0] - 1), one)
+            ]
+            model.program.at_most([*model.allreduce_terms(place), *minus(before), (self.exposed, -1.0)])
