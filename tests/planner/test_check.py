@@ -314,6 +314,11 @@ def test_what_the_solver_writes_is_confirmed(draw: Callable[[int], Instance]) ->
     assert certified > 3 or draw is unequal_instance
 
 
+def test_a_pace_at_which_a_depth_changes_is_no_cause_for_a_larger_depth() -> None:
+    # With one more minibatch in flight the plan of this problem would not fit in memory.
+    _confirmed(range(1979, 1980), mixed_instance)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("draw", [random_instance, mixed_instance, unequal_instance])
 @pytest.mark.parametrize("start", range(1000, 3000, 100))

@@ -219,7 +219,8 @@ def solve(problem: Problem, cuts: Cuts, seconds: float | None = None) -> Result:
         least = float("inf") if proven else max(floor, bound if bound < float("inf") else 0.0)
         return Result("DP", status, None, float("inf"), least, taken, note, interrupted=interrupted)
     pace, space, segments = best
-    plan = depths.assign(space.plan(problem, segments), problem, pace)
+    # The pace may be just where a depth changes: another order of the same sum must not ask for one more.
+    plan = depths.assign(space.plan(problem, segments), problem, pace * (1 + 1e-12))
     if proven:
         return Result("DP", Status.OPTIMAL, plan, pace, pace, taken)
     return Result("DP", Status.FEASIBLE, plan, pace, min(max(bound, floor), pace), taken, note, interrupted=interrupted)
