@@ -274,6 +274,21 @@ def test_a_table_of_80_columns_and_files(run: Run) -> None:
     assert done.err.splitlines()[-2:] == ["written: out/s.csv", "written: s.svg"]
 
 
+def test_a_table_of_everything_still_has_80_columns(run: Run) -> None:
+    _save()
+    done = run(
+        *("sweep", *ROOM, "--bandwidth", "cluster=10Gbit/s,25Gbit/s", "--bandwidth", "server=10GB/s,20GB/s"),
+        *("--memory", "1GiB,16GiB", "--minibatch", "4,8", "--schedule", "1f1b-stashing,2bw", "--accumulate", "12"),
+        *("--price", "3"),
+    )
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    row = next(line for line in lines if line.startswith(" 64 ")).split()
+    assert row[1:7] == ["2", "160", "25", "16", "8", "2bw"]
+    assert "…" not in "".join(line for line in lines if line[:3].strip().isdigit()), "nothing is cut off"
+
+
 def test_json_and_no_price(run: Run) -> None:
     _save()
     document = json.loads(run("sweep", *ROOM, "--bandwidth", "cluster=10Gbit/s,25 Gbit/s", "--json").out)

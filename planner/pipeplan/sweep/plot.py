@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -83,7 +84,8 @@ def scaling(rows: Sequence[Row]) -> list[str]:
     lines.append(" " * 10 + "+" + "-" * WIDTH)
     lines.append(" " * 11 + _axis(found))
     lines.append(f"{'':11}{IDEAL} ideal: every worker computes all the time")
-    lines += [f"{'':11}{mark} {series.name}" for mark, series in zip(MARKS, found.series, strict=False)]
+    for mark, series in zip(MARKS, found.series, strict=False):
+        lines += textwrap.wrap(f"{mark} {series.name}", WIDTH + 19, initial_indent=" " * 11, subsequent_indent=" " * 13)
     if found.left_out:
         lines.append(f"{'':11}and {found.left_out} more lines, not drawn")
     return lines

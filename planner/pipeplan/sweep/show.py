@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import Console
@@ -15,6 +15,8 @@ from pipeplan.text import one_line
 from pipeplan.units import show_time
 
 LONGEST_CONFIG = 14
+MANY = 5
+"""Settings with a column of their own."""
 PARETO = "*"
 
 
@@ -23,19 +25,16 @@ def show(rows: Sequence[Row], console: Console) -> None:
     if not rows:
         console.print("No point was solved.")
         return
-    first = rows[0]
-    names = varying(rows)
-    fixed = ", ".join(f"{name} {value}" for name, value in first.point.settings().items() if name not in names)
+    first, names = rows[0], _shown(rows)
+    settings = first.point.settings().items()
+    fixed = [f"{name} {value}" for name, value in settings if name not in varying(rows)]
+    if "workers" in varying(rows) and "workers" not in names:
+        fixed.insert(0, f"{first.point.cluster.workers // first.point.cluster.servers} workers a server")
     model, cluster = one_line(first.point.profile.model_name), first.point.cluster.name
-    console.print(Text(f"{model} on cluster {cluster}", "bold"), f"({fixed})")
+    console.print(Text(f"{model} on cluster {cluster}", "bold"), f"({', '.join(fixed)})")
     console.print(_table(rows, names))
-    for number, row in enumerate(rows, start=1):
-        if row.answer.why:
-            console.print(f"Point {number}: {one_line(row.answer.why)}", markup=False)
-    if not all(row.answer.parallelism_fits for row in rows):
-        console.print("(…) data parallelism does not fit in memory there.")
-    if any(row.cost is not None for row in rows):
-        console.print(f"{PARETO} no other point is both as fast and as cheap. Idle servers are paid for.")
+    for line in _notes(rows):
+        console.print(line, markup=False)
     drawn = plot.scaling(rows)
     if drawn:
         console.print()
@@ -43,43 +42,82 @@ def show(rows: Sequence[Row], console: Console) -> None:
             console.print(line, soft_wrap=True, markup=False)
 
 
+def _notes(rows: Sequence[Row]) -> Iterator[str]:
+    for number, row in enumerate(rows, start=1):
+        if row.answer.why:
+            yield f"Point {number}: {one_line(row.answer.why)}"
+    solved = {row.answer.proven for row in rows if not row.answer.why}
+    if len(solved) == 1:
+        yield f"Every plan: {_proof(solved.pop())}."
+    if not all(row.answer.parallelism_fits for row in rows):
+        yield "(…) data parallelism does not fit in memory there."
+    if any(row.cost is not None for row in rows):
+        yield f"{PARETO} no other point is both as fast and as cheap. Idle servers are paid for."
+
+
+def _proof(proven: str) -> str:
+    return f"at most {proven.removeprefix('gap ')} behind the best" if "gap" in proven else f"optimal by {proven}"
+
+
+def _shown(rows: Sequence[Row]) -> list[str]:
+    """The settings that get a column: those that differ, but not workers where servers say the same."""
+    names = varying(rows)
+    clusters = [row.point.cluster for row in rows]
+    if len({(one.workers / one.servers, one.workers % one.servers) for one in clusters}) == 1 and "servers" in names:
+        names.remove("workers")
+    return names
+
+
 def _table(rows: Sequence[Row], names: list[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    priced = any(row.cost is not None for row in rows)
-    for heading in ("", *(_heading(name) for name in names), "mini-\nbatch", "samples\n/s", "over\nDP"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("plan", overflow="fold")
-    table.add_column("proven\nby", no_wrap=True)
-    if priced:
-        table.add_column("a million\nsamples", justify="right", no_wrap=True)
-        table.add_column("", no_wrap=True)
-    best = efficient(rows)
-    for number, row in enumerate(rows):
-        table.add_row(str(number + 1), *_cells(row, names), *(_cost(row, number in best) if priced else ()))
+    columns = _columns(rows, names)
+    for heading, _ in columns:
+        table.add_column(heading, justify="left" if heading == "plan" else "right", no_wrap=heading != "plan")
+        if heading == "plan" and len(names) <= MANY:
+            table.columns[-1].min_width = min(LONGEST_CONFIG, max(len(_config(row)) for row in rows))
+    for number in range(len(rows)):
+        table.add_row(*(cells[number] for _, cells in columns))
     return table
 
 
-def _heading(name: str) -> str:
-    """`cluster links` over two lines."""
-    return {"minibatch": "mini-\nbatch of", "servers": "ser-\nvers", "workers": "work-\ners"}.get(
-        name, name.replace(" ", "\n")
-    )
+def _columns(rows: Sequence[Row], names: list[str]) -> list[tuple[str, list[Text]]]:
+    """Headings, and the cells below them. Where the settings take much room, what follows from the rest is left out."""
+    best = efficient(rows)
+    paces = [show_time(row.answer.pace_s) if row.answer.pace_s is not None else "-" for row in rows]
+    found = [("", [str(number + 1) for number in range(len(rows))])]
+    found += [_setting(name, [row.point.settings().get(name, "") for row in rows]) for name in names]
+    if len(names) < MANY:
+        found.append(("a mini-\nbatch", paces))
+    found.append(("samples\n/s", [plot.figure(row.rate) if row.rate is not None else "-" for row in rows]))
+    if len(names) < MANY:
+        found.append(("over\nDP", [_gain(row) for row in rows]))
+    found.append(("plan", [_config(row) for row in rows]))
+    if len({row.answer.proven for row in rows if not row.answer.why}) > 1:
+        found.append(("proven\nby", [row.answer.proven for row in rows]))
+    if any(row.cost is not None for row in rows):
+        costs = ["-" if row.cost is None else plot.figure(row.cost) for row in rows]
+        stars = [PARETO if number in best else " " for number in range(len(rows))]
+        found.append(("cost a\nmillion  ", [f"{cost} {star}" for cost, star in zip(costs, stars, strict=True)]))
+    return [(heading, [Text(cell) for cell in cells]) for heading, cells in found]
 
 
-def _cells(row: Row, names: list[str]) -> list[Text]:
-    settings, answer = row.point.settings(), row.answer
-    cells = [settings.get(name, "") for name in names]
-    if answer.pace_s is None or row.rate is None:
-        return [Text(cell) for cell in (*cells, "-", "-", "-", "none", "")]
-    gain = "-" if answer.over_parallelism is None else f"{answer.over_parallelism:.2f}x"
-    gain = gain if answer.parallelism_fits else f"({gain})"
-    config = answer.config
-    if len(config) > LONGEST_CONFIG:
-        config = f"{config.count('-') + 1} stages"
-    return [
-        Text(cell) for cell in (*cells, show_time(answer.pace_s), plot.figure(row.rate), gain, config, answer.proven)
-    ]
+def _setting(name: str, cells: list[str]) -> tuple[str, list[str]]:
+    """A column of a setting, whose unit stands in the heading where it is the same for all."""
+    short = {"minibatch": "mini-\nbatch", "servers": "ser-\nvers", "workers": "work-\ners"}
+    pairs = [cell.partition(" ") for cell in cells]
+    units = {unit for _, _, unit in pairs}
+    if len(units) != 1 or units == {""}:
+        return short.get(name, name.replace(" ", "\n")), cells
+    return f"{name.removesuffix(' links')}\n{units.pop()}", [number for number, _, _ in pairs]
 
 
-def _cost(row: Row, best: bool) -> tuple[str, str]:
-    return ("-" if row.cost is None else plot.figure(row.cost), PARETO if best else "")
+def _gain(row: Row) -> str:
+    if row.answer.over_parallelism is None:
+        return "-"
+    gain = f"{row.answer.over_parallelism:.2f}x"
+    return gain if row.answer.parallelism_fits else f"({gain})"
+
+
+def _config(row: Row) -> str:
+    config = row.answer.config or "none"
+    return config if len(config) <= LONGEST_CONFIG else f"{config.count('-') + 1} stages"
