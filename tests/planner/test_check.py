@@ -249,6 +249,7 @@ def test_a_certificate_speaks_of_every_space_of_plans(case: Case) -> None:
     assert "it shows only" in _refused(case, lambda d: spaces(d)[1].update(floor_s=1.0))
     assert "it shows only" in _refused(case, lambda d: spaces(d)[0].update(threshold_s=1.0))
     assert "a threshold is 0" in _refused(case, lambda d: spaces(d)[0].update(threshold_s=0))
+    assert "bound_s: stated" in _refused(case, lambda d: d.update(bound_s=d["bound_s"] * 1.01))
     assert "at most 1e-06" in _refused(case, lambda d: d["certificate"].update(tolerance=0.01))
 
 
@@ -258,7 +259,7 @@ def test_a_certificate_may_claim_a_bound_below_the_plan(case: Case) -> None:
     lower = copy.deepcopy(document)
     lower["certificate"] = certificate(instance, pace * 0.9)
     assert "it shows only" in _checked(lower, problem)["optimality"].text
-    lower["certificate"]["bound_s"] = pace * 0.9
+    lower["certificate"]["bound_s"] = lower["bound_s"] = pace * 0.9
     found = _checked(lower, problem)["optimality"]
     assert found.holds
     assert "10.00% below this one" in found.text

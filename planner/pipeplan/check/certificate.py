@@ -18,6 +18,8 @@ from pipeplan.files import Node
 from pipeplan.units import show_time
 
 LARGEST_TOLERANCE = 1e-6
+AGREEMENT = 1e-6
+"""What two solvers that agree may differ by, relative."""
 SCHEDULES = (STASHING, VERTICAL, DOUBLE_BUFFERED, FORWARD_ONLY)
 """Those for which a certificate can be checked."""
 
@@ -59,6 +61,9 @@ def check_certificate(document: Document, model: Model) -> str | None:
     least = claimed.number() if claimed else document.pace_s
     if bound < least * (1 - 2 * tolerance):
         node.fail(f"it shows only that no plan takes less than {bound!r} s, not {least!r} s")
+    stated = document.root.get("bound_s")
+    if stated and stated.number() > bound * (1 + AGREEMENT):
+        stated.fail(f"stated {stated.number()!r}, the certificate shows {bound!r}")
     gap = 1 - bound / document.pace_s
     if gap > 2 * tolerance:
         return f"no plan takes less than {show_time(bound)}, {gap:.2%} below this one; states checked: {states}"
