@@ -241,6 +241,11 @@ def _placement(stage: Any, where: str) -> StagePlacement:
     workers = fields.listing(stage, "workers", where)
     if not all(isinstance(worker, int) and not isinstance(worker, bool) for worker in workers):
         raise LaunchError(f"{where}: workers must be whole numbers, not {workers!r}")
+    if stage.get("recompute", False) is not False:
+        raise LaunchError(
+            f"{where}: the plan has a stage recompute its activations, which this executor does not do; without that "
+            "the stage may not fit in memory: solve again with --no-recompute"
+        )
     return StagePlacement(
         tuple(workers),
         fields.integer(stage, "depth", where, least=1, most=MOST_DEPTH),

@@ -143,7 +143,13 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
         **({"server_sizes": list(sizes)} if len(set(sizes)) > 1 else {}),
         "schedule": {"name": INFERENCE if plan.inference else plan.schedule, "accumulate": plan.accumulate},
         "pipeline": [
-            {"workers": list(stage.workers), "depth": stage.depth, "versions": stage.versions} for stage in plan.stages
+            {
+                "workers": list(stage.workers),
+                "depth": stage.depth,
+                "versions": stage.versions,
+                "recompute": stage.recompute,
+            }
+            for stage in plan.stages
         ],
     }
     return [

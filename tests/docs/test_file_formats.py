@@ -100,7 +100,7 @@ def test_the_servers_that_differ_are_read_and_say_everything(tmp_path: Path) -> 
 
 
 def test_the_plan_is_what_solving_the_examples_gives(outcome: Outcome) -> None:
-    written, made = json.loads(example("plan.json")), render.plan_document(outcome)
+    written, made = json.loads(example("plan.json")), json.loads(json.dumps(render.plan_document(outcome)))
     assert list(paths(written)) == list(paths(made))
     for part in ("format", "version", "profile", "cluster", "options", "plan"):
         assert written[part] == made[part], part
