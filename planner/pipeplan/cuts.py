@@ -36,6 +36,8 @@ class Cuts:
     """Bytes that cross the cut forward."""
     returned: Floats
     """Bytes of gradients that cross it backward."""
+    readers: tuple[int, ...]
+    """For every unit, the bit set of those that read from it."""
 
     @cached_property
     def words(self) -> NDArray[np.uint64]:
@@ -49,6 +51,40 @@ class Cuts:
         """Whether every cut contains the one before it, as in a model without branches."""
         words = self.words
         return not bool((words[:-1] & ~words[1:]).any())
+
+    @cached_property
+    def downhill(self) -> tuple[Ints, Ints]:
+        """Pairs of cuts that differ by one unit, where the smaller sends and returns no more bytes than the larger.
+
+        Two arrays, the larger cuts in order and the smaller ones. The empty cut and everything are in no pair.
+        """
+        place = {ideal: index for index, ideal in enumerate(self.ideals)}
+        large, small = [], []
+        for index in range(1, len(self.ideals) - 1):
+            for unit in self._last_units(index):
+                other = place.get(self.ideals[index] ^ (1 << unit), 0)
+                if other and self.sent[other] <= self.sent[index] and self.returned[other] <= self.returned[index]:
+                    large.append(index)
+                    small.append(other)
+        return np.array(large, dtype=np.intp), np.array(small, dtype=np.intp)
+
+    def _last_units(self, index: int) -> list[int]:
+        """Units of a cut that nothing in it comes after: without one of them it is a cut still, as far as is known."""
+        columns = np.flatnonzero(self._removable[index])
+        found: list[int] = columns.tolist()
+        return found
+
+    @cached_property
+    def _removable(self) -> NDArray[np.bool_]:
+        """Which units (columns) no other unit of a cut (rows) reads."""
+        count = self.ideals[-1].bit_length()
+        removable = np.zeros((len(self.ideals), count), dtype=bool)
+        words = self.words
+        for unit, readers in enumerate(self.readers):
+            bits = np.frombuffer(readers.to_bytes(8 * words.shape[1], "little"), dtype="<u8")
+            inside = (words[:, unit // 64] >> np.uint64(unit % 64)) & np.uint64(1) == 1
+            removable[:, unit] = inside & ~(words & bits).any(axis=1)
+        return removable
 
     def smaller(self, index: int) -> Ints:
         """The cuts that are proper subsets of cut `index`."""
@@ -71,7 +107,7 @@ class Cuts:
         arrays = {
             field.name: getattr(self, field.name)[kept]
             for field in fields(self)
-            if field.name not in ("ideals", "complete")
+            if field.name not in ("ideals", "complete", "readers")
         }
         picked = tuple(ideal for ideal, keep in zip(self.ideals, kept, strict=True) if keep)
         return replace(self, ideals=picked, **arrays)
@@ -97,7 +133,15 @@ def enumerate_cuts(problem: Problem, limit: int) -> Cuts:
         saved=inside @ np.array([unit.saved_bytes for unit in units], float),
         sent=_crossing(inside, problem, backward=False),
         returned=_crossing(inside, problem, backward=True),
+        readers=_readers(problem),
     )
+
+
+def _readers(problem: Problem) -> tuple[int, ...]:
+    readers = [0] * len(problem.units)
+    for source, target in problem.edges:
+        readers[source] |= 1 << target
+    return tuple(readers)
 
 
 def _membership(ideals: list[int], count: int) -> Floats:

@@ -121,6 +121,7 @@ def _limits(problem: Problem, memory: bool, deadline: float) -> Limits:
         max_stages=options.max_stages,
         max_workers=None if options.max_workers is None else options.max_workers // problem.copies,
         deadline=deadline,
+        every_cut=True,
     )
 
 

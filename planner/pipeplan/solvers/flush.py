@@ -139,6 +139,11 @@ class FlushSearch(Search):
         """GPipe holds all minibatches of a replica: its depth follows from the replicas."""
         return self.limits.memory and self.batches.directions == 1
 
+    @property
+    def compares_cuts(self) -> bool:
+        """An all-reduce hides behind the layers before its stage: fewer of them may be worse."""
+        return False
+
     def _widest(self, cut: int) -> int:
         levels = range(self.layout.top + 1)
         return sum(self._quick_boundary(cut, level) for level in levels) - 1

@@ -48,6 +48,8 @@ class Limits:
     max_workers: int | None = None
     deadline: float | None = None
     """By `time.perf_counter`."""
+    every_cut: bool = False
+    """Whether the states of all cuts are wanted, also of those that another cut makes superfluous."""
 
 
 @dataclass(frozen=True)
@@ -364,9 +366,36 @@ class Search:
             fewest = np.where(fits, least[level][:, None], fewest)
             spanned = np.where(fits, level, spanned)
         need = np.maximum(self.need[stage.targets][:, None], places.lowest)
-        target, place = np.nonzero(places.end - fewest >= need)
+        fewest[places.end - fewest < need] = np.inf
+        if self.compares_cuts:
+            self._forget(stage.targets, fewest)
+        target, place = np.nonzero(np.isfinite(fewest))
         at = spanned[target, place], target, place
         return Tries.of(stage, states, places, self.need, at), fewest[target, place]
+
+    @property
+    def compares_cuts(self) -> bool:
+        """Whether `_forget` may be used: where memory plays no part, nor the number of a stage."""
+        limits = self.limits
+        return not (self.counts_depths or limits.memory or limits.every_cut) and limits.exact_stages is None
+
+    def _forget(self, targets: Ints, fewest: Floats) -> None:
+        """Drop the stages from a cut I (rows, for every place) if one from I - v needs no more replicas.
+
+        That is sound where no more bytes cross I - v than I. Whatever stages can be put in front of I, those without v
+        can be put in front of I - v: they have less work, and at each of their cuts I' no more bytes cross, as with
+        bytes c counted for each direction c(I' - v) + c(I) ≤ c(I') + c(I - v) for cuts I' ⊂ I (c is submodular).
+        """
+        large, small = self.terms.cuts.downhill
+        if not len(large):
+            return
+        needed = np.full((self.last + 1, fewest.shape[1]), np.inf)
+        needed[targets] = fewest
+        dominated = np.isfinite(needed[large]) & (needed[small] <= needed[large])
+        lost = np.zeros(needed.shape, dtype=bool)
+        edge, place = np.nonzero(dominated)
+        lost[large[edge], place] = True
+        fewest[lost[targets]] = np.inf
 
     def _quick(self, stage: StageTerms, states: States, places: Places) -> tuple[Tries, Floats]:
         """The same on runs that span exactly each level: where depths matter more replicas may be better."""

@@ -19,6 +19,9 @@ PRECISION = 1e-9
 # Within this ratio of the two ends it pays to ask right below the upper one.
 _NARROW = 1.02
 
+# How far above the lower end the second question is, relative; each step after it is four times as long.
+_FIRST_STEP = 1e-3
+
 Found = TypeVar("Found")
 
 
@@ -75,13 +78,13 @@ def _ask(ask: Callable[[float], tuple[float, Found] | None], found: Interval[Fou
 
 
 def _bracket(ask: Callable[[float], tuple[float, Found] | None], found: Interval[Found], most: float) -> None:
-    """Find an upper end: the optimum is often at the lower one, and seldom far above it."""
+    """Find an upper end: the optimum is often at the lower one, and near it searches are the quickest."""
     growth = PRECISION
     while found.best is None or found.low * (1 + growth) < found.high:
         threshold = min(found.low * (1 + growth), most) if found.low > 0 else most
         if _ask(ask, found, threshold) or threshold >= most:
             return
-        growth = max(0.05, 4 * growth)
+        growth = max(_FIRST_STEP, 4 * growth)
 
 
 def _narrow(ask: Callable[[float], tuple[float, Found] | None], found: Interval[Found]) -> None:
