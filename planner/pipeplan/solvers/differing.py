@@ -131,7 +131,7 @@ class DifferingSearch(Search):
         """Rows with the least demand of each place, level and whatever else counts."""
         keys = self._keys(states)
         order = np.lexsort((states.demand, *reversed(keys)))
-        least: Ints = order[_new(keys[:, order])]
+        least: Ints = order[new_columns(keys[:, order])]
         return least
 
     def _dominates(self, states: States, others: slice) -> Flags:
@@ -281,7 +281,7 @@ class DifferingSearch(Search):
         fresh = self._columns(stage, states, rows, which, runs)
         keys = self._keys(fresh)
         order = np.lexsort(tuple(reversed(keys)))
-        begins = np.flatnonzero(_new(keys[:, order]))
+        begins = np.flatnonzero(new_columns(keys[:, order]))
         sorted_demand = demand[:, order]
         least = np.minimum.reduceat(sorted_demand, begins, axis=1)
         # The first that has the least demand, in each group.
@@ -318,7 +318,7 @@ class DifferingSearch(Search):
         return States.of(columns, np.zeros(len(runs)))
 
 
-def _new(keys: Ints) -> Flags:
+def new_columns(keys: Ints) -> Flags:
     """Which columns differ from the one before."""
     changed = np.ones(keys.shape[1], dtype=bool)
     changed[1:] = (np.diff(keys, axis=1) != 0).any(axis=0)

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeplan import cost
 from pipeplan.cuts import Floats, Ints
-from pipeplan.solvers.differing import Differing, DifferingSearch
+from pipeplan.solvers.differing import Differing, DifferingSearch, new_columns
 from pipeplan.solvers.differing_pace import Hop, Placed, hops, placed
 from pipeplan.solvers.flush import Batches, Bounds
 from pipeplan.solvers.search import SLACK, Step
@@ -112,8 +112,17 @@ class DifferingFlush(DifferingSearch):
         return self.limits.memory and self.batches.directions == 1
 
     def _thinned(self, states: States) -> Ints:
-        """All rows: demand and what adds up may both matter."""
-        return np.arange(len(states))
+        """Rows of each place, level and whatever else counts that need less or add up to less than any other."""
+        assert states.extra is not None
+        keys = self._keys(states)
+        order = np.lexsort((states.extra, states.demand, *reversed(keys)))
+        rank, begins = np.empty(len(states), dtype=np.intp), new_columns(keys[:, order])
+        rank[np.argsort(states.extra, kind="stable")] = np.arange(len(states))
+        # The running minimum of what adds up starts anew with every group, as each later one lies below all before.
+        added = rank[order] - np.cumsum(begins) * len(states)
+        least = np.minimum.accumulate(added)
+        rows: Ints = order[np.concatenate([[True], least[1:] < least[:-1]])]
+        return rows
 
     def _quick_boundary(self, cut: int, bandwidth: Floats, links: Ints) -> Flags:
         quick = np.ones(len(bandwidth), dtype=bool)
