@@ -30,6 +30,7 @@ from pipeplan.simulate.scenario import Hop, Load, Scenario, from_document
 from pipeplan.simulate.trace import trace_document
 from pipeplan.solve import Outcome, Settings, solve
 from pipeplan.solvers import depths
+from pipeplan.stages import one_stage
 from pipeplan.verdict import Verdict
 from pipeplan_launch.schedule import SCHEDULES, Action, Kind, Schedule, StageShape, version_fixed
 
@@ -407,6 +408,20 @@ def test_what_shares_a_network_card_shares_its_time() -> None:
     scenario, score = _over_two_servers(contention=False)
     assert score.pace_s == pytest.approx(1.5)
     assert _pace(scenario) == pytest.approx(1.5)
+
+
+def test_what_a_flush_waits_for_is_in_sync_also_where_it_is_a_flow() -> None:
+    """Two replicas on two servers, two minibatches of 1.5 s, and 100 bytes reduced at 100 bytes/s: 1 s of 2.5 s."""
+    layer = Layer("a", 0.5, 1.0, 100, 1)
+    cluster = Cluster("t", Device("d", "cuda", 10**6), (Level("server", 1, 0.0), Level("cluster", 2, 100.0)))
+    problem = Problem(Profile((layer,), (), 1), cluster, Options(schedule="gpipe", accumulate=2))
+    plan = one_stage(problem, 2)
+    outcome = Outcome(problem, plan, evaluate(plan, problem), (), Verdict(True, False, ""), (), {})
+    scenario = from_document(Node(plan_document(outcome), "plan.json"))
+    assert scenario.cards is not None
+    report = _run(scenario)[1]
+    assert report.ratio == pytest.approx(1.0)
+    assert (report.stages[0].computing, report.stages[0].synchronising) == (pytest.approx(0.6), pytest.approx(0.4))
 
 
 def test_flows_share_cards_fairly() -> None:

@@ -119,6 +119,8 @@ class _Engine:
         self._actions: list[Pass] = []
         self._transfers: list[Transfer] = []
         self._joined: dict[tuple[int, int], int] = {}
+        self._waited: dict[tuple[int, int], float] = {}
+        """(stage, group) -> since when its replicas, drained, have done nothing but wait for this all-reduce."""
         self._workers = [
             [
                 _Worker(stage, replica, scenario.schedule.stream(scenario.shapes, stage, replica, minibatches))
@@ -173,7 +175,8 @@ class _Engine:
                 case Kind.REDUCE:
                     self._join(worker, action.index)
                 case Kind.UPDATE:
-                    self._compute(worker, action, self._parts(load)[1])
+                    began_s = self._waited.get((worker.stage, action.index))
+                    self._compute(worker, action, self._parts(load)[1], began_s)
 
     def _ready(self, worker: _Worker, action: Action) -> bool:
         match action.kind:
@@ -187,9 +190,11 @@ class _Engine:
             case Kind.UPDATE:
                 return action in worker.arrived
 
-    def _compute(self, worker: _Worker, action: Action, duration_s: float) -> None:
+    def _compute(self, worker: _Worker, action: Action, duration_s: float, began_s: float | None = None) -> None:
+        """Keep a worker busy from now on; `began_s` is when it was held up already by the same action."""
         worker.busy = True
-        self._actions.append(Pass(worker.stage, worker.replica, action, self._now, self._now + duration_s))
+        start_s = self._now if began_s is None else began_s
+        self._actions.append(Pass(worker.stage, worker.replica, action, start_s, self._now + duration_s))
         # Replicas that finish together send in the order of their minibatches.
         self._at(self._now + duration_s, lambda: self._finish(worker, action), action.index)
 
@@ -295,6 +300,8 @@ class _Engine:
             replica.awaits_at_once.discard(group)
 
         def begun(start: float) -> None:
+            if waits:
+                self._waited[key] = start
             for replica in early:
                 self._release(replica, update, start)
 
