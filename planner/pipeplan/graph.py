@@ -6,7 +6,7 @@ that a pipeline has computed before a boundary. Ideals are held as Python intege
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from pipeplan.errors import PipeplanError
@@ -119,6 +119,15 @@ class Growth:
                 if (grown := ideal | bit) not in found:
                     found[grown] = ready ^ bit | self._freed(grown, bit.bit_length() - 1)
         return found
+
+    def steps(self, ideal: int, ready: int) -> Iterator[tuple[int, int, int]]:
+        """Every way to grow one ideal: the node, the ideal with it, and what may come next then."""
+        rest = ready
+        while rest:
+            bit = rest & -rest
+            rest ^= bit
+            node = bit.bit_length() - 1
+            yield node, ideal | bit, ready ^ bit | self._freed(ideal | bit, node)
 
     def _freed(self, ideal: int, node: int) -> int:
         """The successors of a node that an ideal is now ready for."""
