@@ -21,6 +21,8 @@ NAMES = {"highs": "HiGHS", "cbc": "CBC"}
 
 # Tighter than the solvers' defaults (1e-6), because the verdict compares objectives to 1e-6.
 _TOLERANCE = 1e-9
+# How far above its bound the objective of an optimal solution is beyond rounding.
+_TELLING = 1e-7
 # Seconds between two looks at whether HiGHS is done; a finished run is noticed at once.
 _PATIENCE_S = 0.2
 
@@ -37,13 +39,16 @@ class Answer:
     """No solution has a smaller objective; infinite where infeasible."""
     interrupted: bool = False
     """Whether the user stopped it."""
+    doubtful: bool = False
+    """Whether the solver calls optimal what its own bound does not."""
 
 
 def run(program: pulp.LpProblem, solver: str, seconds: float | None, gap: float, *, confirm: bool = True) -> Answer:
     """Minimise; neither a time limit nor Ctrl-C is an error.
 
     HiGHS 1.15's presolve calls some programs infeasible that are not. With `confirm` that verdict must hold without
-    presolve too; else it is only likely.
+    presolve too; else it is only likely. Of some programs that presolve solves altogether, it returns a solution that
+    is worse than the optimum which it states: they are solved again without it.
     """
     if solver == "highs":
         return _highs(program, seconds, gap, confirm)
@@ -55,7 +60,7 @@ def run(program: pulp.LpProblem, solver: str, seconds: float | None, gap: float,
 def _highs(program: pulp.LpProblem, seconds: float | None, gap: float, confirm: bool) -> Answer:
     began = time.perf_counter()
     answer = _highs_once(program, seconds, gap, presolve="on")
-    if confirm and answer.proven and not answer.found:
+    if answer.doubtful or (confirm and answer.proven and not answer.found):
         left = None if seconds is None else max(0.1, seconds - (time.perf_counter() - began))
         return _highs_once(program, left, gap, presolve="off")
     return answer
@@ -82,7 +87,10 @@ def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, pres
     found = info.primal_solution_status == 2  # kSolutionStatusFeasible
     # Before the root is solved the bound is minus infinity; no pace is below 0.
     bound = max(0.0, float(info.mip_dual_bound))
-    return Answer(found=found, proven=status == "Optimal", bound=bound, interrupted=waiting.interrupted)
+    objective = float(info.objective_function_value)
+    optimal = status == "Optimal"
+    met = objective - bound <= max(gap, _TELLING) * max(1.0, abs(objective))
+    return Answer(found, optimal and met, bound, waiting.interrupted, doubtful=optimal and not met)
 
 
 class _Interruptible:

@@ -169,10 +169,10 @@ class Depths:
             need += [term for run in ending for term in waits[run]]
             crossing = scaled(self._transfer(cut, ending), 2.0)
             need += crossing
-            program.at_least([*have, *self._released(ending, 4.0), *minus(need)])
+            program.at_least([*have, *self._released(ending, behind), *minus(need)])
             # Divided by T, which is at most 1: what does not depend on T needs no bounds on it.
             have = [term for run in ending for term in self.counts(run, run.replicas, -run.replicas)]
-            have += self._released(ending, 2.0 * self.model.workers)
+            have += self._released(ending, behind)
             need = [term for run in behind for term in (*self.counts(run, run.replicas, 0.0), *fixed[run])]
             need += [term for run in ending for term in fixed[run]]
             need += crossing
@@ -180,17 +180,16 @@ class Depths:
         if self.buffered:
             self._buffer()
 
-    def _released(self, ending: list[Run], factor: float) -> list[Term]:
-        """With a flush a stage that holds all minibatches of an update needs no more, whatever is behind it."""
-        if not self.model.flush:
-            return []
-        most = factor * (4.0 + self.model.workers + (self.minibatches or 1)) * (1 + self._latency())
-        return [
-            (self.chosen[choice], most)
-            for run in ending
-            for choice in self.by_run[run]
-            if choice.depth >= self._all(run)
-        ]
+    def _released(self, ending: list[Run], behind: list[Run]) -> list[Term]:
+        """Nobody must feed the first stage. With a flush, one that holds all minibatches of an update needs no more."""
+        model = self.model
+        most = max((run.replicas * (max(self.depths[run], default=0) + 2.0) for run in behind), default=0.0)
+        most += 2.0 * (model.workers + self._latency())
+        free = [(variable, most) for start, variable in model.opening.items() if behind and start == behind[0].start]
+        if model.flush:
+            choices = [choice for run in ending for choice in self.by_run[run] if choice.depth >= self._all(run)]
+            free += [(self.chosen[choice], most) for choice in choices]
+        return free
 
     def _latency(self) -> float:
         return float(self.model.links.sendrecv_latency.max()) / self.model.unit_s

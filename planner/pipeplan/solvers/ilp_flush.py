@@ -30,8 +30,10 @@ class Flush:
         self.minibatches = minibatches
         self.phases = model.problem.options.schedule == GPIPE
         program = model.program
-        self.steady = [program.number(f"A_{phase}", 0, 1) for phase in range(2 if self.phases else 1)]
-        self.exposed = program.number("E", 0, 1)
+        self.room = model.room_s / model.unit_s
+        """What is left of U beside the first minibatch's way through all stages."""
+        self.steady = [program.number(f"A_{phase}", 0, self.room) for phase in range(2 if self.phases else 1)]
+        self.exposed = program.number("E", 0, self.room)
         self.forward: dict[Place, Variable] = {}
         if self.phases:
             forward = [block.forward_s / model.unit_s for block in model.layers.blocks]
@@ -53,6 +55,8 @@ class Flush:
             rounds = float(cost.rounds(self.minibatches, place[1])) - 1.0
             whole = [(part, factor) for part in (model.work[place], again.get(place)) if part is not None]
             work += whole
+            # Implied, but not where a fraction of a stage is here.
+            program.at_most([*scaled(whole, rounds), *model.selected(place, -self.room)])
             for part, passes in zip(self.steady, self._passes(place, factor, whole), strict=True):
                 program.at_most([*scaled(passes, rounds), (part, -1.0)])
         among = model.problem.copies_allreduce_s / model.unit_s
@@ -77,8 +81,12 @@ class Flush:
             mine = [key for key in model.level if key[0] == cut]
             for key in mine:
                 carried[key] = [program.number(f"e_{cut}_{key[1]}_{key[2]}_{way}", 0, 1) for way in range(2)]
-                program.at_most([(carried[key][0], 1.0), (model.level[key], -1.0)])
-                program.at_most([(carried[key][1], 1.0), (model.level[key], -1.0)])
+                # All of both but the first minibatch are in A, and the first is in X.
+                rounds = float(cost.rounds(self.minibatches, key[2]))
+                both = [(time, rounds if self.phases else 1.0) for time in carried[key]]
+                program.at_most([*both, (model.level[key], -self.room)])
+                for time in carried[key]:
+                    program.at_most([(time, rounds), (model.level[key], -self.room)])
             rates = {key: model.links.sendrecv(key[1], cut)[0] for key in mine}
             slowest = min(rates.values())
             for way, sizes in enumerate(directions):

@@ -161,10 +161,17 @@ class Model:
 
     def _largest_transfer(self) -> float:
         """Bytes that the fastest link carries within U."""
+        upper = self.unit_s
         if self.problem.options.flushes:
-            return math.inf
+            upper = self.room_s if self.parallel else self.room_s / (self.minibatches or 1)
         rates = [float(rate) for level in self.links.rates for rate in level.sendrecv if math.isfinite(rate)]
-        return self.unit_s * (1 + _ROUNDING) * max(rates, default=math.inf)
+        return upper * (1 + _ROUNDING) * max(rates, default=math.inf)
+
+    @property
+    def room_s(self) -> float:
+        """With a flush: what is left of U beside the first minibatch's way through all stages, at the fastest."""
+        fastest = max(device.speed for device in self.problem.cluster.devices)
+        return max(0.0, self.unit_s - self.problem.work_s / fastest - self.problem.copies_allreduce_s)
 
     # -- (1) --
 
@@ -203,8 +210,8 @@ class Model:
         block, layers = self.layers.blocks[index], self.layers
         limit = self.unit_s * (1 + _ROUNDING)
         if self.minibatches is not None and self.problem.options.flushes:
-            rounds = float(cost.rounds(self.minibatches, place[1]))
-            return rounds * block.work_s <= limit * self.speed(place)
+            rounds = float(cost.rounds(self.minibatches, place[1])) - 1.0
+            return rounds * block.work_s <= (self.room_s + _ROUNDING * self.unit_s) * self.speed(place)
         start, stop = place[0], sum(place)
         return (
             block.work_s <= limit * place[1] * self.speed(place)
