@@ -58,8 +58,17 @@ def graph(rng: random.Random) -> str:
     return "\n".join([*nodes, "\tnode1 -- node2", "\tnode2 -- node3", "\tnode3 -- node4", "\tnode3 -- node5", ""])
 
 
+PLANNED = (
+    [],
+    ["--inference", "--stages", "2"],
+    ["--schedule", "gpipe", "--accumulate", "8"],
+    ["--schedule", "2bw", "--accumulate", "16"],
+    ["--schedule", "vertical-sync", "--stages", "2"],
+)
+
+
 def plan_folders() -> list[Path]:
-    """Plan folders in this folder: several stages with replicas, copies of a pipeline, inference."""
+    """Plan folders in this folder: several stages with replicas, inference, other schedules."""
     made = []
     profiles = {
         "unequal": (Layer("a", 1.0, 2.0, 100, 10), Layer("b", 1.5, 3.0, 10**10, 4)),
@@ -69,7 +78,7 @@ def plan_folders() -> list[Path]:
         pairs = itertools.pairwise(layers)
         tensors = tuple(Tensor(one.name, one.name, (two.name,), 10**6, 10**6) for one, two in pairs)
         Profile(layers, tensors, minibatch=4, model_name=name).save(Path(f"{name}.json"))
-        for options in ([], ["--inference", "--stages", "2"]):
+        for options in PLANNED:
             folder = Path(name + "-".join(options).replace("-", ""))
             arguments = ["solve", f"{name}.json", "--cluster", "A", "--servers", "2", "--ignore-memory"]
             ended = call([*arguments, "--solver", "dp", *options, "-o", str(folder)])

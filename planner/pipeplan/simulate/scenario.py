@@ -13,7 +13,7 @@ from pipeplan.cluster_json import from_json
 from pipeplan.errors import InputError
 from pipeplan.files import Node, read_document
 from pipeplan.links import Links
-from pipeplan.plan import ACCUMULATING, FLUSHING, INFERENCE, Plan
+from pipeplan.plan import ACCUMULATING, DOUBLE_BUFFERED, FLUSHING, INFERENCE, Plan
 from pipeplan.simulate.cards import Cards
 from pipeplan_launch.schedule import SCHEDULES, Schedule, StageShape
 
@@ -184,6 +184,9 @@ def _check(node: Node, plan: Plan, cluster: Cluster) -> None:
         node["stages"].fail(f"every stage needs a worker in each of the {plan.copies} copies of the pipeline")
     if max(workers) >= cluster.workers:
         node["stages"].fail(f"there is no worker {max(workers)}: the cluster has workers 0 to {cluster.workers - 1}")
+    most = max(stage.depth * stage.replicas for stage in plan.stages)
+    if plan.schedule == DOUBLE_BUFFERED and not plan.inference and most > (plan.accumulate or 0):
+        node["stages"].fail(f"{most} minibatches are in flight at a stage, more than one update of 2bw has")
 
 
 def _load(plan: Plan, index: int, node: Node) -> Load:
