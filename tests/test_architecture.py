@@ -216,7 +216,16 @@ def _torch_modules_after(code: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["models"], ["clusters"], ["solve", "--cluster", "C", "-o", "made"]], ids=lambda a: a[0]
+    "arguments",
+    [
+        ["--help"],
+        ["models"],
+        ["clusters"],
+        ["solve", "--cluster", "C", "-o", "made"],
+        ["explain", "--cluster", "C", "--samples", "0"],
+        ["sweep", "--cluster", "C", "--jobs", "1"],
+    ],
+    ids=lambda a: a[0],
 )
 def test_planning_never_imports_torch(arguments: list[str], tmp_path: Path) -> None:
     code = f"from pipeplan.cli import cli\ncli.main({arguments!r}, standalone_mode=False)"

@@ -182,6 +182,22 @@ def test_what_was_searched_is_said_shortly() -> None:
     parts = ("1 stage", "3 stages", "4 stages", "2 stages of at most 14 replicas")
     assert summary(parts) == ["1 and 3 to 4 stages", "2 stages of at most 14 replicas"]
     assert summary(("1 stage",)) == ["1 stage"]
+    assert summary(("at most 3 stages", "5 stages")) == ["5 stages", "at most 3 stages"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_large_problem_is_searched_in_fewer_parts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeplan.explain.alternatives.SMALL", 1)
+    problem = _problem(seed, 3, options=Options(memory=False, contention=False))
+    cuts = enumerate_cuts(problem, CUTS)
+    best = best_plan(problem, cuts)
+    assert best is not None
+    found = alternatives(problem, cuts, best.plan, best.pace_s)
+    assert found.second is not None
+    by_trying = min(evaluate(plan, problem).pace_s for plan in _all_plans(problem) if plan.config != best.plan.config)
+    assert found.second.pace_s >= by_trying * (1 - 1e-9)
+    if found.exact:
+        assert found.second.pace_s == pytest.approx(best.pace_s)
 
 
 def test_links_twice_as_fast_for_one_operation_alone() -> None:

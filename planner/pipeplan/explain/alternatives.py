@@ -15,6 +15,8 @@ from pipeplan.verdict import TOLERANCE
 
 MOST_STAGES = 32
 """Numbers of stages are tried one by one, up to this."""
+SMALL = 5000
+"""Cuts times workers."""
 ENOUGH = 3
 """Where so many were found, a part that can hold nothing better than all of them is left."""
 
@@ -58,10 +60,13 @@ def alternatives(
     """
     found: list[Alternative] = []
     searched = []
-    for part, options in parts(problem, best):
+    enough = ENOUGH if _small(problem, cuts) else 1
+    for part, options in parts(problem, best, each=_small(problem, cuts)):
+        if len(found) >= enough and _paces(found)[enough - 1] <= pace_s * (1 + TOLERANCE):
+            break
         progress(f"looking for a second choice: {part}")
-        restricted = replace(problem, options=options)
         try:
+            restricted = replace(problem, options=options)
             hopeless = len(found) >= ENOUGH and _bound(restricted, cuts) > _paces(found)[ENOUGH - 1]
             other = None if hopeless else best_plan(restricted, cuts)
         except InputError:
@@ -71,7 +76,8 @@ def alternatives(
             found.append(Alternative(part, other.plan, other.pace_s, other.pace_s / pace_s - 1))
     found = _distinct(sorted(found, key=lambda one: (one.pace_s, len(one.plan.stages), one.plan.config)))
     tied = bool(found) and found[0].pace_s <= pace_s * (1 + TOLERANCE)
-    return Alternatives(tuple(found[:ENOUGH]), tuple(searched), cuts.complete and (tied or _alone(problem, best)))
+    known = tied or (_small(problem, cuts) and _alone(problem, best))
+    return Alternatives(tuple(found[:ENOUGH]), tuple(searched), cuts.complete and known)
 
 
 def _bound(problem: Problem, cuts: Cuts) -> float:
@@ -83,10 +89,20 @@ def _paces(found: list[Alternative]) -> list[float]:
     return sorted(one.pace_s for one in found)
 
 
-def parts(problem: Problem, best: Plan) -> Iterator[tuple[str, Options]]:
+def _small(problem: Problem, cuts: Cuts) -> bool:
+    """Whether every number of stages can be tried in little time."""
+    return len(cuts.ideals) * problem.cluster.workers <= SMALL
+
+
+def parts(problem: Problem, best: Plan, *, each: bool = True) -> Iterator[tuple[str, Options]]:
     """The parts, by name, as options that say the same and one thing more; those first that are likely to hold the
-    second choice, as it rules others out."""
+    second choice, as it rules others out. Without `each` not every number of stages is a part of its own: those below
+    the best plan's are one, and of those above it there is the first."""
     options, stages = problem.options, len(best.stages)
+    if options.stages is None and not each:
+        if stages > 1:
+            yield f"at most {stages - 1} stage{'s' * (stages > 2)}", replace(options, max_stages=stages - 1)
+        yield f"{stages + 1} stages", replace(options, stages=stages + 1)
     largest = max(stage.replicas for stage in best.stages) // best.copies
     if largest > 1:
         smaller = replace(options, stages=stages, max_stages=None, max_replicas=largest - 1)
@@ -95,7 +111,7 @@ def parts(problem: Problem, best: Plan) -> Iterator[tuple[str, Options]]:
         yield f"at most {best.busy - 1} workers", replace(options, max_workers=best.busy - 1)
     if best.copies > 1:
         yield "no copies of the pipeline", replace(options, allow_copies=False)
-    if options.stages is None:
+    if options.stages is None and each:
         most = min(len(problem.units), problem.cluster.workers, options.max_stages or MOST_STAGES, MOST_STAGES)
         for count in sorted(set(range(1, most + 1)) - {stages}, key=lambda count: (abs(count - stages), count)):
             yield f"{count} stage{'s' * (count > 1)}", replace(options, stages=count, max_stages=None)

@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeplan.explain.alternatives import MOST_STAGES
 from pipeplan.explain.anatomy import Anatomy
 from pipeplan.explain.report import Explanation
 from pipeplan.explain.robust import Robustness
@@ -131,19 +130,26 @@ def _alternatives(explanation: Explanation, console: Console) -> None:
 
 def _left_out(explanation: Explanation) -> str:
     """Which plans none of the searched parts holds."""
-    plan, problem = explanation.plan, explanation.problem
+    plan, searched = explanation.plan, explanation.alternatives.searched
     stages, largest = len(plan.stages), max(stage.replicas for stage in plan.stages) // plan.copies
     several = f"{stages} stages" if stages > 1 else "1 stage"
     line = f"Left out: plans of {several} on {plan.busy} workers or more with a stage on {largest} or more"
-    if len(problem.units) > MOST_STAGES and problem.cluster.workers > MOST_STAGES:
-        line += f"; plans of more than {MOST_STAGES} stages"
+    most = min(len(explanation.problem.units), explanation.problem.cluster.workers)
+    tried = max((int(part.split()[0]) for part in searched if _of_stages(part)), default=stages)
+    if explanation.problem.options.stages is None and tried < most:
+        line += f"; plans of more than {max(tried, stages)} stages"
     return line + "."
+
+
+def _of_stages(part: str) -> bool:
+    """Whether a part is all plans of some number of stages."""
+    return part.split()[0].isdigit() and part.endswith((" stage", " stages"))
 
 
 def summary(parts: tuple[str, ...]) -> list[str]:
     """The names of parts, with runs of numbers of stages drawn together."""
-    counts = sorted(int(part.split()[0]) for part in parts if part.endswith((" stage", " stages")))
-    others = [part for part in parts if not part.endswith((" stage", " stages"))]
+    counts = sorted(int(part.split()[0]) for part in parts if _of_stages(part))
+    others = [part for part in parts if not _of_stages(part)]
     runs: list[list[int]] = []
     for count in counts:
         if runs and count == runs[-1][-1] + 1:
