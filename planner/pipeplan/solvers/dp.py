@@ -107,25 +107,35 @@ class Pipelines:
 
     def _best_batch(self) -> Interval[Pipeline]:
         """The same for the schedules that drain before every update."""
-        found = self._least_batch(self.free, self._limits(memory=False))
-        if found.best is None or not found.finished or not self.problem.options.memory:
-            return found
+        limits = self._limits(memory=False)
+        if not self.problem.options.memory:
+            return self._least_batch(self.free, limits)
+        # What is found without a limit on memory is a bound, and no plan: half of the time is for that.
+        free = self._least_batch(self.free, replace(limits, deadline=threshold.halfway(self.deadline)))
+        if free.interrupted or (free.finished and free.best is None):
+            return replace(free, high=float("inf"), best=None)
         limits = self._limits(memory=True)
-        limited = self._least_batch(self.bound, replace(limits, recompute=False))
-        if limited.high <= found.low * (1 + PRECISION) or not limits.recompute or not limited.finished:
-            return limited
-        return self._least_batch(self.bound, limits)
+        found = self._least_batch(self.bound, replace(limits, recompute=False))
+        if limits.recompute and found.finished and found.high > free.low * (1 + PRECISION):
+            again = self._least_batch(self.bound, limits)
+            if again.high > found.high:
+                again.high, again.best = found.high, found.best
+            found = again
+        found.low = max(found.low, free.low)
+        return found
 
     def _least_batch(self, terms: Terms, limits: Limits) -> Interval[Pipeline]:
         found = Interval[Pipeline](float("inf"))
-        for exact in self._stage_counts(terms, limits):
+        counts = self._stage_counts(terms, limits)
+        for exact in counts:
             answer = flush.best(batches(terms, replace(limits, exact_stages=exact)))
             found.low = min(found.low, answer.bound_s)
             if answer.steps is not None and answer.total_s < found.high:
                 found.high, found.best = answer.total_s, Pipeline(terms, answer.steps)
             found.finished, found.interrupted = answer.finished, answer.interrupted
             if not answer.finished:
-                found.low = 0.0
+                # Nothing is known of the numbers of stages that were not tried.
+                found.low = found.low if exact == counts[-1] else 0.0
                 break
         return found
 

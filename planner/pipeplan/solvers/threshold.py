@@ -102,3 +102,8 @@ def _narrow(ask: Callable[[float], tuple[float, Found] | None], found: Interval[
 def deadline(seconds: float | None) -> float | None:
     """So many seconds from now, by `time.perf_counter`."""
     return None if seconds is None else time.perf_counter() + seconds
+
+
+def halfway(end: float | None) -> float | None:
+    """The middle between now and a deadline."""
+    return None if end is None else (time.perf_counter() + end) / 2

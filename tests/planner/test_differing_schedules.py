@@ -1,0 +1,135 @@
+"""The schedules with a flush, and vertical sync in memory, on servers that differ and over parallel links."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import brute_force
+import numpy as np
+import pytest
+from brute_machines import Instance
+from instances import drawn, mixed_instance, unequal_instance
+
+from pipeplan.cuts import enumerate_cuts
+from pipeplan.evaluate import evaluate
+from pipeplan.problem import Problem
+from pipeplan.solvers import dp
+from pipeplan.solvers.differing import Differing
+from pipeplan.solvers.differing_flush import DifferingBatches, DifferingFlush
+from pipeplan.solvers.flush import Batches, Bounds
+from pipeplan.solvers.result import Result, Status
+from pipeplan.solvers.search import Limits, OutOfTime, Step
+from pipeplan.solvers.states import States
+
+FLUSHING = ("gpipe", "1f1b-flush")
+SCHEDULES = (*FLUSHING, "vertical-sync")
+MACHINES = ("parallel", "unequal", "both")
+
+
+def _problem(seed: int, schedule: str, machines: str) -> tuple[Instance, Problem]:
+    draw = unequal_instance if machines in ("unequal", "both") else mixed_instance
+    boundary = "parallel" if machines in ("parallel", "both") else "single"
+    return drawn(seed, lambda one: replace(draw(one, layers=4, schedule=schedule), boundary=boundary))
+
+
+def _solved(problem: Problem) -> Result:
+    return dp.solve(problem, enumerate_cuts(problem, 10_000))
+
+
+def _agrees(seed: int, schedule: str, machines: str) -> None:
+    instance, problem = _problem(seed, schedule, machines)
+    expected, result = brute_force.best(instance), _solved(problem)
+    if math.isinf(expected):
+        assert result.status == Status.INFEASIBLE
+        return
+    assert result.status == Status.OPTIMAL
+    assert result.plan is not None
+    assert result.objective_s == pytest.approx(expected, rel=1e-6)
+    score = evaluate(result.plan, problem)
+    assert score.fits
+    assert score.alone_s == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("machines", MACHINES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_dynamic_program_finds_what_brute_force_finds(schedule: str, machines: str) -> None:
+    for seed in range(10):
+        _agrees(seed, schedule, machines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(20_000, 20_250, 50))
+@pytest.mark.parametrize("machines", MACHINES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_dynamic_program_finds_what_brute_force_finds_at_length(schedule: str, machines: str, start: int) -> None:
+    for seed in range(start, start + 50):
+        _agrees(seed, schedule, machines)
+
+
+def _stop_after(searches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every branch and bound run out of time after so many searches of its own."""
+    for kind in (Batches, DifferingBatches):
+
+        def search(self: Batches, bounds: Bounds, whole: object = kind.search) -> tuple[float, list[Step]] | None:
+            done = self.__dict__.get("done", 0)
+            self.__dict__["done"] = done + 1
+            if done == searches:
+                raise OutOfTime
+            return whole(self, bounds)  # type: ignore[operator,no-any-return]
+
+        monkeypatch.setattr(kind, "search", search)
+
+
+@pytest.mark.parametrize("machines", ["equal", *MACHINES])
+@pytest.mark.parametrize("searches", [0, 1, 3])
+def test_a_search_that_is_stopped_returns_only_plans_that_fit(
+    searches: int, machines: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a limit on memory the search finds plans that do not fit; its bound holds all the same."""
+    found = 0
+    for seed in range(8):
+        for schedule in FLUSHING:
+            _, problem = _problem(seed, schedule, machines)
+            best = _solved(problem)
+            with monkeypatch.context() as patch:
+                _stop_after(searches, patch)
+                result = _solved(problem)
+            if result.status == Status.INFEASIBLE:
+                assert best.status == Status.INFEASIBLE
+                continue
+            assert result.bound_s <= best.objective_s * (1 + 1e-9)
+            if result.plan is not None:
+                found += 1
+                score = evaluate(result.plan, problem)
+                assert score.fits
+                assert score.alone_s == pytest.approx(result.objective_s, rel=1e-6)
+                assert result.objective_s >= best.objective_s * (1 - 1e-9)
+    assert (found > 0) == (searches > 0)
+
+
+def test_of_one_place_only_states_that_no_other_beats_are_compared() -> None:
+    """`_thinned` against its definition, on random states with many ties."""
+    _, problem = _problem(3, "1f1b-flush", "both")
+    terms = Differing(problem, enumerate_cuts(problem, 10_000))
+    search = DifferingFlush(DifferingBatches(terms, Limits(memory=True)), (1.0, 1.0))
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        count = int(rng.integers(1, 60))
+        numbers = rng.integers(0, 2, (9, count)).astype(np.intp)
+        demand, extra = (rng.integers(0, 5, count).astype(float) for _ in range(2))
+        states = States(numbers, demand, extra)
+        place = [tuple(column) for column in search._keys(states).T]
+        kept = {(place[row], demand[row], extra[row]) for row in search._thinned(states)}
+        every = set(zip(place, demand, extra, strict=True))
+        front = {
+            one
+            for one in every
+            if not any(
+                other != one and other[0] == one[0] and other[1] <= one[1] and other[2] <= one[2] for other in every
+            )
+        }
+        assert front <= kept
+        assert not any(
+            other[0] == one[0] and other[1] < one[1] and other[2] < one[2] for one in kept for other in every
+        )
