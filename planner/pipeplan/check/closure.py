@@ -47,8 +47,9 @@ def check(
     states = States.of(entry, steps, document.asked)
     closure = _Closure(entry, steps, states, _least_demand(steps, states))
     for cut in np.unique(states.cut):
-        stretch = steps.behind(int(cut))
-        for state in np.flatnonzero(states.cut == cut):
+        here = np.flatnonzero(states.cut == cut)
+        stretch = steps.behind(int(cut), states.first[here])
+        for state in here:
             _check_state(closure, stretch, int(state))
     return len(states.cut)
 

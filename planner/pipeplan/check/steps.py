@@ -36,6 +36,8 @@ class Stretch:
     replicas: Ints
     span: Ints
     """Level of the smallest component that holds the run."""
+    aligned: Flags
+    """Whether the run cannot be moved on within its component."""
     wait: Floats
     """Minibatches that go by while the replicas wait for each other."""
     late: Floats
@@ -54,6 +56,8 @@ class Steps:
     totals: Totals
     runs: NDArray[np.intp]
     """Start, length and level of every run of workers that a stage may take, one a row."""
+    aligned: Flags
+    """Which runs cannot be moved on within their component."""
     copies: int
     threshold: float
     """Seconds per minibatch of one copy."""
@@ -98,11 +102,13 @@ class Steps:
         if threshold <= 0:
             raise InputError("the certificate claims nothing: a threshold is 0")
         rates = Rates.of(document.cluster.inner(level))
+        runs, aligned = _runs(rates, asked.max_replicas)
         return Steps(
             model=model,
             rates=rates,
             totals=Totals.of(model, MOST_CUTS),
-            runs=_runs(rates, asked.max_replicas),
+            runs=runs,
+            aligned=aligned,
             copies=copies,
             threshold=threshold,
             capacity=document.cluster.device.memory_bytes if asked.memory else np.inf,
@@ -116,10 +122,16 @@ class Steps:
             among_s=among_s,
         )
 
-    def behind(self, cut: int) -> Stretch:
-        """The stages that end at a cut, but for those in front of which no others can end."""
-        before, (start, count, _), totals = self.totals.inside(cut), self.runs.T, self.totals
-        kinds, kind = np.unique(self.runs[:, 1:], axis=0, return_inverse=True)
+    def behind(self, cut: int, firsts: Ints) -> Stretch:
+        """The stages that end at a cut, in front of states with these first workers, as far as they have to be tried.
+
+        Left out are those in front of which no others can end, and those that end neither right before a first worker
+        nor where they cannot be moved on: docs/check.md shows that these stand for the rest.
+        """
+        chosen = np.flatnonzero(self.aligned | np.isin(self.runs[:, 0] + self.runs[:, 1], firsts))
+        runs = self.runs[chosen]
+        before, (start, count, _), totals = self.totals.inside(cut), runs.T, self.totals
+        kinds, kind = np.unique(runs[:, 1:], axis=0, return_inverse=True)
         (replicas, span), kind = kinds.T, kind.reshape(-1)
         forward, backward = (
             (total[cut] - total[before])[:, None] / (replicas * self.speed)
@@ -147,6 +159,7 @@ class Steps:
             end=(start + count)[run],
             replicas=count[run],
             span=span[kind[run]],
+            aligned=self.aligned[chosen][run],
             wait=np.broadcast_to(wait, ring.shape)[at],
             late=late[at],
             variants=tuple(variants),
@@ -181,7 +194,7 @@ class Steps:
         self, stretch: Stretch, first: int, span: int, demand: float, next_replicas: float
     ) -> tuple[Ints, Floats]:
         """The stages that may stand in front of a state, by index, and the demand that each leads to."""
-        taken = np.flatnonzero(stretch.end <= first)
+        taken = np.flatnonzero((stretch.end == first) | (stretch.aligned & (stretch.end < first)))
         transfer = np.zeros(len(taken))
         if stretch.cut != self.last:
             reach = np.array([self.rates.level(start, first) for start in range(first)], dtype=np.intp)
@@ -229,15 +242,25 @@ class Steps:
         return f"a stage of {layers} on worker {first}" + (f" to {last}" if last > first else "")
 
 
-def _runs(rates: Rates, most: int | None) -> NDArray[np.intp]:
+def _runs(rates: Rates, most: int | None) -> tuple[NDArray[np.intp], Flags]:
+    """Start, length and level of all runs of workers; and which of them cannot be moved on within their component.
+
+    That is the component of their own level; a single worker may move in that which holds the one before it, too.
+    """
     workers = rates.spans[-1]
-    lengths = range(1, min(most or workers, workers) + 1)
-    return np.array(
-        [
-            (start, count, rates.level(start, start + count - 1))
-            for start in range(workers)
-            for count in lengths
-            if start + count <= workers
-        ],
-        dtype=np.intp,
-    )
+    start, last = np.triu_indices(workers)
+    kept = last - start < (most or workers)
+    start, last = start[kept], last[kept]
+    span = _level(rates, start, last)
+    room = np.where(last > start, span, _level(rates, np.maximum(start - 1, 0), start))
+    aligned: Flags = (last + 1) % np.array(rates.spans)[room] == 0
+    # The first worker alone can always be moved on.
+    aligned &= last > 0
+    return np.stack([start, last - start + 1, span], axis=1), aligned
+
+
+def _level(rates: Rates, first: Ints, last: Ints) -> Ints:
+    level = np.zeros(first.shape, dtype=np.intp)
+    for span in rates.spans[:-1]:
+        level += first // span != last // span
+    return level
