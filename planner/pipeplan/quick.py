@@ -23,10 +23,15 @@ class Best:
     pace_s: float
 
 
-def best_plan(problem: Problem, cuts: Cuts) -> Best | None:
-    """The best plan, None where there is none: optimal without contention, and improved where that binds."""
-    found = dp.solve(problem, cuts).plan
-    if found is None:
-        return None
-    plan = improve(found, problem, EFFORT)
-    return Best(plan, evaluate(plan, problem).pace_s)
+def best_plan(problem: Problem, cuts: Cuts, known: Plan | None = None) -> Best | None:
+    """The best plan, None where there is none: optimal without contention, and improved where that binds.
+
+    Under contention nothing is certain: where a plan is `known`, the answer is never worse than that one, improved.
+    """
+    found = []
+    for plan in (dp.solve(problem, cuts).plan, known):
+        if plan is not None and (plan is not known or evaluate(plan, problem).fits):
+            better = improve(plan, problem, EFFORT)
+            found.append(Best(better, evaluate(better, problem).pace_s))
+    # Among equals the first.
+    return min(found, key=lambda best: best.pace_s, default=None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from pipeplan.cuts import Cuts
 from pipeplan.errors import InputError
+from pipeplan.evaluate import evaluate
 from pipeplan.plan import Plan
 from pipeplan.problem import Options, Problem
 from pipeplan.quick import best_plan
@@ -77,7 +78,14 @@ def alternatives(
     found = _distinct(sorted(found, key=lambda one: (one.pace_s, len(one.plan.stages), one.plan.config)))
     tied = bool(found) and found[0].pace_s <= pace_s * (1 + TOLERANCE)
     known = tied or (_small(problem, cuts) and _alone(problem, best))
-    return Alternatives(tuple(found[:ENOUGH]), tuple(searched), cuts.complete and known)
+    certain = cuts.complete and not any(_contended(plan, problem) for plan in [best, *(one.plan for one in found[:1])])
+    return Alternatives(tuple(found[:ENOUGH]), tuple(searched), certain and known)
+
+
+def _contended(plan: Plan, problem: Problem) -> bool:
+    """Whether shared network cards slow a plan: then it need not be the best, and its pace bounds no other's."""
+    score = evaluate(plan, problem)
+    return score.pace_s > score.alone_s * (1 + TOLERANCE)
 
 
 def _bound(problem: Problem, cuts: Cuts) -> float:

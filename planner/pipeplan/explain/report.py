@@ -74,7 +74,7 @@ def explain(
             anatomies.append(dissect(baseline.name, baseline.plan, problem))
     others = alternatives(problem, cuts, plan, score.pace_s, progress)
     changed = []
-    for effect in effects(problem, cuts, best.evaluation.pace_s):
+    for effect in effects(problem, cuts, best.plan, best.evaluation.pace_s):
         changed.append(effect)
         progress(f"trying other clusters: {effect.name.strip()}")
     return Explanation(

@@ -14,7 +14,7 @@ from pipeplan.evaluate import evaluate
 from pipeplan.plan import Plan
 from pipeplan.problem import Problem
 from pipeplan.profile import Layer, Profile
-from pipeplan.quick import best_plan
+from pipeplan.quick import Best, best_plan
 from pipeplan.verdict import TOLERANCE
 
 NORMAL_QUARTILES = 1.3489795
@@ -118,4 +118,7 @@ def samples(problem: Problem, plan: Plan, count: int, seed: int, maximum_cuts: i
         drawn = replace(problem, profile=resampled(problem.profile, rng))
         best = best_plan(drawn, enumerate_cuts(drawn, maximum_cuts))
         if best is not None:
-            yield Sample(evaluate(plan, drawn).pace_s, best.pace_s, best.plan.config)
+            mine = evaluate(plan, drawn)
+            if mine.fits and mine.pace_s <= best.pace_s:
+                best = Best(plan, mine.pace_s)
+            yield Sample(mine.pace_s, best.pace_s, best.plan.config)

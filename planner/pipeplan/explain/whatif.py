@@ -10,6 +10,7 @@ from pipeplan import alter
 from pipeplan.cluster import Cluster
 from pipeplan.cuts import Cuts
 from pipeplan.errors import InputError
+from pipeplan.plan import Plan
 from pipeplan.problem import Problem
 from pipeplan.quick import best_plan
 
@@ -48,11 +49,11 @@ def changes(cluster: Cluster) -> Iterator[Change]:
     yield Change("devices twice as fast", partial(alter.with_faster_devices, cluster, 2.0))
 
 
-def effects(problem: Problem, cuts: Cuts, pace_s: float) -> Iterator[Effect]:
-    """The best plan after every change, compared with the pace now; cuts do not depend on the cluster."""
+def effects(problem: Problem, cuts: Cuts, plan: Plan, pace_s: float) -> Iterator[Effect]:
+    """The best plan after every change, compared with the best now and its pace; cuts do not depend on the cluster."""
     for change in changes(problem.cluster):
         try:
-            best = best_plan(problem.within(change.make()), cuts)
+            best = best_plan(problem.within(change.make()), cuts, plan)
         except InputError as error:
             yield Effect(change.name, None, None, remark=str(error))
             continue
