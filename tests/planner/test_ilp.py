@@ -193,8 +193,11 @@ def test_ctrl_c_ends_the_search_with_a_note(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(backend, "run", interrupted)
     result = ilp.solve(problem, ilp.Limits())
     assert len(asked) == 1
-    assert result.status == Status.TIME_LIMIT
     assert result.note == "stopped by Ctrl-C"
+    assert result.status == Status.FEASIBLE, "plain data parallelism is known without any search"
+    assert result.plan is not None
+    assert result.plan.config == "4"
+    assert result.objective_s == pytest.approx(evaluate(result.plan, problem).alone_s)
     assert result.bound_s == pytest.approx(problem.work_s / 4)
 
 

@@ -55,7 +55,8 @@ The constraints that the user may add: stages counted by y, busy workers by r·y
 With a flush the objective is another: `ilp_flush` has it in (12) to (15), and T in (8) to (10) is the pace within a
 batch; a stage that holds all minibatches of an update is released from (10).
 
-Not expressed, and refused: memory under vertical sync, where it limits.
+Not expressed, and refused: memory under vertical sync, where it limits, and where too many depths are possible (some
+40 workers and more).
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ from pipeplan.plan import VERTICAL, Plan, data_parallel
 from pipeplan.problem import Problem
 from pipeplan.solvers import backend, depths
 from pipeplan.solvers.backend import Answer
+from pipeplan.solvers.ilp_depth import TooManyChoicesError
 from pipeplan.solvers.ilp_model import Model, minibatches
 from pipeplan.solvers.pipeline import Space, spaces
 from pipeplan.solvers.result import Result, Status
@@ -79,7 +81,8 @@ from pipeplan.solvers.result import Result, Status
 # "infeasible", one that is too high as a better plan.
 CUTOFF_SLACK = 1e-6
 
-# Upper bounds to try, relative to the lower bound; beyond the last, each is so many times the one before.
+# Upper bounds to try, relative to the lower bound, the first two not where depths matter; beyond the last, each is so
+# many times the one before.
 _RUNGS = (1.01, 1.04, 1.12, 1.3, 1.7, 2.5)
 _BEYOND = 2.5
 
@@ -120,7 +123,10 @@ class _Search:
         self.refusal = ""
         """What the program does not express, if that matters."""
         self.bound = float("inf")
-        self.upper = (cutoff_s if cutoff_s is not None else _known_upper(problem)) * (1 + CUTOFF_SLACK)
+        self.known = None if cutoff_s is not None else _data_parallel(problem)
+        """Plain data parallelism where that is a plan that may be returned, and its pace."""
+        known_s = self.known[0] if self.known else float("inf")
+        self.upper = (cutoff_s if cutoff_s is not None else known_s) * (1 + CUTOFF_SLACK)
         # No plan is faster than all work on all workers; a stopped search proves no more than that.
         self.floor_s = problem.work_s / problem.cluster.total_speed
         self.size = (0, 0)
@@ -144,7 +150,12 @@ class _Search:
             if self._refused(_unexpressed_depths(inner)):
                 self.bound = min(self.bound, space.pace(self.problem, low))
                 return
-            model, answer = self._climb(inner, low, high, complete=True)
+            try:
+                model, answer = self._climb(inner, low, high, complete=True)
+            except TooManyChoicesError as error:
+                self._refused(f"memory, with {error}")
+                self.bound = min(self.bound, space.pace(self.problem, low))
+                return
         self.proven &= answer.proven
         self.interrupted |= answer.interrupted
         if answer.bound < float("inf"):
@@ -178,9 +189,11 @@ class _Search:
 
     def _climb(self, inner: Problem, low: float, high: float, *, complete: bool) -> tuple[Model, Answer]:
         """The program with an upper bound that is as low as possible, and its answer."""
-        for number, threshold in enumerate(self._thresholds(low, high)):
-            if complete and number == len(_RUNGS):
+        asked = False
+        for threshold in self._thresholds(low, high, complete=complete):
+            if complete and self.cutoff_s is None and threshold > low * _RUNGS[-1] and not asked:
                 # More time never takes more memory: is there any plan at all?
+                asked = True
                 model, answer = self._ask(inner, high, high, complete=True, confirm=True)
                 if not answer.found:
                     return model, answer if answer.proven else replace(answer, bound=0.0)
@@ -195,10 +208,10 @@ class _Search:
         program, limits = model.program.lp, self.limits
         return model, backend.run(program, limits.solver, self._remaining(), limits.gap, confirm=confirm)
 
-    def _thresholds(self, low: float, high: float) -> Iterator[float]:
+    def _thresholds(self, low: float, high: float, *, complete: bool) -> Iterator[float]:
         if self.cutoff_s is None:
             threshold = low
-            for factor in _RUNGS:
+            for factor in _RUNGS[2:] if complete else _RUNGS:
                 threshold = low * factor
                 if threshold < high:
                     yield threshold
@@ -231,14 +244,14 @@ class _Search:
             note = "stopped by Ctrl-C"
         if self.refusal:
             note = f"not expressed by the integer program: {self.refusal}"
-        nothing = Result(
-            name, Status.TIME_LIMIT, None, float("inf"), min(self.bound, self.floor_s), seconds, note, self.size
-        )
-        if self.best is None:
-            if self.proven:
-                return replace(nothing, status=Status.INFEASIBLE, bound_s=float("inf"))
+        bound = self.bound if self.bound < float("inf") else self.floor_s
+        nothing = Result(name, Status.TIME_LIMIT, None, float("inf"), bound, seconds, note, self.size)
+        if self.best is None and self.proven:
+            return replace(nothing, status=Status.INFEASIBLE, bound_s=float("inf"))
+        if self.best is None and (self.known is None or self.refusal):
             return nothing
-        pace, plan = self.best
+        pace, plan = self.best or self.known or (float("inf"), None)
+        assert plan is not None
         found = Result(name, Status.OPTIMAL, plan, pace, min(self.bound, pace), seconds, note, self.size)
         if self.proven and self.limits.gap == 0:
             return found
@@ -256,13 +269,13 @@ def _unexpressed_depths(problem: Problem) -> str:
     return ""
 
 
-def _known_upper(problem: Problem) -> float:
-    """The pace of plain data parallelism where that is a plan that may be returned; else no bound is known."""
+def _data_parallel(problem: Problem) -> tuple[float, Plan] | None:
+    """Plain data parallelism and its pace, where that is a plan that may be returned."""
     options = problem.options
     workers = min(options.max_replicas or problem.cluster.workers, options.max_workers or problem.cluster.workers)
     workers = min(workers, problem.cluster.workers)
     if options.stages not in (None, 1) or any(number != 1 for _, number in options.pins):
-        return float("inf")
+        return None
     plan = data_parallel(
         problem.layer_names,
         workers,
@@ -271,7 +284,7 @@ def _known_upper(problem: Problem) -> float:
         accumulate=options.accumulate,
     )
     score = evaluate(plan, problem)
-    return score.alone_s if score.fits else float("inf")
+    return (score.alone_s, plan) if score.fits else None
 
 
 def _slowest(problem: Problem) -> float:

@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from pipeplan.solvers.ilp_runs import Run
 
 
+MAXIMUM_CHOICES = 20_000
+"""Of a depth on a run: beyond, a program takes longer to write down than anybody waits for its answer."""
+
+
+class TooManyChoicesError(Exception):
+    """A program with depths would have more choices than `MAXIMUM_CHOICES`."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """A stage on a run, with so many minibatches in flight."""
@@ -42,6 +50,8 @@ class Depths:
         self.buffered = model.problem.options.schedule == DOUBLE_BUFFERED
         self.minibatches = model.minibatches
         self.depths = self._ranges()
+        if (count := sum(map(len, self.depths.values())) * (2 if recompute else 1)) > MAXIMUM_CHOICES:
+            raise TooManyChoicesError(f"{count} choices of a depth, of a run of workers and of recomputation")
         self.chosen: dict[Choice, Variable] = {}
         self.timed: dict[Choice, Variable] = {}
         self.by_run: dict[Run, list[Choice]] = defaultdict(list)
