@@ -60,7 +60,7 @@ def _all(kind: str, seeds: range, planned: list[Path], folder: Path, monkeypatch
     assert not found, f"{len(found)} of {len(seeds)} cases:\n" + "\n\n".join(found[:5])
 
 
-@pytest.mark.parametrize("start", range(0, QUICK, STEP))
+@pytest.mark.parametrize("start", range(2000, 2000 + QUICK, STEP))
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_input_ends_well(
     kind: str, start: int, planned: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from brute_cards import Cards
 from brute_formulas import Costs, Stage
 from brute_machines import Instance, Machines
 
@@ -58,6 +59,7 @@ class Pipelines:
         self.found = found
         self.costs = costs = Costs(instance, copies, machines)
         self.smaller = {after: [cut for cut in costs.cuts if cut & after == cut != after] for after in costs.cuts}
+        self.cards = Cards(costs, workers)
         self.busy = workers if instance.max_workers is None else min(workers, instance.max_workers // copies)
         # Where it recomputes a stage is slower: worth nothing unless memory limits.
         spare = instance.recompute and not instance.inference and not math.isinf(instance.memory)
@@ -123,6 +125,8 @@ class Pipelines:
                 low, high = (low, middle) if costs.fits(chain, middle) else (middle, high)
             low = high
         pace = costs.total(chain, low)
+        if self.instance.contention:
+            pace = max(pace, self.cards.busiest(chain))
         if pace < self.found.pace:
             depths = costs.depths(chain, low)
             assert depths is not None

@@ -105,7 +105,7 @@ class Costs:
         self.flushes = instance.kind in FLUSHING
         self.everything = (1 << len(instance.layers)) - 1
         self.cuts = cuts(instance)
-        self._crossing = {cut: self._crossing_bytes(cut) for cut in self.cuts}
+        self.crossing_bytes = {cut: self._crossing_bytes(cut) for cut in self.cuts}
         self._stages: dict[tuple[int, int, int, int, bool], Stage] = {}
         self._links: dict[tuple[int, int, int, int, int], Link] = {}
         self.least = {cut: sum(self._times(0, cut)) / max(machines.speeds) for cut in self.cuts}
@@ -130,6 +130,10 @@ class Costs:
         """Bytes across a cut, forward and backward, each tensor once."""
         over = [t for t in self.instance.tensors if cut >> t[0] & 1 and any(not cut >> c & 1 for c in t[1])]
         return sum(t[2] for t in over), sum(t[3] for t in over) if self.training else 0.0
+
+    def crossing(self, cut: int) -> tuple[float, float]:
+        """Bytes of one minibatch across a cut, forward and backward."""
+        return self.crossing_bytes[cut]
 
     def stage(self, before: int, after: int, start: int, end: int, recompute: bool) -> Stage:
         """The figures of the layers between two cuts on the workers `start` … `end` - 1."""
@@ -162,7 +166,7 @@ class Costs:
         """Bytes once, and for each minibatch in flight, but for the versions of the weights."""
         mine = self._members(before, after)
         saved, buffers = (sum(layer[key] for layer in mine) for key in ("s", "u"))
-        received, sent = self._crossing[before], self._crossing[after]
+        received, sent = self.crossing_bytes[before], self.crossing_bytes[after]
         constant = buffers + sum(received) + sum(sent)
         if not self.training:
             return constant + weights, 0.0
@@ -176,7 +180,7 @@ class Costs:
         key = (stage.after, stage.start, stage.end, following.start, following.end)
         if key not in self._links:
             _, bandwidth, latency = self.machines.rate(stage.start, following.end - 1)
-            there, back = (size / bandwidth for size in self._crossing[stage.after])
+            there, back = (size / bandwidth for size in self.crossing_bytes[stage.after])
             lanes = min(stage.replicas, following.replicas) if self.instance.boundary == "parallel" else 1
             self._links[key] = Link(there, back, latency, lanes)
         return self._links[key]

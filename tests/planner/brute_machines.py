@@ -34,6 +34,7 @@ class Instance:
     schedule: str = "1f1b-stashing"
     accumulate: int | None = None
     allow_copies: bool = True
+    contention: bool = False
     servers: tuple[Machine, ...] = ()
     """Where servers differ: the innermost level is then one of each, whatever `levels` says of it."""
 

@@ -123,6 +123,17 @@ def unequal_instance(seed: int, *, layers: int = 6, schedule: str | None = None)
     return replace(found, levels=[(0, 0.0, 0.0), *above], servers=tuple(servers))
 
 
+def crowded_instance(seed: int, *, layers: int = 6, schedule: str | None = None) -> Instance:
+    """Like the others, with cards that carry much from several workers at once, and charged for it."""
+    draw = unequal_instance if seed % 2 else mixed_instance
+    found = draw(seed, layers=layers, schedule=schedule)
+    tensors = [(source, to, 2 * size, 2 * gradient) for source, to, size, gradient in found.tensors]
+    levels = [(count, rate / 2, *rest) for count, rate, *rest in found.levels]
+    several = min(2 + seed % 2, len(found.layers))
+    free = {"together": (), "joined": (), "no_cut_after": (), "pins": (), "max_stages": None, "max_workers": None}
+    return replace(found, **free, tensors=tensors, levels=levels, stages=several, boundary="parallel", contention=True)
+
+
 def _level(rng: random.Random, count: int) -> tuple[float, ...]:
     efficiencies = (1.0, 1.0) if rng.random() < 0.7 else (rng.choice([0.5, 0.8]), rng.choice([0.5, 1.0]))
     return (count, float(rng.choice([4, 8, 20, 100])), rng.choice([0.0, 0.0, 0.5]), *efficiencies)
@@ -193,7 +204,7 @@ def to_problem(instance: Instance) -> Problem:
         schedule=instance.schedule,
         accumulate=instance.accumulate,
         recompute=instance.recompute,
-        contention=False,
+        contention=instance.contention,
         boundary=instance.boundary,
         max_stages=instance.max_stages,
         max_workers=instance.max_workers,

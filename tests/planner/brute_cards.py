@@ -1,0 +1,71 @@
+"""How busy the network cards of a plan are, for the oracle: minibatch by minibatch, and ring hop by ring hop."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Literal
+
+from brute_formulas import ACCUMULATING, Costs, Stage
+from brute_machines import Component
+
+Operation = Literal["allreduce", "message"]
+
+
+class Cards:
+    """Seconds per minibatch that each card is busy, in each direction."""
+
+    def __init__(self, costs: Costs, size: int) -> None:
+        self.costs = costs
+        self.size = size
+        """Workers that one copy has to itself."""
+        levels = costs.machines.components
+        self.parents = [parent for level in levels[1:] for parent in level if len(parent.inside) > 1]
+        self.busy: dict[tuple[Component, str], float] = defaultdict(float)
+
+    def busiest(self, chain: Sequence[Stage]) -> float:
+        """The most that any card is busy for one minibatch of all copies together."""
+        self.busy.clear()
+        copies = self.costs.copies
+        for copy in range(copies):
+            for stage, following in itertools.pairwise(chain):
+                self._boundary(stage, following, copy)
+            for stage in chain:
+                often = self.costs.update if self.costs.instance.kind in ACCUMULATING else stage.replicas * copies
+                self._ring(self._workers(stage, copy), stage.weights / often)
+        for stage in chain:
+            for index in range(stage.replicas):
+                same = [self._workers(stage, copy)[index] for copy in range(copies)]
+                self._ring(same, stage.weights / stage.replicas / self.costs.update)
+        return max(self.busy.values(), default=0.0)
+
+    def _workers(self, stage: Stage, copy: int) -> list[int]:
+        return [copy * self.size + worker for worker in range(stage.start, stage.end)]
+
+    def _boundary(self, stage: Stage, following: Stage, copy: int) -> None:
+        senders, receivers = self._workers(stage, copy), self._workers(following, copy)
+        there, back = self.costs.crossing(stage.after)
+        rounds = math.lcm(len(senders), len(receivers))
+        share = 1 / (rounds * self.costs.copies)
+        for minibatch in range(rounds):
+            sender, receiver = senders[minibatch % len(senders)], receivers[minibatch % len(receivers)]
+            self._move(sender, receiver, there * share, "message")
+            self._move(receiver, sender, back * share, "message")
+
+    def _ring(self, members: list[int], size: float) -> None:
+        """An all-reduce of so many bytes per minibatch: every member passes it on twice, less one share."""
+        if self.costs.training and len(members) > 1:
+            each = 2 * (len(members) - 1) / len(members) * size
+            for one, other in zip(members, [*members[1:], members[0]], strict=True):
+                self._move(one, other, each, "allreduce")
+
+    def _move(self, source: int, target: int, size: float, kind: Operation) -> None:
+        for parent in self.parents:
+            for part, (allreduce, message, _) in zip(parent.inside, parent.links, strict=True):
+                leaves = part.start <= source < part.stop
+                enters = part.start <= target < part.stop
+                if leaves != enters:
+                    rate = allreduce if kind == "allreduce" else message
+                    self.busy[part, "out" if leaves else "in"] += size / rate
