@@ -29,7 +29,8 @@ def show(rows: Sequence[Row], console: Console) -> None:
     settings = first.point.settings().items()
     fixed = [f"{name} {value}" for name, value in settings if name not in varying(rows)]
     if "workers" in varying(rows) and "workers" not in names:
-        fixed.insert(0, f"{first.point.cluster.workers // first.point.cluster.servers} workers a server")
+        each = first.point.cluster.workers // first.point.cluster.servers
+        fixed.insert(0, f"{each} worker{'s' * (each > 1)} a server")
     model, cluster = one_line(first.point.profile.model_name), first.point.cluster.name
     console.print(Text(f"{model} on cluster {cluster}", "bold"), f"({', '.join(fixed)})")
     console.print(_table(rows, names))
