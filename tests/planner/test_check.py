@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import math
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -325,6 +326,35 @@ def test_a_pace_at_which_a_depth_changes_is_no_cause_for_a_larger_depth() -> Non
 @pytest.mark.parametrize("start", range(1000, 3000, 100))
 def test_what_the_solver_writes_is_confirmed_at_length(draw: Callable[[int], Instance], start: int) -> None:
     _confirmed(range(start, start + 100), draw)
+
+
+ODD = [None, True, 0, 1, -1, 1.5, 1e300, 10**400, math.nan, math.inf, "", "x", "ff", [], {}, [[]], [1], ["a"], 10**6]
+"""What may stand in a file where something else should."""
+
+
+def _places(node: Any, before: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The way to every value in a document."""
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in children:
+        yield (*before, key)
+        yield from _places(value, (*before, key))
+
+
+def test_no_odd_value_is_more_than_a_complaint(case: Case) -> None:
+    _, problem, document = case
+    places, rng, complaints = list(_places(document)), random.Random(5), 0
+    for _ in range(400):
+        changed = copy.deepcopy(document)
+        *way, last = rng.choice(places)
+        node: Any = changed
+        for key in way:
+            node = node[key]
+        node[last] = rng.choice(ODD)
+        try:
+            complaints += not all(finding.holds for finding in _checked(changed, problem).values())
+        except InputError:
+            complaints += 1
+    assert complaints > 100
 
 
 def _rates(*counts: int) -> Rates:

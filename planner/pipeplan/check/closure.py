@@ -54,8 +54,40 @@ def check(
     return len(states.cut)
 
 
+@dataclass(frozen=True)
+class _Leads:
+    """Stages in front of one state, by their index in the stretch, with what each leads to."""
+
+    taken: Ints
+    demand: Floats
+    stages: Ints
+    busy: Ints
+
+    def take(self, rows: Ints | Flags) -> _Leads:
+        """Some of them."""
+        return _Leads(self.taken[rows], self.demand[rows], self.stages[rows], self.busy[rows])
+
+
 def _check_state(closure: _Closure, stretch: Stretch, state: int) -> None:
     """Check all stages that may stand in front of a state."""
+    states, steps = closure.states, closure.steps
+    allowed = _allowed(closure, stretch, state)
+    done = stretch.before[allowed.taken] == 0
+    met = done & (allowed.stages == states.most_stages) if states.same_stages else done
+    if met.any():
+        step = steps.words(stretch, int(allowed.taken[np.flatnonzero(met)[0]]))
+        closure.entry.fail(f"{step} completes a quicker plan in front of state {states.given[state]}")
+    going = allowed.take(~done & ~_hopeless(closure, stretch, allowed))
+    to, lanes = going.taken, stretch.replicas[going.taken] * states.counts_replicas
+    known = closure.least[stretch.before[to], stretch.start[to], stretch.span[to], going.stages, going.busy, lanes]
+    missing = np.flatnonzero(known > going.demand)
+    if len(missing):
+        step = steps.words(stretch, int(to[missing[0]]))
+        closure.entry.fail(f"{step} in front of state {states.given[state]} leads to no state of the certificate")
+
+
+def _allowed(closure: _Closure, stretch: Stretch, state: int) -> _Leads:
+    """The stages that fit in front of a state, and that the user's limits allow."""
     states, steps = closure.states, closure.steps
     taken, demand = steps.taken(
         stretch,
@@ -70,27 +102,17 @@ def _check_state(closure: _Closure, stretch: Stretch, state: int) -> None:
     for layer, stage in states.pins:
         # Before the cut lie just the layers of the stages that are missing.
         within &= steps.totals.holds(stretch.before[taken], layer) == (stage <= states.most_stages - stages)
-    within = np.flatnonzero(within)
-    taken, demand, stages, busy = taken[within], demand[within], stages[within], busy[within]
-    done = stretch.before[taken] == 0
-    met = done & (stages == states.most_stages) if states.same_stages else done
-    if met.any():
-        step = steps.words(stretch, int(taken[np.flatnonzero(met)[0]]))
-        closure.entry.fail(f"{step} completes a quicker plan in front of state {states.given[state]}")
-    room = stretch.start[taken]
+    return _Leads(taken, demand, stages, busy).take(within)
+
+
+def _hopeless(closure: _Closure, stretch: Stretch, leads: _Leads) -> Flags:
+    """Which of the stages lead to states in front of which there can be no pipeline."""
+    states = closure.states
+    room = stretch.start[leads.taken]
     if states.counts_busy:
-        room = np.minimum(room, states.most_busy - busy)
-    hopeless = steps.hopeless(stretch.before[taken], room, demand)
-    if states.counts_stages:
-        hopeless |= stages == states.most_stages
-    on = np.flatnonzero(~done & ~hopeless)
-    to = taken[on]
-    lanes = stretch.replicas[to] * states.counts_replicas
-    known = closure.least[stretch.before[to], stretch.start[to], stretch.span[to], stages[on], busy[on], lanes]
-    missing = np.flatnonzero(known > demand[on])
-    if len(missing):
-        step = steps.words(stretch, int(to[missing[0]]))
-        closure.entry.fail(f"{step} in front of state {states.given[state]} leads to no state of the certificate")
+        room = np.minimum(room, states.most_busy - leads.busy)
+    lost = closure.steps.hopeless(stretch.before[leads.taken], room, leads.demand)
+    return lost | (leads.stages == states.most_stages) if states.counts_stages else lost
 
 
 def _least_demand(steps: Steps, states: States) -> Floats:
