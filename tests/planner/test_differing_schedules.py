@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 from brute_machines import Instance
 from instances import drawn, mixed_instance, unequal_instance
 
+from pipeplan import cost
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.evaluate import evaluate
 from pipeplan.problem import Problem
@@ -65,6 +67,18 @@ def test_the_dynamic_program_finds_what_brute_force_finds(schedule: str, machine
 def test_the_dynamic_program_finds_what_brute_force_finds_at_length(schedule: str, machines: str, start: int) -> None:
     for seed in range(start, start + 50):
         _agrees(seed, schedule, machines)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_vertical_sync_keeps_no_fewer_versions_than_stashing(copies: int) -> None:
+    """So a search with stashing may rule out vertical sync: at the input stage, and at one behind it that it covers."""
+    for first, delay in itertools.product(range(1, 9), range(1, 20)):
+        for replicas, depth in itertools.product(range(1, 9), range(1, 12)):
+            behind = first + depth * replicas
+            if (first, delay) != (replicas, depth) and delay * first < behind:
+                continue
+            lags = [int(cost.update_lag(count * copies, False)) for count in (first, replicas)]
+            assert cost.vertical_versions(delay + lags[0], first, replicas) >= depth + lags[1]
 
 
 def _stop_after(searches: int, monkeypatch: pytest.MonkeyPatch) -> None:

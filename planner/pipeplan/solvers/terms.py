@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 
@@ -32,6 +33,11 @@ class Terms:
     cuts: Cuts
     first: First | None = None
     """With vertical sync, what the input stage is taken to be: every stage's versions depend on it."""
+
+    @cached_property
+    def stashing(self) -> Self:
+        """The same with weight stashing."""
+        return replace(self, problem=replace(self.problem, options=replace(self.problem.options, schedule=STASHING)))
 
     @cached_property
     def layout(self) -> Layout:

@@ -4,6 +4,10 @@ The number of versions of the weights (`cost.vertical_versions`) grows with the 
 input stage. So both are taken as given: for every r, the least depth with lag for which a search finds a pipeline whose
 input stage needs no more. It is reached from below: a search with too little tells how much it would need at least, as
 more versions leave less memory for everything else.
+
+A stage keeps no fewer versions than with stashing, d + lag: behind the input stage d_1 r_1 ≥ r_1 + d r, as depths cover
+what is in flight behind, so that 1 + ceil(((d_1 + lag_1) r_1 - gcd(r_1, r)) / r) ≥ 1 + d. Where no pipeline fits with
+stashing none does with vertical sync, whatever its input stage: one search tells, before those for each of them.
 """
 
 from __future__ import annotations
@@ -51,11 +55,13 @@ def search(
 ) -> list[Step] | None:
     """A pipeline with every resource within the limit, and all versions in memory, or None.
 
-    `once` searches for one input stage: on equal machines unless told.
+    `once` searches with one input stage, or with stashing: on equal machines unless told.
     """
     if not limits.memory:
         return Search(terms, limit, limits).run()
-    once = once or (lambda given: VerticalSearch(given, limit, limits).run())
+    once = once or (lambda given: (VerticalSearch if given.first else Search)(given, limit, limits).run())
+    if once(terms.stashing) is None:
+        return None
     for replicas in range(1, terms.most_replicas + 1):
         delay = 1
         while True:
