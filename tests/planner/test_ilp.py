@@ -182,6 +182,41 @@ def test_ctrl_c_gives_the_best_so_far_with_its_bound() -> None:
     assert 0 <= answer.bound < value
 
 
+def test_ctrl_c_while_the_program_is_written_down_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ilp, "Model", interrupted)
+    problem = Problem(chain(6), cluster((2, 1e6), (2, 1e5)))
+    result = ilp.solve(problem, ilp.Limits())
+    assert result.interrupted
+    assert result.status == Status.FEASIBLE
+    assert result.bound_s == pytest.approx(problem.work_s / 4)
+
+
+def test_a_solver_that_does_not_stop_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_GRACE_S", 0.1)
+    ended = threading.Event()
+
+    class Deaf:
+        """A model of highspy that is in presolve."""
+
+        def run(self) -> None:
+            ended.wait(30)
+
+        def cancelSolve(self) -> None:
+            pass
+
+    timer = threading.Timer(0.3, _thread.interrupt_main)
+    timer.start()
+    try:
+        with pytest.raises(backend._AbandonedError):
+            backend._Interruptible().run(Deaf())
+    finally:
+        timer.cancel()
+        ended.set()
+
+
 def test_ctrl_c_ends_the_search_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(chain(6), cluster((2, 1e6), (2, 1e5)))
     asked = []
@@ -193,6 +228,7 @@ def test_ctrl_c_ends_the_search_with_a_note(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(backend, "run", interrupted)
     result = ilp.solve(problem, ilp.Limits())
     assert len(asked) == 1
+    assert result.interrupted
     assert result.note == "stopped by Ctrl-C"
     assert result.status == Status.FEASIBLE, "plain data parallelism is known without any search"
     assert result.plan is not None

@@ -21,6 +21,8 @@ NAMES = {"highs": "HiGHS", "cbc": "CBC"}
 
 # Tighter than the solvers' defaults (1e-6), because the verdict compares objectives to 1e-6.
 _TOLERANCE = 1e-9
+# Seconds that HiGHS has to stop after Ctrl-C.
+_GRACE_S = 2.0
 # How far above its bound the objective of an optimal solution is beyond rounding.
 _TELLING = 1e-7
 # Seconds between two looks at whether HiGHS is done; a finished run is noticed at once.
@@ -60,7 +62,7 @@ def run(program: pulp.LpProblem, solver: str, seconds: float | None, gap: float,
 def _highs(program: pulp.LpProblem, seconds: float | None, gap: float, confirm: bool) -> Answer:
     began = time.perf_counter()
     answer = _highs_once(program, seconds, gap, presolve="on")
-    if answer.doubtful or (confirm and answer.proven and not answer.found):
+    if not answer.interrupted and (answer.doubtful or (confirm and answer.proven and not answer.found)):
         left = None if seconds is None else max(0.1, seconds - (time.perf_counter() - began))
         return _highs_once(program, left, gap, presolve="off")
     return answer
@@ -79,10 +81,15 @@ def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, pres
     )
     waiting = _Interruptible()
     solver.callSolver = lambda program: waiting.run(program.solverModel)
-    program.solve(solver)
+    try:
+        program.solve(solver)
+    except _AbandonedError:
+        return Answer(found=False, proven=False, bound=0.0, interrupted=True)
     model: Any = program.solverModel
     info, status = model.getInfo(), model.modelStatusToString(model.getModelStatus())
     if status == "Infeasible":
+        if waiting.interrupted:
+            return Answer(found=False, proven=False, bound=0.0, interrupted=True)
         return Answer(found=False, proven=True, bound=math.inf)
     found = info.primal_solution_status == 2  # kSolutionStatusFeasible
     # Before the root is solved the bound is minus infinity; no pace is below 0.
@@ -91,6 +98,10 @@ def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, pres
     optimal = status == "Optimal"
     met = objective - bound <= max(gap, _TELLING) * max(1.0, abs(objective))
     return Answer(found, optimal and met, bound, waiting.interrupted, doubtful=optimal and not met)
+
+
+class _AbandonedError(Exception):
+    """HiGHS does not stop: it looks up from time to time while it searches, but not in presolve."""
 
 
 class _Interruptible:
@@ -105,12 +116,16 @@ class _Interruptible:
         done = threading.Event()
         # An event, because a thread whose `join` was interrupted counts as ended although it is not.
         threading.Thread(target=_solve, args=(model, done), daemon=True).start()
+        patience = math.inf
         while not done.is_set():
             try:
                 done.wait(_PATIENCE_S)
+                patience -= _PATIENCE_S
             except KeyboardInterrupt:
-                self.interrupted = True
+                self.interrupted, patience = True, _GRACE_S
                 model.cancelSolve()
+            if patience < 0:
+                raise _AbandonedError
 
 
 def _solve(model: Any, done: threading.Event) -> None:

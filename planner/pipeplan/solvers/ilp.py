@@ -104,8 +104,11 @@ def solve(problem: Problem, limits: Limits, cutoff_s: float | None = None) -> Re
     gave it: the program must still find a plan of its own, and prove that there is no better one.
     """
     search = _Search(problem, limits, cutoff_s)
-    for space in spaces(problem):
-        search.look_in(space)
+    try:
+        for space in spaces(problem):
+            search.look_in(space)
+    except KeyboardInterrupt:
+        search.stop()
     return search.result()
 
 
@@ -131,11 +134,15 @@ class _Search:
         self.floor_s = problem.work_s / problem.cluster.total_speed
         self.size = (0, 0)
 
+    def stop(self) -> None:
+        """Leave out what has not been searched."""
+        self.interrupted, self.proven = True, False
+        self.bound = min(self.bound, self.floor_s)
+
     def look_in(self, space: Space) -> None:
         """Search one space for a plan that is better than the best so far."""
         if self.interrupted:
-            self.proven = False
-            self.bound = min(self.bound, self.floor_s)
+            self.stop()
             return
         if space.synchronisation(self.problem) > self.upper:
             return
@@ -147,6 +154,9 @@ class _Search:
         if answer.found and answer.proven and not self._sound(space, model):
             # What was left out matters. The answer is a bound all the same.
             low = max(low, answer.bound * model.unit_s)
+            if answer.interrupted:
+                self.stop()
+                return
             if self._refused(_unexpressed_depths(inner)):
                 self.bound = min(self.bound, space.pace(self.problem, low))
                 return
@@ -245,14 +255,16 @@ class _Search:
         if self.refusal:
             note = f"not expressed by the integer program: {self.refusal}"
         bound = self.bound if self.bound < float("inf") else self.floor_s
-        nothing = Result(name, Status.TIME_LIMIT, None, float("inf"), bound, seconds, note, self.size)
+        nothing = Result(name, Status.TIME_LIMIT, None, float("inf"), bound, seconds, note, self.size, self.interrupted)
         if self.best is None and self.proven:
             return replace(nothing, status=Status.INFEASIBLE, bound_s=float("inf"))
         if self.best is None and (self.known is None or self.refusal):
             return nothing
         pace, plan = self.best or self.known or (float("inf"), None)
         assert plan is not None
-        found = Result(name, Status.OPTIMAL, plan, pace, min(self.bound, pace), seconds, note, self.size)
+        found = Result(
+            name, Status.OPTIMAL, plan, pace, min(self.bound, pace), seconds, note, self.size, self.interrupted
+        )
         if self.proven and self.limits.gap == 0:
             return found
         # A search that was stopped need not have brought T down to what its plan is worth, nor its depths into memory.
