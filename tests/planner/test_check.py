@@ -323,7 +323,7 @@ def test_a_pace_at_which_a_depth_changes_is_no_cause_for_a_larger_depth() -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("draw", [random_instance, mixed_instance, unequal_instance])
-@pytest.mark.parametrize("start", range(1000, 3000, 100))
+@pytest.mark.parametrize("start", range(1000, 1600, 100))
 def test_what_the_solver_writes_is_confirmed_at_length(draw: Callable[[int], Instance], start: int) -> None:
     _confirmed(range(start, start + 100), draw)
 
