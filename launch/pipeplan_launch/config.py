@@ -45,6 +45,8 @@ class StagePlacement:
     """Minibatches in flight per replica, at most."""
     versions: int
     """Versions of the weights that a replica may hold at once."""
+    recompute: bool = False
+    """Whether it keeps only its input for backward, and runs forward again then."""
 
 
 @dataclass(frozen=True)
@@ -241,15 +243,14 @@ def _placement(stage: Any, where: str) -> StagePlacement:
     workers = fields.listing(stage, "workers", where)
     if not all(isinstance(worker, int) and not isinstance(worker, bool) for worker in workers):
         raise LaunchError(f"{where}: workers must be whole numbers, not {workers!r}")
-    if stage.get("recompute", False) is not False:
-        raise LaunchError(
-            f"{where}: the plan has a stage recompute its activations, which this executor does not do; without that "
-            "the stage may not fit in memory: solve again with --no-recompute"
-        )
+    recompute = stage.get("recompute", False)
+    if not isinstance(recompute, bool):
+        raise LaunchError(f"{where}: 'recompute' must be true or false, not {recompute!r}")
     return StagePlacement(
         tuple(workers),
         fields.integer(stage, "depth", where, least=1, most=MOST_DEPTH),
         fields.integer(stage, "versions", where, least=1, most=MOST_DEPTH),
+        recompute,
     )
 
 

@@ -53,6 +53,11 @@ class Place:
         return self.stage == len(self.plan.pipeline) - 1
 
     @property
+    def recomputes(self) -> bool:
+        """Whether this stage runs forward again for backward, and keeps no more than its input in between."""
+        return self.plan.pipeline[self.stage].recompute
+
+    @property
     def replicas(self) -> int:
         """Replicas of this stage."""
         return len(self.plan.pipeline[self.stage].workers)

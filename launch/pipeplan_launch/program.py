@@ -41,9 +41,13 @@ class Program(Protocol):
 
     def buffers_by_name(self) -> Mapping[str, Tensor]: ...
 
+    def changing_state(self) -> Mapping[str, Tensor]:
+        """Buffers, and tensors that are constant to autograd, that a forward in training mode may write, by name."""
+
     def call(
         self, parameters: Mapping[str, Tensor], received: Sequence[Tensor], inputs: Sequence[Tensor], batch: int
-    ) -> Any: ...
+    ) -> Any:
+        """Run the stage. A tensor of `changing_state` may be among `parameters`: it is then used in its own's place."""
 
     def train(self, mode: bool = True) -> Any: ...
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def mix(*parts: int | str) -> int:
@@ -39,6 +42,33 @@ def seed_loading(seed: int, epoch: int, minibatch: int) -> None:
     random.seed(value)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(value % 2**32)
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """Where the random generators of a process are: Python's, NumPy's where it is in use, torch's."""
+
+    python: tuple[Any, ...]
+    numpy: Any
+    cpu: Tensor
+    gpu: Tensor | None
+    device: torch.device
+
+    @staticmethod
+    def now(device: torch.device) -> RandomState:
+        """Their state now, on the CPU and on a GPU that is in use."""
+        numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
+        gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return RandomState(random.getstate(), numpy, torch.get_rng_state(), gpu, device)
+
+    def restore(self) -> None:
+        """Draw from here on what was drawn after this state was taken."""
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+        torch.set_rng_state(self.cpu)
+        if self.gpu is not None:
+            torch.cuda.set_rng_state(self.gpu, self.device)
 
 
 def _seed_torch(value: int) -> None:

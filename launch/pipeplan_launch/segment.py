@@ -16,6 +16,7 @@ from pipeplan_launch import evalmode
 from pipeplan_launch.aliasing import attribute
 from pipeplan_launch.layers import LOSS, is_size
 from pipeplan_launch.trace import TracedModel
+from pipeplan_launch.writes import may_write
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +28,12 @@ class Segment:
     inputs: tuple[int, ...]
     """Indices of the model's inputs that it takes, in order."""
     run: fx.GraphModule
+
+    @property
+    def changing(self) -> tuple[str, ...]:
+        """Names in `state` of what `run` may write to."""
+        arguments = [node for node in self.run.graph.nodes if node.op == "placeholder"]
+        return tuple(name for name, argument in zip(self.state, arguments, strict=False) if may_write(argument))
 
 
 def cut(

@@ -130,6 +130,11 @@ class StageProgram(nn.Module):
         """This stage's buffers under the model's names; one that is never written may be in several stages."""
         return {name: one for name, one in self._buffers.items() if one is not None}
 
+    def changing_state(self) -> dict[str, Tensor]:
+        """Buffers and constants that a forward in training mode may write, under the model's names."""
+        own = self._train.changing
+        return {name: self._state(name, {}) for name in own if self._parameters.get(name) is None}
+
     def call(
         self,
         parameters: Mapping[str, Tensor],
@@ -137,7 +142,7 @@ class StageProgram(nn.Module):
         inputs: Sequence[Tensor],
         batch: int,
     ) -> Any:
-        """Run the stage with these parameters (by name) in place of its own.
+        """Run the stage with these parameters, and maybe buffers (by name) in place of its own.
 
         `received` follows `receives`, `inputs` follows `model_inputs`, and `batch` is the number of samples. Returns
         the tuple of tensors of `sends`; at the last stage the model's own output. Buffers are updated in place.

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pipeplan_launch.engine import Engine, Place, Segment
+from pipeplan_launch.engine import Engine, Place, Segment, map_tensors
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.metrics import Lap, Recorder
 from pipeplan_launch.program import CutTensor
+from pipeplan_launch.recompute import Conditions, keeping_nothing, unchanged_random_numbers
 from pipeplan_launch.reduce import GradientReducer, average_buffers
 from pipeplan_launch.schedule import Kind, group_members
 from pipeplan_launch.seeds import seed_forward
@@ -24,11 +26,37 @@ from pipeplan_launch.usercode import user_code
 
 
 @dataclass(frozen=True)
+class _Given:
+    """What a stage computes a minibatch from."""
+
+    received: Sequence[Tensor]
+    inputs: Sequence[Tensor]
+    target: Any
+
+    @property
+    def writes(self) -> list[int]:
+        """How often each tensor that came from the data was written to."""
+        tensors: list[Tensor] = []
+
+        def note(tensor: Tensor) -> Tensor:
+            tensors.append(tensor)
+            return tensor
+
+        map_tensors((self.inputs, self.target), note)
+        return [tensor._version for tensor in tensors]
+
+
+@dataclass(frozen=True)
 class _InFlight:
     """What the backward of a minibatch starts from and ends at."""
 
-    received: Sequence[Tensor]
+    given: _Given
     outputs: Sequence[Tensor]
+    """Empty where the stage recomputes."""
+    conditions: Conditions | None = None
+    """Those of the forward pass, where the stage recomputes."""
+    spoilt: bool = False
+    """Whether the forward pass wrote to what was read from the data: it is then not kept, but read again."""
 
 
 class TrainingEngine(Engine):
@@ -69,26 +97,62 @@ class TrainingEngine(Engine):
         step.samples = self.segment.batches.sizes.real(minibatch)
         received = self.take_activations(minibatch)
         step.wait_s += lap()
-        inputs, target = self.read(minibatch)
+        given = _Given(received, *self.read(minibatch))
         step.load_s += lap()
         for tensor, cut in zip(received, place.program.receives, strict=True):
             tensor.requires_grad_(cut.requires_grad)
-        weights = self._versions.acquire(minibatch)
+        self._versions.acquire(minibatch)
         seed_forward(place.seed, self.segment.epoch, minibatch, place.stage)
-        with self.calling("the model's forward", minibatch):
-            result = place.program.call(weights, received, inputs, self.segment.batches.sizes.run(minibatch))
+        if place.recomputes:
+            outputs, self._in_flight[minibatch] = self._compute_and_forget(minibatch, given)
+        else:
+            outputs = self._compute(minibatch, given)
+            self._in_flight[minibatch] = _InFlight(given, outputs)
+        if place.is_last:
+            step.loss = outputs[0].item()
+        step.forward_s += lap()
+        if not place.is_last:
+            self._post_gradients(minibatch)
+            if place.recomputes:  # keep one output at most: the transport holds it until it has left
+                self.transport.settle(Direction.ACTIVATIONS, minibatch - place.replicas)
+            self.send_activations(minibatch, outputs)
+        step.send_s += lap()
+
+    def _compute(
+        self,
+        minibatch: int,
+        given: _Given,
+        state: Mapping[str, Tensor] | None = None,
+        keeping: AbstractContextManager[object] | None = None,
+    ) -> Sequence[Tensor]:
+        """What goes on to the next stage, or the loss. `state` takes the place of buffers of the stage."""
+        place = self.place
+        weights = {**self._versions.leaves_of(minibatch), **(state or {})}
+        size = self.segment.batches.sizes.run(minibatch)
+        with self.calling("the model's forward", minibatch), keeping or nullcontext():
+            result: Any = place.program.call(weights, given.received, given.inputs, size)
         if place.is_last:
             assert place.job.loss is not None
             with self.calling("the job's loss", minibatch):
-                loss = _scalar(place.job.loss(result, target))
-            step.loss = loss.item()
-            result = (loss,)
-        step.forward_s += lap()
-        self._in_flight[minibatch] = _InFlight(received, result)
-        if not place.is_last:
-            self._post_gradients(minibatch)
-            self.send_activations(minibatch, result)
-        step.send_s += lap()
+                result = (_scalar(place.job.loss(result, given.target)),)
+        outputs: Sequence[Tensor] = result
+        return outputs
+
+    def _compute_and_forget(self, minibatch: int, given: _Given) -> tuple[Sequence[Tensor], _InFlight]:
+        """(what goes on, what to compute it from again)."""
+        conditions = Conditions.now(self.place.program, self.place.device)
+        before = given.writes
+        outputs = self._compute(minibatch, given, keeping=keeping_nothing())
+        spoilt = given.writes != before
+        kept = _Given(given.received, (), None) if spoilt else given
+        return [output.detach() for output in outputs], _InFlight(kept, (), conditions, spoilt)
+
+    def _compute_again(self, minibatch: int, state: _InFlight, conditions: Conditions) -> Sequence[Tensor]:
+        """The outputs that the forward pass had, on the same weights, and now with what backward needs."""
+        with unchanged_random_numbers(self.place.device):
+            given = _Given(state.given.received, *self.read(minibatch)) if state.spoilt else state.given
+            with conditions.restored() as buffers:
+                return self._compute(minibatch, given, buffers)
 
     def _post_gradients(self, minibatch: int) -> None:
         """Before the activations leave: the next stage's gradients then always find their receive posted."""
@@ -100,10 +164,15 @@ class TrainingEngine(Engine):
         place = self.place
         step, lap = self.recorder.of(minibatch), Lap()
         state = self._in_flight.pop(minibatch)
-        roots, gradients = list(state.outputs), [torch.ones_like(state.outputs[0])] if place.is_last else []
+        outputs = state.outputs
+        if state.conditions is not None:
+            # It needs nothing from the next stage, so it comes before waiting for the gradient.
+            outputs = self._compute_again(minibatch, state, state.conditions)
+            step.backward_s += lap()
+        roots, gradients = list(outputs), [torch.ones_like(outputs[0])] if place.is_last else []
         if not place.is_last:
             gradients = self.transport.take(Direction.GRADIENTS, minibatch)
-            roots = [out for out, cut in zip(state.outputs, place.program.sends, strict=True) if cut.requires_grad]
+            roots = [out for out, cut in zip(outputs, place.program.sends, strict=True) if cut.requires_grad]
             self.transport.settle(Direction.ACTIVATIONS, minibatch)
         step.wait_s += lap()
         pairs = [(root, gradient) for root, gradient in zip(roots, gradients, strict=True) if root.requires_grad]
@@ -113,7 +182,7 @@ class TrainingEngine(Engine):
         self._reducer.add(self._versions.release(minibatch))
         step.backward_s += lap()
         if not place.is_first:
-            self._send_gradients(minibatch, state.received)
+            self._send_gradients(minibatch, state.given.received)
         step.send_s += lap()
 
     def _send_gradients(self, minibatch: int, received: Sequence[Tensor]) -> None:

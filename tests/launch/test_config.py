@@ -73,7 +73,7 @@ def inside(stage: int, key: str, value: Any) -> Change:
         (inside(1, "workers", [9]), "worker 9 does not exist: 1 servers of 3 workers have workers 0 to 2"),
         (inside(1, "workers", ["a"]), "workers must be whole numbers"),
         (inside(0, "depth", 0), "'depth' must be"),
-        (inside(1, "recompute", True), "has a stage recompute its activations, which this executor does not do"),
+        (inside(1, "recompute", "yes"), "'recompute' must be true or false, not 'yes'"),
         (lambda c: c[1].update(layers=["layer0"]), "layer 'layer0' is in more than one stage"),
         (lambda c: c[1].update(layers=[3]), "list of names"),
         (lambda c: c[1].update(prediction={"forward_s": float("nan")}), "'forward_s' must be a number"),

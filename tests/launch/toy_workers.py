@@ -134,6 +134,9 @@ class ToyStage(nn.Module):
     def buffers_by_name(self) -> dict[str, Tensor]:
         return self._state
 
+    def changing_state(self) -> dict[str, Tensor]:
+        return self._state
+
     def call(
         self, parameters: Mapping[str, Tensor], received: Sequence[Tensor], inputs: Sequence[Tensor], batch: int
     ) -> Any:
@@ -142,10 +145,11 @@ class ToyStage(nn.Module):
                 time.sleep(1)
             os._exit(9)
         self._calls += 1
+        state = {name: parameters.get(name, own) for name, own in self._state.items()}
         given: tuple[Tensor, ...] = tuple(received) if self.receives else tuple(inputs)
         assert all(len(tensor) == batch for tensor in given)
         for layer in self.layers:
-            given = run_layer(layer, parameters, self._state, given, self.training)
+            given = run_layer(layer, parameters, state, given, self.training)
         return given if self.sends else given[0]
 
 
@@ -191,6 +195,7 @@ def stage_contents(
     minibatch: int = 2,
     mode: str = "training",
     idle: int = 0,
+    recompute: Sequence[bool] = (),
 ) -> list[dict[str, Any]]:
     """Stage files for the toy, one object a stage."""
     depth = depths(replicas) if depth is None else depth
@@ -198,6 +203,8 @@ def stage_contents(
     for count, deep in zip(replicas, depth, strict=True):
         pipeline.append({"workers": list(range(first, first + count)), "depth": deep, "versions": deep})
         first += count
+    for placement, again in zip(pipeline, recompute, strict=False):
+        placement["recompute"] = again
     shared = {
         "format": "pipeplan-stage",
         "version": 1,

@@ -1,0 +1,93 @@
+"""One stage of a pipeline, trained in this process: what its neighbours would send is made up, the same every time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import TensorDataset
+from toy_workers import stage_contents, write_plan
+
+from pipeplan_launch.batches import Batches, sizes_of
+from pipeplan_launch.config import load_plan
+from pipeplan_launch.engine import Place, Segment
+from pipeplan_launch.job import Job
+from pipeplan_launch.metrics import Recorder
+from pipeplan_launch.program import Program
+from pipeplan_launch.training import TrainingEngine
+from pipeplan_launch.transport import Direction, Transport, Wire
+
+BATCH = 4
+
+
+class Neighbours(Transport):
+    """Hands out tensors that depend on their minibatch only, and notes what is sent."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 0, torch.device("cpu"))
+        self.sent: dict[tuple[Direction, int], list[Tensor]] = {}
+        self.before_taking: Callable[[Direction, int], None] = lambda _direction, _minibatch: None
+        self._wires: dict[tuple[Direction, int], list[Wire]] = {}
+
+    def post(self, direction: Direction, minibatch: int, source: int, wires: Sequence[Wire]) -> None:
+        self._wires[direction, minibatch] = list(wires)
+
+    def take(self, direction: Direction, minibatch: int) -> list[Tensor]:
+        self.before_taking(direction, minibatch)
+        generator = torch.Generator().manual_seed(2 * minibatch + direction)
+        return [
+            torch.randn(wire.shape, dtype=wire.dtype, generator=generator)
+            for wire in self._wires.pop((direction, minibatch))
+        ]
+
+    def send(self, direction: Direction, minibatch: int, destination: int, tensors: Sequence[Tensor]) -> None:
+        with torch.utils._python_dispatch._disable_current_modes():  # what a test counts leaves these out
+            self.sent[direction, minibatch] = [tensor.detach().clone() for tensor in tensors]
+
+
+class Held(TorchDispatchMode):
+    """Notes the memory that operators make, to say how much of it is still in use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {storage._cdata for storage in _storages((args, kwargs))}  # views of these are not new
+        for storage in _storages(result):
+            if storage._cdata not in given:
+                self._made[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        return result
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of what was made inside and is still held by anyone, autograd included."""
+        self._made = {key: one for key, one in self._made.items() if not one[0].expired()}
+        return sum(size for _, size in self._made.values())
+
+
+def _storages(value: Any) -> list[torch.UntypedStorage]:
+    leaves = torch.utils._pytree.tree_leaves(value)
+    return [leaf.untyped_storage() for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def engine(
+    folder: Path, program: Program, job: Job, stage: int, depths: Sequence[int], *, recompute: bool
+) -> tuple[TrainingEngine, Neighbours]:
+    """The engine of one stage of a straight pipeline of these depths, and what it talks to."""
+    contents = stage_contents([1] * len(depths), depths, BATCH, recompute=[recompute] * len(depths))
+    plan = load_plan(write_plan(folder, contents))
+    neighbours = Neighbours()
+    place = Place(plan, stage, 0, stage, torch.device("cpu"), program, job)
+    return TrainingEngine(place, neighbours, Recorder(None, stage, stage, 0, 1, 0), None), neighbours
+
+
+def segment(inputs: Tensor, targets: Tensor) -> Segment:
+    data = TensorDataset(inputs, targets)
+    return Segment(0, Batches(data, sizes_of(data, BATCH, dynamic=True, training=True), 0, 0))
