@@ -140,6 +140,11 @@ class FlushSearch(Search):
         return self.limits.memory and self.batches.directions == 1
 
     @property
+    def counts_up(self) -> bool:
+        """A depth need not exceed the minibatches of a replica, whatever is in flight behind."""
+        return False
+
+    @property
     def compares_cuts(self) -> bool:
         """An all-reduce hides behind the layers before its stage: fewer of them may be worse."""
         return False

@@ -30,6 +30,10 @@ from pipeplan.solvers.terms import StageTerms, Terms
 SLACK = 1e-12
 
 
+# Up to so many numbers of replicas are tried at once.
+_FEW = 40
+
+
 class OutOfTime(Exception):
     """The deadline passed in the middle of a search."""
 
@@ -134,6 +138,10 @@ class Tries:
         """Whether there are so many workers within the level, and enough before them."""
         found: Flags = (replicas <= self.numbers[5]) & (replicas <= self.numbers[3] - self.numbers[4])
         return found
+
+
+Sized = tuple[Tries, Floats, Floats, Floats]
+"""Stages with their replicas, depths and demands."""
 
 
 @dataclass(frozen=True)
@@ -322,7 +330,7 @@ class Search:
     def _places(self, cut: int, states: States) -> Places:
         """All e for all states, without duplicates."""
         spans, first = self.layout.spans, states.first
-        ends = np.unique(np.stack([first, *(first // span * span for span in spans[1:-1])]).T, axis=1)
+        ends = np.sort(np.stack([first, *(first // span * span for span in spans[1:-1])]).T, axis=1)
         state, column = np.nonzero((ends > 0) & np.diff(ends, axis=1, append=-1).astype(bool))
         end = ends[state, column]
         if cut == self.last:
@@ -420,32 +428,68 @@ class Search:
 
         Returns the tries, one for each, with replicas, depths and demands.
         """
-        most, best = np.full(len(replicas), np.inf), np.full(len(replicas), np.inf)
-        found = []
-        while len(replicas):
-            replicas, depth, demand = self._size(stage, tries, replicas, most)
-            good = np.isfinite(replicas)
-            better = good & (demand < best)
-            better[better] = self._versions_suffice(stage, tries.take(better), replicas[better], demand[better])
-            found.append((tries.take(better), replicas[better], depth[better], demand[better]))
-            if stage.is_last:
-                break
-            # A smaller depth takes more replicas, and is of use only while it may lower their product.
-            best = np.minimum(best, np.where(good, demand, np.inf))
-            more = np.flatnonzero(np.isfinite(replicas) & (depth > 2))
-            behind, fewer = tries.behind[more], depth[more] - 1
-            least = np.maximum(self._replicas_for(fewer, behind), replicas[more] + 1)
-            useful = (self._least_demand(least, behind) < best[more]) & tries.take(more).roomy(least)
-            more = more[useful]
-            tries, replicas, best, most = tries.take(more), least[useful], best[more], fewer[useful]
-        if not found:
-            return tries, replicas, replicas, replicas
+        replicas, depth, demand = self._size(stage, tries, replicas, np.full(len(replicas), np.inf))
+        good = np.isfinite(replicas)
+        tries, replicas, depth, demand = tries.take(good), replicas[good], depth[good], demand[good]
+        found = [(tries, replicas, depth, demand)]
+        # A smaller depth takes more replicas, and is of use only while it may lower their product.
+        more = depth > 2
+        # So many numbers of replicas may do: r · depth is at least r and what the depth covers together.
+        extra = np.where(more, np.ceil(demand - tries.behind - cost.ROUNDING) - 1 - replicas, 0.0)
+        few = more & (extra <= _FEW) & self.counts_up
+        found += self._counted_up(stage, tries.take(few), replicas[few], demand[few], extra[few])
+        many = more & ~few
+        found += self._stepped(stage, tries.take(many), replicas[many], depth[many], demand[many])
         parts, *columns = zip(*found, strict=True)
         joined = Tries(
             np.concatenate([part.numbers for part in parts], axis=1), np.concatenate([part.behind for part in parts])
         )
         count, depth, demand = (np.concatenate(column) for column in columns)
-        return joined, count, depth, demand
+        if self.terms.accumulate is None:
+            return joined, count, depth, demand
+        enough = self._versions_suffice(stage, joined, count, demand)
+        return joined.take(enough), count[enough], depth[enough], demand[enough]
+
+    @property
+    def counts_up(self) -> bool:
+        """Whether a depth always covers all that is in flight behind, so that `_counted_up` may be used."""
+        return True
+
+    def _counted_up(
+        self, stage: StageTerms, tries: Tries, replicas: Floats, demand: Floats, extra: Floats
+    ) -> list[Sized]:
+        """All numbers of replicas up to so many more that lower the demand."""
+        times = np.maximum(extra, 0).astype(np.intp)
+        which = np.repeat(np.arange(len(times)), times)
+        if not len(which):
+            return []
+        step = np.arange(len(which)) - np.repeat(np.cumsum(times) - times, times) + 1
+        here, count = tries.take(which), replicas[which] + step
+        fits = here.roomy(count)
+        which, here, count = which[fits], here.take(fits), count[fits]
+        wait = self._wait(stage, here, count)
+        depth = self._deepened(count, self._cover(stage, here, count, wait))
+        lower = cost.in_flight_behind(depth, count, wait)
+        good = (lower < demand[which]) & (depth <= stage.deepest_of(here.target, count))
+        good[good] = self.allowed(stage).least(count[good], (here.level[good], here.target[good])) == count[good]
+        return [(here.take(good), count[good], depth[good], lower[good])]
+
+    def _stepped(self, stage: StageTerms, tries: Tries, replicas: Floats, depth: Floats, best: Floats) -> list[Sized]:
+        """The fewest replicas for each smaller depth, as long as they may lower the demand."""
+        found: list[Sized] = []
+        while len(replicas):
+            behind, fewer = tries.behind, depth - 1
+            least = np.maximum(self._replicas_for(fewer, behind), replicas + 1)
+            useful = (self._least_demand(least, behind) < best) & tries.roomy(least)
+            tries, least, best, fewer = tries.take(useful), least[useful], best[useful], fewer[useful]
+            replicas, depth, demand = self._size(stage, tries, least, fewer)
+            good = np.isfinite(replicas)
+            lower = good & (demand < best)
+            found.append((tries.take(lower), replicas[lower], depth[lower], demand[lower]))
+            best = np.minimum(best, np.where(good, demand, np.inf))
+            more = good & (depth > 2)
+            tries, replicas, depth, best = tries.take(more), replicas[more], depth[more], best[more]
+        return found
 
     def _size(
         self, stage: StageTerms, tries: Tries, replicas: Floats, deepest: Floats
@@ -464,8 +508,8 @@ class Search:
             fits = np.isfinite(count[left])
             left, here, now = left[fits], here.take(fits), now[fits]
             wait = self._wait(stage, here, now)
-            cover = np.zeros(len(now)) if stage.is_last else self._cover(stage.cut, here, now, wait)
-            deep = np.ones(len(now)) if stage.is_last else self._deepened(now, cover)
+            cover = self._cover(stage, here, now, wait)
+            deep = np.where(stage.lasts[here.target], 1.0, self._deepened(now, cover))
             depth[left], demand[left] = deep, cost.in_flight_behind(deep, now, wait)
             most = np.minimum(deepest[left], stage.deepest_of(here.target, now))
             late = np.flatnonzero(deep > most)
@@ -473,14 +517,14 @@ class Search:
             count[left] = np.maximum(self._more_replicas(most[late], cover[late]), now[late] + 1)
         return count, depth, demand
 
-    def _cover(self, cut: int, tries: Tries, replicas: Floats, wait: Floats) -> Floats:
+    def _cover(self, stage: StageTerms, tries: Tries, replicas: Floats, wait: Floats) -> Floats:
         """What a stage's minibatches in flight, beyond one for each replica, must cover (see `cost.in_flight_depth`).
 
         The transfer is at the level of the component that holds both stages.
         """
         start = (tries.end - replicas).astype(np.intp)
         joined = np.maximum(self.layout.between(start, tries.next_first), tries.next_level)
-        cover: Floats = tries.behind + wait + 2 * self.terms.transfer_s[cut][joined] / self.pace
+        cover: Floats = tries.behind + wait + 2 * self.terms.transfer_s[stage.ends[tries.target], joined] / self.pace
         return cover
 
     def _states(
@@ -507,7 +551,7 @@ class Search:
             "replicas": count,
             "depth": depth.astype(np.intp),
             "recompute": np.full(len(count), int(recompute)),
-            "end": np.full(len(count), stage.cut),
+            "end": stage.ends[tries.target],
             "source": rows[state],
         }
         extra = None

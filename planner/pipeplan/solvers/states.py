@@ -189,11 +189,11 @@ def undominated(states: States, layout: Layout, counting: Counting) -> States:
     kept = np.zeros(len(states), dtype=bool)
     for begin in range(0, len(states), _CHUNK):
         chunk = slice(begin, min(begin + _CHUNK, len(states)))
-        inside = _dominates(states, chunk, chunk, layout, counting)
+        inside = dominates(states, chunk, chunk, layout, counting)
         lost = np.triu(inside, 1).any(axis=0)
         before = np.flatnonzero(kept[:begin])
         if len(before):
-            lost |= _dominates(states, before, chunk, layout, counting).any(axis=0)
+            lost |= dominates(states, before, chunk, layout, counting).any(axis=0)
         kept[chunk] = ~lost
     return states.take(kept)
 
@@ -211,7 +211,7 @@ def _least_demands(states: States, levels: int) -> Ints:
     return np.sort(chosen[chosen >= 0])
 
 
-def _dominates(states: States, some: Ints | slice, others: slice, layout: Layout, counting: Counting) -> Flags:
+def dominates(states: States, some: Ints | slice, others: slice, layout: Layout, counting: Counting) -> Flags:
     """Whether each of `some` (rows) dominates each of `others` (columns)."""
     here, there = states.first[some][:, None], states.first[others][None, :]
     joined = np.maximum(states.level[others], layout.joins[states.first[others]])[None, :]

@@ -101,11 +101,15 @@ class Terms:
         Of a stage with memory fixed + depth · growing ≤ capacity and depth ≥ 1 + demand / r:
         r · capacity ≥ fixed + growing + growing · demand. Both add up over stages, and demands only grow.
         """
+        return self.crowd_of(targets[:, None], demand)
+
+    def crowd_of(self, targets: Ints, demand: Floats) -> Floats:
+        """The same for pairs of a cut and a demand."""
         capacity = self.problem.capacity
         if not np.isfinite(capacity):
-            return np.zeros((len(targets), len(demand)))
+            return np.zeros(np.broadcast(targets, demand).shape)
         once, each = self._least_memory
-        return np.ceil((once[targets][:, None] + each[targets][:, None] * demand) / capacity - 1e-9)
+        return np.asarray(np.ceil((once[targets] + each[targets] * demand) / capacity - 1e-9))
 
     @cached_property
     def _least_memory(self) -> tuple[Floats, Floats]:
@@ -178,8 +182,8 @@ class Terms:
             good &= inside == (stage <= before)
         return good
 
-    def stage(self, cut: int, targets: Ints, *, recompute: bool = False) -> StageTerms:
-        """The stages from each of `targets` to a cut."""
+    def stage(self, cut: int | Ints, targets: Ints, *, recompute: bool = False) -> StageTerms:
+        """The stages from each of `targets` to a cut, or to one each."""
         cuts, problem = self.cuts, self.problem
         is_last = cut == len(cuts.ideals) - 1
         work = cuts.work_s[cut] - cuts.work_s[targets]
@@ -190,12 +194,15 @@ class Terms:
 
 @dataclass(frozen=True)
 class StageTerms:
-    """The stages from several cuts I to one cut J; arrays over the cuts I."""
+    """The stages from several cuts I to one cut J, or each to one of its own; arrays over the stages."""
 
     terms: Terms
-    cut: int
+    cut: int | Ints
+    """J."""
     targets: Ints
-    is_last: bool
+    """I."""
+    is_last: bool | Flags
+    """Whether J is everything."""
     work_s: Floats
     """Of one minibatch, on a device of speed 1."""
     recompute: bool
@@ -205,7 +212,20 @@ class StageTerms:
 
     def take(self, rows: Ints) -> StageTerms:
         """Some of the stages."""
-        return replace(self, targets=self.targets[rows], work_s=self.work_s[rows], found={})
+        cut, last = self.ends[rows], self.lasts[rows]
+        if isinstance(self.cut, int):
+            return replace(self, targets=self.targets[rows], work_s=self.work_s[rows], found={})
+        return replace(self, cut=cut, is_last=last, targets=self.targets[rows], work_s=self.work_s[rows], found={})
+
+    @cached_property
+    def ends(self) -> Ints:
+        """J, of every stage."""
+        return np.broadcast_to(np.asarray(self.cut), self.targets.shape)
+
+    @cached_property
+    def lasts(self) -> Flags:
+        """Whether J is everything, of every stage."""
+        return np.broadcast_to(np.asarray(self.is_last), self.targets.shape)
 
     def _difference(self, totals: Floats) -> Floats:
         found: Floats = totals[self.cut] - totals[self.targets]
@@ -313,5 +333,5 @@ class StageTerms:
     @cached_property
     def _replication(self) -> Floats:
         """What replication adds: buckets, and a version where an update runs late."""
-        late = ~(self.is_last & (self.targets == 0)) & (self.terms.constant_versions == 0)
+        late = ~(self.lasts & (self.targets == 0)) & (self.terms.constant_versions == 0)
         return np.asarray(cost.replica_memory(self.parameters, 2, late.astype(int)))
