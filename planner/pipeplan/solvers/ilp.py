@@ -144,6 +144,8 @@ class _Search:
         if self.interrupted:
             self.stop()
             return
+        if self.best and self.best[0] <= self.floor_s * (1 + 1e-9):
+            return  # All workers are busy all the time: nothing is better.
         if space.synchronisation(self.problem) > self.upper:
             return
         inner = space.inner(self.problem)
