@@ -262,6 +262,8 @@ class _Search:
             return replace(nothing, status=Status.INFEASIBLE, bound_s=float("inf"))
         if self.best is None and (self.known is None or self.refusal):
             return nothing
+        if self.best is None and not note:
+            note = "nothing found in time; plain data parallelism is known without a search"
         pace, plan = self.best or self.known or (float("inf"), None)
         assert plan is not None
         found = Result(
