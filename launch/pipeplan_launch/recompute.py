@@ -21,6 +21,16 @@ from pipeplan_launch.program import Program
 from pipeplan_launch.seeds import RandomState
 
 
+def awaits_gradient(minibatch: int, latest: int, replicas: int, depth: int) -> bool:
+    """Whether a replica that has sent the activations of minibatch `latest` has by then posted a receive for the
+    gradient of `minibatch`, which it runs too.
+
+    One that recomputes posts the first with its first forward, and each of the others when it takes the one before, so
+    that no more than one takes memory. Its n-th forward comes after its backward number n - depth.
+    """
+    return minibatch // replicas <= max(latest // replicas - depth, -1) + 1
+
+
 def keeping_nothing() -> AbstractContextManager[object]:
     """Inside, autograd saves no tensor for backward.
 

@@ -16,7 +16,7 @@ from pipeplan_launch.engine import Engine, Place, Segment, map_tensors
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.metrics import Lap, Recorder
 from pipeplan_launch.program import CutTensor
-from pipeplan_launch.recompute import Conditions, keeping_nothing, unchanged_random_numbers
+from pipeplan_launch.recompute import Conditions, awaits_gradient, keeping_nothing, unchanged_random_numbers
 from pipeplan_launch.reduce import GradientReducer, average_buffers
 from pipeplan_launch.schedule import Kind, group_members
 from pipeplan_launch.seeds import seed_forward
@@ -83,9 +83,14 @@ class TrainingEngine(Engine):
         self._reducer = GradientReducer(self.trained, group)
         self._group = group
         self._in_flight: dict[int, _InFlight] = {}
+        self._latest: dict[int, int] = {}
+        """By replica of the stage before: the latest minibatch that came from it."""
+        self._leaving: list[int] = []
+        """Minibatches whose gradients may still be on their way to the stage before."""
 
     def run(self, segment: Segment) -> None:
         """Train on a segment; afterwards the stage's replicas agree on everything."""
+        self._latest, self._leaving = {}, []
         super().run(segment)
         if self._group is not None:
             with self._with_replicas("buffers"):
@@ -97,6 +102,8 @@ class TrainingEngine(Engine):
         step.samples = self.segment.batches.sizes.real(minibatch)
         received = self.take_activations(minibatch)
         step.wait_s += lap()
+        if not place.is_first:
+            self._latest[minibatch % len(place.plan.pipeline[place.stage - 1].workers)] = minibatch
         given = _Given(received, *self.read(minibatch))
         step.load_s += lap()
         for tensor, cut in zip(received, place.program.receives, strict=True):
@@ -112,7 +119,8 @@ class TrainingEngine(Engine):
             step.loss = outputs[0].item()
         step.forward_s += lap()
         if not place.is_last:
-            self._post_gradients(minibatch)
+            if not place.recomputes or minibatch < place.replicas:
+                self._post_gradients(minibatch)
             if place.recomputes:  # keep one output at most: the transport holds it until it has left
                 self.transport.settle(Direction.ACTIVATIONS, minibatch - place.replicas)
             self.send_activations(minibatch, outputs)
@@ -155,7 +163,10 @@ class TrainingEngine(Engine):
                 return self._compute(minibatch, given, buffers)
 
     def _post_gradients(self, minibatch: int) -> None:
-        """Before the activations leave: the next stage's gradients then always find their receive posted."""
+        """Before the activations leave: the next stage's gradients then always find their receive posted.
+
+        A stage that recomputes does so later (`awaits_gradient`).
+        """
         wires = self.wires(_differentiable(self.place.program.sends), minibatch)
         source = self.place.peer(self.place.stage + 1, minibatch)
         self.transport.post(Direction.GRADIENTS, minibatch, source, wires)
@@ -172,6 +183,9 @@ class TrainingEngine(Engine):
         roots, gradients = list(outputs), [torch.ones_like(outputs[0])] if place.is_last else []
         if not place.is_last:
             gradients = self.transport.take(Direction.GRADIENTS, minibatch)
+            following = minibatch + place.replicas
+            if place.recomputes and following < self.segment.batches.sizes.count:
+                self._post_gradients(following)
             roots = [out for out, cut in zip(outputs, place.program.sends, strict=True) if cut.requires_grad]
             self.transport.settle(Direction.ACTIVATIONS, minibatch)
         step.wait_s += lap()
@@ -191,10 +205,21 @@ class TrainingEngine(Engine):
             for tensor, cut in zip(received, self.place.program.receives, strict=True)
             if cut.requires_grad
         ]
-        # Its receive was posted before the forward came here, so waiting for an older one cannot block for long.
-        self.transport.settle(Direction.GRADIENTS, minibatch - 2 * self.place.replicas)
+        self._settle_gradients(minibatch - 2 * self.place.replicas)
+        self._leaving.append(minibatch)
         destination = self.place.peer(self.place.stage - 1, minibatch)
         self.transport.send(Direction.GRADIENTS, minibatch, destination, gradients)
+
+    def _settle_gradients(self, newest: int) -> None:
+        """Wait until old gradients have left, whose receive is posted: that cannot block for long."""
+        before = self.place.plan.pipeline[self.place.stage - 1]
+        replicas = len(before.workers)
+        for minibatch in [one for one in self._leaving if one <= newest]:
+            latest = self._latest[minibatch % replicas]
+            # Posted before the forward came here, unless the stage before recomputes.
+            if not before.recompute or awaits_gradient(minibatch, latest, replicas, before.depth):
+                self.transport.settle(Direction.GRADIENTS, minibatch)
+                self._leaving.remove(minibatch)
 
     def _reduce(self, group: int) -> None:
         lap = Lap()

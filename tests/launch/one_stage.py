@@ -32,10 +32,15 @@ class Neighbours(Transport):
         super().__init__(0, 0, torch.device("cpu"))
         self.sent: dict[tuple[Direction, int], list[Tensor]] = {}
         self.before_taking: Callable[[Direction, int], None] = lambda _direction, _minibatch: None
+        self.leaving: set[tuple[Direction, int]] = set()
+        self.most_leaving = self.most_awaited = 0
+        """Most activations that were sent and not settled, and most gradients that were awaited, at once."""
         self._wires: dict[tuple[Direction, int], list[Wire]] = {}
 
     def post(self, direction: Direction, minibatch: int, source: int, wires: Sequence[Wire]) -> None:
+        assert (direction, minibatch) not in self._wires
         self._wires[direction, minibatch] = list(wires)
+        self.most_awaited = max(self.most_awaited, sum(one is Direction.GRADIENTS for one, _ in self._wires))
 
     def take(self, direction: Direction, minibatch: int) -> list[Tensor]:
         self.before_taking(direction, minibatch)
@@ -45,7 +50,12 @@ class Neighbours(Transport):
             for wire in self._wires.pop((direction, minibatch))
         ]
 
+    def settle(self, direction: Direction, minibatch: int) -> None:
+        self.leaving.discard((direction, minibatch))
+
     def send(self, direction: Direction, minibatch: int, destination: int, tensors: Sequence[Tensor]) -> None:
+        self.leaving.add((direction, minibatch))
+        self.most_leaving = max(self.most_leaving, sum(one is Direction.ACTIVATIONS for one, _ in self.leaving))
         with torch.utils._python_dispatch._disable_current_modes():  # what a test counts leaves these out
             self.sent[direction, minibatch] = [tensor.detach().clone() for tensor in tensors]
 

@@ -20,6 +20,8 @@ from toy_workers import Toy
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job import Job
+from pipeplan_launch.recompute import awaits_gradient
+from pipeplan_launch.schedule import SCHEDULES, Kind, StageShape
 from pipeplan_launch.split import StageProgram, stage_program
 from pipeplan_launch.trace import trace
 from pipeplan_launch.transport import Direction
@@ -47,6 +49,49 @@ def test_workers_end_with_the_same_bits(tmp_path: Path, replicas: list[int]) -> 
         assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
     assert losses(again) == losses(plain)
     assert trained(again)[1]["two.calls"] == 2 * -(-11 // replicas[0])
+
+
+@pytest.mark.parametrize(
+    ("replicas", "depth", "flags"),
+    [
+        ([3, 2, 1], None, [True, True, True]),
+        ([1, 2, 3], None, [True, False, True]),
+        ([1, 1, 1], [12, 3, 1], [True, True, False]),
+        ([2, 2], [9, 1], [True, False]),
+        ([3, 1], [2, 2], [False, True]),
+    ],
+    ids=str,
+)
+def test_any_pipeline_runs_to_its_end(
+    tmp_path: Path, replicas: list[int], depth: list[int] | None, flags: list[bool]
+) -> None:
+    """Also one far deeper than its neighbour has room for, and one that has fewer minibatches than replicas."""
+    toy = Toy("sgd-fused", samples=5 if replicas == [3, 1] else 61)
+    plain, again = (
+        train(tmp_path / name, toy, replicas, "--epochs", "1", depth=depth, recompute=[flag and one for one in flags])
+        for name, flag in (("plain", False), ("again", True))
+    )
+    for ours, theirs in zip(trained(again), trained(plain), strict=True):
+        assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 5])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_a_gradient_is_thought_awaited_only_where_its_receive_is_posted(replicas: int, depth: int) -> None:
+    """Against the stream of actions, posting as the engine does."""
+    shapes = [StageShape(replicas, depth), StageShape(1, 1)]
+    for replica in range(replicas):
+        posted, missed = set(), 0
+        for action in SCHEDULES["1f1b-stashing"].stream(shapes, 0, replica, 20):
+            if action.kind is Kind.BACKWARD:
+                posted.add(action.index + replicas)
+            if action.kind is Kind.FORWARD:
+                posted |= {action.index} if action.index < replicas else set()
+                sent = range(replica, action.index + 1, replicas)
+                thought = {one for one in sent if awaits_gradient(one, action.index, replicas, depth)}
+                assert thought <= posted
+                missed += len(posted & set(sent) - thought)
+        assert missed == 0, "and wherever it is"
 
 
 class Residual(nn.Module):
@@ -187,6 +232,7 @@ def test_a_minibatch_in_flight_holds_the_input_only(tmp_path: Path, middle: str)
         growth[recompute] = steps.pop()
         peak[recompute] = next(count for direction, count in seen if direction is Direction.GRADIENTS) - fill[0]
         state = sum(tensor.nbytes for tensor in program.changing_state().values())
+        assert (neighbours.most_leaving, neighbours.most_awaited) == ((1, 1) if recompute else (4, 4))
     assert growth[True] == ACTIVATION + state
     assert growth[False] >= 2 * ACTIVATION
     # In flight 4: the inputs of all, and of one what it saves.
