@@ -46,6 +46,8 @@ def parse(path: Path) -> Cluster:
         document = tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise InputError(f"{path} is nested too deeply to be a {FORMAT}") from error
     root = Node(document, str(path))
     if (found := root.get("format")) is None or found.value != FORMAT:
         raise InputError(f'{path} is not a cluster file: it does not say format = "{FORMAT}"')

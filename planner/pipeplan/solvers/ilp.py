@@ -87,6 +87,10 @@ _RUNGS = (1.01, 1.04, 1.12, 1.3, 1.7, 2.5)
 _BEYOND = 2.5
 
 
+MOST_CHOICES = 200_000
+"""Runs of workers times layers: about as many variables take a minute to write down."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """When to stop."""
@@ -110,6 +114,16 @@ def solve(problem: Problem, limits: Limits, cutoff_s: float | None = None) -> Re
     except KeyboardInterrupt:
         search.stop()
     return search.result()
+
+
+def _too_many_runs(inner: Problem) -> str:
+    """Why the program cannot be written down in a time that anybody waits for, empty where it can."""
+    workers = inner.cluster.workers
+    most = min(inner.options.max_replicas or workers, workers)
+    runs = workers * most - most * (most - 1) // 2
+    if runs * len(inner.units) <= MOST_CHOICES:
+        return ""
+    return f"{runs} runs of workers for each of {len(inner.units)} layers"
 
 
 class _Search:
@@ -152,6 +166,9 @@ class _Search:
         if minibatches(inner) == 0:
             return
         low, high = self._bounds(space, inner)
+        if self._refused(_too_many_runs(inner)):
+            self.bound = min(self.bound, max(self.floor_s, space.pace(self.problem, 0.0)))
+            return
         model, answer = self._climb(inner, low, high, complete=False)
         if answer.found and answer.proven and not self._sound(space, model):
             # What was left out matters. The answer is a bound all the same.
