@@ -90,7 +90,7 @@ def test_the_evaluator_scores_as_the_oracle_does(draw: Draw, schedule: str | Non
         if best.stages:
             score = evaluate(to_plan(instance, best), problem)
             assert score.fits, seed
-            assert score.alone_s == pytest.approx(best.pace, rel=1e-9), seed
+            assert score.alone_s == pytest.approx(best.pace, rel=1e-8), seed
 
 
 @pytest.mark.parametrize("schedule", ALL_SCHEDULES)
@@ -103,8 +103,8 @@ def test_the_evaluator_charges_cards_as_the_oracle_does(schedule: str) -> None:
             busiest = Cards(Costs(instance, best.copies), best.size).busiest(best.stages)
             plan = to_plan(instance, best)
             loads = contention.loads(plan, problem, Links.of(problem.cluster))
-            assert loads.busiest()[0] == pytest.approx(busiest, rel=1e-9), seed
-            assert evaluate(plan, problem).pace_s == pytest.approx(max(best.pace, busiest), rel=1e-9), seed
+            assert loads.busiest()[0] == pytest.approx(busiest, rel=1e-8), seed
+            assert evaluate(plan, problem).pace_s == pytest.approx(max(best.pace, busiest), rel=1e-8), seed
             bound += busiest > best.pace / 4
     assert bound > 5
 

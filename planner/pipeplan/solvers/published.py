@@ -22,6 +22,8 @@ from pipeplan.solvers import depths
 from pipeplan.solvers.result import Result, Status
 
 NAMES = ("pipedream-paper", "pipedream-code")
+MOST_COMPONENTS = 4096
+"""Of one level: the published programs look at every pair of numbers of them."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ def solve(problem: Problem, cuts: Cuts, name: str) -> Result:
     if not problem.cluster.uniform:
         raise InputError(f"the cost model {name} knows only clusters whose servers are all the same")
     levels = [level for level in problem.cluster.levels if level.count > 1]
+    if any(level.count > MOST_COMPONENTS for level in levels):
+        raise InputError(f"the cost model {name} is for levels of at most {MOST_COMPONENTS} components")
     if not levels:
         levels = list(problem.cluster.levels[:1])
     sizes = [level.count for level in levels]
