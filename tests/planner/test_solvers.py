@@ -18,6 +18,7 @@ from instances import (
     mixed_instance,
     random_instance,
     to_plan,
+    to_problem,
     unequal_instance,
 )
 
@@ -193,3 +194,17 @@ def test_a_graph_with_too_many_cuts_is_still_proven_by_the_ilp() -> None:
             continue
         outcome = solve(problem, Settings(maximum_cuts=1))
         assert outcome.evaluation.alone_s == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_pace_within_the_rounding_of_depths_ends_the_search() -> None:
+    # Three stages of one worker have 5 minibatches in flight, or 4 where 2 x / T of the first boundary is less than
+    # 1e-9, which 2bw needs here: the optimum lies where the slack of the rounding begins.
+    tensors = [(0, (1,), 8.0, 8.0), (1, (2,), 4096.0, 4.0)]
+    sizes = ((1.0, 100.0), (0.5, 0.0), (0.25, 4e6))
+    layers = [{"f": time, "b": 2 * time, "w": weights, "s": 10.0, "u": 0.0} for time, weights in sizes]
+    instance = Instance(layers, tensors, [(4, 5e9, 0.0)], stages=3, max_replicas=1, schedule="2bw", accumulate=4)
+    problem = to_problem(replace(instance, overlap=0.0))
+    result = dp.solve(problem, enumerate_cuts(problem, 100))
+    assert result.status == Status.OPTIMAL
+    assert result.plan is not None
+    assert evaluate(result.plan, problem).alone_s == pytest.approx(result.objective_s, rel=1e-8)

@@ -11,10 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from pipeplan import cost
 from pipeplan.solvers.search import OutOfTime
 
 PRECISION = 1e-9
 """Relative. Plans that are closer than this are equal."""
+
+_SLACK = 10 * cost.ROUNDING
 
 # Within this ratio of the two ends it pays to ask right below the upper one.
 _NARROW = 1.02
@@ -74,6 +77,10 @@ def _ask(ask: Callable[[float], tuple[float, Found] | None], found: Interval[Fou
         return False
     if answer[0] < found.high:
         found.high, found.best = answer
+    elif threshold >= found.high * (1 - _SLACK):
+        # Depths are rounded with a slack, by which a plan may miss the threshold: that is no better plan.
+        found.low = max(found.low, threshold)
+        return False
     return True
 
 
