@@ -174,6 +174,7 @@ class DifferingFlush(DifferingSearch):
         assert states.extra is not None
         added = states.extra[which] + passes(self.terms, stage, self.terms.runs.speed[runs][:, None])[1].T
         if not stage.is_last:
+            assert isinstance(stage.cut, int)
             bandwidth, latency, _ = self._rates(stage.cut, states, which, runs)
             both = float(self.terms.cuts.sent[stage.cut] + self.terms.cuts.returned[stage.cut])
             added = added + both / bandwidth + 2 * latency

@@ -94,9 +94,9 @@ class Flush:
                     (model.crossing[k, cut], size / (slowest * model.unit_s)) for k, size in enumerate(sizes) if size
                 ]
                 program.equal([*crossing, *((carried[key][way], -rate / slowest) for key, rate in rates.items())])
-                rounds = {key: float(cost.rounds(self.minibatches, key[2])) - 1.0 for key in mine}
+                follow = {key: float(cost.rounds(self.minibatches, key[2])) - 1.0 for key in mine}
                 part = self.steady[way if self.phases else 0]
-                program.at_most([*((carried[key][way], rounds[key]) for key in mine), (part, -1.0)])
+                program.at_most([*((carried[key][way], follow[key]) for key in mine), (part, -1.0)])
             self._transfers.append((self._round_trip(cut, {key: carried[key] for key in mine}), 1.0))
         return carried
 

@@ -20,7 +20,7 @@ PRECISION = 1e-9
 _SLACK = 10 * cost.ROUNDING
 
 # Within this ratio of the two ends it pays to ask right below the upper one.
-_NARROW = 1.02
+_NARROW = 1.0003
 
 # How far above the lower end the second question is, relative; each step after it is four times as long.
 _FIRST_STEP = 1e-3
