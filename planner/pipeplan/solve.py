@@ -38,7 +38,7 @@ class Settings:
     time_limit_s: float | None = 60.0
     """For each solver."""
     gap: float = 0.0
-    """The ILP may stop this close to the best, relative."""
+    """Solvers may stop this close to the best, relative."""
     maximum_cuts: int = MAXIMUM_CUTS
     certify: bool = True
     """Whether to write down a proof that `pipeplan check` can verify."""
@@ -174,7 +174,7 @@ def _run(problem: Problem, cuts: Cuts, settings: Settings) -> tuple[Result, ...]
     limits = ilp.Limits(seconds=settings.time_limit_s, gap=settings.gap, solver=settings.backend)
     if settings.solver == "ilp":
         return (ilp.solve(problem, limits),)
-    first = dp.solve(problem, cuts, settings.time_limit_s)
+    first = dp.solve(problem, cuts, settings.time_limit_s, settings.gap)
     # Where the DP has proven that there is no plan, or was interrupted, nobody waits for a second opinion at length.
     if settings.solver == "dp" or first.interrupted:
         return (first,)

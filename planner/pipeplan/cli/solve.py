@@ -25,7 +25,7 @@ from pipeplan.units import show_time
 @click.option("--solver", type=click.Choice(["dp", "ilp", "both"]), default="both", show_default=True)
 @click.option("--ilp-solver", type=click.Choice(["highs", "cbc"]), default="highs", show_default=True)
 @click.option("--time-limit", type=float, default=60.0, show_default=True, help="Seconds for each solver.")
-@click.option("--gap", type=click.FloatRange(0, 1), default=0.0, help="The ILP may stop so close to the best: 0.01.")
+@click.option("--gap", type=click.FloatRange(0, 1), default=0.0, help="Stop this close to the best: 0.01 is 1%.")
 @click.option("--batch", type=int, metavar="SAMPLES", help="Global batch, for --schedule auto.")
 @click.option(
     "--staleness", metavar="NONE|BOUNDED|ANY", default="any", help="With --schedule auto: how old weights may be."

@@ -63,6 +63,7 @@ class Pipelines:
     problem: Problem
     cuts: Cuts
     deadline: float | None = None
+    gap: float = 0.0
 
     @cached_property
     def free(self) -> Terms:
@@ -175,7 +176,7 @@ class Pipelines:
             depths = limits.memory or terms.accumulate is not None
             return pace_of(terms, steps, depths=depths), Pipeline(terms, steps)
 
-        return threshold.least(ask, low * (1 - PRECISION), terms.most)
+        return threshold.least(ask, low * (1 - PRECISION), terms.most, gap=self.gap)
 
     def _search(self, terms: Terms, limit: float, limits: Limits) -> list[Step] | None:
         for stages in self._stage_counts(terms, limits):
@@ -198,10 +199,11 @@ def feasible(problem: Problem, cuts: Cuts) -> bool:
     return any(Pipelines(space.inner(problem), cuts).feasible() for space in spaces(problem))
 
 
-def solve(problem: Problem, cuts: Cuts, seconds: float | None = None) -> Result:
+def solve(problem: Problem, cuts: Cuts, seconds: float | None = None, gap: float = 0.0) -> Result:
     """The best plan over both plan spaces (see `pipeline`), proven by a search just below its pace that finds nothing.
 
-    A limit of `seconds`, or Ctrl-C, ends it with the best plan so far and the bound reached.
+    A limit of `seconds`, a relative `gap` that is small enough, or Ctrl-C ends it with the best plan so far and the
+    bound reached.
     """
     began, deadline = time.perf_counter(), threshold.deadline(seconds)
     best: tuple[float, Space, list[Segment]] | None = None
@@ -212,14 +214,14 @@ def solve(problem: Problem, cuts: Cuts, seconds: float | None = None) -> Result:
         if interrupted:
             bound = min(bound, space.pace(problem, 0.0))
             continue
-        found = Pipelines(space.inner(problem), cuts, deadline).best()
+        found = Pipelines(space.inner(problem), cuts, deadline, gap).best()
         finished, interrupted = finished and found.finished, interrupted or found.interrupted
         if found.best is not None or not found.finished:
             bound = min(bound, space.pace(problem, found.low))
         if found.best is not None and (best is None or space.pace(problem, found.high) < best[0] * (1 - PRECISION)):
             best = (space.pace(problem, found.high), space, found.best.segments())
     floor = problem.work_s / problem.cluster.total_speed
-    note = "" if finished else "stopped before it was proven"
+    note = "within the gap asked for" if finished else "stopped before it was proven"
     if not cuts.complete:
         bound, note = floor, f"searched {len(cuts.ideals)} of the cuts of the graph, not all"
     proven = finished and cuts.complete
@@ -231,6 +233,6 @@ def solve(problem: Problem, cuts: Cuts, seconds: float | None = None) -> Result:
     pace, space, segments = best
     # The pace may be just where a depth changes: another order of the same sum must not ask for one more.
     plan = depths.assign(space.plan(problem, segments), problem, pace * (1 + 1e-12))
-    if proven:
+    if proven and bound >= pace * (1 - 4 * PRECISION):
         return Result("DP", Status.OPTIMAL, plan, pace, pace, taken)
     return Result("DP", Status.FEASIBLE, plan, pace, min(max(bound, floor), pace), taken, note, interrupted=interrupted)

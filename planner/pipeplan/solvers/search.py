@@ -474,22 +474,21 @@ class Search:
         good[good] = self.allowed(stage).least(count[good], (here.level[good], here.target[good])) == count[good]
         return [(here.take(good), count[good], depth[good], lower[good])]
 
-    def _stepped(self, stage: StageTerms, tries: Tries, replicas: Floats, depth: Floats, best: Floats) -> list[Sized]:
-        """The fewest replicas for each smaller depth, as long as they may lower the demand."""
-        found: list[Sized] = []
-        while len(replicas):
-            behind, fewer = tries.behind, depth - 1
-            least = np.maximum(self._replicas_for(fewer, behind), replicas + 1)
-            useful = (self._least_demand(least, behind) < best) & tries.roomy(least)
-            tries, least, best, fewer = tries.take(useful), least[useful], best[useful], fewer[useful]
-            replicas, depth, demand = self._size(stage, tries, least, fewer)
-            good = np.isfinite(replicas)
-            lower = good & (demand < best)
-            found.append((tries.take(lower), replicas[lower], depth[lower], demand[lower]))
-            best = np.minimum(best, np.where(good, demand, np.inf))
-            more = good & (depth > 2)
-            tries, replicas, depth, best = tries.take(more), replicas[more], depth[more], best[more]
-        return found
+    def _stepped(self, stage: StageTerms, tries: Tries, replicas: Floats, depth: Floats, demand: Floats) -> list[Sized]:
+        """The fewest replicas for each smaller depth, where they may lower the demand."""
+        times = np.maximum(depth - 2, 0).astype(np.intp)
+        which = np.repeat(np.arange(len(times)), times)
+        if not len(which):
+            return []
+        smaller: Floats = (np.arange(len(which)) - np.repeat(np.cumsum(times) - times, times) + 2).astype(float)
+        behind = tries.behind[which]
+        least = np.maximum(self._replicas_for(smaller, behind), replicas[which] + 1)
+        useful = np.flatnonzero(self._least_demand(least, behind) < demand[which])
+        useful = useful[tries.take(which[useful]).roomy(least[useful])]
+        which, here = which[useful], tries.take(which[useful])
+        count, reached, lower = self._size(stage, here, least[useful], smaller[useful])
+        good = np.isfinite(count) & (lower < demand[which])
+        return [(here.take(good), count[good], reached[good], lower[good])]
 
     def _size(
         self, stage: StageTerms, tries: Tries, replicas: Floats, deepest: Floats

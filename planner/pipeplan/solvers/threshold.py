@@ -38,11 +38,13 @@ class Interval(Generic[Found]):
     finished: bool = True
     """Whether the search ran to its end: else a deadline or an interrupt came before."""
     interrupted: bool = False
+    gap: float = 0.0
+    """How close the two ends need come, relative; 0: as close as `PRECISION` tells plans apart."""
 
     @property
     def closed(self) -> bool:
         """Whether nothing is left between the two ends."""
-        return self.high <= self.low * (1 + 2 * PRECISION)
+        return self.high <= self.low * (1 + max(2 * PRECISION, self.gap))
 
 
 def least(
@@ -50,13 +52,15 @@ def least(
     low: float,
     most: float,
     known: tuple[float, Found] | None = None,
+    gap: float = 0.0,
 ) -> Interval[Found]:
     """The least threshold above `low` for which `ask` finds something, where it does for all above that.
 
     `ask(T)` returns what it found and the pace that this reaches, at most T; or None. `most`: above it nothing changes.
-    `known` is something found already. A deadline or Ctrl-C ends the search with what it has.
+    `known` is something found already, `gap` how close is close enough. A deadline or Ctrl-C ends the search with what
+    it has.
     """
-    found = Interval[Found](low)
+    found = Interval[Found](low, gap=gap)
     if known is not None:
         found.high, found.best = known
     try:
