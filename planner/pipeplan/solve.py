@@ -127,7 +127,7 @@ def _best(problem: Problem, cuts: Cuts, results: tuple[Result, ...]) -> tuple[Pl
     """The best of the solvers' plans, network cards shared, and of what can be made of them."""
     plans = [result.plan for result in results if result.plan is not None]
     if not plans:
-        if any(result.status == Status.TIME_LIMIT for result in results):
+        if all(result.status != Status.INFEASIBLE for result in results):
             raise InfeasibleError("no plan found within the time limit; give more with --time-limit, or --solver dp")
         raise InfeasibleError(why_infeasible(problem, cuts))
     # Plans within the tolerance are equal: then the first solver's, which has the fewest stages among its equals.
