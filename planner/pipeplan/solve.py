@@ -127,6 +127,8 @@ def _best(problem: Problem, cuts: Cuts, results: tuple[Result, ...]) -> tuple[Pl
     """The best of the solvers' plans, network cards shared, and of what can be made of them."""
     plans = [result.plan for result in results if result.plan is not None]
     if not plans:
+        if any(result.interrupted for result in results):
+            raise KeyboardInterrupt
         if all(result.status != Status.INFEASIBLE for result in results):
             raise InfeasibleError("no plan found within the time limit; give more with --time-limit, or --solver dp")
         raise InfeasibleError(why_infeasible(problem, cuts))

@@ -14,6 +14,7 @@ from pipeplan.auto import Choice, choose
 from pipeplan.cli.given import problem_arguments, problem_of
 from pipeplan.errors import InputError
 from pipeplan.fewest import fewest_workers
+from pipeplan.plan import STASHING
 from pipeplan.problem import Problem
 from pipeplan.show import show
 from pipeplan.solve import Disagreement, Outcome, Settings, solve
@@ -105,6 +106,8 @@ def command(
         show(outcome, Console(highlight=False, markup=False))
     if not no_write:
         runnable = "" if problem.profile.model_ref else " (its profile names no model that could be run)"
+        if outcome.plan.schedule != STASHING:
+            runnable = f" (to compare and simulate: the executor does not run {outcome.plan.schedule} yet)"
         notes.print(f"written: {output}/plan.json, stages/, launch.sh{runnable}", markup=False, soft_wrap=True)
 
 

@@ -18,13 +18,17 @@ from pipeplan.solvers.machines import batches, fits, pace_of, search, terms_of
 from pipeplan.solvers.pipeline import Segment, Space, spaces
 from pipeplan.solvers.reduce import reduced
 from pipeplan.solvers.result import Result, Status
-from pipeplan.solvers.search import Limits, Step
+from pipeplan.solvers.search import Limits, OutOfTime, Step
 from pipeplan.solvers.states import Counting
 from pipeplan.solvers.terms import Terms
 from pipeplan.solvers.threshold import PRECISION, Interval
 
 # Up to so many cuts times workers, of all best plans one with the fewest stages is returned.
 _TIDY = 100_000
+
+
+# Where memory limits, a plan is looked for first within so many times the bound.
+_GENEROUS = 8
 
 
 @dataclass(frozen=True)
@@ -176,7 +180,18 @@ class Pipelines:
             depths = limits.memory or terms.accumulate is not None
             return pace_of(terms, steps, depths=depths), Pipeline(terms, steps)
 
-        return threshold.least(ask, low * (1 - PRECISION), terms.most, gap=self.gap)
+        known = None
+        if limits.memory:
+            # Some plan, for whoever stops the search early; and where there is none, nothing is looked for.
+            try:
+                known = ask(min(_GENEROUS * low, terms.most)) or ask(terms.most)
+            except OutOfTime:
+                return Interval(low, finished=False)
+            except KeyboardInterrupt:
+                return Interval(low, finished=False, interrupted=True)
+            if known is None:
+                return Interval(low)
+        return threshold.least(ask, low * (1 - PRECISION), terms.most, known, gap=self.gap)
 
     def _search(self, terms: Terms, limit: float, limits: Limits) -> list[Step] | None:
         for stages in self._stage_counts(terms, limits):
