@@ -20,8 +20,8 @@ from pipeplan.solvers import dp
 from pipeplan.solvers.differing import Differing
 from pipeplan.solvers.differing_flush import DifferingBatches, DifferingFlush
 from pipeplan.solvers.flush import Batches, Bounds
+from pipeplan.solvers.limits import Limits, OutOfTime, Step
 from pipeplan.solvers.result import Result, Status
-from pipeplan.solvers.search import Limits, OutOfTime, Step
 from pipeplan.solvers.states import States
 
 FLUSHING = ("gpipe", "1f1b-flush")

@@ -12,8 +12,9 @@ from typing import Any
 
 from pipeplan.cuts import Cuts
 from pipeplan.problem import Problem
+from pipeplan.solvers.limits import Limits, OutOfTime
 from pipeplan.solvers.pipeline import Space, spaces
-from pipeplan.solvers.search import Limits, OutOfTime, Search
+from pipeplan.solvers.search import Search
 from pipeplan.solvers.states import Counting
 from pipeplan.solvers.terms import Terms
 

@@ -20,8 +20,9 @@ import numpy as np
 from pipeplan import cost
 from pipeplan.cuts import Floats, Ints
 from pipeplan.links import Links
+from pipeplan.solvers.limits import Limits
 from pipeplan.solvers.runs import Runs, levels_between
-from pipeplan.solvers.search import Limits, Search
+from pipeplan.solvers.search import Search
 from pipeplan.solvers.states import Flags, States
 from pipeplan.solvers.terms import StageTerms, Terms
 

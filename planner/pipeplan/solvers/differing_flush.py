@@ -15,7 +15,7 @@ from pipeplan.cuts import Floats, Ints
 from pipeplan.solvers.differing import Differing, DifferingSearch, new_columns
 from pipeplan.solvers.differing_pace import Hop, Placed, hops, placed
 from pipeplan.solvers.flush import Batches, Bounds
-from pipeplan.solvers.search import SLACK, Step
+from pipeplan.solvers.limits import SLACK, Step
 from pipeplan.solvers.states import Flags, States
 from pipeplan.solvers.terms import StageTerms
 

@@ -10,7 +10,7 @@ import numpy as np
 from pipeplan import cost
 from pipeplan.plan import VERTICAL
 from pipeplan.solvers.differing import Differing
-from pipeplan.solvers.search import SLACK, Step
+from pipeplan.solvers.limits import SLACK, Step
 from pipeplan.solvers.terms import StageTerms
 
 

@@ -14,11 +14,11 @@ from functools import cached_property
 from pipeplan.cuts import Cuts
 from pipeplan.problem import Problem
 from pipeplan.solvers import depths, flush, threshold
+from pipeplan.solvers.limits import Limits, OutOfTime, Step
 from pipeplan.solvers.machines import batches, fits, pace_of, search, terms_of
 from pipeplan.solvers.pipeline import Segment, Space, spaces
 from pipeplan.solvers.reduce import reduced
 from pipeplan.solvers.result import Result, Status
-from pipeplan.solvers.search import Limits, OutOfTime, Step
 from pipeplan.solvers.states import Counting
 from pipeplan.solvers.terms import Terms
 from pipeplan.solvers.threshold import PRECISION, Interval

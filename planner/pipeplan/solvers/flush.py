@@ -19,9 +19,10 @@ import numpy as np
 from pipeplan import cost
 from pipeplan.cuts import Floats, Ints
 from pipeplan.plan import GPIPE
+from pipeplan.solvers.limits import SLACK, Limits, OutOfTime, Step
 from pipeplan.solvers.pace import boundary_level, one_stage, span_of
 from pipeplan.solvers.replicas import Intervals
-from pipeplan.solvers.search import SLACK, Limits, OutOfTime, Search, Step
+from pipeplan.solvers.search import Search
 from pipeplan.solvers.states import Flags, States
 from pipeplan.solvers.terms import StageTerms, Terms
 from pipeplan.solvers.threshold import PRECISION

@@ -10,7 +10,8 @@ from pipeplan.solvers import differing_pace, pace, vertical
 from pipeplan.solvers.differing import Differing, DifferingSearch
 from pipeplan.solvers.differing_flush import DifferingBatches
 from pipeplan.solvers.flush import Batches
-from pipeplan.solvers.search import Limits, Search, Step
+from pipeplan.solvers.limits import Limits, Step
+from pipeplan.solvers.search import Search
 from pipeplan.solvers.terms import Terms
 
 MOST_WORKERS = 1024

@@ -9,7 +9,7 @@ import numpy as np
 from pipeplan import cost
 from pipeplan.cuts import Ints
 from pipeplan.plan import VERTICAL
-from pipeplan.solvers.search import SLACK, Step
+from pipeplan.solvers.limits import SLACK, Step
 from pipeplan.solvers.terms import First, StageTerms, Terms
 
 

@@ -15,158 +15,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipeplan import cost
 from pipeplan.cuts import Floats, Ints
+from pipeplan.solvers.limits import Limits, OutOfTime, Step
 from pipeplan.solvers.pool import Pool
-from pipeplan.solvers.replicas import Intervals
-from pipeplan.solvers.states import Counting, Flags, Layout, States, undominated
+from pipeplan.solvers.sizing import Sizing
+from pipeplan.solvers.states import Flags, States, undominated
 from pipeplan.solvers.terms import StageTerms, Terms
-
-# What rounding may add to a time that equals the threshold.
-SLACK = 1e-12
+from pipeplan.solvers.tries import Places, Tries
 
 
-# Up to so many numbers of replicas are tried at once.
-_FEW = 40
-
-
-class OutOfTime(Exception):
-    """The deadline passed in the middle of a search."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a search is asked for, beside the threshold."""
-
-    memory: bool
-    """Whether the devices' memory limits."""
-    recompute: bool = False
-    """Whether stages may compute their forward pass twice."""
-    counting: Counting = field(default_factory=Counting)
-    exact_stages: int | None = None
-    max_stages: int | None = None
-    max_workers: int | None = None
-    deadline: float | None = None
-    """By `time.perf_counter`."""
-    every_cut: bool = False
-    """Whether the states of all cuts are wanted, also of those that another cut makes superfluous."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One stage of a pipeline that a search found."""
-
-    start: int
-    """The cuts that it lies between."""
-    end: int
-    first: int
-    """Its workers are first … first + replicas - 1."""
-    replicas: int
-    depth: int
-    recompute: bool
-
-
-@dataclass(frozen=True)
-class Tries:
-    """Pairs of a place to put stages and a cut I, flattened: stages to be sized, a column each."""
-
-    numbers: Ints
-    behind: Floats
-    """The demand of the state behind."""
-
-    @staticmethod
-    def of(stage: StageTerms, states: States, places: Places, need: Ints, at: tuple[Ints, Ints, Ints]) -> Tries:
-        """From level, target and place of each; `need` is the workers that the cut I needs before it."""
-        level, target, place = at
-        state = places.state[place]
-        lowest = np.maximum(need[stage.targets][target], places.lowest[place])
-        rows = (
-            target,
-            level,
-            state,
-            places.end[place],
-            lowest,
-            places.room[level, place],
-            states.first[state],
-            states.level[state],
-        )
-        return Tries(np.stack(rows), states.demand[state])
-
-    def take(self, rows: Ints | Flags) -> Tries:
-        """Some of them."""
-        return Tries(self.numbers[:, rows], self.behind[rows])
-
-    def _row(self, index: int) -> Ints:
-        row: Ints = self.numbers[index]
-        return row
-
-    @property
-    def target(self) -> Ints:
-        """Index into the cuts I that are considered."""
-        return self._row(0)
-
-    @property
-    def level(self) -> Ints:
-        """That the stage's workers span, exactly."""
-        return self._row(1)
-
-    @property
-    def state(self) -> Ints:
-        """The state that the stage is put in front of."""
-        return self._row(2)
-
-    @property
-    def end(self) -> Ints:
-        """One past the last worker."""
-        return self._row(3)
-
-    @property
-    def next_first(self) -> Ints:
-        """The first worker of the next stage."""
-        return self._row(6)
-
-    @property
-    def next_level(self) -> Ints:
-        """What the next stage spans."""
-        return self._row(7)
-
-    def roomy(self, replicas: Floats) -> Flags:
-        """Whether there are so many workers within the level, and enough before them."""
-        found: Flags = (replicas <= self.numbers[5]) & (replicas <= self.numbers[3] - self.numbers[4])
-        return found
-
-
-Sized = tuple[Tries, Floats, Floats, Floats]
-"""Stages with their replicas, depths and demands."""
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where stages may end: a state and an e ≤ p."""
-
-    state: Ints
-    end: Ints
-    lowest: Ints
-    """No stage may start before, or the boundary behind it would take too long."""
-    room: Ints
-    """By level 0 … L (rows): workers of e's component of that level up to e."""
-
-    def __len__(self) -> int:
-        return len(self.end)
-
-
-class Search:
+class Search(Sizing):
     """One threshold. `run` gives the stages of a pipeline, input to output, or None; `kept` holds all states."""
 
     def __init__(self, terms: Terms, threshold: float, limits: Limits) -> None:
-        self.terms, self.limits = terms, limits
-        self.layout: Layout = terms.layout
-        self.threshold = self.pace = threshold
-        self.within = threshold * (1 + SLACK)
+        super().__init__(terms, threshold, limits)
         self.last = len(terms.cuts.ideals) - 1
         self.kept: dict[int, States] = {}
         self.added_s = 0.0
@@ -237,13 +102,6 @@ class Search:
             cut, row = end, int(states.source[row])
         return steps
 
-    # -- what the threshold allows --
-
-    @property
-    def counts_depths(self) -> bool:
-        """Whether what is in flight can decide: by its memory, or as two versions of the weights must suffice."""
-        return self.terms.training and (self.limits.memory or self.terms.accumulate is not None)
-
     def _crowd(self, targets: Ints, demand: Floats) -> Floats:
         """Workers that the stages in front of cuts (rows) need at least for their memory, by the demand (columns)."""
         return self.terms.crowd(targets, demand)
@@ -251,47 +109,6 @@ class Search:
     def extra(self, stage: StageTerms, before: Floats, target: Ints, joined: Ints) -> Floats:
         """What adds up over stages, with one more: nothing, in the steady state."""
         return before
-
-    def _versions_suffice(self, stage: StageTerms, tries: Tries, replicas: Floats, demand: Floats) -> Flags:
-        """Whether two versions of the weights suffice, where there are no more (`cost.buffered_pace`)."""
-        accumulate, copies = self.terms.accumulate, self.terms.problem.copies
-        if accumulate is None:
-            return np.ones(len(replicas), dtype=bool)
-        spare = accumulate - demand
-        allreduce = stage.allreduce(tries.target, replicas, tries.level) + self.terms.problem.copies_allreduce_s
-        in_time: Flags = (spare >= 0) & (allreduce <= self.within * (np.maximum(spare, 0) + 1 / copies))
-        return in_time
-
-    def allowed(self, stage: StageTerms) -> Intervals:
-        """The numbers of replicas that keep stages within the threshold, level by level."""
-        return stage.allowed(self.within)
-
-    def _fewest(self, stage: StageTerms) -> Floats:
-        """The fewest of them, by level and stage."""
-        return self.allowed(stage).least(np.ones((self.layout.top + 1, len(stage.targets))))
-
-    def _wait(self, stage: StageTerms, tries: Tries, replicas: Floats) -> Floats:
-        """Minibatches that go by while replicas wait for their group's all-reduce."""
-        return stage.wait(tries.target, replicas, tries.level, self.threshold)
-
-    def _deepened(self, replicas: Floats, cover: Floats) -> Floats:
-        """The depth that covers what is in flight behind."""
-        depth: Floats = 1 + np.ceil(cover / replicas - cost.ROUNDING)
-        return depth
-
-    def _replicas_for(self, depth: Floats, cover: Floats) -> Floats:
-        """The fewest replicas of which a depth covers that."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            count: Floats = np.ceil(cover / np.maximum(depth - 1, 0) - cost.ROUNDING)
-        return count
-
-    def _more_replicas(self, deepest: Floats, cover: Floats) -> Floats:
-        """The fewest replicas that may do where a depth has to be at most `deepest`; infinite where none can."""
-        return np.where(deepest >= 1, self._replicas_for(deepest, cover), np.inf)
-
-    def _least_demand(self, replicas: Floats, behind: Floats) -> Floats:
-        """The demand of a stage is at least this: r · depth ≥ r and what the depth covers together."""
-        return replicas + behind
 
     # -- one cut --
 
@@ -422,109 +239,6 @@ class Search:
         replicas = self.allowed(stage).least(count[at], (tries.level, tries.target))
         fits = tries.roomy(replicas)
         return tries.take(fits), replicas[fits]
-
-    def _in_memory(self, stage: StageTerms, tries: Tries, replicas: Floats) -> tuple[Tries, Floats, Floats, Floats]:
-        """The replica counts that fit in memory, each for a depth of its own, as long as the demand may fall.
-
-        Returns the tries, one for each, with replicas, depths and demands.
-        """
-        replicas, depth, demand = self._size(stage, tries, replicas, np.full(len(replicas), np.inf))
-        good = np.isfinite(replicas)
-        tries, replicas, depth, demand = tries.take(good), replicas[good], depth[good], demand[good]
-        found = [(tries, replicas, depth, demand)]
-        # A smaller depth takes more replicas, and is of use only while it may lower their product.
-        more = depth > 2
-        # So many numbers of replicas may do: r · depth is at least r and what the depth covers together.
-        extra = np.where(more, np.ceil(demand - tries.behind - cost.ROUNDING) - 1 - replicas, 0.0)
-        few = more & (extra <= _FEW) & self.counts_up
-        found += self._counted_up(stage, tries.take(few), replicas[few], demand[few], extra[few])
-        many = more & ~few
-        found += self._stepped(stage, tries.take(many), replicas[many], depth[many], demand[many])
-        parts, *columns = zip(*found, strict=True)
-        joined = Tries(
-            np.concatenate([part.numbers for part in parts], axis=1), np.concatenate([part.behind for part in parts])
-        )
-        count, depth, demand = (np.concatenate(column) for column in columns)
-        if self.terms.accumulate is None:
-            return joined, count, depth, demand
-        enough = self._versions_suffice(stage, joined, count, demand)
-        return joined.take(enough), count[enough], depth[enough], demand[enough]
-
-    @property
-    def counts_up(self) -> bool:
-        """Whether a depth always covers all that is in flight behind, so that `_counted_up` may be used."""
-        return True
-
-    def _counted_up(
-        self, stage: StageTerms, tries: Tries, replicas: Floats, demand: Floats, extra: Floats
-    ) -> list[Sized]:
-        """All numbers of replicas up to so many more that lower the demand."""
-        times = np.maximum(extra, 0).astype(np.intp)
-        which = np.repeat(np.arange(len(times)), times)
-        if not len(which):
-            return []
-        step = np.arange(len(which)) - np.repeat(np.cumsum(times) - times, times) + 1
-        here, count = tries.take(which), replicas[which] + step
-        fits = here.roomy(count)
-        which, here, count = which[fits], here.take(fits), count[fits]
-        wait = self._wait(stage, here, count)
-        depth = self._deepened(count, self._cover(stage, here, count, wait))
-        lower = cost.in_flight_behind(depth, count, wait)
-        good = (lower < demand[which]) & (depth <= stage.deepest_of(here.target, count))
-        good[good] = self.allowed(stage).least(count[good], (here.level[good], here.target[good])) == count[good]
-        return [(here.take(good), count[good], depth[good], lower[good])]
-
-    def _stepped(self, stage: StageTerms, tries: Tries, replicas: Floats, depth: Floats, demand: Floats) -> list[Sized]:
-        """The fewest replicas for each smaller depth, where they may lower the demand."""
-        times = np.maximum(depth - 2, 0).astype(np.intp)
-        which = np.repeat(np.arange(len(times)), times)
-        if not len(which):
-            return []
-        smaller: Floats = (np.arange(len(which)) - np.repeat(np.cumsum(times) - times, times) + 2).astype(float)
-        behind = tries.behind[which]
-        least = np.maximum(self._replicas_for(smaller, behind), replicas[which] + 1)
-        useful = np.flatnonzero(self._least_demand(least, behind) < demand[which])
-        useful = useful[tries.take(which[useful]).roomy(least[useful])]
-        which, here = which[useful], tries.take(which[useful])
-        count, reached, lower = self._size(stage, here, least[useful], smaller[useful])
-        good = np.isfinite(count) & (lower < demand[which])
-        return [(here.take(good), count[good], reached[good], lower[good])]
-
-    def _size(
-        self, stage: StageTerms, tries: Tries, replicas: Floats, deepest: Floats
-    ) -> tuple[Floats, Floats, Floats]:
-        """The fewest replicas, from those given on, for which a depth of `deepest` suffices; infinite if none.
-
-        Returns replicas, depth and demand. What must be covered grows with the replicas (their all-reduce takes longer,
-        the boundary may span more), so that the least fixed point from below is the least solution.
-        """
-        count, depth, demand = replicas.copy(), np.ones(len(replicas)), np.zeros(len(replicas))
-        left = np.arange(len(replicas))
-        while len(left):
-            here = tries.take(left)
-            now = self.allowed(stage).least(count[left], (here.level, here.target))
-            count[left] = np.where(here.roomy(now), now, np.inf)
-            fits = np.isfinite(count[left])
-            left, here, now = left[fits], here.take(fits), now[fits]
-            wait = self._wait(stage, here, now)
-            cover = self._cover(stage, here, now, wait)
-            deep = np.where(stage.lasts[here.target], 1.0, self._deepened(now, cover))
-            depth[left], demand[left] = deep, cost.in_flight_behind(deep, now, wait)
-            most = np.minimum(deepest[left], stage.deepest_of(here.target, now))
-            late = np.flatnonzero(deep > most)
-            left = left[late]
-            count[left] = np.maximum(self._more_replicas(most[late], cover[late]), now[late] + 1)
-        return count, depth, demand
-
-    def _cover(self, stage: StageTerms, tries: Tries, replicas: Floats, wait: Floats) -> Floats:
-        """What a stage's minibatches in flight, beyond one for each replica, must cover (see `cost.in_flight_depth`).
-
-        The transfer is at the level of the component that holds both stages.
-        """
-        start = (tries.end - replicas).astype(np.intp)
-        joined = np.maximum(self.layout.between(start, tries.next_first), tries.next_level)
-        cover: Floats = tries.behind + wait + 2 * self.terms.transfer_s[stage.ends[tries.target], joined] / self.pace
-        return cover
 
     def _states(
         self,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from pipeplan import cost
-from pipeplan.solvers.search import OutOfTime
+from pipeplan.solvers.limits import OutOfTime
 
 PRECISION = 1e-9
 """Relative. Plans that are closer than this are equal."""

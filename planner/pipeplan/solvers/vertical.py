@@ -19,9 +19,11 @@ import numpy as np
 
 from pipeplan import cost
 from pipeplan.cuts import Floats
-from pipeplan.solvers.search import Limits, Places, Search, Step, Tries
+from pipeplan.solvers.limits import Limits, Step
+from pipeplan.solvers.search import Search
 from pipeplan.solvers.states import States
 from pipeplan.solvers.terms import First, StageTerms, Terms
+from pipeplan.solvers.tries import Places, Tries
 
 
 class VerticalSearch(Search):

@@ -1,0 +1,46 @@
+"""What a search is asked for, and what it answers with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pipeplan.solvers.states import Counting
+
+# What rounding may add to a time that equals the threshold.
+SLACK = 1e-12
+
+
+class OutOfTime(Exception):
+    """The deadline passed in the middle of a search."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a search is asked for, beside the threshold."""
+
+    memory: bool
+    """Whether the devices' memory limits."""
+    recompute: bool = False
+    """Whether stages may compute their forward pass twice."""
+    counting: Counting = field(default_factory=Counting)
+    exact_stages: int | None = None
+    max_stages: int | None = None
+    max_workers: int | None = None
+    deadline: float | None = None
+    """By `time.perf_counter`."""
+    every_cut: bool = False
+    """Whether the states of all cuts are wanted, also of those that another cut makes superfluous."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage of a pipeline that a search found."""
+
+    start: int
+    """The cuts that it lies between."""
+    end: int
+    first: int
+    """Its workers are first … first + replicas - 1."""
+    replicas: int
+    depth: int
+    recompute: bool
