@@ -1,0 +1,58 @@
+"""Chains too long for brute force: the search over undominated states against the one that tries all runs of workers."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cuts import enumerate_cuts
+from pipeplan.problem import Options, Problem
+from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.solvers.differing import Differing, DifferingSearch
+from pipeplan.solvers.limits import Limits
+from pipeplan.solvers.search import Search
+from pipeplan.solvers.terms import Terms
+
+SHAPES = ((24,), (4, 6), (8, 3), (2, 3, 4), (3, 2, 2, 2))
+
+
+def _problem(seed: int) -> Problem:
+    """A chain of 8 to 16 layers on 24 workers, with memory for a part of it."""
+    rng = random.Random(seed)
+    count = rng.randint(8, 16)
+    layers = tuple(
+        Layer(f"l{i}", rng.uniform(1, 9), rng.uniform(1, 20), rng.randint(0, 80), rng.randint(0, 60))
+        for i in range(count)
+    )
+    tensors = tuple(
+        Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), rng.randint(1, 20), rng.randint(1, 20)) for i in range(count - 1)
+    )
+    whole = sum(layer.parameter_bytes * 4 + layer.saved_bytes for layer in layers)
+    levels = tuple(
+        Level(f"n{i}", n, rng.choice([5.0, 20.0, 100.0]), rng.choice([0.0, 0.3]))
+        for i, n in enumerate(rng.choice(SHAPES))
+    )
+    device = Device("d", "cuda", int(whole * rng.uniform(0.3, 1.2)))
+    options = Options(overlap=rng.choice([1.0, 1.0, 0.5]), contention=False)
+    profile = Profile(layers=layers, tensors=tensors, minibatch=1, optimizer_state_ratio=1.0)
+    return Problem(profile, Cluster("c", device, levels), options)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_both_searches_answer_alike_at_every_threshold(seed: int) -> None:
+    problem = _problem(seed)
+    cuts = enumerate_cuts(problem, 1000)
+    one, other = Terms(problem, cuts), Differing(problem, cuts)
+    limits = Limits(memory=True, recompute=seed % 2 == 0)
+    rng, answers = random.Random(seed), []
+    for _ in range(8):
+        threshold = one.floor * rng.uniform(1.0, 8.0) ** rng.choice([0.5, 1, 2])
+        found = Search(one, threshold, limits).run() is not None
+        assert found == (DifferingSearch(other, threshold, limits).run() is not None), threshold
+        answers.append(found)
+    # Without a limit on memory, whatever was found is found as well.
+    free = Terms(replace(problem, options=replace(problem.options, memory=False)), cuts)
+    assert all(Search(free, one.floor * 64, Limits(memory=False)).run() is not None for found in answers if found)
