@@ -1,4 +1,4 @@
-"""Chains too long for brute force: the search over undominated states against the one that tries all runs of workers."""
+"""Chains too long for brute force: the search over undominated states against the one that tries all runs."""
 
 from __future__ import annotations
 
