@@ -23,7 +23,8 @@ from pipeplan.solvers.states import Counting
 from pipeplan.solvers.terms import Terms
 from pipeplan.solvers.threshold import PRECISION, Interval
 
-# Up to so many cuts times workers, of all best plans one with the fewest stages is returned.
+# Up to so many cuts times workers, of all best plans one with the fewest stages is returned, and a first plan is looked
+# for where memory limits.
 _TIDY = 100_000
 
 
@@ -181,8 +182,9 @@ class Pipelines:
             return pace_of(terms, steps, depths=depths), Pipeline(terms, steps)
 
         known = None
-        if limits.memory:
-            # Some plan, for whoever stops the search early; and where there is none, nothing is looked for.
+        if limits.memory and len(terms.cuts.ideals) * terms.workers <= _TIDY:
+            # Some plan, for whoever stops the search early; and where there is none, nothing is looked for. On thousands
+            # of workers a search far above the bound takes longer than all those near it.
             try:
                 known = ask(min(_GENEROUS * low, terms.most)) or ask(terms.most)
             except OutOfTime:
