@@ -183,8 +183,8 @@ class Pipelines:
 
         known = None
         if limits.memory and len(terms.cuts.ideals) * terms.workers <= _TIDY:
-            # Some plan, for whoever stops the search early; and where there is none, nothing is looked for. On thousands
-            # of workers a search far above the bound takes longer than all those near it.
+            # Some plan, for whoever stops the search early; and where there is none, nothing is looked for. On
+            # thousands of workers a search far above the bound takes longer than all those near it.
             try:
                 known = ask(min(_GENEROUS * low, terms.most)) or ask(terms.most)
             except OutOfTime:
