@@ -247,3 +247,17 @@ def test_a_gap_is_a_promise() -> None:
         assert result.plan is not None
         assert result.bound_s <= expected * (1 + 1e-6)
         assert evaluate(result.plan, problem).alone_s * (1 - 0.1) <= result.bound_s * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("seed", [1, 5, 9])
+def test_work_is_counted_in_what_the_devices_take_for_it(seed: int) -> None:
+    # Of devices a million times as fast, coefficients by the time at speed 1 are too small for HiGHS, which drops them.
+    _, problem = drawn(seed, lambda number: random_instance(number, layers=4))
+    layers = tuple(
+        replace(layer, forward_s=layer.forward_s * 1e6, backward_s=layer.backward_s * 1e6)
+        for layer in problem.profile.layers
+    )
+    device = replace(problem.cluster.device, speed=1e6)
+    fast = Problem(replace(problem.profile, layers=layers), replace(problem.cluster, device=device), problem.options)
+    slow = ilp.solve(problem, ilp.Limits())
+    assert ilp.solve(fast, ilp.Limits()).objective_s == pytest.approx(slow.objective_s, rel=1e-6)

@@ -251,11 +251,11 @@ class Depths:
     # -- recomputation --
 
     def forward_again(self) -> dict[tuple[int, int], Variable]:
-        """The forward work that the stage of every place does twice, in thousandths of U at speed 1."""
+        """The forward work that the stage of every place does twice, in thousandths of U on the fastest device."""
         model, program = self.model, self.model.program
         if not any(choice.recompute for choice in self.chosen):
             return {}
-        forward = [THOUSANDTHS * block.forward_s / model.unit_s for block in model.layers.blocks]
+        forward = [THOUSANDTHS * block.forward_s / model.unit_s / model.fastest for block in model.layers.blocks]
         total = sum(forward)
         again = {place: program.number(f"f_{place[0]}_{place[1]}") for place in model.at}
         once = {place: program.number(f"h_{place[0]}_{place[1]}") for place in model.at}
@@ -263,7 +263,7 @@ class Depths:
             parts = [(share[place], 1.0) for share in (again, once) for place in model.places(worker)]
             program.equal([*parts, *minus(model.sum_at(worker, forward))])
         for place in model.at:
-            most = min(total, THOUSANDTHS * place[1] * model.speed(place))
+            most = min(total, THOUSANDTHS * place[1] / model.slowness(place))
             chosen = [
                 (variable, most)
                 for choice, variable in self.chosen.items()

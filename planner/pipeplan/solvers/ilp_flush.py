@@ -36,7 +36,7 @@ class Flush:
         self.exposed = program.number("E", 0, self.room)
         self.forward: dict[Place, Variable] = {}
         if self.phases:
-            forward = [block.forward_s / model.unit_s for block in model.layers.blocks]
+            forward = [block.forward_s / model.unit_s / model.fastest for block in model.layers.blocks]
             self.forward = model.share("f", forward)
         self.times = self._carry()
         self._expose()
@@ -51,7 +51,7 @@ class Flush:
         model, program = self.model, self.model.program
         work: list[Term] = []
         for place in model.at:
-            factor = 1.0 / model.speed(place) / THOUSANDTHS
+            factor = model.slowness(place) / THOUSANDTHS
             rounds = float(cost.rounds(self.minibatches, place[1])) - 1.0
             whole = [(part, factor) for part in (model.work[place], again.get(place)) if part is not None]
             work += whole

@@ -41,6 +41,7 @@ class Model:
         self.unit_s = upper_s
         self.links = Links.of(problem.cluster)
         self.workers = problem.cluster.workers
+        self.fastest = max(device.speed for device in problem.cluster.devices)
         self.parallel = problem.options.boundary == "parallel"
         self.minibatches = minibatches(problem)
         """Of one update in one copy, where all stages have that in common."""
@@ -63,8 +64,8 @@ class Model:
         self._chain()
         self._order()
         self._place()
-        self.work = self.share("c", [block.work_s / self.unit_s for block in self.layers.blocks])
-        """In thousandths of U, on a device of speed 1."""
+        self.work = self.share("c", [block.work_s / self.unit_s / self.fastest for block in self.layers.blocks])
+        """In thousandths of U, on the fastest device."""
         self.total = max(1.0, sum(block.parameters for block in self.layers.blocks))
         self.parameters = self.share("w", [block.parameters / self.total for block in self.layers.blocks])
         """In thousandths of the whole model's."""
@@ -134,6 +135,10 @@ class Model:
         """Of the slowest worker of a place."""
         return self.problem.cluster.speed_of(range(place[0], sum(place)))
 
+    def slowness(self, place: Place) -> float:
+        """How many times as long as on the fastest device work takes there."""
+        return self.fastest / self.speed(place)
+
     def allreduce(self, place: Place, size: float) -> float:
         """Seconds to all-reduce `size` bytes among the workers of a place."""
         if not self.problem.training:
@@ -170,8 +175,7 @@ class Model:
     @property
     def room_s(self) -> float:
         """With a flush: what is left of U beside the first minibatch's way through all stages, at the fastest."""
-        fastest = max(device.speed for device in self.problem.cluster.devices)
-        return max(0.0, self.unit_s - self.problem.work_s / fastest - self.problem.copies_allreduce_s)
+        return max(0.0, self.unit_s - self.problem.work_s / self.fastest - self.problem.copies_allreduce_s)
 
     # -- (1) --
 
@@ -251,7 +255,7 @@ class Model:
         exposed = 1.0 - self.problem.options.overlap
         for place in self.at:
             latency = self.synchronisation(place, 0.0)
-            compute = 1.0 / (place[1] * self.speed(place)) / THOUSANDTHS
+            compute = self.slowness(place) / place[1] / THOUSANDTHS
             rate = (self.synchronisation(place, self.total) - latency) / self.unit_s / THOUSANDTHS
             work = [self.work[place], *([again[place]] if place in again else [])]
             for of_compute, of_sync in {(1.0, exposed), (exposed, 1.0), (1.0, 0.0)}:
