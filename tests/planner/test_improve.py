@@ -14,6 +14,7 @@ from pipeplan.improve import improve
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
 from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.solve import solve
 from pipeplan.solvers import depths
 
 
@@ -152,3 +153,13 @@ def test_copies_stay_alike() -> None:
     assert evaluate(better, problem).pace_s < before.pace_s
     assert better.copies == 2
     assert all(better.copy(1)[i] == tuple(w + 3 for w in workers) for i, workers in enumerate(better.copy(0)))
+
+
+def test_what_the_solvers_prove_is_no_proof_where_cards_are_shared() -> None:
+    outcomes = [solve(_problem(seed)) for seed in BINDING[:6]]
+    shared = [outcome for outcome in outcomes if outcome.evaluation.pace_s > outcome.evaluation.alone_s * (1 + 1e-6)]
+    assert shared, "chosen so that contention binds"
+    for outcome in shared:
+        assert not outcome.verdict.proven
+        assert outcome.gap > 0
+        assert outcome.bound_s < outcome.objective_s
