@@ -37,13 +37,6 @@ class Stage:
         return len(self.workers)
 
 
-def versions(depth: int, lag: int, inference: bool) -> int:
-    """Versions of the weights that a replica keeps with stashing: one for each minibatch in flight, one more for a late
-    update. `Plan.versions` knows the other schedules.
-    """
-    return 1 if inference else depth + lag
-
-
 @dataclass(frozen=True)
 class Plan:
     """Stages from input to output.
@@ -81,7 +74,8 @@ class Plan:
         stage, first = self.stages[index], self.stages[0]
         if self.schedule == VERTICAL:
             return int(cost.vertical_versions(first.depth + self.lag(0), first.replicas, stage.replicas))
-        return versions(stage.depth, self.lag(index), self.inference)
+        # One for each minibatch in flight, one more for a late update.
+        return stage.depth + self.lag(index)
 
     @property
     def busy(self) -> int:

@@ -12,10 +12,9 @@ from typing import Any
 
 from pipeplan.cuts import Cuts
 from pipeplan.problem import Problem
-from pipeplan.solvers.limits import Limits, OutOfTime
+from pipeplan.solvers.limits import OutOfTime, limits_of
 from pipeplan.solvers.pipeline import Space, spaces
 from pipeplan.solvers.search import Search
-from pipeplan.solvers.states import Counting
 from pipeplan.solvers.terms import Terms
 
 TOLERANCE = 1e-9
@@ -92,7 +91,8 @@ def _entry(problem: Problem, cuts: Cuts, space: Space, threshold_s: float, deadl
         inner = space.inner(problem)
         if not memory:
             inner = replace(inner, options=replace(inner.options, memory=False))
-        search = Search(Terms(inner, cuts), threshold_s * (1 - TOLERANCE), _limits(inner, memory, deadline))
+        limits = replace(limits_of(inner, memory=memory, deadline=deadline), every_cut=True)
+        search = Search(Terms(inner, cuts), threshold_s * (1 - TOLERANCE), limits)
         try:
             found = search.run()
         except OutOfTime:
@@ -106,24 +106,6 @@ def _entry(problem: Problem, cuts: Cuts, space: Space, threshold_s: float, deadl
                 "states": _states(search),
             }
     return "the search that was to prove it found a faster plan"
-
-
-def _limits(problem: Problem, memory: bool, deadline: float) -> Limits:
-    options = problem.options
-    return Limits(
-        memory=memory,
-        recompute=memory and options.recompute and problem.training,
-        counting=Counting(
-            exact_stages=options.stages is not None,
-            stages=options.max_stages is not None,
-            workers=options.max_workers is not None,
-        ),
-        exact_stages=options.stages,
-        max_stages=options.max_stages,
-        max_workers=None if options.max_workers is None else options.max_workers // problem.copies,
-        deadline=deadline,
-        every_cut=True,
-    )
 
 
 def _layers(problem: Problem, cuts: Cuts, search: Search) -> list[int]:

@@ -20,7 +20,7 @@ import numpy as np
 from pipeplan import cost
 from pipeplan.cuts import Floats, Ints
 from pipeplan.links import Links
-from pipeplan.solvers.limits import Limits
+from pipeplan.solvers.limits import SLACK, Limits
 from pipeplan.solvers.runs import Runs, levels_between
 from pipeplan.solvers.search import Search
 from pipeplan.solvers.states import Flags, States
@@ -103,7 +103,7 @@ class DifferingSearch(Search):
 
     def __init__(self, terms: Differing, threshold: float, limits: Limits) -> None:
         self.terms, self.limits = terms, limits
-        self.threshold, self.within = threshold, threshold * (1 + 1e-12)
+        self.threshold, self.within = threshold, threshold * (1 + SLACK)
         self.last = len(terms.cuts.ideals) - 1
         self.kept: dict[int, States] = {}
         # No cut can be reached with less speed left in front than its work needs, or with no worker left for it.

@@ -14,7 +14,7 @@ from functools import cached_property
 from pipeplan.cuts import Cuts
 from pipeplan.problem import Problem
 from pipeplan.solvers import depths, flush, threshold
-from pipeplan.solvers.limits import Limits, OutOfTime, Step
+from pipeplan.solvers.limits import Limits, OutOfTime, Step, limits_of
 from pipeplan.solvers.machines import batches, fits, pace_of, search, terms_of
 from pipeplan.solvers.pipeline import Segment, Space, spaces
 from pipeplan.solvers.reduce import reduced
@@ -156,22 +156,7 @@ class Pipelines:
         return list(range(lowest, highest + 1))
 
     def _limits(self, *, memory: bool) -> Limits:
-        options = self.problem.options
-        limited = memory and options.memory
-        return Limits(
-            memory=limited,
-            recompute=limited and options.recompute and self.problem.training,
-            counting=Counting(
-                exact_stages=options.stages is not None or bool(options.pins),
-                stages=options.max_stages is not None,
-                workers=options.max_workers is not None,
-            ),
-            exact_stages=options.stages,
-            max_stages=options.max_stages,
-            # The option counts the workers of all copies together.
-            max_workers=None if options.max_workers is None else options.max_workers // self.problem.copies,
-            deadline=self.deadline,
-        )
+        return limits_of(self.problem, memory=memory, deadline=self.deadline)
 
     def _least(self, terms: Terms, limits: Limits, low: float) -> Interval[Pipeline]:
         def ask(limit: float) -> tuple[float, Pipeline] | None:

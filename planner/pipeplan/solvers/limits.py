@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pipeplan.problem import Problem
 from pipeplan.solvers.states import Counting
 
 # What rounding may add to a time that equals the threshold.
@@ -30,6 +31,26 @@ class Limits:
     """By `time.perf_counter`."""
     every_cut: bool = False
     """Whether the states of all cuts are wanted, also of those that another cut makes superfluous."""
+
+
+def limits_of(problem: Problem, *, memory: bool, deadline: float | None) -> Limits:
+    """What a problem's options ask of a search in one copy of the pipeline, with the limit on memory or without."""
+    options = problem.options
+    limited = memory and options.memory
+    return Limits(
+        memory=limited,
+        recompute=limited and options.recompute and problem.training,
+        counting=Counting(
+            exact_stages=options.stages is not None or bool(options.pins),
+            stages=options.max_stages is not None,
+            workers=options.max_workers is not None,
+        ),
+        exact_stages=options.stages,
+        max_stages=options.max_stages,
+        # The option counts the workers of all copies together.
+        max_workers=None if options.max_workers is None else options.max_workers // problem.copies,
+        deadline=deadline,
+    )
 
 
 @dataclass(frozen=True)
