@@ -92,12 +92,13 @@ def _differing(root: Node) -> Cluster:
         # The outermost joins all that there is, unless it says otherwise.
         rest = len(machines) // math.prod(max(1, level.count) for level in above) if node is nodes[-1] else None
         above.append(_level(node, rest))
-    found = Cluster.of_servers(name, machines, above)
-    return found if any(not machine.same_as(machines[0]) for machine in machines) else _folded(found)
+    return folded(Cluster.of_servers(name, machines, above))
 
 
-def _folded(cluster: Cluster) -> Cluster:
-    """A cluster of equal servers, without the list of them."""
+def folded(cluster: Cluster) -> Cluster:
+    """The cluster without the list of its servers, if nothing distinguishes them; as it is where they differ."""
+    if any(not machine.same_as(cluster.machines[0]) for machine in cluster.machines) or cluster.uniform:
+        return cluster
     first = cluster.machines[0]
     levels = [first.inside, *cluster.levels[1:]]
     if first.card and len(levels) > 1:

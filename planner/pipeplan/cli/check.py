@@ -7,12 +7,11 @@ from pathlib import Path
 
 import click
 
-from pipeplan import resources
 from pipeplan.check.document import FORMAT, VERSION
 from pipeplan.check.verify import verify
+from pipeplan.cli.given import profile_of_plan
 from pipeplan.errors import InputError
-from pipeplan.files import Node, read_document
-from pipeplan.profile import Profile
+from pipeplan.files import read_document
 from pipeplan.text import one_line
 
 
@@ -37,7 +36,7 @@ def command(plan: Path, profile_file: Path | None, as_json: bool) -> None:
     """
     path = plan / "plan.json" if plan.is_dir() else plan
     root = read_document(path, FORMAT, VERSION)
-    findings = verify(root, _profile(root, path, profile_file))
+    findings = verify(root, profile_of_plan(root, path, profile_file))
     if as_json:
         entries = [{"what": found.what, "holds": found.holds, "text": found.text} for found in findings]
         click.echo(json.dumps(entries, indent=1, ensure_ascii=False))
@@ -47,23 +46,3 @@ def command(plan: Path, profile_file: Path | None, as_json: bool) -> None:
     wrong = [found for found in findings if found.holds is False]
     if wrong:
         raise InputError(f"{path} does not hold: {wrong[0].what}: {wrong[0].text}")
-
-
-def _profile(root: Node, plan: Path, given: Path | None) -> Profile:
-    """The profile with the digest that the plan names, scaled to the plan's minibatch."""
-    digest, minibatch = root["profile"]["digest"].text(), root["profile"]["minibatch"].integer(minimum=1)
-    if given is not None:
-        profile = _scaled(given, minibatch)
-        if profile.digest() != digest:
-            raise InputError(f"{given} is not the profile that {plan} was made from: their digests differ")
-        return profile
-    near = [plan.parent / "profile.json", plan.parent.parent / "profile.json", Path("profile.json")]
-    for path in [*near, *sorted(resources.folder("profiles").glob("*.json"))]:
-        if path.is_file() and (profile := _scaled(path, minibatch)).digest() == digest:
-            return profile
-    raise InputError(f"the profile that {plan} was made from is not beside it: name it with --profile")
-
-
-def _scaled(path: Path, minibatch: int) -> Profile:
-    profile = Profile.load(path)
-    return profile if profile.minibatch == minibatch else profile.rescaled(minibatch)

@@ -12,6 +12,7 @@ import click
 from pipeplan import cluster_file, resources
 from pipeplan.cluster import Cluster
 from pipeplan.errors import InputError
+from pipeplan.files import Node
 from pipeplan.local import local
 from pipeplan.plan import ACCUMULATING, SCHEDULES, STASHING
 from pipeplan.problem import BOUNDARIES, Options, Problem
@@ -150,6 +151,30 @@ def read_profile(path: Path | None, minibatch: int | None) -> Source:
         text += f"; rescaled linearly from minibatch {profile.minibatch} to {minibatch}"
         profile = profile.rescaled(minibatch)
     return Source(profile, one_line(text))
+
+
+def profile_of_plan(root: Node, plan: Path, given: Path | None) -> Profile:
+    """The profile with the digest that a plan.json names, scaled to the plan's minibatch.
+
+    It is the one at `given`, else looked for beside the plan, in the folder above, here, and among the bundled ones.
+    Raises `InputError` where it is not there.
+    """
+    digest, minibatch = root["profile"]["digest"].text(), root["profile"]["minibatch"].integer(minimum=1)
+    if given is not None:
+        profile = _scaled(given, minibatch)
+        if profile.digest() != digest:
+            raise InputError(f"{given} is not the profile that {plan} was made from: their digests differ")
+        return profile
+    near = [plan.parent / "profile.json", plan.parent.parent / "profile.json", DEFAULT_PROFILE]
+    for path in [*near, *sorted(resources.folder("profiles").glob("*.json"))]:
+        if path.is_file() and (profile := _scaled(path, minibatch)).digest() == digest:
+            return profile
+    raise InputError(f"the profile that {plan} was made from is not beside it: name it with --profile")
+
+
+def _scaled(path: Path, minibatch: int) -> Profile:
+    profile = Profile.load(path)
+    return profile if profile.minibatch == minibatch else profile.rescaled(minibatch)
 
 
 def read_cluster(name: str, servers: int | None, workers: int | None) -> Cluster:

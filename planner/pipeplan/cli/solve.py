@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +12,24 @@ from rich.console import Console
 
 from pipeplan import render
 from pipeplan.auto import Choice, choose
+from pipeplan.cli.answer import disagreement_in, search_arguments, settings_of, written
 from pipeplan.cli.given import problem_arguments, problem_of
 from pipeplan.errors import InputError
 from pipeplan.fewest import fewest_workers
-from pipeplan.plan import STASHING
 from pipeplan.problem import Problem
 from pipeplan.show import show
-from pipeplan.solve import Disagreement, Outcome, Settings, solve
+from pipeplan.solve import Outcome, Settings, solve
 from pipeplan.units import show_time
 
 
 @click.command("solve")
 @problem_arguments()
-@click.option("--solver", type=click.Choice(["dp", "ilp", "both"]), default="both", show_default=True)
-@click.option("--ilp-solver", type=click.Choice(["highs", "cbc"]), default="highs", show_default=True)
-@click.option("--time-limit", type=float, default=60.0, show_default=True, help="Seconds for each solver.")
-@click.option("--gap", type=click.FloatRange(0, 1), default=0.0, help="Stop this close to the best: 0.01 is 1%.")
+@search_arguments
 @click.option("--batch", type=int, metavar="SAMPLES", help="Global batch, for --schedule auto.")
 @click.option(
     "--staleness", metavar="NONE|BOUNDED|ANY", default="any", help="With --schedule auto: how old weights may be."
 )
 @click.option("--fewest-workers", metavar="5%", help="Use as few workers as come so close to the best.")
-@click.option("--no-certificate", is_flag=True, help="Write no proof into plan.json.")
 @click.option(
     "--cost-model",
     type=click.Choice(["pipeplan", "pipedream-code", "pipedream-paper"]),
@@ -45,14 +42,9 @@ from pipeplan.units import show_time
 @click.option("--no-write", is_flag=True, help="Print the answer only.")
 @click.option("--json", "as_json", is_flag=True, help="Print plan.json instead of the table.")
 def command(
-    solver: str,
-    ilp_solver: str,
-    time_limit: float,
-    gap: float,
     batch: int | None,
     staleness: str,
     fewest_workers: str | None,
-    no_certificate: bool,
     cost_model: str,
     output: Path,
     force: bool,
@@ -71,32 +63,17 @@ def command(
     pipeplan solve --cluster A --schedule auto --batch 1024 --staleness none
     pipeplan solve --cluster A --fewest-workers 5%
     """
-    if not time_limit > 0:
-        raise InputError(f"--time-limit must be above 0 seconds, not {time_limit:g}")
+    settings = replace(settings_of(given), cost_model=cost_model)
     within = None if fewest_workers is None else _share(fewest_workers)
     if not no_write:
         render.refuse_to_overwrite(output, force)
-    settings = Settings(
-        solver=solver,
-        cost_model=cost_model,
-        backend=ilp_solver,
-        time_limit_s=time_limit,
-        gap=gap,
-        certify=not no_certificate,
-    )
     notes = Console(stderr=True, highlight=False)
     problem, origin, remarks = _problem(given, batch, staleness, settings)
     notes.print(origin, style="dim", markup=False, soft_wrap=True)
     for remark in remarks:
         notes.print(remark, style="dim", markup=False, soft_wrap=True)
-    try:
+    with disagreement_in(None if no_write else output):
         outcome = solve(problem, settings) if within is None else _fewest(problem, within, settings, notes)
-    except Disagreement as error:
-        if no_write:
-            raise
-        written = render.write_disagreement(error.results, output)
-        places = " and ".join(str(path) for path in written)
-        raise Disagreement(f"{error}; both plans are in {places}", error.results) from None
     if not no_write:
         # Before the table: whoever closes our output early, as `| head` does, still has the plan.
         render.write_plan(outcome, output, force=force)
@@ -105,10 +82,7 @@ def command(
     else:
         show(outcome, Console(highlight=False, markup=False))
     if not no_write:
-        runnable = "" if problem.profile.model_ref else " (its profile names no model that could be run)"
-        if outcome.plan.schedule != STASHING:
-            runnable = f" (to compare and simulate: the executor does not run {outcome.plan.schedule} yet)"
-        notes.print(f"written: {output}/plan.json, stages/, launch.sh{runnable}", markup=False, soft_wrap=True)
+        notes.print(written(outcome, output), markup=False, soft_wrap=True)
 
 
 def _problem(

@@ -33,17 +33,31 @@ def read(path: Path, profile_path: Path) -> tuple[Problem, Plan]:
 
     Raises `InputError` where the profile is another one.
     """
-    file = path / "plan.json" if path.is_dir() else path
-    if not file.is_file():
-        raise InputError(f"{path} has no plan.json; `pipeplan solve` writes plan folders")
-    root = read_document(file, PLAN_FORMAT, PLAN_VERSION)
-    plan = Plan.from_json(root["plan"])
+    root = document(path)
     profile = Profile.load(profile_path)
     minibatch = root["profile"]["minibatch"].integer(minimum=1)
     if minibatch != profile.minibatch:
         profile = profile.rescaled(minibatch)
     if profile.digest() != root["profile"]["digest"].text():
-        raise InputError(f"{file} was not made from {profile_path}: their digests differ")
+        raise InputError(f"{file_of(path)} was not made from {profile_path}: their digests differ")
+    return of(root, profile)
+
+
+def document(path: Path) -> Node:
+    """The plan.json in a folder, or that file."""
+    if not file_of(path).is_file():
+        raise InputError(f"{path} has no plan.json; `pipeplan solve` writes plan folders")
+    return read_document(file_of(path), PLAN_FORMAT, PLAN_VERSION)
+
+
+def file_of(path: Path) -> Path:
+    """The plan.json of a plan's folder, or the file itself."""
+    return path / "plan.json" if path.is_dir() else path
+
+
+def of(root: Node, profile: Profile) -> tuple[Problem, Plan]:
+    """What a plan.json says, and the problem that it was made for, with the profile that it was made from."""
+    plan = Plan.from_json(root["plan"])
     return Problem(profile, cluster_json.from_json(root["cluster"]), _options(root["options"], plan)), plan
 
 

@@ -1,0 +1,64 @@
+"""What commands that search for a plan have in common: the arguments of the search, and what becomes of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeplan import render
+from pipeplan.errors import InputError
+from pipeplan.plan import STASHING
+from pipeplan.solve import Disagreement, Outcome, Settings
+
+_ARGUMENTS = (
+    click.option("--solver", type=click.Choice(["dp", "ilp", "both"]), default="both", show_default=True),
+    click.option("--ilp-solver", type=click.Choice(["highs", "cbc"]), default="highs", show_default=True),
+    click.option("--time-limit", type=float, default=60.0, show_default=True, help="Seconds for each solver."),
+    click.option("--gap", type=click.FloatRange(0, 1), default=0.0, help="Stop this close to the best: 0.01 is 1%."),
+    click.option("--no-certificate", is_flag=True, help="Write no proof into plan.json."),
+)
+
+
+def search_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that gives a command all arguments of `settings_of`."""
+    for argument in reversed(_ARGUMENTS):
+        function = argument(function)
+    return function
+
+
+def settings_of(given: dict[str, Any]) -> Settings:
+    """The settings that the arguments describe."""
+    time_limit = given["time_limit"]
+    if not time_limit > 0:
+        raise InputError(f"--time-limit must be above 0 seconds, not {time_limit:g}")
+    return Settings(
+        solver=given["solver"],
+        backend=given["ilp_solver"],
+        time_limit_s=time_limit,
+        gap=given["gap"],
+        certify=not given["no_certificate"],
+    )
+
+
+@contextmanager
+def disagreement_in(folder: Path | None) -> Iterator[None]:
+    """Where solvers contradict each other, write both plans beside `folder` (None: nowhere) and name the files."""
+    try:
+        yield
+    except Disagreement as error:
+        if folder is None:
+            raise
+        places = " and ".join(str(path) for path in render.write_disagreement(error.results, folder))
+        raise Disagreement(f"{error}; both plans are in {places}", error.results) from None
+
+
+def written(outcome: Outcome, folder: Path) -> str:
+    """The line that says what was written, and whether it can be run."""
+    runnable = "" if outcome.problem.profile.model_ref else " (its profile names no model that could be run)"
+    if outcome.plan.schedule != STASHING:
+        runnable = f" (to compare and simulate: the executor does not run {outcome.plan.schedule} yet)"
+    return f"written: {folder}/plan.json, stages/, launch.sh{runnable}"
