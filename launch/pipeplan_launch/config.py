@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeplan_launch import fields
 from pipeplan_launch.errors import LaunchError, nearest
-from pipeplan_launch.replay import ReplayError, replay
+from pipeplan_launch.replay import replay
 from pipeplan_launch.schedule import SCHEDULES, Schedule, StageShape
 
 FORMAT = "pipeplan-stage"
@@ -26,8 +26,6 @@ MOST_MINIBATCH = 10**7
 REPLAYED = 2000
 """Minibatches that the check of the schedule replays, at most."""
 
-EXECUTED = ("1f1b-stashing", "forward-only")
-"""The schedules that the executor's engines implement, with their versions of the weights."""
 _NAME = re.compile(r"stage-(\d+)\.json")
 _SHARED = (
     *("plan", "mode", "model", "minibatch", "device", "servers", "workers_per_server", "server_sizes"),
@@ -86,6 +84,8 @@ class LaunchPlan:
     predictions: tuple[Prediction, ...]
     server_sizes: tuple[int, ...] = ()
     """Workers on every server, where servers differ in that."""
+    accumulate: int | None = None
+    """Minibatches per update, the same at all stages, where the schedule takes a number of them."""
 
     @property
     def world(self) -> int:
@@ -104,7 +104,7 @@ class LaunchPlan:
     @property
     def shapes(self) -> tuple[StageShape, ...]:
         """The pipeline as schedules see it."""
-        return tuple(StageShape(len(stage.workers), stage.depth) for stage in self.pipeline)
+        return tuple(StageShape(len(stage.workers), stage.depth, self.accumulate) for stage in self.pipeline)
 
     def place(self, rank: int) -> tuple[int, int] | None:
         """(stage, replica) of a rank, or None for an idle one."""
@@ -186,6 +186,7 @@ def _check_agrees(reference: Path, first: Mapping[str, Any], path: Path, content
 
 
 def _shared(content: dict[str, Any], where: str) -> LaunchPlan:
+    """All but what differs between stages."""
     model = fields.mapping(content, "model", where)
     mode = fields.choice(content, "mode", where, ("training", "inference"))
     if not isinstance(model.get("ref"), str) or not model["ref"]:
@@ -193,6 +194,7 @@ def _shared(content: dict[str, Any], where: str) -> LaunchPlan:
     graph_hash = model.get("graph_hash")
     if graph_hash is not None and not isinstance(graph_hash, str):
         raise LaunchError(f"{where}: model.graph_hash must be a string or null")
+    schedule = _schedule(content, mode, where)
     return LaunchPlan(
         plan=fields.text(content, "plan", where),
         mode=mode,
@@ -202,11 +204,12 @@ def _shared(content: dict[str, Any], where: str) -> LaunchPlan:
         device=fields.choice(content, "device", where, ("cpu", "cuda")),
         servers=fields.integer(content, "servers", where, least=1, most=MOST_DEPTH),
         workers_per_server=fields.integer(content, "workers_per_server", where, least=1, most=MOST_DEPTH),
-        schedule=_schedule(content, mode, where),
+        schedule=schedule,
         pipeline=tuple(_placement(stage, where) for stage in fields.listing(content, "pipeline", where)),
         layers=(),
         predictions=(),
         server_sizes=_server_sizes(content, where),
+        accumulate=_accumulate(content, schedule, where),
     )
 
 
@@ -227,14 +230,18 @@ def _schedule(content: dict[str, Any], mode: str, where: str) -> Schedule:
     if name not in SCHEDULES:
         raise LaunchError(f"{where}: this executor has no schedule {name!r}: {nearest(name, SCHEDULES)}")
     schedule = SCHEDULES[name]
-    if name not in EXECUTED:
-        raise LaunchError(
-            f"{where}: this executor does not run schedule {name!r}, only {' and '.join(EXECUTED)}: "
-            "such a plan can be compared and simulated; solve again with --schedule 1f1b-stashing to run it"
-        )
     if schedule.trains != (mode == "training"):
         raise LaunchError(f"{where}: schedule {name!r} does not fit mode {mode!r}")
     return schedule
+
+
+def _accumulate(content: dict[str, Any], schedule: Schedule, where: str) -> int | None:
+    if not schedule.accumulates:
+        return None
+    given = fields.mapping(content, "schedule", where)
+    if given.get("accumulate") is None:
+        raise LaunchError(f"{where}: schedule {schedule.name!r} needs 'accumulate', the minibatches per update")
+    return fields.integer(given, "accumulate", where, least=1, most=MOST_DEPTH)
 
 
 def _placement(stage: Any, where: str) -> StagePlacement:
@@ -287,7 +294,8 @@ def _check_schedule(plan: LaunchPlan, where: str) -> None:
     """Replay a few rounds: depths that would deadlock are found here and not after an hour."""
     widest = max(shape.replicas for shape in plan.shapes)
     deepest = max(shape.replicas * shape.depth for shape in plan.shapes)
+    rounds = 2 * max(deepest, plan.accumulate or 1) + widest
     try:
-        replay(plan.schedule, plan.shapes, min(2 * deepest + widest, REPLAYED))
-    except ReplayError as error:
+        replay(plan.schedule, plan.shapes, min(rounds, REPLAYED))
+    except ValueError as error:  # a ReplayError, or shapes that the schedule cannot do with
         raise LaunchError(f"{where}: {error}; solve again with --force") from error

@@ -1,11 +1,13 @@
 """Running a stream of actions on one worker: a table from the kind of action to what does it.
 
-An engine runs drained segments (one epoch, or one pass over the test data): nothing is in flight before or after.
+An engine runs drained segments (an epoch or a part of one, or a pass over the test data): nothing is in flight before
+or after. Within a segment, schedules, replicas and versions of the weights count minibatches from 0, the *index*; data,
+random numbers, messages and metrics go by the epoch's own *number* of the minibatch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +22,15 @@ from pipeplan_launch.interrupt import check_interrupt
 from pipeplan_launch.job import Batch, Job
 from pipeplan_launch.metrics import Recorder, Step
 from pipeplan_launch.program import CutTensor, Program
-from pipeplan_launch.schedule import Kind, Schedule, own_minibatches
+from pipeplan_launch.schedule import Action, Kind, Schedule, own_minibatches
 from pipeplan_launch.transport import Direction, Transport, Wire
 from pipeplan_launch.usercode import user_code
 
 Handler = Callable[[int], None]
+"""Does an action, given its index."""
+Limit = Callable[[int], int | None]
+"""Asked before the forward of a minibatch, by its index: None to go on, else where the segment ends, that index or
+before. All workers of a segment must be told the same end."""
 WINDOW = 2  # receives of activations posted ahead: one in use, one under way; each costs a minibatch's memory
 
 
@@ -62,18 +68,31 @@ class Place:
         """Replicas of this stage."""
         return len(self.plan.pipeline[self.stage].workers)
 
-    def peer(self, stage: int, minibatch: int) -> int:
-        """Rank of the replica of a stage that runs a minibatch."""
+    def peer(self, stage: int, index: int) -> int:
+        """Rank of the replica of a stage that runs a minibatch of the segment."""
         workers = self.plan.pipeline[stage].workers
-        return workers[minibatch % len(workers)]
+        return workers[index % len(workers)]
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A drained run over some minibatches."""
+    """A drained run over some minibatches of an epoch."""
 
     epoch: int
     batches: Batches
+    first: int = 0
+    """The number of its first minibatch."""
+    end: int | None = None
+    """The number after its last; None: the end of the epoch."""
+
+    @property
+    def count(self) -> int:
+        """Minibatches in it."""
+        return (self.batches.sizes.count if self.end is None else self.end) - self.first
+
+    def number(self, index: int) -> int:
+        """What the epoch calls the minibatch with this index in the segment."""
+        return self.first + index
 
 
 class Engine:
@@ -101,23 +120,26 @@ class Engine:
         self.recorder = recorder
         self.on_minibatch: Callable[[Step], None] | None = None
         """Called after each of this worker's minibatches."""
+        self.limit: Limit = _no_limit
+        """Whoever may have to end a segment early sets this."""
         self._handlers = handlers
         self._segment: Segment | None = None
+        self._count = 0
         self._to_post: Sequence[int] = ()
         self._wires: dict[tuple[str, int], Wire] = {}
 
-    def run(self, segment: Segment) -> None:
-        """Run this worker's share of a segment, to the end."""
+    def run(self, segment: Segment) -> int:
+        """Run this worker's share of a segment; returns the segment's minibatches, fewer where `limit` ended it."""
         place = self.place
-        self._segment = segment
-        count = segment.batches.sizes.count
-        self._to_post = () if place.is_first else own_minibatches(place.replica, place.replicas, count)
+        self._segment, self._count = segment, segment.count
+        self._to_post = () if place.is_first else own_minibatches(place.replica, place.replicas, self._count)
         for _ in range(WINDOW):
             self._post_next()
-        for action in self.schedule.stream(place.plan.shapes, place.stage, place.replica, count):
+        for action in self._actions():
             check_interrupt()
             self._handlers[action.kind](action.index)
         self.transport.drain()
+        return self._count
 
     @property
     def segment(self) -> Segment:
@@ -125,44 +147,89 @@ class Engine:
         assert self._segment is not None
         return self._segment
 
-    def take_activations(self, minibatch: int) -> list[Tensor]:
+    @property
+    def count(self) -> int:
+        """Minibatches in the segment being run; fewer once `limit` has ended it."""
+        return self._count
+
+    def take_activations(self, index: int) -> list[Tensor]:
         """What the previous stage sends for this minibatch; posts the next receive."""
         if self.place.is_first:
             return []
-        received = self.transport.take(Direction.ACTIVATIONS, minibatch)
+        received = self.transport.take(Direction.ACTIVATIONS, self.segment.number(index))
         self._post_next()
         return received
 
-    def send_activations(self, minibatch: int, outputs: Sequence[Tensor]) -> None:
+    def send_activations(self, index: int, outputs: Sequence[Tensor]) -> None:
         """Send a minibatch on to the next stage."""
-        destination = self.place.peer(self.place.stage + 1, minibatch)
-        self.transport.send(Direction.ACTIVATIONS, minibatch, destination, outputs)
+        destination = self.place.peer(self.place.stage + 1, index)
+        self.transport.send(Direction.ACTIVATIONS, self.segment.number(index), destination, outputs)
 
-    def wires(self, tensors: Sequence[CutTensor], minibatch: int) -> list[Wire]:
+    def settle_activations(self, index: int) -> None:
+        """Wait until a minibatch has left for the next stage, if it was sent."""
+        self.transport.settle(Direction.ACTIVATIONS, self.segment.number(index))
+
+    def wires(self, tensors: Sequence[CutTensor], index: int) -> list[Wire]:
         """Shapes of the tensors that cross a cut, for this minibatch's size."""
-        size = self.segment.batches.sizes.run(minibatch)
+        size = self.size(index)
         return [self._wire(tensor, size) for tensor in tensors]
 
-    def read(self, minibatch: int) -> tuple[list[Tensor], Any]:
+    def size(self, index: int) -> int:
+        """Samples that the model runs on in this minibatch."""
+        return self.segment.batches.sizes.run(self.segment.number(index))
+
+    def read(self, index: int) -> tuple[list[Tensor], Any]:
         """(this stage's model inputs, target at the last stage), from the data set, where the stage needs it."""
         wanted = self.place.program.model_inputs
         if not wanted and not self.place.is_last:
             return [], None
-        with self.calling("reading the job's data", minibatch):
-            batch: Batch = self.segment.batches.load(minibatch)
+        with self.calling("reading the job's data", index):
+            batch: Batch = self.segment.batches.load(self.segment.number(index))
         inputs = [batch.inputs[index].to(self.place.device) for index in wanted]
         target = to_device(batch.target, self.place.device) if self.place.is_last else None
         return inputs, target
 
-    def calling(self, what: str, minibatch: int) -> AbstractContextManager[None]:
+    def calling(self, what: str, index: int) -> AbstractContextManager[None]:
         """Around what the user wrote: an error becomes one line that names `what`, this stage and the minibatch."""
-        return user_code(f"{what} at stage {self.place.stage} (rank {self.place.rank}), minibatch {minibatch},")
+        number = self.segment.number(index)
+        return user_code(f"{what} at stage {self.place.stage} (rank {self.place.rank}), minibatch {number},")
 
-    def finish_step(self, minibatch: int) -> None:
+    def begin_step(self, index: int) -> Step:
+        """A minibatch begins on this worker."""
+        number = self.segment.number(index)
+        step = self.recorder.begin(self.segment.epoch, number)
+        step.samples = self.segment.batches.sizes.real(number)
+        return step
+
+    def step_of(self, index: int) -> Step:
+        """What is noted of a minibatch that has begun and is not finished."""
+        return self.recorder.of(self.segment.number(index))
+
+    def finish_step(self, index: int) -> None:
         """A minibatch is done with on this worker."""
-        step = self.recorder.end(minibatch)
+        step = self.recorder.end(self.segment.number(index))
         if self.on_minibatch is not None:
             self.on_minibatch(step)
+
+    def _actions(self) -> Iterator[Action]:
+        """The schedule's stream. Where `limit` ends the segment, it goes on as that of a segment that ends there."""
+        done: dict[Kind, int] = {}  # a worker's actions of one kind come in the order of their indices
+        for action in self._stream():
+            end = self.limit(action.index) if action.kind is Kind.FORWARD else None
+            if end is not None:
+                self._count = end
+                break
+            yield action
+            done[action.kind] = action.index
+        else:
+            return
+        for action in self._stream():
+            if action.index > done.get(action.kind, -1):
+                yield action
+
+    def _stream(self) -> Iterator[Action]:
+        place = self.place
+        return self.schedule.stream(place.plan.shapes, place.stage, place.replica, self._count)
 
     def _wire(self, tensor: CutTensor, size: int) -> Wire:
         """Remembered, because evaluating a symbolic shape takes longer than sending a small tensor."""
@@ -173,10 +240,14 @@ class Engine:
 
     def _post_next(self) -> None:
         if self._to_post:
-            minibatch, self._to_post = self._to_post[0], self._to_post[1:]
-            source = self.place.peer(self.place.stage - 1, minibatch)
-            wires = self.wires(self.place.program.receives, minibatch)
-            self.transport.post(Direction.ACTIVATIONS, minibatch, source, wires)
+            index, self._to_post = self._to_post[0], self._to_post[1:]
+            source = self.place.peer(self.place.stage - 1, index)
+            wires = self.wires(self.place.program.receives, index)
+            self.transport.post(Direction.ACTIVATIONS, self.segment.number(index), source, wires)
+
+
+def _no_limit(_: int) -> int | None:
+    return None
 
 
 def to_device(value: Any, device: torch.device) -> Any:

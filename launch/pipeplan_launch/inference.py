@@ -12,7 +12,7 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.metrics import Lap, Recorder
 from pipeplan_launch.schedule import SCHEDULES, Kind
 from pipeplan_launch.seeds import seed_forward
-from pipeplan_launch.transport import Direction, Transport
+from pipeplan_launch.transport import Transport
 
 KEPT_SENDS = 2  # activations under way to the next stage, per replica: a faster stage waits rather than pile them up
 
@@ -45,52 +45,50 @@ class ForwardEngine(Engine):
         super().__init__(place, SCHEDULES["forward-only"], transport, recorder, {Kind.FORWARD: self._forward})
         self.score = Score()
 
-    def run(self, segment: Segment) -> None:
+    def run(self, segment: Segment) -> int:
         """Run a segment; `score` then holds what this worker counted."""
         self.score = Score()
         self.place.program.eval()
         try:
             with torch.no_grad():
-                super().run(segment)
+                return super().run(segment)
         finally:
             self.place.program.train()
 
-    def _forward(self, minibatch: int) -> None:
+    def _forward(self, index: int) -> None:
         place = self.place
-        step, lap = self.recorder.begin(self.segment.epoch, minibatch), Lap()
-        sizes = self.segment.batches.sizes
-        step.samples = sizes.real(minibatch)
-        received = self.take_activations(minibatch)
+        step, lap = self.begin_step(index), Lap()
+        received = self.take_activations(index)
         step.wait_s += lap()
-        inputs, target = self.read(minibatch)
+        inputs, target = self.read(index)
         step.load_s += lap()
-        seed_forward(place.seed, self.segment.epoch, minibatch, place.stage)
-        with self.calling("the model's forward", minibatch):
-            result = place.program.call(place.program.parameters_by_name(), received, inputs, sizes.run(minibatch))
+        seed_forward(place.seed, self.segment.epoch, self.segment.number(index), place.stage)
+        with self.calling("the model's forward", index):
+            result = place.program.call(place.program.parameters_by_name(), received, inputs, self.size(index))
         if place.is_last:
-            self._judge(minibatch, result, target)
+            self._judge(index, result, target)
         step.forward_s += lap()
         if not place.is_last:
-            self.transport.settle(Direction.ACTIVATIONS, minibatch - KEPT_SENDS * place.replicas)
-            self.send_activations(minibatch, result)
+            self.settle_activations(index - KEPT_SENDS * place.replicas)
+            self.send_activations(index, result)
         step.send_s += lap()
-        self.finish_step(minibatch)
+        self.finish_step(index)
 
-    def _judge(self, minibatch: int, output: object, target: object) -> None:
-        real, run = self.segment.batches.sizes.real(minibatch), self.segment.batches.sizes.run(minibatch)
+    def _judge(self, index: int, output: object, target: object) -> None:
+        real, run = self.segment.batches.sizes.real(self.segment.number(index)), self.size(index)
         if real < run:  # the filling does not count
             output, target = (
                 map_tensors(value, lambda tensor: _first(tensor, real, run)) for value in (output, target)
             )
         job = self.place.job
         self.score.samples += real
-        with self.calling("the job's metric", minibatch):
+        with self.calling("the job's metric", index):
             correct = job.correct(output, target)
             if correct is not None:
                 self.score.correct += _number(correct)
                 self.score.judged += real
         if job.loss is not None:
-            with self.calling("the job's loss", minibatch):
+            with self.calling("the job's loss", index):
                 self.score.loss_sum += float(job.loss(output, target)) * real
 
 

@@ -36,51 +36,65 @@ class GradientReducer:
         self._parameters = dict(parameters)
         self._group = group
         self._pending: dict[str, Tensor] = {}
+        self._weight = 0.0
+        self._alone: tuple[dict[str, Tensor], float] = ({}, 1.0)
+        """A collected group, where there is nobody to average with."""
         self._works: list[dist.Work] = []
         self._buckets: list[_Bucket] | None = None
 
-    def add(self, gradients: Mapping[str, Tensor]) -> None:
-        """Take the gradients of one of this replica's minibatches, by parameter name, for the group being collected."""
+    def add(self, gradients: Mapping[str, Tensor], share: float = 1.0) -> None:
+        """Take the gradients of one of this replica's minibatches, by parameter name, for the group being collected.
+
+        `share`: the minibatch's weight in the group's mean. The tensors are the reducer's from here on.
+        """
+        self._weight += share
         for name, gradient in gradients.items():
-            if name in self._parameters:
-                if self._group is not None and gradient.layout is not torch.strided:
-                    raise LaunchError(
-                        f"the gradient of {name!r} is sparse, which a stage with replicas does not support: "
-                        "build its layer with sparse=False, or solve for a plan without replicas of it"
-                    )
-                before = self._pending.get(name)
-                self._pending[name] = gradient if before is None else before + gradient
+            if name not in self._parameters:
+                continue
+            if self._group is not None and gradient.layout is not torch.strided:
+                raise LaunchError(
+                    f"the gradient of {name!r} is sparse, which a stage with replicas does not support: "
+                    "build its layer with sparse=False, or solve for a plan without replicas of it"
+                )
+            weighted = gradient if share == 1.0 else gradient.mul_(share)
+            before = self._pending.get(name)
+            self._pending[name] = weighted if before is None else before.add_(weighted)
 
     def start(self) -> None:
-        """Start the sum over the replicas; one that has no gradients joins with zeros."""
+        """The group is collected: start the sum over the replicas; one that has no gradients joins with zeros."""
         if self._group is None:
+            self._alone, self._pending = (self._pending, self._weight), {}
+            self._weight = 0.0
             return
         if self._buckets is None:
             self._buckets = _make_buckets(self._parameters)
+            self._total = torch.zeros(1, dtype=torch.float64)
+        self._total.fill_(self._weight)
         for bucket in self._buckets:
             _fill(bucket, self._pending)
-            work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
+        for tensor in (self._total, *(bucket.flat for bucket in self._buckets)):
+            work = dist.all_reduce(tensor, group=self._group, async_op=True)
             if work is not None:
                 self._works.append(work)
-        self._pending = {}
+        self._pending, self._weight = {}, 0.0
 
-    def finish(self, members: int) -> dict[str, Tensor]:
-        """The mean over the group's `members` minibatches, by parameter name; without those that no replica has.
+    def finish(self) -> dict[str, Tensor]:
+        """The weighted mean over the group's minibatches, by parameter name; without those that no replica has.
 
         The tensors are overwritten by the next `start`.
         """
         if self._group is None:
-            averaged, self._pending = self._pending, {}
-            if members > 1:
-                averaged = {name: gradient / members for name, gradient in averaged.items()}
-            return averaged
+            averaged, weight = self._alone
+            self._alone = ({}, 1.0)
+            return averaged if weight == 1.0 else {name: one.div_(weight) for name, one in averaged.items()}
         for work in self._works:
             work.wait()
         self._works = []
+        weight = float(self._total)
         averaged = {}
         for bucket in self._buckets or ():
             present = bucket.flags.tolist()
-            bucket.flat.div_(members)
+            bucket.flat.div_(weight)
             averaged |= {
                 name: view for name, view, count in zip(bucket.names, bucket.views, present, strict=True) if count > 0
             }

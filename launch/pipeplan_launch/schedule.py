@@ -146,6 +146,12 @@ def group_members(group: int, size: int, minibatches: int) -> range:
     return range(group * size, min((group + 1) * size, minibatches))
 
 
+def own_members(group: int, size: int, replica: int, replicas: int, minibatches: int) -> range:
+    """The minibatches of a group that one replica computes, in order; none where a short last group has none for it."""
+    members = group_members(group, size, minibatches)
+    return members[(replica - members.start) % replicas :: replicas]
+
+
 def _accumulated(shape: StageShape) -> int:
     if shape.accumulate is None:
         raise ValueError("this schedule needs a number of minibatches per update (StageShape.accumulate)")
@@ -232,20 +238,25 @@ def double_buffered(pipeline: Sequence[StageShape], stage: int, replica: int, mi
         yield Action(Kind.BACKWARD, minibatch)
         # The groups of which this replica has no more to compute.
         over = own[position + 1] // size if position + 1 < len(own) else groups
-        for group in range(reduced, over):
-            yield Action(Kind.REDUCE, group)
-        reduced = over
+        yield from _reduce_in_turn(reduced, over, updated)
+        reduced, updated = over, max(updated, over - 1 if over > reduced else 0)
         if position + shape.depth < len(own):
             following = own[position + shape.depth]
             due = max(updated, following // size - 1)
-            for group in range(updated, due):
-                yield Action(Kind.UPDATE, group)
+            yield from (Action(Kind.UPDATE, group) for group in range(updated, due))
             updated = due
             yield Action(Kind.FORWARD, following)
-    for group in range(reduced, groups):
+    yield from _reduce_in_turn(reduced, groups, updated)
+    updated = max(updated, groups - 1 if groups > reduced else 0)
+    yield from (Action(Kind.UPDATE, group) for group in range(updated, groups))
+
+
+def _reduce_in_turn(reduced: int, over: int, updated: int) -> Iterator[Action]:
+    """The all-reduces of groups `reduced` to `over`, each after the updates before it: one is under way at a time."""
+    for group in range(reduced, over):
+        yield from (Action(Kind.UPDATE, before) for before in range(updated, group))
+        updated = max(updated, group)
         yield Action(Kind.REDUCE, group)
-    for group in range(updated, groups):
-        yield Action(Kind.UPDATE, group)
 
 
 def gpipe(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
@@ -280,9 +291,7 @@ def _own_groups(shape: StageShape, replica: int, minibatches: int) -> Iterator[t
     """Every group of M, with the minibatches of it that one replica computes."""
     size = _accumulated(shape)
     for group in range(group_count(size, minibatches)):
-        members = group_members(group, size, minibatches)
-        first = (replica - members.start) % shape.replicas
-        yield group, members[first :: shape.replicas]
+        yield group, own_members(group, size, replica, shape.replicas, minibatches)
 
 
 def forward_only(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:

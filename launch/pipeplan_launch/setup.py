@@ -162,4 +162,7 @@ def weights_at(path: Path) -> checkpoint.Manifest:
 
 def _recorder(place: Place, path: Path | None) -> Recorder:
     deepest = max(shape.replicas * shape.depth for shape in place.plan.shapes)
-    return Recorder(path, place.rank, place.stage, place.replica, place.replicas, skip=deepest)
+    group = place.plan.accumulate or 1
+    # From the end of a group to the end of a group, so that every update counts with all of its minibatches.
+    skip = -(-(deepest + 1) // group) * group - 1
+    return Recorder(path, place.rank, place.stage, place.replica, place.replicas, skip=skip)

@@ -6,7 +6,10 @@ leaf's. That is only right if no update ever writes into memory that a minibatch
 update, every parameter about to change is moved to other memory, if (and only if) such a minibatch exists. Autograd
 cannot check this (fused optimisers bypass it), the tests do.
 
-Memory of versions that are no longer in flight is used again, so a steady pipeline allocates nothing.
+Which version a minibatch is owed is the schedule's business: the newest, or one that all stages have in common. So a
+version is held while a minibatch in flight uses it, and before that while a coming one will.
+
+Memory of versions that are no longer held is used again, so a steady pipeline allocates nothing.
 """
 
 from __future__ import annotations
@@ -24,18 +27,19 @@ class _Version:
     leaves: dict[str, Tensor]
     in_flight: int = 0
     displaced: list[tuple[int, Tensor]] = field(default_factory=list)
-    """(id of the parameter, memory it left while this was the newest version in flight)."""
+    """(id of the parameter, memory it left while this was the newest version held)."""
 
 
 class WeightVersions:
-    """The current weights of a stage, and the older ones that minibatches in flight still need."""
+    """The current weights of a stage, and the older ones that minibatches in flight, or still to come, need."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         """`parameters`: name -> parameter; a tied parameter may appear under several names."""
         self._names: dict[str, Tensor] = dict(parameters)
         self._name_of = {id(parameter): name for name, parameter in self._names.items()}
         self._users: dict[int, _Version] = {}
-        self._alive: list[_Version] = []  # those with minibatches in flight, oldest first
+        self._held: list[_Version] = []  # oldest first; the current one only while minibatches use it
+        self._next: int | None = None
         self._spare: dict[int, list[Tensor]] = {}
         self._current = _Version(0, self._new_leaves({}))
 
@@ -46,17 +50,28 @@ class WeightVersions:
 
     @property
     def live(self) -> int:
-        """Versions held now: the current one and the older ones in flight."""
-        return len(self._alive) + (self._current.in_flight == 0)
+        """Versions held now: the current one and older ones in use or to be used."""
+        return len(self._held) + (self._current not in self._held)
 
-    def acquire(self, minibatch: int) -> Mapping[str, Tensor]:
-        """The weights for this minibatch's forward; they stay as they are until `release`."""
-        version = self._current
-        if version.in_flight == 0:
-            self._alive.append(version)
+    def acquire(self, minibatch: int, number: int | None = None, following: int | None = None) -> Mapping[str, Tensor]:
+        """The weights after `number` updates, by default the newest, for this minibatch's forward.
+
+        They stay as they are until `release`. `following`: the number that the next minibatch will ask for, at least
+        this one, and maybe one that is still to be made. None: the newest, whatever that will be.
+        """
+        version = self._find(self._current.number if number is None else number)
+        if version not in self._held:
+            self._held.append(version)
         version.in_flight += 1
         self._users[minibatch] = version
+        self.expect(following)
         return version.leaves
+
+    def expect(self, following: int | None) -> None:
+        """Say which version the next minibatch will ask for, as in `acquire`; hold what it needs and no more."""
+        self._next = following
+        for version in list(self._held):
+            self._retire_if_done(version)
 
     def leaves_of(self, minibatch: int) -> Mapping[str, Tensor]:
         """The weights that this minibatch's forward used."""
@@ -67,12 +82,13 @@ class WeightVersions:
         version = self._users.pop(minibatch)
         gradients = _take_gradients(version.leaves)
         version.in_flight -= 1
-        if version.in_flight == 0:
-            self._retire(version)
+        self._retire_if_done(version)
         return gradients
 
     def update(self, changed: Sequence[nn.Parameter], step: Callable[[], object]) -> None:
         """Run `step`, which writes into the parameters in `changed`, and make the result the current version."""
+        if self._current not in self._held and self._is_to_come(self._current):
+            self._held.append(self._current)
         moved = {id(parameter) for parameter in changed if self._needed(parameter)}
         for parameter in changed:
             if id(parameter) in moved:
@@ -85,6 +101,17 @@ class WeightVersions:
             )
         self._current = _Version(self._current.number + 1, leaves)
 
+    def _find(self, number: int) -> _Version:
+        if number == self._current.number:
+            return self._current
+        found = next((version for version in self._held if version.number == number), None)
+        assert found is not None, f"version {number} is not held: {[one.number for one in self._held]}"
+        return found
+
+    def _is_to_come(self, version: _Version) -> bool:
+        """Whether a minibatch that has not begun will use a version that exists."""
+        return self._next is not None and self._next <= version.number
+
     def _new_leaves(self, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
         by_parameter: dict[int, Tensor] = {}
         leaves: dict[str, Tensor] = {}
@@ -96,20 +123,22 @@ class WeightVersions:
         return leaves
 
     def _needed(self, parameter: nn.Parameter) -> bool:
-        """Whether a minibatch in flight reads the memory that the parameter is in now."""
+        """Whether a version that is held has its values in the memory that the parameter is in now."""
         name = self._name_of[id(parameter)]
-        return any(version.leaves[name].data_ptr() == parameter.data_ptr() for version in self._alive)
+        return any(version.leaves[name].data_ptr() == parameter.data_ptr() for version in self._held)
 
     def _move_away(self, parameter: nn.Parameter) -> None:
         spare = self._spare.get(id(parameter))
         old = parameter.data
         parameter.data = spare.pop().copy_(old) if spare else old.clone()
-        self._alive[-1].displaced.append((id(parameter), old))
+        self._held[-1].displaced.append((id(parameter), old))
 
-    def _retire(self, version: _Version) -> None:
-        """Free what was displaced while this was the newest version in flight, or leave it to an older one."""
-        self._alive.remove(version)
-        older = [other for other in self._alive if other.number < version.number]
+    def _retire_if_done(self, version: _Version) -> None:
+        """Free what was displaced while this was the newest version held, or leave it to an older one."""
+        if version.in_flight or (version is not self._current and self._is_to_come(version)):
+            return
+        self._held.remove(version)
+        older = [other for other in self._held if other.number < version.number]
         if older:
             older[-1].displaced.extend(version.displaced)
         else:

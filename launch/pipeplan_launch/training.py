@@ -18,7 +18,7 @@ from pipeplan_launch.metrics import Lap, Recorder
 from pipeplan_launch.program import CutTensor
 from pipeplan_launch.recompute import Conditions, awaits_gradient, keeping_nothing, unchanged_random_numbers
 from pipeplan_launch.reduce import GradientReducer, average_buffers
-from pipeplan_launch.schedule import Kind, group_members
+from pipeplan_launch.schedule import Kind, own_members, replica_of
 from pipeplan_launch.seeds import seed_forward
 from pipeplan_launch.stash import WeightVersions
 from pipeplan_launch.transport import Direction, Transport, explained
@@ -82,159 +82,167 @@ class TrainingEngine(Engine):
         self._versions = WeightVersions(parameters)
         self._reducer = GradientReducer(self.trained, group)
         self._group = group
+        self._group_size = self.schedule.group_size(place.plan.shapes[place.stage])
+        self._begun = 0
+        """Updates made before the segment."""
         self._in_flight: dict[int, _InFlight] = {}
         self._latest: dict[int, int] = {}
         """By replica of the stage before: the latest minibatch that came from it."""
         self._leaving: list[int] = []
         """Minibatches whose gradients may still be on their way to the stage before."""
 
-    def run(self, segment: Segment) -> None:
+    def run(self, segment: Segment) -> int:
         """Train on a segment; afterwards the stage's replicas agree on everything."""
         self._latest, self._leaving = {}, []
-        super().run(segment)
+        self._begun = self._versions.number
+        count = super().run(segment)
         if self._group is not None:
             with self._with_replicas("buffers"):
                 average_buffers(list(self.place.program.buffers_by_name().values()), self._group)
+        return count
 
-    def _forward(self, minibatch: int) -> None:
+    def _forward(self, index: int) -> None:
         place = self.place
-        step, lap = self.recorder.begin(self.segment.epoch, minibatch), Lap()
-        step.samples = self.segment.batches.sizes.real(minibatch)
-        received = self.take_activations(minibatch)
+        step, lap = self.begin_step(index), Lap()
+        received = self.take_activations(index)
         step.wait_s += lap()
         if not place.is_first:
-            self._latest[minibatch % len(place.plan.pipeline[place.stage - 1].workers)] = minibatch
-        given = _Given(received, *self.read(minibatch))
+            self._latest[replica_of(index, len(place.plan.pipeline[place.stage - 1].workers))] = index
+        given = _Given(received, *self.read(index))
         step.load_s += lap()
         for tensor, cut in zip(received, place.program.receives, strict=True):
             tensor.requires_grad_(cut.requires_grad)
-        self._versions.acquire(minibatch)
-        seed_forward(place.seed, self.segment.epoch, minibatch, place.stage)
+        self._versions.acquire(index, self._version(index), self._version(index + place.replicas))
+        seed_forward(place.seed, self.segment.epoch, self.segment.number(index), place.stage)
         if place.recomputes:
-            outputs, self._in_flight[minibatch] = self._compute_and_forget(minibatch, given)
+            outputs, self._in_flight[index] = self._compute_and_forget(index, given)
         else:
-            outputs = self._compute(minibatch, given)
-            self._in_flight[minibatch] = _InFlight(given, outputs)
+            outputs = self._compute(index, given)
+            self._in_flight[index] = _InFlight(given, outputs)
         if place.is_last:
             step.loss = outputs[0].item()
         step.forward_s += lap()
         if not place.is_last:
-            if not place.recomputes or minibatch < place.replicas:
-                self._post_gradients(minibatch)
+            if not place.recomputes or index < place.replicas:
+                self._post_gradients(index)
             if place.recomputes:  # keep one output at most: the transport holds it until it has left
-                self.transport.settle(Direction.ACTIVATIONS, minibatch - place.replicas)
-            self.send_activations(minibatch, outputs)
+                self.settle_activations(index - place.replicas)
+            self.send_activations(index, outputs)
         step.send_s += lap()
+
+    def _version(self, index: int) -> int:
+        """The weights that the schedule has a minibatch use, by the number of updates since the job began."""
+        return self._begun + self.schedule.version(self.place.plan.shapes, self.place.stage, index)
 
     def _compute(
         self,
-        minibatch: int,
+        index: int,
         given: _Given,
         state: Mapping[str, Tensor] | None = None,
         keeping: AbstractContextManager[object] | None = None,
     ) -> Sequence[Tensor]:
         """What goes on to the next stage, or the loss. `state` takes the place of buffers of the stage."""
         place = self.place
-        weights = {**self._versions.leaves_of(minibatch), **(state or {})}
-        size = self.segment.batches.sizes.run(minibatch)
-        with self.calling("the model's forward", minibatch), keeping or nullcontext():
-            result: Any = place.program.call(weights, given.received, given.inputs, size)
+        weights = {**self._versions.leaves_of(index), **(state or {})}
+        with self.calling("the model's forward", index), keeping or nullcontext():
+            result: Any = place.program.call(weights, given.received, given.inputs, self.size(index))
         if place.is_last:
             assert place.job.loss is not None
-            with self.calling("the job's loss", minibatch):
+            with self.calling("the job's loss", index):
                 result = (_scalar(place.job.loss(result, given.target)),)
         outputs: Sequence[Tensor] = result
         return outputs
 
-    def _compute_and_forget(self, minibatch: int, given: _Given) -> tuple[Sequence[Tensor], _InFlight]:
+    def _compute_and_forget(self, index: int, given: _Given) -> tuple[Sequence[Tensor], _InFlight]:
         """(what goes on, what to compute it from again)."""
         conditions = Conditions.now(self.place.program, self.place.device)
         before = given.writes
-        outputs = self._compute(minibatch, given, keeping=keeping_nothing())
+        outputs = self._compute(index, given, keeping=keeping_nothing())
         spoilt = given.writes != before
         kept = _Given(given.received, (), None) if spoilt else given
         return [output.detach() for output in outputs], _InFlight(kept, (), conditions, spoilt)
 
-    def _compute_again(self, minibatch: int, state: _InFlight, conditions: Conditions) -> Sequence[Tensor]:
+    def _compute_again(self, index: int, state: _InFlight, conditions: Conditions) -> Sequence[Tensor]:
         """The outputs that the forward pass had, on the same weights, and now with what backward needs."""
         with unchanged_random_numbers(self.place.device):
-            given = _Given(state.given.received, *self.read(minibatch)) if state.spoilt else state.given
+            given = _Given(state.given.received, *self.read(index)) if state.spoilt else state.given
             with conditions.restored() as buffers:
-                return self._compute(minibatch, given, buffers)
+                return self._compute(index, given, buffers)
 
-    def _post_gradients(self, minibatch: int) -> None:
+    def _post_gradients(self, index: int) -> None:
         """Before the activations leave: the next stage's gradients then always find their receive posted.
 
         A stage that recomputes does so later (`awaits_gradient`).
         """
-        wires = self.wires(_differentiable(self.place.program.sends), minibatch)
-        source = self.place.peer(self.place.stage + 1, minibatch)
-        self.transport.post(Direction.GRADIENTS, minibatch, source, wires)
+        wires = self.wires(_differentiable(self.place.program.sends), index)
+        source = self.place.peer(self.place.stage + 1, index)
+        self.transport.post(Direction.GRADIENTS, self.segment.number(index), source, wires)
 
-    def _backward(self, minibatch: int) -> None:
+    def _backward(self, index: int) -> None:
         place = self.place
-        step, lap = self.recorder.of(minibatch), Lap()
-        state = self._in_flight.pop(minibatch)
+        step, lap = self.step_of(index), Lap()
+        state = self._in_flight.pop(index)
         outputs = state.outputs
         if state.conditions is not None:
             # It needs nothing from the next stage, so it comes before waiting for the gradient.
-            outputs = self._compute_again(minibatch, state, state.conditions)
+            outputs = self._compute_again(index, state, state.conditions)
             step.backward_s += lap()
         roots, gradients = list(outputs), [torch.ones_like(outputs[0])] if place.is_last else []
         if not place.is_last:
-            gradients = self.transport.take(Direction.GRADIENTS, minibatch)
-            following = minibatch + place.replicas
-            if place.recomputes and following < self.segment.batches.sizes.count:
+            gradients = self.transport.take(Direction.GRADIENTS, self.segment.number(index))
+            following = index + place.replicas
+            if place.recomputes and following < self.count:
                 self._post_gradients(following)
             roots = [out for out, cut in zip(outputs, place.program.sends, strict=True) if cut.requires_grad]
-            self.transport.settle(Direction.ACTIVATIONS, minibatch)
+            self.settle_activations(index)
         step.wait_s += lap()
         pairs = [(root, gradient) for root, gradient in zip(roots, gradients, strict=True) if root.requires_grad]
         if pairs:
-            with self.calling("the model's backward", minibatch):
+            with self.calling("the model's backward", index):
                 torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
-        self._reducer.add(self._versions.release(minibatch))
+        self._reducer.add(self._versions.release(index), self._share(index))
         step.backward_s += lap()
         if not place.is_first:
-            self._send_gradients(minibatch, state.given.received)
+            self._send_gradients(index, state.given.received)
         step.send_s += lap()
+        if index != self._own_of(index // self._group_size)[-1]:
+            self.finish_step(index)  # the last of a group is finished by its update
 
-    def _send_gradients(self, minibatch: int, received: Sequence[Tensor]) -> None:
+    def _send_gradients(self, index: int, received: Sequence[Tensor]) -> None:
         gradients = [
             torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
             for tensor, cut in zip(received, self.place.program.receives, strict=True)
             if cut.requires_grad
         ]
-        self._settle_gradients(minibatch - 2 * self.place.replicas)
-        self._leaving.append(minibatch)
-        destination = self.place.peer(self.place.stage - 1, minibatch)
-        self.transport.send(Direction.GRADIENTS, minibatch, destination, gradients)
+        self._settle_gradients(index - 2 * self.place.replicas)
+        self._leaving.append(index)
+        destination = self.place.peer(self.place.stage - 1, index)
+        self.transport.send(Direction.GRADIENTS, self.segment.number(index), destination, gradients)
 
     def _settle_gradients(self, newest: int) -> None:
         """Wait until old gradients have left, whose receive is posted: that cannot block for long."""
         before = self.place.plan.pipeline[self.place.stage - 1]
         replicas = len(before.workers)
-        for minibatch in [one for one in self._leaving if one <= newest]:
-            latest = self._latest[minibatch % replicas]
+        for index in [one for one in self._leaving if one <= newest]:
+            latest = self._latest[replica_of(index, replicas)]
             # Posted before the forward came here, unless the stage before recomputes.
-            if not before.recompute or awaits_gradient(minibatch, latest, replicas, before.depth):
-                self.transport.settle(Direction.GRADIENTS, minibatch)
-                self._leaving.remove(minibatch)
+            if not before.recompute or awaits_gradient(index, latest, replicas, before.depth):
+                self.transport.settle(Direction.GRADIENTS, self.segment.number(index))
+                self._leaving.remove(index)
 
     def _reduce(self, group: int) -> None:
         lap = Lap()
         with self._with_replicas(f"gradients of group {group}"):
             self._reducer.start()
         own = self._own_of(group)
-        if own is not None:
-            self.recorder.of(own).sync_s += lap()
+        if own:
+            self.step_of(own[-1]).sync_s += lap()
 
     def _update(self, group: int) -> None:
         lap = Lap()
         own = self._own_of(group)
-        members = group_members(group, self.place.replicas, self.segment.batches.sizes.count)
         with self._with_replicas(f"gradients of group {group}"):
-            averaged = self._reducer.finish(len(members))
+            averaged = self._reducer.finish()
         synchronised = lap()
         changed = []
         for name, gradient in averaged.items():
@@ -242,25 +250,29 @@ class TrainingEngine(Engine):
             parameter.grad = gradient
             changed.append(parameter)
         if self.optimizer is not None:
-            with self.calling("the optimizer's step", members[0] if own is None else own):
+            with self.calling("the optimizer's step", own[-1] if own else group * self._group_size):
                 self._versions.update(changed, self.optimizer.step)
         for parameter in changed:
             parameter.grad = None
-        if own is not None:
-            step = self.recorder.of(own)
+        if own:
+            step = self.step_of(own[-1])
             step.sync_s += synchronised
             step.update_s += lap()
-            self.finish_step(own)
+            self.finish_step(own[-1])
+
+    def _share(self, index: int) -> float:
+        """How much a minibatch counts in the mean of its group: a short last one by the samples that it has."""
+        sizes = self.segment.batches.sizes
+        return sizes.real(self.segment.number(index)) / sizes.minibatch
+
+    def _own_of(self, group: int) -> range:
+        """This replica's minibatches of a group; none in a short last group that has none for it."""
+        return own_members(group, self._group_size, self.place.replica, self.place.replicas, self.count)
 
     def _with_replicas(self, what: str) -> AbstractContextManager[None]:
         place = self.place
         others = [worker for worker in place.plan.pipeline[place.stage].workers if worker != place.rank]
         return explained(f"stage {place.stage} (rank {place.rank}) could not average the {what} with ranks {others}")
-
-    def _own_of(self, group: int) -> int | None:
-        """This replica's minibatch of a group; None in a short last group that has none."""
-        minibatch = group * self.place.replicas + self.place.replica
-        return minibatch if minibatch < self.segment.batches.sizes.count else None
 
 
 def _trainable(parameters: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:

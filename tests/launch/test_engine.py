@@ -6,6 +6,7 @@ The reference keeps an explicit copy of every version of every stage's weights a
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,12 @@ State = dict[str, Tensor]
 class ReferenceStage:
     """Explicit copies: `versions[v]` are the weights after v updates."""
 
-    def __init__(self, layers: list[int], replicas: int, depth: int, late: int, optimizer: str) -> None:
-        self.layers, self.replicas, self.depth, self.late = layers, replicas, depth, late
+    def __init__(self, layers: list[int], replicas: int, optimizer: str) -> None:
+        self.layers, self.replicas = layers, replicas
         self.live = {n: torch.nn.Parameter(w) for layer in layers for n, w in initial()[layer].items()}
         self.optimizer = OPTIMIZERS[optimizer](list(self.live.values()))
         self.versions = [self.copy()]
-        self.gradients: list[State] = []
+        self.gradients: list[tuple[int, State]] = []
         self.buffers = [
             {n: b for layer in layers for n, b in initial_buffers()[layer].items()} for _ in range(replicas)
         ]
@@ -49,32 +50,52 @@ class ReferenceStage:
     def copy(self) -> State:
         return {name: weight.detach().clone() for name, weight in self.live.items()}
 
-    def weights_for(self, minibatch: int, begun: int) -> State:
-        version = begun + max(0, minibatch // self.replicas - self.depth + 1 - self.late)
+    def weights_after(self, version: int) -> State:
         return {name: weight.clone().requires_grad_() for name, weight in self.versions[version].items()}
 
-    def update(self, group: list[State]) -> None:
+    def update(self, group: list[tuple[int, State]]) -> None:
+        """`group`: samples and gradients of each of its minibatches."""
         for name, weight in self.live.items():
-            given = [gradients[name] for gradients in group if name in gradients]
-            weight.grad = sum(given[1:], given[0]) / len(group) if given else None
+            given = [samples * gradients[name] for samples, gradients in group if name in gradients]
+            weight.grad = sum(given[1:], given[0]) / sum(samples for samples, _ in group) if given else None
         self.optimizer.step()
         self.versions.append(self.copy())
 
 
-def train_literally(toy: Toy, replicas: list[int], epochs: int, minibatch: int = 2) -> tuple[State, State]:
+def stashed(replicas: list[int], stage: int, minibatch: int) -> int:
+    """Weight stashing; a replicated stage of several updates one minibatch late."""
+    late = int(len(replicas) > 1 and replicas[stage] > 1)
+    return max(0, minibatch // replicas[stage] - depths(replicas)[stage] + 1 - late)
+
+
+VERSIONS: dict[str, Callable[[list[int], int, int, int], int]] = {
+    "1f1b-stashing": lambda replicas, _, stage, minibatch: stashed(replicas, stage, minibatch),
+    "vertical-sync": lambda r, _, stage, minibatch: stashed(r, 0, minibatch) * r[0] // r[stage],
+    "2bw": lambda _replicas, size, _stage, minibatch: max(0, minibatch // size - 1),
+    "gpipe": lambda _replicas, size, _stage, minibatch: minibatch // size,
+    "1f1b-flush": lambda _replicas, size, _stage, minibatch: minibatch // size,
+}
+"""(replicas, minibatches per update, stage, minibatch) -> updates behind its weights."""
+
+
+def train_literally(
+    toy: Toy,
+    replicas: list[int],
+    epochs: int,
+    minibatch: int = 2,
+    schedule: str = "1f1b-stashing",
+    accumulate: int | None = None,
+) -> tuple[State, State]:
     """(weights, buffers) after the epochs, by the formula."""
-    layers = split_layers(len(replicas))
-    # A replicated stage of several updates one minibatch late.
-    late = [int(len(replicas) > 1 and count > 1) for count in replicas]
-    fields = zip(layers, replicas, depths(replicas), late, strict=True)
-    stages = [ReferenceStage(*each, toy.optimizer) for each in fields]
+    stages = [ReferenceStage(*each, toy.optimizer) for each in zip(split_layers(len(replicas)), replicas, strict=True)]
     inputs, targets = samples(toy.samples + 23)
     for epoch in range(epochs):
         begun = [len(stage.versions) - 1 for stage in stages]
         order = torch.randperm(toy.samples, generator=torch.Generator().manual_seed(mix("order", 0, epoch)))
         chunks = [chunk for chunk in order.split(minibatch) if toy.dynamic or len(chunk) == minibatch]
         for number, chunk in enumerate(chunks):
-            weights = [stage.weights_for(number, begun[s]) for s, stage in enumerate(stages)]
+            versions = [VERSIONS[schedule](replicas, accumulate or 1, s, number) for s in range(len(stages))]
+            weights = [stage.weights_after(begun[s] + versions[s]) for s, stage in enumerate(stages)]
             given: tuple[Tensor, ...] = (inputs[chunk],)
             for s, stage in enumerate(stages):
                 seed_forward(0, epoch, number, s)
@@ -82,8 +103,8 @@ def train_literally(toy: Toy, replicas: list[int], epochs: int, minibatch: int =
                     given = run_layer(layer, weights[s], stage.buffers[number % stage.replicas], given, True)
             functional.cross_entropy(given[0], targets[chunk]).backward()
             for s, stage in enumerate(stages):
-                stage.gradients.append({n: w.grad for n, w in weights[s].items() if w.grad is not None})
-                if len(stage.gradients) == stage.replicas or number == len(chunks) - 1:
+                stage.gradients.append((len(chunk), {n: w.grad for n, w in weights[s].items() if w.grad is not None}))
+                if len(stage.gradients) == (accumulate or stage.replicas) or number == len(chunks) - 1:
                     stage.update(stage.gradients)
                     stage.gradients = []
         for stage in stages:
@@ -150,6 +171,22 @@ def test_any_number_of_minibatches(tmp_path: Path, replicas: list[int], count: i
     toy = Toy("sgd-fused", samples=count, dynamic=dynamic)
     run = train(tmp_path, toy, replicas, "--epochs", "2", idle=1)
     weights, buffers = train_literally(toy, replicas, epochs=2)
+    ours = trained(run)
+    assert_close(ours[0], weights)
+    assert_close(ours[1], buffers)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "accumulate"), [("vertical-sync", None), ("2bw", 6), ("gpipe", 4), ("1f1b-flush", 4)]
+)
+@pytest.mark.parametrize("replicas", [[1, 1, 1], [2, 1]], ids=str)
+def test_other_schedules_equal_their_formulas(
+    tmp_path: Path, schedule: str, accumulate: int | None, replicas: list[int]
+) -> None:
+    """A short last minibatch and, where updates accumulate, a short last group."""
+    toy = Toy("sgd-fused", samples=61)
+    run = train(tmp_path, toy, replicas, "--epochs", "2", schedule=schedule, accumulate=accumulate)
+    weights, buffers = train_literally(toy, replicas, 2, schedule=schedule, accumulate=accumulate)
     ours = trained(run)
     assert_close(ours[0], weights)
     assert_close(ours[1], buffers)

@@ -45,15 +45,15 @@ def test_buckets_give_back_what_they_were_given(
     for _ in range(2):  # the buckets are used again
         reducer.add(gradients())
         reducer.start()
-        averaged = reducer.finish(members=2)
+        averaged = reducer.finish()
         assert averaged.keys() == gradients().keys()
-        assert all(torch.equal(averaged[name] * 2, value) for name, value in gradients().items())
+        assert all(torch.equal(averaged[name], value) for name, value in gradients().items())
 
 
 def test_a_replica_without_a_minibatch_joins_with_zeros(group: dist.ProcessGroup) -> None:
     reducer = GradientReducer(parameters(), group)
     reducer.start()
-    assert reducer.finish(members=1) == {}
+    assert reducer.finish() == {}
 
 
 def test_alone_nothing_is_copied() -> None:
@@ -61,11 +61,21 @@ def test_alone_nothing_is_copied() -> None:
     given = gradients()
     reducer.add(given)
     reducer.start()
-    assert all(value is given[name] for name, value in reducer.finish(members=1).items())
-    reducer.add(given)
-    reducer.add(given)
-    assert torch.equal(reducer.finish(members=2)["c"], given["c"])
-    assert reducer.finish(members=1) == {}
+    assert all(value is given[name] for name, value in reducer.finish().items())
+    assert reducer.finish() == {}
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_minibatches_count_by_their_share(group: dist.ProcessGroup, alone: bool) -> None:
+    """Mean over samples: two whole minibatches, and one with a quarter of the samples."""
+    reducer = GradientReducer(parameters(), None if alone else group)
+    for factor, share in ((1.0, 1.0), (4.0, 0.25), (2.0, 1.0)):
+        reducer.add({name: one * factor for name, one in gradients().items()}, share)
+    reducer.start()
+    averaged = reducer.finish()
+    assert averaged.keys() == gradients().keys()
+    for name, value in gradients().items():
+        torch.testing.assert_close(averaged[name], value * (1 + 4 * 0.25 + 2) / 2.25)
 
 
 def test_buffers_of_every_type(group: dist.ProcessGroup) -> None:

@@ -196,9 +196,12 @@ def stage_contents(
     mode: str = "training",
     idle: int = 0,
     recompute: Sequence[bool] = (),
+    schedule: str = "1f1b-stashing",
+    accumulate: int | None = None,
 ) -> list[dict[str, Any]]:
     """Stage files for the toy, one object a stage."""
-    depth = depths(replicas) if depth is None else depth
+    if depth is None:
+        depth = [-(-accumulate // r) for r in replicas] if schedule == "gpipe" and accumulate else depths(replicas)
     pipeline, first = [], idle  # idle workers come first, so that ranks and places differ
     for count, deep in zip(replicas, depth, strict=True):
         pipeline.append({"workers": list(range(first, first + count)), "depth": deep, "versions": deep})
@@ -215,7 +218,7 @@ def stage_contents(
         "device": "cpu",
         "servers": 1,
         "workers_per_server": first,
-        "schedule": {"name": "1f1b-stashing" if mode == "training" else "forward-only"},
+        "schedule": {"name": schedule if mode == "training" else "forward-only", "accumulate": accumulate},
         "pipeline": pipeline,
         "prediction": {"minibatch_s": 0.01, "forward_s": 0.002, "backward_s": 0.004, "memory_bytes": 1000},
     }
