@@ -125,7 +125,7 @@ def test_accumulating_streams_as_pictures() -> None:
     # Minibatch i is on replica i mod r whatever group it is in; replica 0 has none of the last, short group.
     assert stream(flush, two, 0, 0, 6) == "F0 B0 F2 B2 R0 U0 F4 B4 R1 U1"
     assert stream(flush, two, 0, 0, 4) == "F0 B0 F2 B2 R0 U0 R1 U1"
-    assert stream(buffered, two, 0, 0, 7) == "F0 B0 F2 B2 R0 F4 B4 R1 U0 F6 B6 R2 U1 U2"
+    assert stream(buffered, two, 0, 0, 7) == "F0 B0 F2 B2 R0 F4 B4 U0 R1 F6 B6 U1 R2 U2"
 
 
 def test_two_versions_do_for_no_more_than_a_group_in_flight() -> None:
