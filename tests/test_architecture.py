@@ -33,6 +33,7 @@ PLANNER = (
     {"auto", "fewest"},
     {"render", "show"},
     {"explain", "sweep"},
+    {"replan"},
     {"cli", "__main__"},
 )
 # Beside that list: it measures, and so it needs torch and the executor's tracer.

@@ -24,6 +24,7 @@ LONGEST = 1000
 _COMMANDS = {
     "profile": ("profile", "Measure a model, layer by layer, on this machine."),
     "solve": ("solve", "Find the best plan for a cluster, prove it, and write it down."),
+    "replan": ("replan", "Solve again for what is left after a loss, and go on from the last checkpoint."),
     "explain": ("explain", "Say why the best plan is what it is, or why there is none."),
     "sweep": ("sweep", "Solve for many clusters at once: servers, links, memory, minibatch."),
     "check": ("check", "Verify a plan's cost, feasibility and proof, without the solvers."),

@@ -1,0 +1,142 @@
+"""What becomes of every layer and every worker when one plan follows another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from pipeplan.plan import ACCUMULATING, Plan
+from pipeplan.profile import Layer, Profile
+from pipeplan.replan.lost import Left
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker of the new plan."""
+
+    number: int
+    server: int
+    was: int | None
+    """Its number in the old plan; None where that is not known."""
+    stage: int | None
+    """From 0; None: idle."""
+    stage_was: int | None
+    """None: idle then, or not known."""
+    taken: tuple[str, ...]
+    """Layers that it holds now, and did not hold before."""
+    read_bytes: int
+    """Weights, buffers and optimiser state that it reads from a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Layers, one after the other, that go from the same stage to the same stage."""
+
+    layers: tuple[str, ...]
+    stage_was: int
+    """From 0, like `stage`."""
+    stage: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Layers, one after the other, whose updates are made from as many samples as each other."""
+
+    layers: tuple[str, ...]
+    minibatches_was: int
+    """Of which an update averaged the gradients."""
+    minibatches: int
+    samples_was: int
+    samples: int
+
+    @property
+    def rate(self) -> float:
+        """By what the linear rule multiplies a learning rate that was right before."""
+        return self.samples / self.samples_was
+
+
+@dataclass(frozen=True)
+class Moves:
+    """From an old plan to a new one of the same model."""
+
+    workers: tuple[Worker, ...]
+    shifts: tuple[Shift, ...]
+    """All layers, in the order of the new plan."""
+    batches: tuple[Batch, ...]
+    """All layers with parameters; empty where the plans make no updates."""
+
+    @property
+    def read_bytes(self) -> int:
+        """What all workers read from a checkpoint."""
+        return sum(worker.read_bytes for worker in self.workers)
+
+    @property
+    def restaged(self) -> int:
+        """How many layers change their stage."""
+        return sum(len(shift.layers) for shift in self.shifts if shift.stage != shift.stage_was)
+
+    @property
+    def rebatched(self) -> tuple[Batch, ...]:
+        """Where updates are made from more or fewer samples than before."""
+        return tuple(batch for batch in self.batches if batch.samples != batch.samples_was)
+
+
+def moves(old: Plan, new: Plan, left: Left, profile: Profile, minibatch_was: int) -> Moves:
+    """What changes from `old` to `new`, for workers that are what `left` says (no old numbers: not known)."""
+    layers = {layer.name: layer for layer in profile.layers}
+    return Moves(
+        workers=tuple(_workers(old, new, left, layers, profile.optimizer_state_ratio)),
+        shifts=tuple(_shifts(_stage_of(old), new)),
+        batches=() if new.inference else tuple(_batches(old, new, profile, minibatch_was)),
+    )
+
+
+def _workers(old: Plan, new: Plan, left: Left, layers: Mapping[str, Layer], ratio: float) -> Iterator[Worker]:
+    held = {worker: index for index, stage in enumerate(old.stages) for worker in stage.workers}
+    holds = {worker: index for index, stage in enumerate(new.stages) for worker in stage.workers}
+    for number in range(left.cluster.workers):
+        was = left.workers[number] if left.workers else None
+        stage, stage_was = holds.get(number), None if was is None else held.get(was)
+        names = () if stage is None else new.stages[stage].layers
+        before = set() if stage_was is None else set(old.stages[stage_was].layers)
+        yield Worker(
+            number=number,
+            server=left.cluster.server_of(number),
+            was=was,
+            stage=stage,
+            stage_was=stage_was,
+            taken=tuple(name for name in names if name not in before),
+            read_bytes=sum(_state_bytes(layers[name], 0.0 if new.inference else ratio) for name in names),
+        )
+
+
+def _state_bytes(layer: Layer, ratio: float) -> int:
+    """Bytes of a layer in a checkpoint, with `ratio` bytes of optimiser state for a byte of parameters."""
+    return layer.parameter_bytes + layer.buffer_bytes + round(ratio * layer.parameter_bytes)
+
+
+def _stage_of(plan: Plan) -> dict[str, int]:
+    return {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}
+
+
+def _shifts(stage_was: Mapping[str, int], new: Plan) -> Iterator[Shift]:
+    for index, stage in enumerate(new.stages):
+        for was, names in groupby(stage.layers, lambda name: stage_was[name]):
+            yield Shift(tuple(names), was, index)
+
+
+def _batches(old: Plan, new: Plan, profile: Profile, minibatch_was: int) -> Iterator[Batch]:
+    was, now = _minibatches(old), _minibatches(new)
+    trained = {layer.name for layer in profile.layers if layer.parameter_bytes}
+    for counts, names in groupby((name for name in now if name in trained), lambda name: (was[name], now[name])):
+        yield Batch(tuple(names), *counts, counts[0] * minibatch_was, counts[1] * profile.minibatch)
+
+
+def _minibatches(plan: Plan) -> dict[str, int]:
+    """How many minibatches an update of each layer averages."""
+    return {
+        name: int(plan.accumulate or 1) if plan.schedule in ACCUMULATING else stage.replicas
+        for stage in plan.stages
+        for name in stage.layers
+    }

@@ -1,0 +1,147 @@
+"""What replanning says beside the new plan: before and after, what moves, and how training goes on."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeplan.cluster import Cluster
+from pipeplan.plan import Plan
+from pipeplan.render import plan_document
+from pipeplan.replan.lost import Left
+from pipeplan.replan.moved import Batch, Moves, moves
+from pipeplan.replan.runs import Checkpoint
+from pipeplan.solve import Outcome
+
+FORMAT, VERSION = "pipeplan-replan", 1
+
+
+@dataclass(frozen=True)
+class Old:
+    """The plan before."""
+
+    folder: Path
+    plan: Plan
+    cluster: Cluster
+    minibatch: int
+    pace_s: float
+    """Seconds per minibatch, as it was predicted."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What starts the new plan on one server."""
+
+    server: int
+    was: int | None
+    """Its number before; None where that is not known."""
+    environment: tuple[tuple[str, str], ...]
+    arguments: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """A line for a shell."""
+        return " ".join([*(f"{name}={value}" for name, value in self.environment), shlex.join(self.arguments)])
+
+
+@dataclass(frozen=True)
+class Report:
+    """A new plan beside the old one."""
+
+    old: Old
+    left: Left
+    lost: tuple[str, ...]
+    """As they were named; empty where the cluster was replaced altogether."""
+    outcome: Outcome
+    folder: Path | None
+    """Of the new plan; None where it was not written."""
+    checkpoint: Checkpoint | None
+
+    @property
+    def moves(self) -> Moves:
+        """What becomes of every layer and worker."""
+        return moves(self.old.plan, self.outcome.plan, self.left, self.outcome.problem.profile, self.old.minibatch)
+
+    @property
+    def samples_per_s(self) -> tuple[float, float]:
+        """Before and now."""
+        now = self.outcome.problem.profile.minibatch / self.outcome.objective_s
+        return self.old.minibatch / self.old.pace_s, now
+
+    @property
+    def commands(self) -> list[Command]:
+        """What starts the new plan, on every server; none where it was not written or has no model to run."""
+        if self.folder is None or not self.outcome.problem.profile.model_ref:
+            return []
+        resume = [] if self.checkpoint is None else ["--resume-from", str(self.checkpoint.run)]
+        script = str(self.folder / "launch.sh")
+        # A shell looks for a name without a slash among its commands.
+        arguments = (script if "/" in script else f"./{script}", *resume)
+        return [
+            Command(number, self._server_was(number), tuple(self._environment(number)), arguments)
+            for number in range(self.left.cluster.servers)
+        ]
+
+    def _server_was(self, number: int) -> int | None:
+        return self.left.servers[number] if self.left.servers else None
+
+    def _environment(self, number: int) -> list[tuple[str, str]]:
+        rank = [("NODE_RANK", str(number))] if self.left.cluster.servers > 1 else []
+        return rank + self._devices(number)
+
+    def _devices(self, number: int) -> list[tuple[str, str]]:
+        """The GPUs that a server has left, where they are no longer its first ones."""
+        cluster = self.left.cluster
+        if cluster.device.kind != "cuda" or not self.left.workers:
+            return []
+        first, end = cluster.starts(cluster.server_level)[number : number + 2]
+        begins = self.old.cluster.starts(self.old.cluster.server_level)[self.left.servers[number]]
+        kept = [self.left.workers[worker] - begins for worker in range(first, end)]
+        return [] if kept == list(range(len(kept))) else [("CUDA_VISIBLE_DEVICES", ",".join(map(str, kept)))]
+
+    def to_json(self) -> dict[str, Any]:
+        """What `pipeplan replan --json` prints; docs/replan.md describes it."""
+        moved, (before, now) = self.moves, self.samples_per_s
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "from": str(self.old.folder),
+            "folder": None if self.folder is None else str(self.folder),
+            "lost": list(self.lost),
+            "before": {
+                "config": self.old.plan.config,
+                "workers": self.old.cluster.workers,
+                "minibatch_s": self.old.pace_s,
+                "samples_per_s": before,
+            },
+            "now": {
+                "config": self.outcome.plan.config,
+                "workers": self.left.cluster.workers,
+                "minibatch_s": self.outcome.objective_s,
+                "samples_per_s": now,
+            },
+            "pace": now / before,
+            "servers": [
+                {"server": number, "was": self._server_was(number)} for number in range(self.left.cluster.servers)
+            ],
+            "workers": [asdict(worker) for worker in moved.workers],
+            "layers": [asdict(shift) for shift in moved.shifts],
+            "updates": [_updates(batch) for batch in moved.batches],
+            "read_bytes": moved.read_bytes,
+            "checkpoint": None if self.checkpoint is None else self.checkpoint.to_json(),
+            "commands": [
+                {
+                    "server": command.server,
+                    "environment": dict(command.environment),
+                    "arguments": list(command.arguments),
+                }
+                for command in self.commands
+            ],
+            "plan": plan_document(self.outcome),
+        }
+
+
+def _updates(batch: Batch) -> dict[str, Any]:
+    return asdict(batch) | {"rate": batch.rate}
