@@ -6,12 +6,12 @@ if it has one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeplan.errors import InputError
-from pipeplan.files import Node, read_document
+from pipeplan.files import read_document
 
 FORMAT, VERSION = "pipeplan-checkpoint", 2
 MANIFEST = "manifest.json"
@@ -23,25 +23,21 @@ class Checkpoint:
 
     run: Path
     folder: Path
-    epochs: int
-    """Finished."""
+    epoch: int
+    """From 0."""
+    minibatch: int
+    """How many of the epoch's minibatches are done."""
     minibatches: int
-    """Of the epoch after these."""
+    """Of the epoch."""
 
     @property
     def text(self) -> str:
         """How far it is, for people."""
-        done = f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}"
-        return f"{done} and {self.minibatches} minibatches" if self.minibatches else done
+        return f"after {self.minibatch} of {self.minibatches} minibatches of epoch {self.epoch + 1}"
 
     def to_json(self) -> dict[str, Any]:
         """All fields."""
-        return {
-            "run": str(self.run),
-            "folder": str(self.folder),
-            "epochs": self.epochs,
-            "minibatches": self.minibatches,
-        }
+        return asdict(self) | {"run": str(self.run), "folder": str(self.folder)}
 
 
 def latest(plan_folder: Path, run: Path | None, graph_hash: str) -> Checkpoint | None:
@@ -70,14 +66,11 @@ def _manifests(run: Path) -> list[Path]:
 
 
 def _of_run(run: Path, graph_hash: str) -> Checkpoint:
-    found = [(_position(root := read_document(path, FORMAT, VERSION)), path, root) for path in _manifests(run)]
-    (epochs, minibatches), path, root = max(found, key=lambda one: one[:2])
+    read = [(read_document(path, FORMAT, VERSION), path) for path in _manifests(run)]
+    root, path = max(read, key=lambda one: (one[0]["epoch"].integer(), one[0]["minibatch"].integer()))
     its = root["model"].get("graph_hash")
     if graph_hash and its is not None and its.text() != graph_hash:
         raise InputError(f"{path} is of another model than the plan, or another version of it: their graphs differ")
-    return Checkpoint(run, path.parent, epochs, minibatches)
-
-
-def _position(root: Node) -> tuple[int, int]:
-    within = root.get("minibatch")
-    return root["epoch"].integer(), within.integer() if within else 0
+    return Checkpoint(
+        run, path.parent, root["epoch"].integer(), root["minibatch"].integer(), root["minibatches"].integer()
+    )
