@@ -18,6 +18,7 @@ from pipeplan_launch import evalmode
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job import Job
 from pipeplan_launch.loading import describe, user_line
+from pipeplan_launch.precision import autocast
 
 DynamicShapes = tuple[dict[int, object], ...]
 """For each input the dimensions that are dynamic."""
@@ -44,31 +45,28 @@ def export(job: Job, minibatch: int) -> Exported:
     dynamic = _batch_dimensions(inputs, job.example_inputs(traced_at + 1), traced_at)
     if any(dynamic):
         try:
-            graph_module = _export(job.model, inputs, dynamic)
+            graph_module = _export(job, inputs, dynamic)
         except Exception:
             # What is really wrong shows again below, where nothing is dynamic.
             graph_module = None
         if graph_module is not None and _is_dynamic(graph_module, dynamic):
-            return Exported(
-                graph_module, True, traced_at, _evaluation_problem(job.model, inputs, dynamic, graph_module)
-            )
+            return Exported(graph_module, True, traced_at, _evaluation_problem(job, inputs, dynamic, graph_module))
     if traced_at != minibatch:
         inputs = job.example_inputs(minibatch)
     static: DynamicShapes = tuple({} for _ in inputs)
     try:
-        graph_module = _export(job.model, inputs, static)
+        graph_module = _export(job, inputs, static)
     except Exception as error:
         raise LaunchError(_why(job, inputs, error)) from error
-    return Exported(graph_module, False, minibatch, _evaluation_problem(job.model, inputs, static, graph_module))
+    return Exported(graph_module, False, minibatch, _evaluation_problem(job, inputs, static, graph_module))
 
 
-def _export(
-    model: nn.Module, inputs: tuple[Tensor, ...], dynamic: DynamicShapes, *, train: bool = True
-) -> fx.GraphModule:
-    with mode(model, train), warnings.catch_warnings(), _quiet():
+def _export(job: Job, inputs: tuple[Tensor, ...], dynamic: DynamicShapes, *, train: bool = True) -> fx.GraphModule:
+    precision = autocast(job.autocast, torch.device("cpu"))
+    with mode(job.model, train), precision, warnings.catch_warnings(), _quiet():
         # Export warns of what an LSTM does to itself while it is traced, which has no effect afterwards.
         warnings.simplefilter("ignore")
-        exported = torch.export.export(model, inputs, dynamic_shapes=dynamic, strict=False)
+        exported = torch.export.export(job.model, inputs, dynamic_shapes=dynamic, strict=False)
         module = exported.module(check_guards=False)
     assert isinstance(module, fx.GraphModule)
     return _cleaned(module)
@@ -131,19 +129,19 @@ def _cleaned(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _evaluation_problem(
-    model: nn.Module, inputs: tuple[Tensor, ...], dynamic: DynamicShapes, trained: fx.GraphModule
+    job: Job, inputs: tuple[Tensor, ...], dynamic: DynamicShapes, trained: fx.GraphModule
 ) -> str | None:
     """Why the graph cannot stand for the model in evaluation mode, or None.
 
     Operators carry their mode and are changed, but a branch of the user's own on `self.training` is not in the graph.
     Only where the user's code mentions it is the model exported in evaluation mode as well, and compared.
     """
-    suspects = sorted({type(module).__name__ for module in model.modules() if _mentions_mode(type(module))})
+    suspects = sorted({type(module).__name__ for module in job.model.modules() if _mentions_mode(type(module))})
     if not suspects:
         return None
     problem = f"{', '.join(suspects)} does other work in evaluation mode than in training mode (self.training)"
     try:
-        evaluated = _export(model, inputs, dynamic, train=False)
+        evaluated = _export(job, inputs, dynamic, train=False)
     except Exception as error:
         return f"{problem}, and cannot be traced in evaluation mode: {describe(error)}"
     return None if _operators(trained) == _operators(evaluated) else problem
@@ -166,7 +164,7 @@ def _operators(graph_module: fx.GraphModule) -> list[str]:
 def _why(job: Job, inputs: tuple[Tensor, ...], error: Exception) -> str:
     """One line: whether the model itself fails on its inputs, or only cannot be traced."""
     try:
-        with mode(job.model, train=True), torch.no_grad():
+        with mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")), torch.no_grad():
             job.model(*inputs)
     except Exception as own:
         shapes = ", ".join("×".join(map(str, one.shape)) for one in inputs)

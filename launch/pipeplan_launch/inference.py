@@ -10,6 +10,7 @@ from torch import Tensor
 from pipeplan_launch.engine import Engine, Place, Segment, map_tensors
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.metrics import Lap, Recorder
+from pipeplan_launch.precision import autocast
 from pipeplan_launch.schedule import SCHEDULES, Kind
 from pipeplan_launch.seeds import seed_forward
 from pipeplan_launch.transport import Transport
@@ -88,7 +89,7 @@ class ForwardEngine(Engine):
                 self.score.correct += _number(correct)
                 self.score.judged += real
         if job.loss is not None:
-            with self.calling("the job's loss", index):
+            with self.calling("the job's loss", index), autocast(job.autocast, self.place.device):
                 self.score.loss_sum += float(job.loss(output, target)) * real
 
 

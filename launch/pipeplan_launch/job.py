@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.utils.data import Dataset, default_collate
 
+from pipeplan_launch import precision
 from pipeplan_launch.errors import LaunchError
 
 
@@ -47,6 +48,8 @@ class Job:
     """Builds the optimiser for some of the model's parameters; by default SGD, rate 0.01, momentum 0.9."""
     metric: Callable[[Any, Any], Tensor] | None = None
     """metric(output, target): how many samples of the minibatch are right; by default by argmax for class ids."""
+    autocast: torch.dtype | None = None
+    """`torch.bfloat16` to run the model and the loss under torch's autocast; parameters stay as they are."""
     name: str = ""
     minibatch: int = 32
     """Samples in a minibatch, unless the command line says otherwise."""
@@ -54,6 +57,7 @@ class Job:
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise LaunchError(f"a job's model must be a torch.nn.Module, not {type(self.model).__name__}")
+        precision.check(self.autocast)
         if self.minibatch < 1:
             raise LaunchError(f"a job's minibatch must be at least 1, not {self.minibatch}")
         if self.inputs is None and self.data is None:

@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pipeplan_launch.aliasing import attribute
 from pipeplan_launch.errors import LaunchError, nearest
 from pipeplan_launch.layers import LOSS
+from pipeplan_launch.naming import Naming, naming_of
+from pipeplan_launch.precision import autocast
 from pipeplan_launch.segment import cut
 from pipeplan_launch.trace import TensorSpec, TracedModel
 
@@ -74,6 +76,8 @@ class StageProgram(nn.Module):
     """What goes to the next stage, in wire order; empty at the last stage."""
     model_inputs: tuple[int, ...]
     """Indices of the model's inputs that this stage reads from the data."""
+    naming: Naming
+    """How the model's state_dict is made of what the stages hold."""
 
     def __init__(
         self,
@@ -94,7 +98,9 @@ class StageProgram(nn.Module):
         self.model_inputs = tuple(sorted({*self._train.inputs, *self._eval.inputs}))
         self.output_spec = output_spec(traced)
         self._hold(traced, device)
+        self.naming = naming_of(traced, keep_unread=stage == 0)
         self._evaluation_problem = traced.evaluation_problem
+        self._autocast, self._device = traced.autocast, torch.device("cpu") if device is None else device
 
     def _hold(self, traced: TracedModel, device: torch.device | None) -> None:
         """Take the parameters, buffers and constants that the stage reads."""
@@ -150,8 +156,15 @@ class StageProgram(nn.Module):
         segment = self._train if self.training else self._eval
         state = [self._state(name, parameters) for name in segment.state]
         data = [inputs[self.model_inputs.index(index)] for index in segment.inputs]
-        made = segment.run.forward(*state, *received, *data, batch)  # called itself, it prints errors a second time
-        return tree_unflatten(made, self.output_spec) if self.is_last else made
+        with autocast(self._autocast, self._device):
+            # Called itself, the graph module would print errors a second time.
+            made = segment.run.forward(*state, *received, *data, batch)
+            if self.is_last:
+                return tree_unflatten(made, self.output_spec)
+            if self._autocast is None:
+                return made
+            # A GPU's autocast keeps more in float32 than the CPU's, which the wires were traced under.
+            return tuple(one.to(spec.dtype) for one, spec in zip(made, self.sends, strict=True))
 
     def forward(self, received: Sequence[Tensor], inputs: Sequence[Tensor], batch: int) -> Any:
         """`call` with the stage's own parameters."""

@@ -15,6 +15,7 @@ from pipeplan_launch.aliasing import operator_name
 from pipeplan_launch.exporting import export, mode
 from pipeplan_launch.job import Job
 from pipeplan_launch.layers import LayerInfo
+from pipeplan_launch.precision import autocast
 
 Dimension: TypeAlias = Any
 """A size: an int, or a sympy expression in the minibatch size."""
@@ -70,6 +71,8 @@ class TracedModel:
     """Samples in the minibatch that the model was traced at."""
     evaluation_problem: str | None
     """Why no stage can be put in evaluation mode, or None where all can."""
+    autocast: torch.dtype | None
+    """What the model was traced under, and runs under."""
     model: nn.Module = field(repr=False)
     graph_module: fx.GraphModule = field(repr=False)
     layer_of: dict[fx.Node, str] = field(repr=False)
@@ -94,7 +97,7 @@ def _trace(job: Job, minibatch: int) -> TracedModel:
     exported = export(job, minibatch)
     graph_module = exported.graph_module
     inputs = job.example_inputs(exported.minibatch)
-    with mode(job.model, train=True):
+    with mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")):
         behaviour = aliasing.observe(graph_module, inputs)
         if aliasing.functionalise(graph_module, behaviour):
             behaviour = aliasing.observe(graph_module, inputs)
@@ -107,10 +110,11 @@ def _trace(job: Job, minibatch: int) -> TracedModel:
         layers=infos,
         tensors=tensors,
         together=_together(graph_module, grouping, behaviour, infos, job.model),
-        graph_hash=_hash(infos, tensors, graph_module, grouping, shapes_at),
+        graph_hash=_hash(infos, tensors, graph_module, grouping, shapes_at, job.autocast),
         dynamic_batch=exported.dynamic_batch,
         minibatch=minibatch,
         evaluation_problem=exported.evaluation_problem,
+        autocast=job.autocast,
         model=job.model,
         graph_module=graph_module,
         layer_of=grouping.layer_of,
@@ -226,6 +230,7 @@ def _hash(
     graph_module: fx.GraphModule,
     grouping: layers.Grouping,
     batch: int,
+    dtype: torch.dtype | None,
 ) -> str:
     operators: dict[str, list[str]] = {info.name: [] for info in infos}
     for node in graph_module.graph.nodes:
@@ -233,8 +238,10 @@ def _hash(
             # An operator's overload has a stable name; a plain function would print its address.
             overload = isinstance(node.target, torch._ops.OpOverload)
             operators[grouping.layer_of[node]].append(str(node.target) if overload else operator_name(node))
-    document = {
+    document: dict[str, Any] = {
         "layers": [[info.name, info.parameters, info.buffers, operators[info.name]] for info in infos],
         "tensors": [[one.name, one.consumers, str(one.dtype), one.requires_grad, one.shape(batch)] for one in tensors],
     }
+    if dtype is not None:
+        document["autocast"] = str(dtype)
     return "sha256:" + hashlib.sha256(json.dumps(document).encode()).hexdigest()

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from pipeplan_launch.engine import Engine, Place, Segment, map_tensors
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.metrics import Lap, Recorder
+from pipeplan_launch.precision import autocast
 from pipeplan_launch.program import CutTensor
 from pipeplan_launch.recompute import Conditions, awaits_gradient, keeping_nothing, unchanged_random_numbers
 from pipeplan_launch.reduce import GradientReducer, average_buffers
@@ -148,7 +149,7 @@ class TrainingEngine(Engine):
             result: Any = place.program.call(weights, given.received, given.inputs, self.size(index))
         if place.is_last:
             assert place.job.loss is not None
-            with self.calling("the job's loss", index):
+            with self.calling("the job's loss", index), autocast(place.job.autocast, place.device):
                 result = (_scalar(place.job.loss(result, given.target)),)
         outputs: Sequence[Tensor] = result
         return outputs

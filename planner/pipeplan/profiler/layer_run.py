@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_unflatten
 from pipeplan_launch.aliasing import attribute
 from pipeplan_launch.job import Batch
 from pipeplan_launch.layers import LOSS
+from pipeplan_launch.precision import autocast
 from pipeplan_launch.segment import Segment, cut
 from pipeplan_launch.split import output_spec
 from pipeplan_launch.trace import TensorSpec, TracedModel
@@ -59,6 +60,7 @@ class LayerRun:
 
     def __init__(self, traced: TracedModel, batch: Batch, loss: Loss, minibatch: int, device: torch.device) -> None:
         self.traced, self.batch, self.loss, self.minibatch = traced, batch, loss, minibatch
+        self.device = device
         self._output_spec = output_spec(traced)
         self.layers = tuple(_prepare(traced, info.name, device) for info in traced.layers)
         self._anchor = torch.zeros((), device=device, requires_grad=True)
@@ -113,8 +115,12 @@ class LayerRun:
             else:
                 results.extend(made)
 
-        with around(layer.name):
+        with around(layer.name), self.precision():
             return measure(call)
+
+    def precision(self) -> AbstractContextManager[object]:
+        """The autocast that the model runs forwards under."""
+        return autocast(self.traced.autocast, self.device)
 
     def backward(self, measure: Measure) -> dict[str, Callable[[], float]]:
         """Run all layers backwards, after `forward`; the times by layer. What forward kept is let go on the way."""

@@ -109,7 +109,8 @@ class Passes:
         batch = self.run.batch
 
         def forward() -> None:
-            losses.append(self.run.loss(self.job.model(*batch.inputs), batch.target))
+            with self.run.precision():
+                losses.append(self.run.loss(self.job.model(*batch.inputs), batch.target))
 
         taken = self.clock.measure(forward)
         return taken, self.clock.measure(lambda: losses.pop().backward())  # type: ignore[no-untyped-call]

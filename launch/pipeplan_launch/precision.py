@@ -1,0 +1,30 @@
+"""Autocast: computing in bfloat16 what may be, with weights, gradients and updates in the model's own precision.
+
+`torch.export` records operators as the model calls them, above autocast: no cast is in the graph, and the types that it
+notes are those under the autocast that was on. So a stage runs under the same autocast, and computes what the model
+would, bit by bit.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from pipeplan_launch.errors import LaunchError
+
+
+def check(dtype: object) -> None:
+    """Raises `LaunchError` for what a job cannot compute in."""
+    if dtype is None or dtype is torch.bfloat16:
+        return
+    if dtype is torch.float16:
+        raise LaunchError("a job's autocast cannot be torch.float16, which needs its losses scaled: use torch.bfloat16")
+    raise LaunchError(f"a job's autocast must be torch.bfloat16 or None, not {dtype!r}")
+
+
+def autocast(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[object]:
+    """Around a forward pass and its loss; None: as they are."""
+    if dtype is None:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=dtype)
