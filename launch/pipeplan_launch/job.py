@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, default_collate
 
 from pipeplan_launch import precision
+from pipeplan_launch.callbacks import Callback
 from pipeplan_launch.errors import LaunchError
 
 
@@ -33,6 +36,27 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class StageInfo:
+    """What the optimiser and the scheduler of one stage may want to know of it."""
+
+    stage: int = 0
+    stages: int = 1
+    replicas: int = 1
+    minibatch: int = 1
+    """Samples in a minibatch."""
+    minibatches_per_update: int = 1
+    """Minibatches of the pipeline whose mean gradient makes an update of this stage."""
+    schedule: str = "1f1b-stashing"
+    named_parameters: tuple[tuple[str, nn.Parameter], ...] = ()
+    """The stage's parameters that are trained, under the model's names."""
+
+    @property
+    def samples_per_update(self) -> int:
+        """The effective batch of the stage."""
+        return self.minibatch * self.minibatches_per_update
+
+
+@dataclass(frozen=True)
 class Job:
     """What to train. Only `model` and one of `inputs` and `data` are needed to profile and plan."""
 
@@ -44,8 +68,19 @@ class Job:
     """loss(output, target): a scalar, the mean over the minibatch."""
     data: Callable[[], Data] | None = None
     """Builds the data sets; see `datasets`."""
-    optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None
-    """Builds the optimiser for some of the model's parameters; by default SGD, rate 0.01, momentum 0.9."""
+    optimizer: Callable[..., Optimizer] | None = None
+    """Builds the optimiser for some of the model's parameters, as optimizer(parameters) or optimizer(parameters,
+    stage), with a `StageInfo`; by default SGD, rate 0.01, momentum 0.9."""
+    scale_lr: Literal["linear", "sqrt"] | None = None
+    """Multiply each stage's rate by its minibatches per update, or by the square root of that."""
+    scheduler: Callable[..., LRScheduler] | None = None
+    """Builds a scheduler of torch's for a stage's optimiser, as scheduler(optimizer) or scheduler(optimizer, stage)."""
+    scheduler_interval: Literal["epoch", "minibatch"] = "epoch"
+    """When the scheduler steps: after every epoch, or for every minibatch of the pipeline."""
+    clip_norm: float | None = None
+    """Scale gradients down to this norm at every update: over all stages with a flush, else over each by itself."""
+    callbacks: Sequence[Callback] = ()
+    """Told of the run's progress, in one process only."""
     metric: Callable[[Any, Any], Tensor] | None = None
     """metric(output, target): how many samples of the minibatch are right; by default by argmax for class ids."""
     autocast: torch.dtype | None = None
@@ -58,12 +93,29 @@ class Job:
         if not isinstance(self.model, nn.Module):
             raise LaunchError(f"a job's model must be a torch.nn.Module, not {type(self.model).__name__}")
         precision.check(self.autocast)
+        self._check_training()
         if self.minibatch < 1:
             raise LaunchError(f"a job's minibatch must be at least 1, not {self.minibatch}")
         if self.inputs is None and self.data is None:
             raise LaunchError(
                 "a job needs example inputs or data, as in Job(model, inputs=lambda n: torch.randn(n, 3, 224, 224))"
             )
+
+    def _check_training(self) -> None:
+        if self.scale_lr not in (None, "linear", "sqrt"):
+            raise LaunchError(f"a job's scale_lr must be 'linear', 'sqrt' or None, not {self.scale_lr!r}")
+        if self.scheduler_interval not in ("epoch", "minibatch"):
+            raise LaunchError(
+                f"a job's scheduler_interval must be 'epoch' or 'minibatch', not {self.scheduler_interval!r}"
+            )
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise LaunchError(f"a job's clip_norm must be above 0, not {self.clip_norm}")
+        for callback in self.callbacks:
+            if not isinstance(callback, Callback):
+                raise LaunchError(
+                    f"a job's callbacks must be objects of a class derived from pipeplan_launch.Callback, not "
+                    f"{type(callback).__name__}"
+                )
 
     @cached_property
     def datasets(self) -> Data:
@@ -90,14 +142,35 @@ class Job:
             raise LaunchError("the job's training data is empty")
         return collate([train[index % len(train)] for index in range(minibatch)])
 
-    def make_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
-        """The job's optimiser over these parameters."""
+    def make_optimizer(self, parameters: list[nn.Parameter], stage: StageInfo = StageInfo()) -> Optimizer:
+        """The job's optimiser over the parameters of a stage, its rates scaled."""
         if self.optimizer is None:
-            return SGD(parameters, lr=0.01, momentum=0.9)
-        made = self.optimizer(parameters)
+            made: Optimizer = SGD(parameters, lr=0.01, momentum=0.9)
+        else:
+            made = _call(self.optimizer, parameters, stage)
         if not isinstance(made, Optimizer):
             raise LaunchError(f"the job's `optimizer` must return a torch optimiser, not {type(made).__name__}")
+        if self.scale_lr is not None:
+            factor = stage.minibatches_per_update ** (1.0 if self.scale_lr == "linear" else 0.5)
+            for group in made.param_groups:
+                group["lr"] = group["lr"] * factor
         return made
+
+    def make_scheduler(self, optimizer: Optimizer, stage: StageInfo) -> LRScheduler | None:
+        """The job's scheduler of a stage's learning rate, or None."""
+        if self.scheduler is None:
+            return None
+        made = _call(self.scheduler, optimizer, stage)
+        if not isinstance(made, LRScheduler):
+            raise LaunchError(
+                f"the job's `scheduler` must return a scheduler of torch.optim.lr_scheduler, not {type(made).__name__}"
+            )
+        return made
+
+    @property
+    def rate_depends_on_stage(self) -> bool:
+        """Whether another plan means other learning rates."""
+        return self.scale_lr is not None or (self.optimizer is not None and _takes_stage(self.optimizer))
 
     def correct(self, output: Any, target: Any) -> Tensor | None:
         """How many samples of the minibatch are right, or None where that is not known."""
@@ -108,6 +181,23 @@ class Job:
         if target.is_floating_point() or output.ndim != target.ndim + 1 or output.shape[0] != target.shape[0]:
             return None
         return (output.argmax(dim=1) == target).reshape(len(target), -1).all(dim=1).sum()
+
+
+def _takes_stage(build: Callable[..., Any]) -> bool:
+    """Whether a function has a second parameter for the stage: one without a default, or named so.
+
+    Not just any second one: torch's own optimisers take a learning rate there.
+    """
+    try:
+        parameters = list(inspect.signature(build).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return len(positional) > 1 and (positional[1].default is inspect.Parameter.empty or positional[1].name == "stage")
+
+
+def _call(build: Callable[..., Any], what: Any, stage: StageInfo) -> Any:
+    return build(what, stage) if _takes_stage(build) else build(what)
 
 
 def collate(samples: Sequence[Any]) -> Batch:

@@ -119,6 +119,11 @@ class Schedule:
     accumulates: bool = False
     """Whether an update is for `StageShape.accumulate` minibatches, and not for a round of the stage's replicas."""
 
+    @property
+    def flushes(self) -> bool:
+        """Whether the pipeline is empty at every update, so that all stages update at the same place of the schedule."""
+        return self.version is version_flushed
+
     def group_size(self, shape: StageShape) -> int:
         """Minibatches whose gradients are averaged for one update. Raises ValueError where none is given."""
         if not self.accumulates:

@@ -1,0 +1,73 @@
+"""Clipping gradients by their norm, as `torch.nn.utils.clip_grad_norm_` does.
+
+With a flush all stages update at the same place of the schedule, and the norm is that of the whole model. Without one
+each stage updates when it gets there: waiting for the others would drain the pipeline, so its norm is its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipeplan_launch.engine import Place
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.progress import say
+
+_EPSILON = 1e-6  # torch's
+
+
+class Clipping:
+    """Scales the gradients of one update after another down to a norm."""
+
+    def __init__(
+        self, limit: float, group: dist.ProcessGroup | None, *, counts: bool = True, speaks: bool, where: str
+    ) -> None:
+        """`group`: all workers of all stages, where the norm is over all; in it the gradients of those that `counts`
+        are summed, one replica of each stage. `where`: of what they are; said by those that speak."""
+        self._limit, self._group, self._counts = limit, group, counts
+        self._speaks, self._where = speaks, where
+
+    def clip(self, gradients: Collection[Tensor]) -> float:
+        """Scale them, in place; returns the norm that they had."""
+        if any(gradient.layout is not torch.strided for gradient in gradients):
+            raise LaunchError("sparse gradients cannot be clipped: build the layer with sparse=False")
+        own = torch.nn.utils.get_total_norm(gradients)
+        norm = float(own)
+        if self._group is not None:
+            squares = torch.tensor([norm * norm if self._counts else 0.0], dtype=torch.float64)
+            dist.all_reduce(squares, group=self._group)
+            norm = math.sqrt(float(squares))
+        if not math.isfinite(norm) and self._speaks:
+            say(f"warning: the norm of the gradients {self._where}became non-finite ({norm})")
+            self._speaks = False
+        factor = self._limit / (norm + _EPSILON)
+        if gradients and not factor >= 1.0:
+            torch._foreach_mul_(list(gradients), factor)
+        return norm
+
+
+def of(place: Place, flush: dist.ProcessGroup | None) -> Clipping | None:
+    """What the job of a worker asks for, None for nothing. `flush`: all workers, where they update together."""
+    limit, schedule, stages = place.job.clip_norm, place.plan.schedule, len(place.plan.pipeline)
+    if limit is None:
+        return None
+    first = place.replica == 0
+    if stages == 1 or not schedule.flushes:
+        return Clipping(limit, None, speaks=first, where="" if stages == 1 else f"of stage {place.stage} ")
+    assert flush is not None
+    return Clipping(limit, flush, counts=first, speaks=first and place.is_last, where="of all stages ")
+
+
+def note(place: Place) -> str | None:
+    """What the user should know about it, if anything."""
+    stages = len(place.plan.pipeline)
+    if place.job.clip_norm is None or stages == 1 or place.plan.schedule.flushes:
+        return None
+    return (
+        f"{place.plan.schedule.name} updates each stage when it gets there, so clip_norm {place.job.clip_norm:g} "
+        "limits the norm of each stage by itself"
+    )
