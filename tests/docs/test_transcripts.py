@@ -30,11 +30,20 @@ BLOCK = re.compile(r"```console\n\$ (pipeplan [^\n]*)\n(.*?)```", re.DOTALL)
 
 
 def printed(command: str) -> str:
-    """What a command prints on standard output, without the blanks at the ends of lines; run in an empty folder."""
-    here, out = Path.cwd(), io.StringIO()
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+    """What a command prints, run in an empty folder."""
+    here = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        stack.callback(os.chdir, here)
+        try:
+            return printed_here(command)
+        finally:
+            os.chdir(here)
+
+
+def printed_here(command: str) -> str:
+    """What a command prints on standard output, without the blanks at the ends of lines."""
+    out = io.StringIO()
+    with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(sys, "argv", shlex.split(command)))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(io.StringIO()))

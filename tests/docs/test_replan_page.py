@@ -1,0 +1,80 @@
+"""docs/replan.md shows what the command prints and describes all that it says; `python tests/docs/test_replan_page.py`
+writes the transcript anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from test_transcripts import DOCS, printed_here
+
+from pipeplan.replan.options import RELAXED
+
+PAGE = DOCS / "replan.md"
+BLOCK = re.compile(r"(```console\n\$ (pipeplan solve [^\n]*)\n…\n\$ (pipeplan replan [^\n]*)\n…\n)(.*?)```", re.DOTALL)
+BEGINS = "Without "
+"""Of the answer, what is the same every time: above it stand seconds that the solvers took."""
+MANIFEST = {"format": "pipeplan-checkpoint", "version": 2, "epoch": 2, "minibatch": 1000, "minibatches": 4000}
+
+
+def _answer(solve: str, replan: str) -> str:
+    """What replanning prints after solving and a run with a checkpoint, from `BEGINS` on."""
+    here = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            printed_here(solve)
+            checkpoint = Path("plan/runs/20260131T120000Z/checkpoints/epoch-0003-minibatch-001000")
+            checkpoint.mkdir(parents=True)
+            (checkpoint / "manifest.json").write_text(json.dumps(MANIFEST | {"model": {}}))
+            return printed_here(replan)
+        finally:
+            os.chdir(here)
+
+
+def _tail(answer: str) -> str:
+    return answer[answer.index(BEGINS) :]
+
+
+def test_the_page_shows_what_the_command_prints() -> None:
+    found = BLOCK.search(PAGE.read_text(encoding="utf-8"))
+    assert found is not None
+    assert found[4] == _tail(_answer(found[2], found[3]))
+
+
+def test_every_field_is_described() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    found = BLOCK.search(text)
+    assert found is not None
+    answer = json.loads(_answer(found[2], f"{found[3]} --json"))
+    described = text.partition("## `--json`")[2]
+    for name in _names({name: value for name, value in answer.items() if name != "plan"} | {"plan": None}):
+        assert f"`{name}`" in described, name
+    assert not [name for name in RELAXED if f"`{name}`" not in text]
+
+
+def _names(value: Any) -> Iterator[str]:
+    """The names of all fields, but for those of variables in an environment."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _names(item)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield name
+            yield from () if name == "environment" else _names(item)
+
+
+def main() -> None:
+    """Write the transcript anew."""
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(BLOCK.sub(lambda found: f"{found[1]}{_tail(_answer(found[2], found[3]))}```", text))
+
+
+if __name__ == "__main__":
+    main()
