@@ -11,7 +11,6 @@ import click
 
 from pipeplan import render
 from pipeplan.errors import InputError
-from pipeplan.plan import STASHING
 from pipeplan.solve import Disagreement, Outcome, Settings
 
 _ARGUMENTS = (
@@ -59,6 +58,4 @@ def disagreement_in(folder: Path | None) -> Iterator[None]:
 def written(outcome: Outcome, folder: Path) -> str:
     """The line that says what was written, and whether it can be run."""
     runnable = "" if outcome.problem.profile.model_ref else " (its profile names no model that could be run)"
-    if outcome.plan.schedule != STASHING:
-        runnable = f" (to compare and simulate: the executor does not run {outcome.plan.schedule} yet)"
     return f"written: {folder}/plan.json, stages/, launch.sh{runnable}"
