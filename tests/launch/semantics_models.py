@@ -1,0 +1,213 @@
+"""Tiny models in 64-bit numbers for the tests of weight semantics, each with two places where it is cut.
+
+Together they have what a cut can meet: several tensors across it, whole numbers and truth values among them, skips over
+a stage, a cut inside a residual block, dropout, BatchNorm's buffers, two inputs that different stages read, masks, and
+tied weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, AdamW, Optimizer
+from torch.utils.data import Dataset, TensorDataset
+
+from pipeplan_launch.job import Data, Job
+
+CLASSES = 4
+
+
+class Chain(nn.Module):
+    """Layers in a row. The first also makes whole numbers and truth values that the last reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.table, self.last = nn.Embedding(6, CLASSES), nn.Linear(6, CLASSES)
+        self.dropout = nn.Dropout(0.25)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.one(x))
+        chosen, positive = h.argmax(dim=1), h.sum(dim=1, keepdim=True) > 0
+        h = self.dropout(h)
+        h = self.dropout(torch.tanh(self.two(h)))
+        h = torch.tanh(self.three(h))
+        return self.last(torch.where(positive, h, 0.5 * h)) + self.table(chosen)
+
+
+class Block(nn.Module):
+    """A residual block, its shortcut a convolution where the number of channels changes."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after)
+        self.conv2, self.norm2 = nn.Conv2d(after, after, 3, padding=1, bias=False), nn.BatchNorm2d(after)
+        self.shortcut = nn.Identity() if before == after else nn.Conv2d(before, after, 1, bias=False)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y))
+        y += self.shortcut(x)
+        return self.relu(y)
+
+
+class ResNet(nn.Module):
+    """Two residual blocks, both cut inside, and a long skip from the stem to the head, over the stage in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3), nn.ReLU(inplace=True))
+        self.block1, self.block2 = Block(3, 3), Block(3, 4)
+        self.head = nn.Linear(7, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        stem = self.stem(x)
+        y = self.block2(self.block1(stem))
+        return self.head(torch.cat([y.mean(dim=(2, 3)), stem.amax(dim=(2, 3))], dim=1))
+
+
+class Attention(nn.Module):
+    """One head: queries of one sequence, keys and values of another."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query, self.both, self.out = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        key, value = self.both(memory).chunk(2, dim=-1)
+        mixed = functional.scaled_dot_product_attention(self.query(x), key, value, attn_mask=mask)
+        return x + self.dropout(self.out(mixed))
+
+
+class Translator(nn.Module):
+    """An encoder, and a decoder that attends to itself and to the encoder's output, padding left out."""
+
+    def __init__(self, width: int = 6, words: int = 7) -> None:
+        super().__init__()
+        self.source, self.target = nn.Embedding(words, width), nn.Embedding(words, width)
+        self.encode, self.decode, self.cross = Attention(width), Attention(width), Attention(width)
+        self.norm1, self.norm2, self.mlp = nn.LayerNorm(width), nn.LayerNorm(width), nn.Linear(width, width)
+        self.head = nn.Linear(width, words)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        known = (source > 0).unsqueeze(1)
+        memory = self.source(source)
+        memory = self.encode(memory, memory, known)
+        memory = memory + functional.gelu(self.mlp(self.norm1(memory)))
+        length = target.shape[1]
+        earlier = torch.ones(length, length, dtype=torch.bool, device=target.device).tril()
+        x = self.target(target)
+        x = self.decode(x, x, earlier)
+        return self.head(self.norm2(self.cross(x, memory, known)))
+
+
+class Captioner(nn.Module):
+    """Features, then words that follow from them and the words before; the head shares the embedding's weight."""
+
+    def __init__(self, width: int = 6, words: int = 7) -> None:
+        super().__init__()
+        self.see1, self.see2 = nn.Linear(5, 8), nn.Linear(8, width)
+        self.words, self.mix = nn.Embedding(words, width), nn.Linear(width, width)
+        self.dropout, self.norm = nn.Dropout(0.1), nn.LayerNorm(width)
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, features: Tensor, before: Tensor) -> Tensor:
+        seen = functional.silu(self.see1(features))
+        context = torch.tanh(self.see2(self.dropout(seen))).unsqueeze(1)
+        x = self.words(before) + context
+        return self.head(self.norm(x + self.dropout(functional.gelu(self.mix(x)))))
+
+
+def of_classes(output: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy over classes or over the words of a sequence."""
+    return functional.cross_entropy(output.flatten(0, -2), target.flatten())
+
+
+class Sequences(Dataset[Any]):
+    """Samples of two inputs and a target, as map-style data sets have them."""
+
+    def __init__(self, first: Tensor, second: Tensor, target: Tensor) -> None:
+        self._samples = list(zip(zip(first, second, strict=True), target, strict=True))
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._samples[index]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to train, and where to cut it."""
+
+    model: Callable[[], nn.Module]
+    data: Callable[[int], Dataset[Any]]
+    """The data set of so many samples."""
+    cuts: tuple[str, str]
+    """The modules that the second and the third of three stages begin with."""
+    loss: Callable[[Any, Any], Tensor] = of_classes
+
+    def build(self, dropout: bool = True) -> nn.Module:
+        """The model, with the same weights every time, and with dropout that never drops where that is wanted."""
+        torch.manual_seed(3)
+        model = self.model().double()
+        for module in model.modules():
+            if isinstance(module, nn.Dropout) and not dropout:
+                module.p = 0.0
+        return model
+
+
+def _numbers(*shape: int, seed: int = 17) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def _words(*shape: int, seed: int = 19, least: int = 0) -> Tensor:
+    return torch.randint(least, 7, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _classes(count: int) -> Tensor:
+    return torch.randint(CLASSES, (count,), generator=torch.Generator().manual_seed(23))
+
+
+def _sentences(count: int) -> Dataset[Any]:
+    source = _words(count, 4)
+    source[:, 0] = 1  # at least one word is known
+    return Sequences(source, _words(count, 3, seed=29), _words(count, 3, seed=31))
+
+
+SUBJECTS = {
+    "chain": Subject(Chain, lambda n: TensorDataset(_numbers(n, 5), _classes(n)), ("two", "three")),
+    "resnet": Subject(
+        ResNet, lambda n: TensorDataset(_numbers(n, 2, 4, 4), _classes(n)), ("block1.conv2", "block2.norm2")
+    ),
+    "encoder-decoder": Subject(Translator, _sentences, ("norm1", "cross.query")),
+    "tied": Subject(
+        Captioner,
+        lambda n: Sequences(_numbers(n, 5), _words(n, 3), _words(n, 3, seed=37)),
+        ("see2", "words"),
+    ),
+}
+
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
+    "sgd-foreach": lambda p: SGD(p, lr=0.02, momentum=0.9, foreach=True),
+    "sgd-fused": lambda p: SGD(p, lr=0.02, momentum=0.9, fused=True),
+    "adamw-fused": lambda p: AdamW(p, lr=0.01, fused=True),
+}
+
+
+def job_of(subject: Subject, optimizer: str, samples: int, dropout: bool = True) -> Job:
+    """The job that the executor is given."""
+    return Job(
+        subject.build(dropout),
+        loss=subject.loss,
+        data=lambda: Data(subject.data(samples)),
+        optimizer=OPTIMIZERS[optimizer],
+    )
