@@ -7,14 +7,15 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pipeplan_launch import restarts
 from pipeplan_launch.arguments import parser
-from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.errors import LaunchError, PeerLost
 from pipeplan_launch.interrupt import Interrupted, catch_signals, die_with_parent
 
 if TYPE_CHECKING:
     from pipeplan_launch.setup import Options
 
-INTERRUPTED = 130
+INTERRUPTED = restarts.INTERRUPTED
 
 
 def options_from(arguments: Sequence[str] | None) -> Options:
@@ -32,41 +33,64 @@ def options_from(arguments: Sequence[str] | None) -> Options:
         log_every=given.log_every,
         threads=given.threads,
         checkpoint_every=given.checkpoint_every,
+        checkpoint_minibatches=given.checkpoint_minibatches,
+        evaluate_every=given.evaluate_every,
+        resume_from=given.resume_from,
         max_minibatches=given.max_minibatches,
         timeout_s=given.timeout,
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one worker; returns the exit status: 0; 2 for an error that was said in one line, 1 if nobody foresaw it; 130
-    when interrupted.
+    """Run one worker; returns the exit status.
+
+    0; 2 for an error that was said in one line, 1 if nobody foresaw it; 130 when interrupted; 3 for a fault after which
+    all workers start again.
     """
+    given_up = restarts.given_up()
+    if given_up is not None:
+        return given_up  # silently: why was said in the attempt before
     catch_signals()
     options = options_from(arguments)
-    from pipeplan_launch import worker
+    from pipeplan_launch import processes, worker
+    from pipeplan_launch.gathering import AllOver
 
     try:
         worker.run(options)
+    except PeerLost as error:
+        if processes.starts_again():
+            processes.leave(fault=one_line(error))
+            return restarts.LOST
+        status = _ended(2, f"error: {one_line(error)}")
     except LaunchError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
-        return 2
-    except worker.FailedElsewhere:
-        return 2
+        status = _ended(2, f"error: {one_line(error)}")
+    except (worker.FailedElsewhere, AllOver):
+        status = _ended(2)
     except Interrupted as signal:
-        # torchrun's own SIGTERM, after an error or Ctrl-C, has been explained already.
-        if signal.args == ("SIGINT",) and os.environ.get("RANK", "0") == "0":
-            print(f"stopped by {signal}: --resume goes on from the last checkpoint", file=sys.stderr, flush=True)
-        return INTERRUPTED
+        if restarts.launched() and restarts.stop_asked() is None:
+            return restarts.LOST  # torchrun's own SIGTERM, after another worker's end
+        # Under the launcher, that says so. Without, torchrun's own SIGTERM has been explained already.
+        speaks = not restarts.launched() and signal.args == ("SIGINT",) and os.environ.get("RANK", "0") == "0"
+        status = _ended(INTERRUPTED, f"stopped by {signal}: --resume goes on from the last checkpoint" * speaks)
     except worker.Unexpected as error:
-        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
-        return 1
+        status = _ended(1, f"error: {one_line(error)}")
     except Exception as error:  # before there is a run folder to keep a traceback in
         from pipeplan_launch.loading import describe
 
         rank = os.environ.get("RANK", "0")
-        print(f"error: something failed unexpectedly (rank {rank}): {describe(error)}", file=sys.stderr, flush=True)
-        return 1
-    return 0
+        status = _ended(1, f"error: something failed unexpectedly (rank {rank}): {describe(error)}")
+    else:
+        return 0
+    processes.leave(over=True)
+    return status
+
+
+def _ended(status: int, line: str = "") -> int:
+    """For good: no further attempt."""
+    if line:
+        print(line, file=sys.stderr, flush=True)
+    restarts.give_up(status)
+    return status
 
 
 def one_line(error: BaseException) -> str:

@@ -10,6 +10,10 @@ class LaunchError(Exception):
     """One line for the user: what is wrong, where, and what to do. Only a command line prints it, and exits with 2."""
 
 
+class PeerLost(LaunchError):
+    """Another worker is gone, frozen or cut off: a fault, after which all workers may start again."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`did you mean 'a' or 'b'?` for near misses, else the list of what there is."""
     names = sorted(known)

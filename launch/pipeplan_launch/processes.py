@@ -12,8 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pipeplan_launch import gathering, restarts
 from pipeplan_launch.config import LaunchPlan
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.gathering import Attempt
 from pipeplan_launch.transport import explained
 
 # An idle worker, and the first stages at the end of an epoch, wait as long as the others need. A peer that dies is
@@ -30,6 +32,13 @@ class Groups:
     """The workers that belong to a stage."""
     replicas: dist.ProcessGroup | None
     """This worker's fellow replicas; None where it has none."""
+    flush: dist.ProcessGroup | None
+    """The workers that belong to a stage, where all stages update together."""
+    attempt: Attempt
+
+
+_attempt: list[Attempt] = []
+"""The attempt that this worker belongs to, once it does."""
 
 
 def local_rank() -> int:
@@ -55,7 +64,10 @@ def device_of(plan: LaunchPlan) -> torch.device:
 
 
 def join(plan: LaunchPlan, timeout_s: float) -> Groups:
-    """Meet the other workers, as the environment that torchrun sets says."""
+    """Meet the other workers, as the environment that torchrun sets says.
+
+    Raises `LaunchError`, of which `PeerLost` if some are missing, or `gathering.AllOver`.
+    """
     size = os.environ.get("WORLD_SIZE")
     if size is None or "RANK" not in os.environ:
         raise LaunchError("this is one worker of a plan, which torchrun starts: run the launch.sh of the plan folder")
@@ -64,16 +76,33 @@ def join(plan: LaunchPlan, timeout_s: float) -> Groups:
     if size == os.environ.get("LOCAL_WORLD_SIZE") and Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: nothing need listen to the network
     backend = "cpu:gloo,cuda:nccl" if own_gpu_each(plan) else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-    rank = dist.get_rank()
-    everyone = _group(list(range(plan.world)), "gloo", PATIENCE)
-    active = _group(list(plan.active), "gloo", PATIENCE)
-    mine = None
-    for stage in plan.pipeline:
-        if len(stage.workers) > 1:
-            group = _group(list(stage.workers), backend, timedelta(seconds=timeout_s))
-            mine = group if rank in stage.workers else mine
-    return Groups(everyone, active, mine)
+    attempt, timeout = gathering.gather(timeout_s), timedelta(seconds=timeout_s)
+    _attempt[:] = [attempt]
+    rank = attempt.rank
+    with explained(f"rank {rank} could not connect to the other workers"):
+        dist.init_process_group(backend, store=attempt.store, rank=rank, world_size=plan.world, timeout=timeout)
+        everyone = _group(list(range(plan.world)), "gloo", PATIENCE)
+        active = _group(list(plan.active), "gloo", PATIENCE)
+        flush = None
+        if plan.schedule.flushes and len(plan.pipeline) > 1:
+            flush = _group(list(plan.active), "gloo", timeout)
+        mine = None
+        for stage in plan.pipeline:
+            if len(stage.workers) > 1:
+                group = _group(list(stage.workers), backend, timeout)
+                mine = group if rank in stage.workers else mine
+    return Groups(everyone, active, mine, flush, attempt)
+
+
+def starts_again() -> bool:
+    """Whether all workers start again after a fault now: there are attempts left, and nobody has ended the launch."""
+    return restarts.may_restart() and not (_attempt and _attempt[0].is_over())
+
+
+def leave(fault: str | None = None, over: bool = False) -> None:
+    """Tell the next attempt that this worker ended of its own accord, and of which fault; or that none is to come."""
+    if _attempt:
+        _attempt[0].leave(fault, over)
 
 
 def _group(ranks: list[int], backend: str, timeout: timedelta) -> Any:

@@ -1,7 +1,11 @@
-"""`python -m pipeplan_launch.torchrun …`: torchrun, without its tracebacks where a worker has said what is wrong.
+"""`python -m pipeplan_launch.torchrun …`: torchrun, which starts all workers again after a fault.
 
 torchrun ends with a page of its own about any worker that fails, and with status 1. Here a worker's own status comes
 out: 2 after its one-line error, 130 after an interrupt. A worker that was killed is named.
+
+Workers start again up to `--restarts` times, of the options behind `-m pipeplan_launch`; not after an error that they
+have said, nor once a stop was asked for. SIGINT and SIGTERM go to all workers, which then bring training to an end
+together; torchrun itself would wait for them no longer than 30 seconds, and take what they do for a failure.
 """
 
 from __future__ import annotations
@@ -10,45 +14,122 @@ import logging
 import os
 import signal
 import sys
+import time
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from pipeplan_launch import children, restarts
+from pipeplan_launch.arguments import parser
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.interrupt import watch_signals
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 SAID = 2  # the status of a worker that has told what is wrong, or that another one has
-STOPPED = 130  # of a worker that was asked to end
+STOPPED = restarts.INTERRUPTED  # of a worker that was asked to end
+QUIET = (SAID, STOPPED, restarts.LOST)
+STOPPED_LINE = "stopped: --resume goes on from the last checkpoint"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run torchrun with these arguments; returns the exit status."""
     os.environ.setdefault("LOGLEVEL", "CRITICAL")  # read by torchrun's loggers when they are made
+    try:
+        with restarts.remembering():
+            return _launch(list(sys.argv[1:] if arguments is None else arguments))
+    except LaunchError as error:
+        _say(f"error: {error}")
+        return SAID
+
+
+def _launch(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
+    from pipeplan_launch import oversight
+
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    given = _workers_options(arguments)
+    oversight.begin(given.timeout if given else None)
+    watch_signals(_pass_on)
     try:
-        torchrun(list(sys.argv[1:] if arguments is None else arguments))
+        torchrun([*_own_options(given), *arguments])
     except ChildFailedError as error:
-        return _report(error)
-    except SignalException as stop:
-        if stop.sigval != signal.SIGINT:  # torchrun passes the signal on, and workers speak up at SIGINT only
-            print("stopped: --resume goes on from the last checkpoint", file=sys.stderr, flush=True)
-        return STOPPED
-    return 0
+        return _end_of_failure(_report(error))
+    except (oversight.NoMore, SignalException):  # torchrun before 2.9 handles signals whatever one says
+        return _end_of_failure(STOPPED)
+    except Exception as error:
+        _say(f"error: torchrun ended: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        return 1
+    return _end_of_stop(0)
+
+
+def _workers_options(arguments: Sequence[str]) -> Namespace | None:
+    """What the workers are given, if they are ours."""
+    if "pipeplan_launch" not in arguments:
+        return None
+    return parser(prog="launch.sh").parse_args(arguments[arguments.index("pipeplan_launch") + 1 :])
+
+
+def _own_options(given: Namespace | None) -> list[str]:
+    """Options of torchrun."""
+    from torch.distributed.launcher.api import LaunchConfig
+
+    options = [f"--max-restarts={given.restarts if given else 0}"]
+    if hasattr(LaunchConfig, "signals_to_handle"):
+        options.append("--signals-to-handle=SIGHUP,SIGQUIT")  # the others are ours
+    return options
+
+
+_first_signal: list[float] = []
+
+
+def _pass_on(number: int) -> None:
+    """In a thread of its own, as the main one may be waiting for another server."""
+    workers = children.pids()
+    again = bool(_first_signal) and time.monotonic() - _first_signal[0] > 1
+    if workers and not again:
+        if not _first_signal:
+            _first_signal.append(time.monotonic())
+            restarts.ask_to_stop(number)
+            children.send(workers, number)
+        return
+    children.send(workers, signal.SIGKILL)
+    _say(STOPPED_LINE)
+    restarts.forget()
+    os._exit(STOPPED)
+
+
+def _end_of_failure(status: int) -> int:
+    if restarts.stop_asked() is None:
+        return restarts.given_up() or status
+    return _end_of_stop(restarts.given_up() or STOPPED)
+
+
+def _end_of_stop(status: int) -> int:
+    """Say where training stopped, if it did."""
+    line = restarts.stop_announced()
+    if line is not None and status in (0, STOPPED):
+        _say(line)
+        return 0
+    if status == STOPPED:
+        _say(STOPPED_LINE)
+    return status
 
 
 def _report(error: ChildFailedError) -> int:
     """Name the worker that first ended without a word of its own; torchrun ends the others because of it."""
     statuses = {rank: failure.exitcode for rank, failure in error.failures.items()}
-    mute = [rank for rank, status in statuses.items() if status not in (SAID, STOPPED)]
+    mute = [rank for rank, status in statuses.items() if status not in QUIET]
     real = [rank for rank in mute if statuses[rank] != -signal.SIGTERM]
     if not real and len(mute) == len(statuses):
         real = mute  # nobody else ended: someone did send this signal
     if real:
         first = min(real, key=lambda rank: (error.failures[rank].timestamp, rank))
-        print(f"error: worker {first} {_end(statuses[first])}", file=sys.stderr, flush=True)
+        _say(f"error: worker {first} {_end(statuses[first])}")
     return SAID if SAID in statuses.values() else 1
 
 
@@ -57,6 +138,10 @@ def _end(status: int) -> str:
         return f"ended with status {status}"
     name = signal.Signals(-status).name
     return f"was ended by {name}{' (out of memory is the usual reason for SIGKILL)' if name == 'SIGKILL' else ''}"
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

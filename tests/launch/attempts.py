@@ -1,0 +1,61 @@
+"""Attempts of one launch, one after another, in processes forked as `toy_workers` does: what torchrun does, faster.
+
+The workers of all attempts share one store, and a folder that stands for the launcher's.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import toy_workers
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from toy_workers import Ended, Toy
+
+from pipeplan_launch import restarts
+
+
+def run_attempts(folder: Path, arguments: Sequence[str], toys: Sequence[Toy], world: int) -> list[Ended]:
+    """One attempt for each toy, each with all workers of the plan in `folder`."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", "torch._dynamo", "pipeplan_launch.worker"])
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launcher = folder / "launcher"
+    shutil.rmtree(launcher, ignore_errors=True)
+    launcher.mkdir()
+    ended = []
+    for attempt, toy in enumerate(toys):
+        environment = {
+            restarts.VARIABLE: str(launcher),
+            "TORCHELASTIC_RESTART_COUNT": str(attempt),
+            "TORCHELASTIC_MAX_RESTARTS": str(len(toys) - 1),
+        }
+        logs = [folder / f"attempt-{attempt}-worker-{rank}" for rank in range(world)]
+        processes = [
+            context.Process(
+                target=_worker,
+                args=(environment, rank, world, store.port, [str(folder), *arguments], toy, str(log)),
+                daemon=True,
+            )
+            for rank, log in enumerate(logs)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(60)
+        hung = [rank for rank, process in enumerate(processes) if process.is_alive()]
+        for process in processes:
+            process.kill()
+            process.join()
+        out, err = ("".join(log.with_suffix(end).read_text() for log in logs) for end in (".out", ".err"))
+        assert not hung, f"workers {hung} of attempt {attempt} hang; {err}"
+        ended.append(Ended([process.exitcode or 0 for process in processes], out, err))
+    return ended
+
+
+def _worker(environment: dict[str, str], *arguments: object) -> None:
+    os.environ |= environment
+    toy_workers._worker(*arguments)  # type: ignore[arg-type]

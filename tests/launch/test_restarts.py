@@ -1,0 +1,198 @@
+"""After a fault all workers start again, and the loss goes on as if nothing had happened; after an error none does."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from attempts import run_attempts
+from toy_workers import Toy, run_plan, stage_contents, write_plan
+
+from pipeplan_launch import gathering, restarts
+from pipeplan_launch.errors import PeerLost
+from pipeplan_launch.gathering import AllOver, Attempt
+from pipeplan_launch.torchrun import main
+
+OPTIONS = ("--epochs", "2", "--checkpoint-minibatches", "6", "--log-every", "0")
+
+
+def curve(run: Path) -> dict[tuple[int, int], float]:
+    """(epoch, minibatch) -> loss; every minibatch once."""
+    found: dict[tuple[int, int], float] = {}
+    for path in run.glob("metrics/rank-*.jsonl"):
+        for line in path.read_text().splitlines():
+            step = json.loads(line)
+            if step["loss"] is not None:
+                assert (step["epoch"], step["minibatch"]) not in found
+                found[step["epoch"], step["minibatch"]] = step["loss"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], float]:
+    """The toy's losses under 2-1, in 64-bit numbers."""
+    folder = write_plan(tmp_path_factory.mktemp("uninterrupted"), stage_contents([2, 1]))
+    ended = run_plan(folder, ["--run-dir", str(folder / "run"), *OPTIONS], Toy(), 3)
+    assert ended.statuses == [0, 0, 0], ended.err
+    return curve(folder / "run")
+
+
+def test_the_loss_goes_on_as_if_no_worker_had_been_lost(tmp_path: Path, uninterrupted: Any) -> None:
+    folder = write_plan(tmp_path, stage_contents([2, 1]))
+    # In a first epoch before any checkpoint, in the middle of one, and in an evaluation (20 calls an epoch, then 12).
+    toys = [Toy(die=(1, 2)), Toy(die=(2, 9)), Toy(die=(0, 14)), Toy()]
+    ended = run_attempts(folder, ["--run-dir", str(tmp_path / "run"), *OPTIONS], toys, 3)
+    assert ended[0].statuses == [3, 9, 3]
+    assert ended[1].statuses == [3, 3, 9]
+    assert ended[2].statuses == [9, 3, 3]
+    assert ended[3].statuses == [0, 0, 0], ended[3].err
+    assert curve(tmp_path / "run") == uninterrupted
+    lines = [[line for line in one.err.splitlines() if not line.startswith(("epoch", "plan"))] for one in ended]
+    assert lines[0] == []
+    assert lines[1] == [
+        "worker 1 was lost; restart 1 of 3: training begins anew, as there is no checkpoint yet",
+    ]
+    (line,) = lines[2]
+    assert line.startswith(f"worker 2 was lost; restart 2 of 3: resumed from {tmp_path}/run/checkpoints/")
+    (line,) = lines[3]
+    assert line.startswith(f"worker 0 was lost; restart 3 of 3: resumed from {tmp_path}/run/checkpoints/")
+
+
+def test_the_last_fault_is_an_error(tmp_path: Path) -> None:
+    folder = write_plan(tmp_path, stage_contents([1, 1]))
+    (ended,) = run_attempts(folder, ["--run-dir", str(tmp_path / "run")], [Toy(die=(1, 2))], 2)
+    assert ended.statuses == [2, 9]
+    assert "error: stage 0 (rank 0)" in ended.err
+    assert "rank 1" in ended.err
+
+
+def test_what_no_restart_can_cure_is_not_tried_again(tmp_path: Path) -> None:
+    folder = write_plan(tmp_path, stage_contents([1, 1]))
+    toy = Toy(fault=("forward", 1, 3))
+    first, second = run_attempts(folder, ["--run-dir", str(tmp_path / "run")], [toy, toy], 2)
+    assert first.statuses == [2, 2]
+    assert first.err.count("error: ") == 1
+    assert second.statuses == [2, 2]
+    assert second.err == ""
+
+
+def stores(count: int) -> list[Any]:
+    """Clients of one store."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    return [server, *(dist.TCPStore("127.0.0.1", server.port) for _ in range(count - 1))]  # type: ignore[attr-defined]
+
+
+def come(store: Any, rank: int, world: int, timeout_s: float = 10.0) -> int:
+    deadline = time.monotonic() + timeout_s
+    if rank == 0:
+        return gathering._call_together(store, world, deadline)
+    return gathering._come(store, rank, deadline)
+
+
+class Arrival(threading.Thread):
+    """A worker that comes to an attempt."""
+
+    def __init__(self, store: Any, rank: int, world: int, timeout_s: float = 10.0) -> None:
+        super().__init__(daemon=True)
+        self.number: int | None = None
+        self.error: Exception | None = None
+        self._given = (store, rank, world, timeout_s)
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.number = come(*self._given)
+        except (PeerLost, AllOver) as error:
+            self.error = error
+
+
+def test_workers_of_an_attempt_meet_in_whatever_order_they_come() -> None:
+    world, draw = 4, random.Random(3)
+    clients = stores(world)
+    for number in range(1, 6):
+        arrivals = []
+        for rank in draw.sample(range(world), world):
+            arrivals.append(Arrival(clients[rank], rank, world))
+            time.sleep(draw.choice([0, 0.02]))
+        for arrival in arrivals:
+            arrival.join()
+        assert [arrival.number for arrival in arrivals] == [number] * world
+
+
+def test_a_worker_does_not_join_an_attempt_that_went_without_it() -> None:
+    """Or one whose rank 0 is gone, as happens where servers start again at their own pace."""
+    clients = stores(3)
+    launch = clients[0]
+    assert launch.add("attempt", 1) == 1  # rank 0 came, called, and was lost
+    waiting = Arrival(clients[1], 1, 3)
+    time.sleep(0.1)
+    assert launch.check(["1/here/1"])
+    assert waiting.is_alive()
+    assert Arrival(launch, 2, 3, timeout_s=0.05).join() is None
+    others = [Arrival(clients[0], 0, 3), Arrival(clients[2], 2, 3)]
+    for arrival in [waiting, *others]:
+        arrival.join()
+        assert arrival.number == 2
+    late = Arrival(clients[1], 1, 3, timeout_s=0.2)  # the second attempt has gone: wait for a third
+    late.join()
+    assert isinstance(late.error, PeerLost)
+
+
+def test_who_is_missing_is_said_and_who_is_over_ends() -> None:
+    clients = stores(2)
+    clients[0].set("1/here/2", "")
+    with pytest.raises(PeerLost, match="workers 1 and 3 did not come"):
+        come(clients[0], 0, 4, timeout_s=0.05)
+    clients[0].set(gathering.OVER, "")
+    with pytest.raises(AllOver):
+        come(clients[1], 1, 4)
+
+
+def test_the_next_attempt_knows_who_was_lost() -> None:
+    (store,) = stores(1)
+
+    def attempt(number: int, rank: int) -> Attempt:
+        return Attempt(number, gathering._under(str(number), store), store, rank, 3)
+
+    assert attempt(1, 0).last_fault() is None
+    assert attempt(2, 0).last_fault() == "not all workers started"
+    store.set("1/go", "")
+    attempt(1, 0).leave(fault="no answer")
+    attempt(1, 2).leave(fault="another")
+    assert attempt(2, 0).last_fault() == "worker 1 was lost"
+    attempt(1, 1).leave(fault="none either")
+    assert attempt(2, 0).last_fault() == "no answer"
+    assert not attempt(2, 0).is_over()
+    attempt(2, 1).leave(over=True)
+    assert attempt(2, 0).is_over()
+
+
+def test_what_the_launcher_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with restarts.remembering() as folder:
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+        monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
+        assert restarts.may_restart()
+        assert restarts.run_of_last_attempt() is None
+        restarts.remember_run(tmp_path / "a run")
+        assert restarts.run_of_last_attempt() == tmp_path / "a run"
+        restarts.give_up(2)
+        restarts.give_up(1)
+        assert restarts.given_up() == 1
+        assert not restarts.may_restart()
+    assert not folder.exists()
+    assert restarts.given_up() is None
+    assert not restarts.may_restart()
+
+
+def test_no_room_for_it_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere at all")
+    assert main([]) == 2
+    assert capsys.readouterr().err.startswith("error: no temporary folder can be made: ")
