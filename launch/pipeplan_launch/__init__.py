@@ -1,7 +1,7 @@
 """pipeplan_launch: the executor that runs a pipeplan plan.
 
-`Job` and `Data`, which describe a model to run, are importable from here. They are looked up when first asked for,
-so that the parts of this package that do without torch stay importable without it.
+`Job` and `Data`, which describe a model to run, and what their functions are given are importable from here. They are
+looked up when first asked for, so that the parts of this package that do without torch stay importable without it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,35 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pipeplan_launch.callbacks import Callback, MinibatchInfo, RunInfo
     from pipeplan_launch.errors import LaunchError
-    from pipeplan_launch.job import Data, Job
+    from pipeplan_launch.job import Data, Job, StageInfo
     from pipeplan_launch.loading import load_job
+    from pipeplan_launch.progress import EpochResult
 
-__all__ = ["Data", "Job", "LaunchError", "load_job"]
+__all__ = [
+    "Callback",
+    "Data",
+    "EpochResult",
+    "Job",
+    "LaunchError",
+    "MinibatchInfo",
+    "RunInfo",
+    "StageInfo",
+    "load_job",
+]
 
-_HOMES = {"Data": "job", "Job": "job", "LaunchError": "errors", "load_job": "loading"}
+_HOMES = {
+    "Callback": "callbacks",
+    "Data": "job",
+    "EpochResult": "progress",
+    "Job": "job",
+    "LaunchError": "errors",
+    "MinibatchInfo": "callbacks",
+    "RunInfo": "callbacks",
+    "StageInfo": "job",
+    "load_job": "loading",
+}
 
 
 def __getattr__(name: str) -> Any:
