@@ -15,6 +15,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("plan_folder", type=Path, metavar="PLAN_FOLDER", help="what `pipeplan solve` wrote")
     parser.add_argument("--epochs", type=_positive, metavar="N", help="epochs in all (10); inference: passes (1)")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--resume-from", type=Path, metavar="D", help="go on from this checkpoint or run in a new one")
     parser.add_argument("--run-dir", type=Path, metavar="D", help="run folder (PLAN_FOLDER/runs/<UTC time>)")
     parser.add_argument("--seed", type=_seed, metavar="N", help="of weights, order of samples and dropout (0)")
     parser.add_argument("--weights", type=Path, metavar="D", help="begin with the weights of this checkpoint or run")
@@ -23,7 +24,12 @@ def parser(prog: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--threads", type=_threads, metavar="N", help="torch threads per worker (OMP_NUM_THREADS)")
     parser.add_argument("--checkpoint-every", type=_positive, default=1, metavar="N", help="epochs (1)")
+    parser.add_argument(
+        "--checkpoint-minibatches", type=_positive, metavar="N", help="and within an epoch, minibatches (none)"
+    )
+    parser.add_argument("--evaluate-every", type=_positive, default=1, metavar="N", help="epochs (1); the last always")
     parser.add_argument("--max-minibatches", type=_positive, metavar="N", help="of every epoch, the first N only")
+    parser.add_argument("--restarts", type=_natural, default=3, metavar="N", help="after faults, at most (3)")
     parser.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="wait for a peer, at most (600)")
     return parser
 

@@ -111,10 +111,10 @@ class Recorder:
         self._write(step)
         return step
 
-    def end_epoch(self) -> list[Step]:
-        """The segment is drained: add it to the steady state. Returns the epoch's steps."""
+    def end_epoch(self, first: int = 0) -> list[Step]:
+        """The segment that began with minibatch `first` is drained: add it to the steady state. Returns its steps."""
         steps, self._epoch = self._epoch, []
-        counted = [step for step in steps if step.minibatch >= self._skip]
+        counted = [step for step in steps if step.minibatch >= first + self._skip]
         if len(counted) < 2:
             counted = steps[1:] if len(steps) > 2 else steps
             self.steady.includes_fill = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +11,7 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.files import explain_errors
 
 ERROR = "error.txt"
+_BLOCK = 2**20
 
 
 def new_run(plan_folder: Path, chosen: Path | None) -> Path:
@@ -42,9 +44,52 @@ def run_to_resume(plan_folder: Path, chosen: Path | None) -> Path:
     return found[-1]
 
 
-def reopen(run: Path) -> None:
-    """Make a run folder ready to go on with: what ended it before is no longer true."""
+def reopen(run: Path, epoch: int, minibatch: int) -> None:
+    """Make a run folder ready to go on with after so many minibatches of an epoch (both counted from 0).
+
+    What ended it before is no longer true, and the metrics of minibatches that will be run again are removed. Raises
+    `LaunchError`.
+    """
     _make(run)
+    for path in sorted((run / "metrics").glob("rank-*.jsonl")):
+        with explain_errors(path, "shortening"):
+            keep_until(path, (epoch, minibatch))
+
+
+def keep_until(path: Path, end: tuple[int, int]) -> None:
+    """Cut off the lines at the end of a file of metrics that are not of a minibatch before (epoch, minibatch).
+
+    Lines of one worker are in order. One that was only half written when the worker ended is cut off, too.
+    """
+    with path.open("r+b") as file:
+        size, block, found = file.seek(0, os.SEEK_END), _BLOCK, False
+        while size and not found:
+            start = max(0, size - block)
+            file.seek(start)
+            kept, found = _kept_bytes(file.read(size - start), whole=start == 0, end=end)
+            size, block = start + kept, 2 * block
+        file.truncate(size)
+
+
+def _kept_bytes(block: bytes, *, whole: bool, end: tuple[int, int]) -> tuple[int, bool]:
+    """(how much of the end of a file may be kept, whether that is known to be kept). `whole`: it begins the file."""
+    kept = block.rfind(b"\n") + 1
+    while kept:
+        begin = block.rfind(b"\n", 0, kept - 1) + 1
+        if begin == 0 and not whole:
+            return kept, False  # this line begins before the block
+        if _is_before(block[begin:kept], end):
+            return kept, True
+        kept = begin
+    return 0, False
+
+
+def _is_before(line: bytes, end: tuple[int, int]) -> bool:
+    try:
+        content = json.loads(line)
+        return (content["epoch"], content["minibatch"]) < end
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def claim_error(run: Path, message: str) -> bool:

@@ -1,40 +1,107 @@
-"""A worker's own part of a checkpoint: writing its stage, and taking it back."""
+"""A worker's part of a checkpoint: writing what it holds, together with the others, and taking its stage back."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from pipeplan_launch import checkpoint
-from pipeplan_launch.checkpoint import Manifest
+from torch import Tensor
+
+from pipeplan_launch import checkpoint, optimizers, processes
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.optimizers import load_optimizer, optimizer_state
+from pipeplan_launch.manifest import MODEL, History, Manifest, Position, read_manifest
+from pipeplan_launch.naming import Naming
+from pipeplan_launch.processes import Groups
+from pipeplan_launch.program import Program
 from pipeplan_launch.setup import Stage
+from pipeplan_launch.together import together
 
 
-def save(stage: Stage, run: Path, epoch: int) -> None:
-    """Write this stage's file of the checkpoint after so many epochs."""
+def save(stage: Stage, groups: Groups, run: Path, position: Position, history: History) -> Path:
+    """Write a checkpoint, with all active workers; replicas share the work of their stage. Returns its folder.
+
+    Raises `LaunchError`, and leaves nothing half-written.
+    """
+    from pipeplan_launch import storage  # DCP takes a while to import, and no start of a run need wait for it
+
+    place, sizes = stage.place, stage.train_sizes
+    assert stage.training is not None
+    assert sizes is not None
+    leads = place.rank == place.plan.active[0]
+    folder = run / checkpoint.PART
+    together(groups.active, lambda: checkpoint.begin(run) if leads else None)
+    try:
+        plain, moments = optimizers.optimizer_state(stage.training.optimizer, stage.training.trained)
+        written = storage.write(folder, _model_state(place.program) | moments, groups.active)
+        parts = processes.collect((plain if place.replica == 0 else None, written), place.plan.active[0], groups.active)
+        if leads:
+            manifest = Manifest(
+                folder=folder,
+                position=position,
+                history=history,
+                minibatch_samples=sizes.minibatch,
+                samples=sizes.samples,
+                seed=place.seed,
+                plan=place.plan.plan,
+                model_ref=place.plan.model_ref,
+                graph_hash=stage.graph_hash,
+                stages=place.plan.layers,
+                state_dict=dict(_naming(place.program).state_dict),
+                optimizer=optimizers.merge(one for one, _ in parts if one is not None),
+                tensors={name: tensor for _, tensors in parts for name, tensor in sorted(tensors.items())},
+                files={path.name: path.stat().st_size for path in sorted(folder.iterdir())},
+            )
+        together(groups.active, lambda: checkpoint.commit(run, manifest) if leads else None)
+    except LaunchError:
+        if leads:
+            checkpoint.abandon(run)
+        raise
+    return checkpoint.folder_for(run, position, sizes.minibatch)
+
+
+def add_result(folder: Path, history: History) -> None:
+    """Add to a checkpoint what the evaluation after it has shown; nothing else in it changes."""
+    replace(read_manifest(folder), history=history).write(folder)
+
+
+def restore(stage: Stage, folder: Path) -> Manifest:
+    """Load this stage's part of a checkpoint, whichever plan wrote it. Raises `LaunchError` if it does not fit."""
+    from pipeplan_launch import storage
+
     place, training = stage.place, stage.training
     assert training is not None
-    checkpoint.save_stage(
-        checkpoint.epoch_folder(run, epoch),
-        place.stage,
-        place.program.parameters_by_name(),
-        place.program.buffers_by_name(),
-        optimizer_state(training.optimizer, training.trained),
+    manifest = read_manifest(folder)
+    checkpoint.check_fits(manifest, place.plan.model_ref, stage.graph_hash)
+    storage.read(manifest, _model_state(place.program))
+    optimizers.load_optimizer(
+        training.optimizer,
+        training.trained,
+        manifest.optimizer,
+        lambda names: storage.load(manifest, list(names)),
+        str(folder),
+        own=training.rates.keys if training.rates is not None else (),
     )
-
-
-def restore(stage: Stage, run: Path) -> Manifest:
-    """Load this stage from the run's latest checkpoint. Raises `LaunchError` if it is of another model or plan."""
-    place, training = stage.place, stage.training
-    assert training is not None
-    manifest = checkpoint.latest(run)
-    if manifest is None:
-        raise LaunchError(f"rank {place.rank} does not see the checkpoints in {run}")
-    checkpoint.check_fits(manifest, place.plan, stage.graph_hash)
-    path = manifest.stage_file(place.stage)
-    state = checkpoint.read_stage(path)
-    checkpoint.load_tensors(place.program.parameters_by_name(), state["parameters"], str(path))
-    checkpoint.load_tensors(place.program.buffers_by_name(), state["buffers"], str(path))
-    load_optimizer(training.optimizer, training.trained, state["optimizer"], str(path))
     return manifest
+
+
+def load_weights(manifest: Manifest, program: Program) -> None:
+    """Take a stage's parameters and buffers from a checkpoint of any plan. Raises `LaunchError`."""
+    from pipeplan_launch import storage
+
+    storage.read(manifest, _model_state(program))
+
+
+def _model_state(program: Program) -> dict[str, Tensor]:
+    """What this worker holds of the model, under the names of a checkpoint's tensors."""
+    held: dict[str, Tensor] = {}
+    held |= program.parameters_by_name()
+    held |= program.buffers_by_name()
+    held |= _naming(program).unread
+    return {MODEL + name: tensor.detach() for name, tensor in held.items()}
+
+
+def _naming(program: Program) -> Naming:
+    """Only a program that was cut from a traced model knows the model's names."""
+    naming: Mapping[str, str] | Naming | None = getattr(program, "naming", None)
+    return naming if isinstance(naming, Naming) else Naming()

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeplan_launch import checkpoint
 from pipeplan_launch.agreement import Fingerprint, data_marks, weights_digest
 from pipeplan_launch.batches import Sizes, sizes_of
 from pipeplan_launch.config import LaunchPlan
@@ -44,6 +43,13 @@ class Options:
     log_every: int = 20
     threads: int | None = None
     checkpoint_every: int = 1
+    """Epochs."""
+    checkpoint_minibatches: int | None = None
+    """And within an epoch, so many minibatches."""
+    evaluate_every: int = 1
+    """Epochs."""
+    resume_from: Path | None = None
+    """A checkpoint, or a run folder, of any plan for the same model, to go on from in a new run folder."""
     max_minibatches: int | None = None
     """Of every epoch, at most so many."""
     timeout_s: float = 600.0
@@ -99,7 +105,13 @@ def _with_data(job: Job, minibatch: int) -> Job:
 
 
 def build(
-    options: Options, plan: LaunchPlan, rank: int, replicas: dist.ProcessGroup | None, seed: int, run: Path
+    options: Options,
+    plan: LaunchPlan,
+    rank: int,
+    replicas: dist.ProcessGroup | None,
+    seed: int,
+    run: Path,
+    flush: dist.ProcessGroup | None = None,
 ) -> Stage:
     """Everything that an active worker needs. Raises `LaunchError` for whatever is wrong with the job or the plan."""
     at = plan.place(rank)
@@ -125,14 +137,12 @@ def build(
     train_sizes = sizes_of(data.train, plan.minibatch, dynamic, training=True, limit=limit) if trains else None
     test_sizes = None if test is None else sizes_of(test, plan.minibatch, dynamic, training=False, limit=limit)
     fingerprint = _fingerprint(place, data.train if trains else None, test)
-    if options.weights is not None:
-        manifest = weights_at(options.weights)
-        checkpoint.load_weights(manifest, program.parameters_by_name(), program.buffers_by_name())
+    transport = Transport(stage, rank, device, _neighbours(place), options.timeout_s)
     return Stage(
         place=place,
         data=data,
-        training=TrainingEngine(place, Transport(stage, rank, device), recorder, replicas) if trains else None,
-        forward=ForwardEngine(place, Transport(stage, rank, device), _recorder(place, None) if trains else recorder),
+        training=TrainingEngine(place, transport, recorder, replicas, flush=flush) if trains else None,
+        forward=ForwardEngine(place, transport, _recorder(place, None) if trains else recorder),
         train_sizes=train_sizes,
         test_sizes=test_sizes,
         graph_hash=graph_hash,
@@ -150,14 +160,11 @@ def _fingerprint(place: Place, train: Any, test: Any) -> Fingerprint:
     return Fingerprint(place.rank, place.stage, data, weights_digest(state) if place.replicas > 1 else "")
 
 
-def weights_at(path: Path) -> checkpoint.Manifest:
-    """The checkpoint at `path`: its folder, or the run folder that holds it."""
-    if (path / "manifest.json").is_file():
-        return checkpoint.read_manifest(path / "manifest.json")
-    manifest = checkpoint.latest(path)
-    if manifest is None:
-        raise LaunchError(f"{path} is neither a checkpoint nor a run folder with a complete one")
-    return manifest
+def _neighbours(place: Place) -> list[int]:
+    """The workers of the stages before and after."""
+    pipeline = place.plan.pipeline
+    stages = pipeline[max(0, place.stage - 1) : place.stage] + pipeline[place.stage + 1 : place.stage + 2]
+    return [worker for stage in stages for worker in stage.workers]
 
 
 def _recorder(place: Place, path: Path | None) -> Recorder:

@@ -81,13 +81,12 @@ def _stage(plan: LaunchPlan, stage: int, prediction: Prediction, reports: Sequen
     }
 
 
-def epochs_before(run: Path, epoch: int) -> list[Any]:
-    """What an earlier part of a run, now resumed after so many epochs, wrote of them into its summary."""
+def covers(run: Path, epochs: int) -> bool:
+    """Whether a run's summary has so many epochs: if not, the run was ended before it wrote one."""
     try:
-        epochs = json.loads((run / "summary.json").read_text(encoding="utf-8"))["epochs"][:epoch]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []  # it was interrupted before it wrote one
-    return [one for one in epochs if isinstance(one, dict) and one.get("epoch") in range(1, epoch + 1)]
+        return len(json.loads((run / "summary.json").read_text(encoding="utf-8"))["epochs"]) >= epochs
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def table(summary: dict[str, Any]) -> str:

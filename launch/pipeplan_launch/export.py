@@ -1,0 +1,72 @@
+"""`python -m pipeplan_launch.export RUN_OR_CHECKPOINT -o model.pt`: a checkpoint as the model's ordinary state_dict.
+
+The file is what `torch.save(model.state_dict(), …)` writes for the user's own module, which no plan has touched. Read
+it with `model.load_state_dict(torch.load("model.pt", weights_only=True))`. Writing it runs no code of the user's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+import torch
+from torch import Tensor
+
+from pipeplan_launch import checkpoint
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.files import write_atomically
+from pipeplan_launch.manifest import MODEL, Manifest
+
+
+def state_dict(manifest: Manifest) -> dict[str, Tensor]:
+    """The model's state_dict, on the CPU. Tied parameters share their memory, as in the model. Raises `LaunchError`."""
+    from pipeplan_launch import storage
+
+    names = manifest.state_dict
+    if not names:
+        raise LaunchError(f"{manifest.folder} does not say what the model's state_dict holds: it cannot be exported")
+    saved = storage.load(manifest, [MODEL + name for name in dict.fromkeys(names.values())])
+    return {key: saved[MODEL + name] for key, name in names.items()}
+
+
+def export(source: Path, output: Path) -> tuple[Manifest, int]:
+    """(the checkpoint, bytes written): `source` is it, or the run folder whose last one it is. Raises `LaunchError`."""
+    manifest = checkpoint.at(source)
+    if output.is_dir():
+        raise LaunchError(f"{output} is a folder: name the file to write")
+    content = state_dict(manifest)
+
+    def save(file: IO[bytes]) -> None:
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:  # how torch's writer of archives reports a full disk
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise LaunchError(f"writing {output} failed: {str(error).partition(chr(10))[0]}") from error
+
+    return manifest, write_atomically(output, save)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status, 2 after an error that was said in one line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeplan_launch.export",
+        description="Write a checkpoint as the state_dict of the model that was trained.",
+    )
+    parser.add_argument("source", type=Path, metavar="RUN_OR_CHECKPOINT", help="a run's last checkpoint, or this one")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="model.pt, say")
+    given = parser.parse_args(arguments)
+    try:
+        manifest, size = export(given.source, given.output)
+    except LaunchError as error:
+        print("error: " + " ".join(str(error).splitlines()), file=sys.stderr)
+        return 2
+    print(f"{given.output}: {len(manifest.state_dict)} tensors, {size / 2**20:.1f} MiB, after {manifest.position}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""What a run begins from: rank 0 decides on the run folder and the checkpoint, then every worker builds its stage."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from pipeplan_launch import checkpoint, restarts, runfolder, saving, setup
+from pipeplan_launch.config import LaunchPlan
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.manifest import Manifest
+from pipeplan_launch.optimizers import optimizer_state
+from pipeplan_launch.processes import Groups
+from pipeplan_launch.setup import Options, Stage
+from pipeplan_launch.summary import covers
+
+DEFAULT_EPOCHS = 10
+
+
+@dataclass(frozen=True)
+class Start:
+    """What rank 0 decides for everyone."""
+
+    run: Path
+    seed: int
+    checkpoint: Path | None = None
+    """What to go on from."""
+    finished: int | None = None
+    """Epochs that the run to resume has, where it needs no more: nothing is to do."""
+
+    @property
+    def goes_on_elsewhere(self) -> bool:
+        """Whether the checkpoint is of another run."""
+        return self.checkpoint is not None and self.checkpoint.parent.parent != self.run
+
+
+def decide(options: Options, plan: LaunchPlan) -> Start:
+    """At rank 0. Nothing is made before all that can be checked without the model has been. Raises `LaunchError`."""
+    _check(options, plan)
+    before = restarts.run_of_last_attempt()
+    if before is not None:
+        start = _again(before, options, plan)
+    elif options.resume:
+        run = runfolder.run_to_resume(options.plan_folder, options.run_dir)
+        start = _go_on(run, checkpoint.at(run), options, plan)
+    elif options.resume_from is not None:
+        manifest = checkpoint.at(options.resume_from)
+        _check_fits(manifest, options, plan)
+        if manifest.finished >= epochs_of(options):
+            start = Start(options.resume_from, manifest.seed, finished=manifest.finished)
+        else:
+            run = runfolder.new_run(options.plan_folder, options.run_dir)
+            start = Start(run, manifest.seed, manifest.folder)
+    else:
+        if options.weights is not None:
+            checkpoint.at(options.weights)
+        start = Start(runfolder.new_run(options.plan_folder, options.run_dir), options.seed or 0)
+    if start.finished is None:
+        restarts.remember_run(start.run)
+    return start
+
+
+def build(options: Options, plan: LaunchPlan, groups: Groups, start: Start) -> tuple[Stage, Manifest | None] | None:
+    """(this worker's stage, the checkpoint that it goes on from); None for an idle worker. Raises `LaunchError`."""
+    rank = dist.get_rank()
+    if plan.place(rank) is None:
+        return None
+    stage = setup.build(options, plan, rank, groups.replicas, start.seed, start.run, groups.flush)
+    if stage.training is not None:
+        # What cannot be saved is said now, not at the first checkpoint. What saving needs is imported now, so that the
+        # memory that training takes is told apart from it.
+        optimizer_state(stage.training.optimizer, stage.training.trained)
+        importlib.import_module("pipeplan_launch.storage")
+    if start.checkpoint is not None:
+        return stage, saving.restore(stage, start.checkpoint)
+    if options.weights is not None:
+        saving.load_weights(checkpoint.at(options.weights), stage.place.program)
+    return stage, None
+
+
+def epochs_of(options: Options) -> int:
+    """Epochs of training, all in all."""
+    return options.epochs or DEFAULT_EPOCHS
+
+
+def _check(options: Options, plan: LaunchPlan) -> None:
+    given = {"--resume": options.resume, "--resume-from": options.resume_from, "--weights": options.weights}
+    chosen = [name for name, value in given.items() if value]
+    if len(chosen) > 1:
+        raise LaunchError(f"{' and '.join(chosen)} exclude each other: a run begins from one of them")
+    if plan.mode != "training" and (options.resume or options.resume_from is not None):
+        raise LaunchError(f"inference has nothing to go on with: give --weights in place of {chosen[0]}")
+
+
+def _go_on(run: Path, manifest: Manifest, options: Options, plan: LaunchPlan) -> Start:
+    """In the same run folder."""
+    _check_fits(manifest, options, plan)
+    if manifest.finished >= epochs_of(options) and covers(run, manifest.finished):
+        return Start(run, manifest.seed, finished=manifest.finished)
+    runfolder.reopen(run, manifest.position.epoch, manifest.position.minibatch)
+    return Start(run, manifest.seed, manifest.folder)
+
+
+def _again(run: Path, options: Options, plan: LaunchPlan) -> Start:
+    """After a restart: from the run's last checkpoint, or as the first attempt began if it has none."""
+    manifest = checkpoint.latest(run)
+    if manifest is not None:
+        return _go_on(run, manifest, options, plan)
+    if options.resume_from is None:
+        runfolder.reopen(run, 0, 0)
+        return Start(run, options.seed or 0)
+    manifest = checkpoint.at(options.resume_from)
+    _check_fits(manifest, options, plan)
+    runfolder.reopen(run, manifest.position.epoch, manifest.position.minibatch)
+    return Start(run, manifest.seed, manifest.folder)
+
+
+def _check_fits(manifest: Manifest, options: Options, plan: LaunchPlan) -> None:
+    if options.seed not in (None, manifest.seed):
+        raise LaunchError(
+            f"{manifest.folder} was begun with --seed {manifest.seed}: resume with that or leave --seed out"
+        )
+    if plan.graph_hash is not None:
+        checkpoint.check_fits(manifest, plan.model_ref, plan.graph_hash)

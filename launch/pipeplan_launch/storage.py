@@ -1,0 +1,213 @@
+"""Tensors by name, written and read by torch.distributed.checkpoint (DCP).
+
+Writing is DCP's own: what several workers hold is written by one of them, the work is spread, files are synced. Reading
+differs in one thing. DCP's index of a checkpoint, `.metadata`, is a pickle, and reading a pickle may run any code. Here
+the index comes from manifest.json instead; `.metadata` is written for torch's own tools and never read. What remains is
+archives of one tensor each, which DCP reads with `weights_only=True`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.futures import Future
+
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.manifest import Manifest, SavedTensor
+from pipeplan_launch.transport import explained
+
+INDEX = ".metadata"
+
+
+def write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, SavedTensor]:
+    """Write what all workers of the group hold into a folder; None: this process is alone.
+
+    Tensors of one name must be equal wherever they are held. Returns where those are that this worker wrote. If writing
+    failed in any worker, all of them raise `LaunchError`.
+    """
+    planner = _SavePlanner()
+    with (
+        _in_one_line(f"writing {folder} failed"),
+        explained(f"another worker was lost while writing {folder}"),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # that it writes alone, which is then meant
+        metadata = dcp_save(
+            dict(tensors), storage_writer=_Writer(folder), planner=planner, process_group=group, no_dist=group is None
+        )
+    written = {}
+    for index, info in metadata.storage_data.items():
+        if index.fqn in planner.checks:
+            tensor = tensors[index.fqn]
+            written[index.fqn] = SavedTensor(
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                shape=tuple(tensor.shape),
+                file=info.relative_path,
+                offset=info.offset,
+                size=info.length,
+                crc32=planner.checks[index.fqn],
+            )
+    return written
+
+
+def read(manifest: Manifest, names: Mapping[str, Tensor]) -> None:
+    """Fill tensors from the checkpoint, each from the one that is saved under its name. Raises `LaunchError`.
+
+    They may be on any device, and of another dtype than what is saved.
+    """
+    targets = {}
+    for name, target in names.items():
+        saved = manifest.tensors.get(name)
+        if saved is None:
+            raise LaunchError(f"{manifest.folder} has no {name.partition('.')[2]!r}")
+        if saved.shape != tuple(target.shape):
+            raise LaunchError(
+                f"{manifest.folder}: {name.partition('.')[2]!r} is {saved.shape}, the model's is {tuple(target.shape)}"
+            )
+        as_saved = target.device.type == "cpu" and target.dtype == dtype_of(saved) and target.is_contiguous()
+        targets[name] = target.detach() if as_saved else empty(saved)
+    if not targets:
+        return
+    with _in_one_line(f"reading {manifest.folder} failed"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it reads alone, which is meant
+        dcp_load(dict(targets), storage_reader=_Reader(manifest), planner=_LoadPlanner(manifest), no_dist=True)
+    with torch.no_grad():
+        for name, target in names.items():
+            if targets[name].data_ptr() != target.data_ptr():
+                target.copy_(targets[name])
+
+
+def load(manifest: Manifest, names: Iterator[str] | list[str]) -> dict[str, Tensor]:
+    """Saved tensors on the CPU, as they were saved. Raises `LaunchError`."""
+    found = {}
+    for name in names:
+        if name not in manifest.tensors:
+            raise LaunchError(f"{manifest.folder} has no {name!r}")
+        found[name] = empty(manifest.tensors[name])
+    read(manifest, found)
+    return found
+
+
+def empty(saved: SavedTensor) -> Tensor:
+    """Memory for a saved tensor."""
+    return torch.empty(saved.shape, dtype=dtype_of(saved))
+
+
+def dtype_of(saved: SavedTensor) -> torch.dtype:
+    """Its dtype. Raises `LaunchError` for one that torch does not know."""
+    dtype = getattr(torch, saved.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise LaunchError(f"torch has no dtype {saved.dtype!r}, which a tensor of the checkpoint is said to be of")
+    return dtype
+
+
+class _SavePlanner(DefaultSavePlanner):
+    """Notes a checksum of every tensor that this worker writes."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.checks: dict[str, int] = {}
+
+    def resolve_data(self, write_item: Any) -> Tensor | io.BytesIO:
+        data = super().resolve_data(write_item)
+        assert isinstance(data, Tensor)
+        here = data.detach().cpu()
+        self.checks[write_item.index.fqn] = checksum(here)
+        return here
+
+
+class _Writer(FileSystemWriter):
+    """Says in one line what a disk refused."""
+
+    def write_data(self, plan: Any, planner: Any) -> Future[Any]:
+        try:
+            return super().write_data(plan, planner)
+        except (OSError, RuntimeError) as error:
+            raise LaunchError(f"writing {self.path} failed: {_reason(error)}") from error
+
+
+class _Reader(FileSystemReader):
+    """Finds tensors by the manifest."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        super().__init__(manifest.folder)
+        self._manifest = manifest
+
+    def read_metadata(self, *_arguments: Any, **_options: Any) -> Metadata:
+        described: dict[str, Any] = {}
+        places = {}
+        for name, saved in self._manifest.tensors.items():
+            size, start = torch.Size(saved.shape), torch.Size([0] * len(saved.shape))
+            properties = TensorProperties(dtype=dtype_of(saved))
+            described[name] = TensorStorageMetadata(properties, size, [ChunkStorageMetadata(start, size)])
+            places[MetadataIndex(name, start)] = _StorageInfo(saved.file, saved.offset, saved.size)
+        return Metadata(described, storage_data=places)
+
+
+class _LoadPlanner(DefaultLoadPlanner):
+    """Compares every tensor with its checksum, and refuses what is not a tensor: DCP would unpickle it."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._manifest = manifest
+
+    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+        raise LaunchError(f"{self._manifest.folder}: {read_item.dest_index.fqn!r} is not a tensor")
+
+    def commit_tensor(self, read_item: Any, tensor: Tensor) -> None:
+        name = read_item.dest_index.fqn
+        saved = self._manifest.tensors[name]
+        if checksum(tensor) != saved.crc32:
+            path = self._manifest.folder / saved.file
+            raise LaunchError(f"{path} does not hold what was written for {name!r}: it was damaged or exchanged")
+
+
+def checksum(tensor: Tensor) -> int:
+    """CRC-32 of the bytes of a tensor on the CPU, in C order."""
+    plain = tensor.detach().contiguous()
+    size = plain.numel() * plain.element_size()
+    return zlib.crc32((ctypes.c_char * size).from_address(plain.data_ptr())) if size else 0
+
+
+@contextmanager
+def _in_one_line(what: str) -> Iterator[None]:
+    """DCP collects what went wrong in any worker and raises it in all of them."""
+    try:
+        yield
+    except CheckpointException as error:
+        first = error.failures[min(error.failures)][0]
+        if isinstance(first, LaunchError):
+            raise LaunchError(str(first)) from error
+        raise LaunchError(f"{what}: {_reason(first)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """What the operating system said, even where torch's writer of archives failed after it and because of it."""
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, OSError):
+            return chain.strerror or str(chain)
+        chain = chain.__cause__ or chain.__context__
+    return str(error).partition("\n")[0] or type(error).__name__
