@@ -95,7 +95,8 @@ def _pass_on(number: int) -> None:
         if not _first_signal:
             _first_signal.append(time.monotonic())
             restarts.ask_to_stop(number)
-            children.send(workers, number)
+            # Of the two, the one of which a worker that is still starting dies without a traceback.
+            children.send(workers, signal.SIGTERM)
         return
     children.send(workers, signal.SIGKILL)
     _say(STOPPED_LINE)

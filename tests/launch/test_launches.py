@@ -1,0 +1,126 @@
+"""Whole launches: launch.sh, torchrun and workers of a user's model, which are killed, frozen and asked to stop."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from launching import Launch, curve, is_free
+from test_launch_script import render
+from toy_workers import stage_contents, write_plan
+
+from pipeplan_launch.checkpoint import latest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
+
+JOB = """
+import time
+import torch
+from torch.nn import functional
+from torch.utils.data import Dataset
+from pipeplan_launch import Data, Job
+
+class Slow(Dataset):
+    def __len__(self):
+        return 96
+
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(4, generator=generator), index % 3
+
+def job():
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    return Job(net, loss=functional.cross_entropy, data=lambda: Data(Slow()), optimizer=optimizer)
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """launch.sh of a plan 1-1 for a small model whose samples take their time."""
+    (tmp_path / "job.py").write_text(JOB)
+    contents = stage_contents([1, 1], minibatch=4)
+    for content in contents:
+        content["model"] = {"ref": f"{tmp_path / 'job.py'}:job", "graph_hash": None}
+        content["layers"] = [["0", "1"], ["2", "loss"]][content["stage"]]
+    return render(write_plan(tmp_path / "plan", contents))
+
+
+def left_nothing(launch: Launch) -> bool:
+    """No process, and no port that is still taken."""
+    deadline = time.monotonic() + 20
+    while (launch.alive() or not is_free(launch.port())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not launch.alive() and is_free(launch.port())
+
+
+def test_goes_on_after_a_kill_and_stops_when_asked(script: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ("--epochs", "100000", "--checkpoint-minibatches", "7", "--log-every", "0")
+    with Launch(script, run, *options, TMPDIR=str(tmp_path)) as launch:
+        launch.until(lambda: bool(list(run.glob("checkpoints/*/manifest.json"))), "checkpoint")
+        launch.kill(rank=1)
+        launch.trains()
+        launch.process.send_signal(signal.SIGTERM)
+        assert launch.wait() == 0, launch.lines
+        assert left_nothing(launch)
+    said = [line for line in launch.lines if not line.startswith(("note", "plan", "epoch"))]
+    assert len(said) == 2
+    assert said[0].startswith(f"worker 1 was lost; restart 1 of 3: resumed from {run}/checkpoints/")
+    assert said[1].startswith("stopped after ")
+    assert not list(tmp_path.glob("pipeplan-*"))
+    last = latest(run)
+    assert last is not None
+    losses = curve(run)  # every minibatch up to the checkpoint of the stop, once, and no other
+    assert max(losses) == (last.position.epoch, last.position.minibatch - 1)
+    assert len(losses) == 24 * last.position.epoch + last.position.minibatch
+
+
+def test_nothing_outlives_a_launcher_that_is_killed(script: Path, tmp_path: Path) -> None:
+    with Launch(script, tmp_path / "run", "--epochs", "100000", "--log-every", "0") as launch:
+        launch.trains()
+        assert len(launch.workers()) == 2
+        launch.process.kill()
+        launch.wait()
+        assert left_nothing(launch)
+
+
+def test_a_request_before_training_ends_at_once(script: Path, tmp_path: Path) -> None:
+    with Launch(script, tmp_path / "run") as launch:
+        launch.until(lambda: len(launch.workers()) == 2, "workers")
+        launch.process.send_signal(signal.SIGINT)
+        assert launch.wait() == 130
+        assert left_nothing(launch)
+    assert launch.lines[-1] == "stopped: --resume goes on from the last checkpoint"
+    assert [line for line in launch.lines if not line.startswith("note")] == launch.lines[-1:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_goes_on_after_a_worker_was_frozen(script: Path, tmp_path: Path, rank: int) -> None:
+    with Launch(script, tmp_path / "run", "--epochs", "100000", "--log-every", "0", "--timeout", "8") as launch:
+        launch.trains()
+        launch.kill(rank, signal.SIGSTOP)
+        launch.until(lambda: launch.said("restart 1 of 3"), "restart")
+        launch.trains()
+        launch.process.send_signal(signal.SIGTERM)
+        assert launch.wait() == 0, launch.lines
+        assert left_nothing(launch)
+    assert launch.said(f"worker {rank} was lost")
+
+
+@pytest.mark.slow
+def test_no_more_restarts_than_asked_for(script: Path, tmp_path: Path) -> None:
+    with Launch(script, tmp_path / "run", "--epochs", "100000", "--log-every", "0", "--restarts", "1") as launch:
+        for _ in range(2):
+            launch.trains()
+            launch.kill(rank=0)
+        assert launch.wait() == 2
+        assert left_nothing(launch)
+    assert launch.lines[-1] == "error: worker 0 was ended by SIGKILL (out of memory is the usual reason for SIGKILL)"
