@@ -53,10 +53,13 @@ def at(path: Path) -> Manifest:
 
 
 def begin(run: Path) -> Path:
-    """An empty folder to write a checkpoint into; what an interrupted one left there is removed."""
+    """An empty folder to write a checkpoint into; what was half written or half removed before is removed."""
     part = run / PART
     with explain_errors(part, "making"):
         abandon(run)
+        for folder in (run / "checkpoints").glob("epoch-*"):
+            if not (folder / NAME).exists():
+                shutil.rmtree(folder, ignore_errors=True)
         part.mkdir(parents=True)
     return part
 

@@ -1,0 +1,65 @@
+"""Checkpoints for tests, made in this process alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pipeplan_launch import checkpoint, storage
+from pipeplan_launch.manifest import MODEL, History, Manifest, Position
+
+NOTHING: dict[str, Any] = {"groups": [], "state": {}}
+MIDDLE = Position(0, 4, 10)
+
+
+def save(
+    run: Path,
+    tensors: Mapping[str, Tensor],
+    position: Position = MIDDLE,
+    *,
+    optimizer: dict[str, Any] = NOTHING,
+    state_dict: Mapping[str, str] | None = None,
+    minibatch_samples: int = 2,
+    samples: int = 20,
+    history: History | None = None,
+) -> Path:
+    """Write a checkpoint into a run folder, as one worker that holds everything would; returns its folder."""
+    folder = checkpoint.begin(run)
+    written = storage.write(folder, tensors, None)
+    manifest = Manifest(
+        folder=folder,
+        position=position,
+        history=history or History(),
+        minibatch_samples=minibatch_samples,
+        samples=samples,
+        seed=7,
+        plan="sha256:plan",
+        model_ref="toy",
+        graph_hash="sha256:toy",
+        stages=(("layer0",), ("layer1",)),
+        state_dict=dict(state_dict or {}),
+        optimizer=optimizer,
+        tensors=written,
+        files={path.name: path.stat().st_size for path in sorted(folder.iterdir())},
+    )
+    return checkpoint.commit(run, manifest)
+
+
+def model_of(manifest: Manifest) -> dict[str, Tensor]:
+    """The parameters and buffers of a checkpoint, by the model's names."""
+    found = storage.load(manifest, [name for name in manifest.tensors if name.startswith(MODEL)])
+    return {name.removeprefix(MODEL): value for name, value in found.items()}
+
+
+def marks(run: Path) -> dict[str, Any]:
+    """All that a run's last checkpoint says, where two are equal if all their tensors are, bit by bit."""
+    manifest = checkpoint.latest(run)
+    assert manifest is not None
+    content = manifest.as_json()
+    for key in ("plan", "stages", "files"):
+        del content[key]
+    content["tensors"] = {name: (one.dtype, one.shape, one.crc32) for name, one in sorted(manifest.tensors.items())}
+    return content
