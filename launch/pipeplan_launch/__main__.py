@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipeplan_launch import restarts
 from pipeplan_launch.arguments import parser
+from pipeplan_launch.averaging import Averaging
 from pipeplan_launch.errors import LaunchError, PeerLost
 from pipeplan_launch.interrupt import Interrupted, catch_signals, die_with_parent
 
@@ -38,6 +39,7 @@ def options_from(arguments: Sequence[str] | None) -> Options:
         resume_from=given.resume_from,
         max_minibatches=given.max_minibatches,
         timeout_s=given.timeout,
+        averaging=Averaging(given.compress, given.significance),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from pipeplan_launch.averaging import Compression, parse_compression, parse_significance
+
 
 def parser(prog: str) -> argparse.ArgumentParser:
     """The command line of a worker; launch.sh passes its own on."""
@@ -30,8 +32,32 @@ def parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--evaluate-every", type=_positive, default=1, metavar="N", help="epochs (1); the last always")
     parser.add_argument("--max-minibatches", type=_positive, metavar="N", help="of every epoch, the first N only")
     parser.add_argument("--restarts", type=_natural, default=3, metavar="N", help="after faults, at most (3)")
+    averaging = parser.add_mutually_exclusive_group()
+    averaging.add_argument(
+        "--compress",
+        type=_compression,
+        metavar="HOW",
+        help="gradients among replicas: bf16, powersgd or powersgd:RANK (not)",
+    )
+    averaging.add_argument(
+        "--significance", type=_significance, metavar="V%", help="between servers only updates above V%% of the weight"
+    )
     parser.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="wait for a peer, at most (600)")
     return parser
+
+
+def _compression(text: str) -> Compression:
+    try:
+        return parse_compression(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _significance(text: str) -> float:
+    try:
+        return parse_significance(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _natural(text: str) -> int:

@@ -1,46 +1,96 @@
-"""Averaging among the replicas of a stage: gradients at every update, BatchNorm's statistics when a segment is drained.
+"""Averaging gradients among the replicas of a stage, at every update.
 
-Gradients travel in flat buckets that are allocated once. The all-reduce of a group starts at R and is awaited at U. DDP
-would not do: with several minibatches in flight its hooks lose the second backward.
+Gradients travel in flat buckets (`buckets`). DDP would not do: with several minibatches in flight its hooks lose the
+second backward. The sum over the replicas starts
+
+- bucket by bucket during the backward of this replica's last minibatch of the group, as soon as a bucket is full, where
+  the buckets are free by then: plain data parallelism, and schedules with a flush;
+- at R where the all-reduce before is still under way, as in stages whose updates run late. It has a whole round to
+  finish in there, and to start it earlier would take a second set of buckets.
+
+Either way the sums are started in one order on all replicas. They are awaited at U.
+
+    R      what is missing of the group is put in (zeros, if there is none), and the buckets not yet sent are sent
+    U      finish
+
+A gradient is multiplied by share / total as it goes into its bucket: `share` is its minibatch's part of the group's
+samples and `total` the sum of these over the group, so that the sum over replicas is the mean over the samples. The
+total is known beforehand, unless the segment is ended early: so the weights are summed too, and the mean put right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pipeplan_launch.buckets import Bucket, Exchange, Round, make_buckets, places
 from pipeplan_launch.errors import LaunchError
-
-BUCKET_BYTES = 25 * 2**20
-
-
-@dataclass(frozen=True)
-class _Bucket:
-    flat: Tensor
-    """The gradients of some parameters, one after another, then one number a parameter: how many replicas have one."""
-    names: tuple[str, ...]
-    views: tuple[Tensor, ...]
-    """Where each parameter's gradient lies in `flat`, in the parameter's shape."""
-    flags: Tensor
 
 
 class GradientReducer:
-    """Averages the gradients of one group of minibatches over the replicas of a stage."""
+    """Averages the gradients of one group of minibatches after another over the replicas of a stage."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], group: dist.ProcessGroup | None) -> None:
-        """`parameters`: those that training changes. `group`: the stage's replicas, None where there is only one."""
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], group: dist.ProcessGroup | None, exchange: Exchange | None = None
+    ) -> None:
+        """`parameters`: those that training changes, in the order of their first use. `group`: the stage's replicas,
+        None where there is only one. `exchange`: None for the exact mean.
+        """
         self._parameters = dict(parameters)
-        self._group = group
+        self._group, self._exchange = group, exchange
+        self._thread = None if exchange is None else ThreadPoolExecutor(1, "averaging")
+        self._buckets: list[Bucket] | None = None  # made when first needed: a stage may never be trained
+        self._bucket_of: dict[str, Bucket] = {}
         self._pending: dict[str, Tensor] = {}
+        """Sums over minibatches of the group being collected, each multiplied by its share."""
         self._weight = 0.0
+        """The shares of these minibatches."""
         self._alone: tuple[dict[str, Tensor], float] = ({}, 1.0)
         """A collected group, where there is nobody to average with."""
-        self._works: list[dist.Work] = []
-        self._buckets: list[_Bucket] | None = None
+        self._round: Round | None = None
+        """The group that is being sent, from its first bucket until `finish`."""
+        self._next = 0
+        """The bucket to send next."""
+        self._waits: list[Callable[[], object]] = []
+        self._own_total = torch.zeros(1, dtype=torch.float64)
+        self._share: float | None = None
+        """Of the minibatch in backward, while its gradients are taken as they come."""
+        self._sends = False
+        """Whether they go straight into the buckets."""
+        self._hooked: Mapping[str, Tensor] | None = None
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+
+    def reset(self) -> None:
+        """A segment begins: whatever an `exchange` still holds back is forgotten."""
+        if self._exchange is not None:
+            self._exchange.reset()
+
+    @contextmanager
+    def backward(self, leaves: Mapping[str, Tensor], share: float, final: Round | None) -> Iterator[None]:
+        """Around the backward of one of this replica's minibatches, on these leaves, by parameter name.
+
+        `final`: the group, if this minibatch is the replica's last one of it. What is left on the leaves afterwards is
+        to be given to `add`.
+        """
+        sends = final is not None and self._group is not None and self._round is None
+        if not sends and not self._pending:  # nothing to do before the gradients are there
+            yield
+            return
+        self._hook(leaves)
+        if sends:
+            assert final is not None
+            self._begin(final, self._weight + share)
+        self._share, self._sends = share, sends
+        try:
+            yield
+        finally:
+            self._share = None
 
     def add(self, gradients: Mapping[str, Tensor], share: float = 1.0) -> None:
         """Take the gradients of one of this replica's minibatches, by parameter name, for the group being collected.
@@ -49,110 +99,145 @@ class GradientReducer:
         """
         self._weight += share
         for name, gradient in gradients.items():
-            if name not in self._parameters:
-                continue
-            if self._group is not None and gradient.layout is not torch.strided:
-                raise LaunchError(
-                    f"the gradient of {name!r} is sparse, which a stage with replicas does not support: "
-                    "build its layer with sparse=False, or solve for a plan without replicas of it"
-                )
-            weighted = gradient if share == 1.0 else gradient.mul_(share)
-            before = self._pending.get(name)
-            self._pending[name] = weighted if before is None else before.add_(weighted)
+            if name in self._parameters:
+                self._keep(name, gradient, share)
 
-    def start(self) -> None:
-        """The group is collected: start the sum over the replicas; one that has no gradients joins with zeros."""
+    def start(self, of: Round) -> None:
+        """The group is collected: send what has not been sent; a replica that has no gradients joins with zeros."""
         if self._group is None:
             self._alone, self._pending = (self._pending, self._weight), {}
             self._weight = 0.0
             return
-        if self._buckets is None:
-            self._buckets = _make_buckets(self._parameters)
-            self._total = torch.zeros(1, dtype=torch.float64)
-        self._total.fill_(self._weight)
-        for bucket in self._buckets:
-            _fill(bucket, self._pending)
-        for tensor in (self._total, *(bucket.flat for bucket in self._buckets)):
-            work = dist.all_reduce(tensor, group=self._group, async_op=True)
-            if work is not None:
-                self._works.append(work)
+        if self._round is None:
+            self._begin(of, self._weight)
+        for bucket in self._to_send():
+            for name in bucket.views.keys() & self._pending.keys():
+                self._put(name, None, 0.0)
+            self._send(bucket)
         self._pending, self._weight = {}, 0.0
 
     def finish(self) -> dict[str, Tensor]:
         """The weighted mean over the group's minibatches, by parameter name; without those that no replica has.
 
-        The tensors are overwritten by the next `start`.
+        The tensors are overwritten by the next group.
         """
         if self._group is None:
             averaged, weight = self._alone
             self._alone = ({}, 1.0)
             return averaged if weight == 1.0 else {name: one.div_(weight) for name, one in averaged.items()}
-        for work in self._works:
-            work.wait()
-        self._works = []
-        weight = float(self._total)
-        averaged = {}
+        assert self._round is not None
+        waits, self._waits = self._waits, []
+        for wait in waits:
+            wait()
+        expected, weight = self._round.total, float(self._own_total)
+        self._round = None
+        result: dict[str, Tensor] = {}
         for bucket in self._buckets or ():
-            present = bucket.flags.tolist()
-            bucket.flat.div_(weight)
-            averaged |= {
-                name: view for name, view, count in zip(bucket.names, bucket.views, present, strict=True) if count > 0
-            }
-        return averaged
+            if weight and abs(weight - expected) > 1e-9 * expected:
+                bucket.values.mul_(expected / weight)
+            result |= bucket.present()
+        return result
 
+    def _hook(self, leaves: Mapping[str, Tensor]) -> None:
+        """Have autograd hand over every gradient of these leaves as soon as it is complete."""
+        if leaves is self._hooked:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        self._hooked = leaves
+        self._hooks = [
+            leaves[name].register_post_accumulate_grad_hook(partial(self._arrived, name))  # type: ignore[no-untyped-call]
+            for name in self._parameters
+        ]
 
-def _make_buckets(parameters: Mapping[str, nn.Parameter]) -> list[_Bucket]:
-    chosen: list[list[str]] = []
-    room = 0
-    kind: tuple[torch.dtype, torch.device] | None = None
-    for name, parameter in parameters.items():
-        size = parameter.numel() * parameter.element_size()
-        if kind != (parameter.dtype, parameter.device) or size > room:
-            chosen.append([])
-            kind, room = (parameter.dtype, parameter.device), BUCKET_BYTES
-        chosen[-1].append(name)
-        room -= size
-    return [_make_bucket({name: parameters[name] for name in names}) for names in chosen]
+    def _arrived(self, name: str, leaf: Tensor) -> None:
+        gradient, share = leaf.grad, self._share
+        if share is None or gradient is None:
+            return
+        leaf.grad = None
+        if not self._sends:
+            self._keep(name, gradient, share)
+            return
+        self._put(name, gradient, share)
+        assert self._buckets is not None
+        for bucket in self._to_send():
+            if not bucket.is_full:
+                break
+            self._send(bucket)
 
-
-def _make_bucket(parameters: Mapping[str, nn.Parameter]) -> _Bucket:
-    first = next(iter(parameters.values()))
-    total = sum(parameter.numel() for parameter in parameters.values())
-    flat = torch.zeros(total + len(parameters), dtype=first.dtype, device=first.device)
-    views = []
-    offset = 0
-    for parameter in parameters.values():
-        views.append(flat[offset : offset + parameter.numel()].view(parameter.shape))
-        offset += parameter.numel()
-    return _Bucket(flat, tuple(parameters), tuple(views), flat[total:])
-
-
-def _fill(bucket: _Bucket, gradients: Mapping[str, Tensor]) -> None:
-    for name, view in zip(bucket.names, bucket.views, strict=True):
-        gradient = gradients.get(name)
-        if gradient is None:
-            view.zero_()
+    def _keep(self, name: str, gradient: Tensor, share: float) -> None:
+        if self._group is not None:
+            _check_dense(name, gradient)
+        before = self._pending.get(name)
+        if before is not None:
+            before.add_(gradient, alpha=share)
         else:
-            view.copy_(gradient)
-    bucket.flags.copy_(torch.tensor([float(name in gradients) for name in bucket.names]))
+            self._pending[name] = gradient if share == 1.0 else gradient.mul_(share)
 
-
-def _mean(buffer: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The replicas' mean; where they agree already, their very value: a constant must not drift by rounding."""
-    total, high, low = buffer.clone(), buffer.clone(), buffer.clone()
-    dist.all_reduce(total, group=group)
-    dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)
-    dist.all_reduce(low, op=dist.ReduceOp.MIN, group=group)
-    return torch.where(high == low, buffer, total / dist.get_world_size(group))
-
-
-@torch.no_grad()
-def average_buffers(buffers: Sequence[Tensor], group: dist.ProcessGroup) -> None:
-    """Make the replicas' buffers equal: the mean of floating ones (running statistics), the largest of counters."""
-    for buffer in buffers:
-        if buffer.is_floating_point():
-            buffer.copy_(_mean(buffer, group))
-        elif buffer.dtype == torch.bool:
-            continue
+    def _put(self, name: str, gradient: Tensor | None, share: float) -> None:
+        """Into its bucket: what was collected of a parameter before, and this gradient."""
+        bucket, total = self._bucket_of.get(name), self._pending.pop(name, None)
+        if bucket is None:
+            return  # of no size
+        assert self._round is not None
+        scale = (1.0 if self._exchange is None else self._exchange.scale) / self._round.total
+        view = bucket.views[name]
+        if gradient is not None:
+            _check_dense(name, gradient)
+        if name in bucket.filled:
+            if bucket.index < self._next or gradient is None:
+                raise LaunchError(f"one backward made the gradient of {name!r} twice, the second time too late")
+            view.add_(gradient, alpha=share * scale)
+            return
+        if total is None:
+            assert gradient is not None
+            torch.mul(gradient, share * scale, out=view)
         else:
-            dist.all_reduce(buffer, op=dist.ReduceOp.MAX, group=group)
+            torch.mul(total if gradient is None else total.add_(gradient, alpha=share), scale, out=view)
+        bucket.filled.add(name)
+
+    def _begin(self, of: Round, weight: float) -> None:
+        """The buckets are free: begin to send a group, of which this replica has so much."""
+        if self._buckets is None:
+            self._buckets = make_buckets(self._parameters)
+            self._bucket_of = places(self._buckets)
+        self._round, self._next = of, 0
+        for bucket in self._buckets:
+            bucket.filled.clear()
+        self._own_total.fill_(weight)
+        if self._buckets:
+            self._sum(self._own_total)
+
+    def _to_send(self) -> Sequence[Bucket]:
+        return (self._buckets or ())[self._next :]
+
+    def _send(self, bucket: Bucket) -> None:
+        assert self._round is not None
+        self._next += 1
+        bucket.complete()
+        if self._exchange is None:
+            self._sum(bucket.flat)
+        else:
+            assert self._thread is not None
+            self._waits.append(self._thread.submit(self._exchange, bucket, self._round).result)
+
+    def _sum(self, tensor: Tensor) -> None:
+        try:
+            work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        except RuntimeError as error:  # inside a backward it would be taken for the model's: `finish` raises it
+            self._waits.append(partial(_raise, error))
+        else:
+            if work is not None:
+                self._waits.append(work.wait)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _check_dense(name: str, gradient: Tensor) -> None:
+    if gradient.layout is not torch.strided:
+        raise LaunchError(
+            f"the gradient of {name!r} is sparse, which a stage with replicas does not support: "
+            "build its layer with sparse=False, or solve for a plan without replicas of it"
+        )

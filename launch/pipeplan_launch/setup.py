@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeplan_launch.agreement import Fingerprint, data_marks, weights_digest
+from pipeplan_launch.averaging import EXACT, Averaging
 from pipeplan_launch.batches import Sizes, sizes_of
 from pipeplan_launch.config import LaunchPlan
 from pipeplan_launch.engine import Place
@@ -53,6 +54,8 @@ class Options:
     max_minibatches: int | None = None
     """Of every epoch, at most so many."""
     timeout_s: float = 600.0
+    averaging: Averaging = EXACT
+    """Of gradients among the replicas of a stage."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ def build(
     return Stage(
         place=place,
         data=data,
-        training=TrainingEngine(place, transport, recorder, replicas, flush=flush) if trains else None,
+        training=TrainingEngine(place, transport, recorder, replicas, options.averaging, flush) if trains else None,
         forward=ForwardEngine(place, transport, _recorder(place, None) if trains else recorder),
         train_sizes=train_sizes,
         test_sizes=test_sizes,

@@ -12,14 +12,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pipeplan_launch import clipping
+from pipeplan_launch.averaging import EXACT, Averaging
+from pipeplan_launch.buckets import Round
 from pipeplan_launch.engine import Engine, Place, Segment, map_tensors
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.exchanges import exchange_for
+from pipeplan_launch.job import StageInfo
 from pipeplan_launch.metrics import Lap, Recorder
 from pipeplan_launch.precision import autocast
 from pipeplan_launch.program import CutTensor
+from pipeplan_launch.rates import Rates
 from pipeplan_launch.recompute import Conditions, awaits_gradient, keeping_nothing, unchanged_random_numbers
-from pipeplan_launch.reduce import GradientReducer, average_buffers
-from pipeplan_launch.schedule import Kind, own_members, replica_of
+from pipeplan_launch.reduce import GradientReducer
+from pipeplan_launch.running_statistics import average_buffers
+from pipeplan_launch.schedule import Kind, group_count, group_members, own_members, replica_of
 from pipeplan_launch.seeds import seed_forward
 from pipeplan_launch.stash import WeightVersions
 from pipeplan_launch.transport import Direction, Transport, explained
@@ -63,8 +70,17 @@ class _InFlight:
 class TrainingEngine(Engine):
     """Runs a training schedule on one replica of one stage."""
 
-    def __init__(self, place: Place, transport: Transport, recorder: Recorder, group: dist.ProcessGroup | None) -> None:
-        """`group`: the replicas of this stage, None where there is only one."""
+    def __init__(
+        self,
+        place: Place,
+        transport: Transport,
+        recorder: Recorder,
+        group: dist.ProcessGroup | None,
+        averaging: Averaging = EXACT,
+        flush: dist.ProcessGroup | None = None,
+    ) -> None:
+        """`group`: the replicas of this stage, None where there is only one. `averaging`: how they average.
+        `flush`: all workers of all stages, where they update together."""
         handlers = {
             Kind.FORWARD: self._forward,
             Kind.BACKWARD: self._backward,
@@ -76,14 +92,20 @@ class TrainingEngine(Engine):
             raise LaunchError(f"{place.plan.model_ref!r} has no loss to train with: return Job(model, loss=...)")
         parameters = place.program.parameters_by_name()
         self.trained: dict[str, nn.Parameter] = _trainable(parameters)
-        self.optimizer: Optimizer | None = None
-        if self.trained:
-            with user_code("the job's optimizer"):
-                self.optimizer = place.job.make_optimizer(list(self.trained.values()))
-        self._versions = WeightVersions(parameters)
-        self._reducer = GradientReducer(self.trained, group)
-        self._group = group
         self._group_size = self.schedule.group_size(place.plan.shapes[place.stage])
+        self.optimizer: Optimizer | None = None
+        self.rates: Rates | None = None
+        if self.trained:
+            info = self._stage_info()
+            with user_code("the job's optimizer"):
+                self.optimizer = place.job.make_optimizer(list(self.trained.values()), info)
+            self.rates = Rates(place.job, self.optimizer, info)
+        self._clipping = clipping.of(place, flush)
+        self._versions = WeightVersions(parameters)
+        self._reducer = GradientReducer(
+            self.trained, group, exchange_for(averaging, place, group, self.trained, self.optimizer)
+        )
+        self._group = group
         self._begun = 0
         """Updates made before the segment."""
         self._in_flight: dict[int, _InFlight] = {}
@@ -95,6 +117,7 @@ class TrainingEngine(Engine):
     def run(self, segment: Segment) -> int:
         """Train on a segment; afterwards the stage's replicas agree on everything."""
         self._latest, self._leaving = {}, []
+        self._reducer.reset()
         self._begun = self._versions.number
         count = super().run(segment)
         if self._group is not None:
@@ -199,7 +222,7 @@ class TrainingEngine(Engine):
         step.wait_s += lap()
         pairs = [(root, gradient) for root, gradient in zip(roots, gradients, strict=True) if root.requires_grad]
         if pairs:
-            with self.calling("the model's backward", index):
+            with self._handing_over(index), self.calling("the model's backward", index):
                 torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
         self._reducer.add(self._versions.release(index), self._share(index))
         step.backward_s += lap()
@@ -208,6 +231,12 @@ class TrainingEngine(Engine):
         step.send_s += lap()
         if index != self._own_of(index // self._group_size)[-1]:
             self.finish_step(index)  # the last of a group is finished by its update
+
+    def _handing_over(self, index: int) -> AbstractContextManager[None]:
+        """Around a backward: its gradients may leave for the other replicas before it is done."""
+        group = index // self._group_size
+        final = self._round(group) if index == self._own_of(group)[-1] else None
+        return self._reducer.backward(self._versions.leaves_of(index), self._share(index), final)
 
     def _send_gradients(self, index: int, received: Sequence[Tensor]) -> None:
         gradients = [
@@ -234,7 +263,7 @@ class TrainingEngine(Engine):
     def _reduce(self, group: int) -> None:
         lap = Lap()
         with self._with_replicas(f"gradients of group {group}"):
-            self._reducer.start()
+            self._reducer.start(self._round(group))
         own = self._own_of(group)
         if own:
             self.step_of(own[-1]).sync_s += lap()
@@ -245,6 +274,9 @@ class TrainingEngine(Engine):
         with self._with_replicas(f"gradients of group {group}"):
             averaged = self._reducer.finish()
         synchronised = lap()
+        if self._clipping is not None:
+            with explained(f"stage {self.place.stage} (rank {self.place.rank}) could not learn the gradients' norm"):
+                self._clipping.clip(averaged.values())
         changed = []
         for name, gradient in averaged.items():
             parameter = self.trained[name]
@@ -260,11 +292,32 @@ class TrainingEngine(Engine):
             step.sync_s += synchronised
             step.update_s += lap()
             self.finish_step(own[-1])
+        if self.rates is not None:
+            self.rates.after_update(len(group_members(group, self._group_size, self.count)))
+
+    def _round(self, group: int) -> Round:
+        """What all replicas take a group to be. They may not all know yet that the segment is ended early."""
+        size, count, sizes = self._group_size, self.segment.count, self.segment.batches.sizes
+        before = self.segment.epoch * group_count(size, sizes.count) + group_count(size, self.segment.first)
+        total = sum(self._share(index) for index in group_members(group, size, count))
+        return Round(total, before + group, whole=group == group_count(size, count) - 1)
 
     def _share(self, index: int) -> float:
         """How much a minibatch counts in the mean of its group: a short last one by the samples that it has."""
         sizes = self.segment.batches.sizes
         return sizes.real(self.segment.number(index)) / sizes.minibatch
+
+    def _stage_info(self) -> StageInfo:
+        place = self.place
+        return StageInfo(
+            stage=place.stage,
+            stages=len(place.plan.pipeline),
+            replicas=place.replicas,
+            minibatch=place.plan.minibatch,
+            minibatches_per_update=self._group_size,
+            schedule=self.schedule.name,
+            named_parameters=tuple(self.trained.items()),
+        )
 
     def _own_of(self, group: int) -> range:
         """This replica's minibatches of a group; none in a short last group that has none for it."""

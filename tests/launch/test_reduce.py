@@ -11,9 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeplan_launch import reduce
+from pipeplan_launch import buckets
+from pipeplan_launch.buckets import Round
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.reduce import GradientReducer, average_buffers
+from pipeplan_launch.reduce import GradientReducer
+from pipeplan_launch.running_statistics import average_buffers
 
 
 @pytest.fixture
@@ -40,11 +42,12 @@ def gradients() -> dict[str, torch.Tensor]:
 def test_buckets_give_back_what_they_were_given(
     group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch, bucket_bytes: int
 ) -> None:
-    monkeypatch.setattr(reduce, "BUCKET_BYTES", bucket_bytes)
+    monkeypatch.setattr(buckets, "FIRST_BUCKET_BYTES", bucket_bytes)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", bucket_bytes)
     reducer = GradientReducer(parameters(), group)
     for _ in range(2):  # the buckets are used again
         reducer.add(gradients())
-        reducer.start()
+        reducer.start(Round())
         averaged = reducer.finish()
         assert averaged.keys() == gradients().keys()
         assert all(torch.equal(averaged[name], value) for name, value in gradients().items())
@@ -52,7 +55,7 @@ def test_buckets_give_back_what_they_were_given(
 
 def test_a_replica_without_a_minibatch_joins_with_zeros(group: dist.ProcessGroup) -> None:
     reducer = GradientReducer(parameters(), group)
-    reducer.start()
+    reducer.start(Round())
     assert reducer.finish() == {}
 
 
@@ -60,7 +63,7 @@ def test_alone_nothing_is_copied() -> None:
     reducer = GradientReducer(parameters(), None)
     given = gradients()
     reducer.add(given)
-    reducer.start()
+    reducer.start(Round())
     assert all(value is given[name] for name, value in reducer.finish().items())
     assert reducer.finish() == {}
 
@@ -71,7 +74,7 @@ def test_minibatches_count_by_their_share(group: dist.ProcessGroup, alone: bool)
     reducer = GradientReducer(parameters(), None if alone else group)
     for factor, share in ((1.0, 1.0), (4.0, 0.25), (2.0, 1.0)):
         reducer.add({name: one * factor for name, one in gradients().items()}, share)
-    reducer.start()
+    reducer.start(Round())
     averaged = reducer.finish()
     assert averaged.keys() == gradients().keys()
     for name, value in gradients().items():
