@@ -33,7 +33,7 @@ def save(stage: Stage, groups: Groups, run: Path, position: Position, history: H
     together(groups.active, lambda: checkpoint.begin(run) if leads else None)
     try:
         plain, moments = optimizers.optimizer_state(stage.training.optimizer, stage.training.trained)
-        written = storage.write(folder, _model_state(place.program) | moments, groups.active)
+        written = storage.write(folder, model_state(place.program) | moments, groups.active)
         parts = processes.collect((plain if place.replica == 0 else None, written), place.plan.active[0], groups.active)
         if leads:
             manifest = Manifest(
@@ -73,7 +73,7 @@ def restore(stage: Stage, folder: Path) -> Manifest:
     assert training is not None
     manifest = read_manifest(folder)
     checkpoint.check_fits(manifest, place.plan.model_ref, stage.graph_hash)
-    storage.read(manifest, _model_state(place.program))
+    storage.read(manifest, model_state(place.program))
     optimizers.load_optimizer(
         training.optimizer,
         training.trained,
@@ -89,10 +89,10 @@ def load_weights(manifest: Manifest, program: Program) -> None:
     """Take a stage's parameters and buffers from a checkpoint of any plan. Raises `LaunchError`."""
     from pipeplan_launch import storage
 
-    storage.read(manifest, _model_state(program))
+    storage.read(manifest, model_state(program))
 
 
-def _model_state(program: Program) -> dict[str, Tensor]:
+def model_state(program: Program) -> dict[str, Tensor]:
     """What this worker holds of the model, under the names of a checkpoint's tensors."""
     held: dict[str, Tensor] = {}
     held |= program.parameters_by_name()

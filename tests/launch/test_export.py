@@ -1,0 +1,174 @@
+"""A checkpoint becomes the state_dict of the user's own module, and the stages of any other cut of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from saved import save
+from torch import Tensor, nn
+from torch.nn import functional
+from traced_zoo import build
+
+from pipeplan_launch import Job, checkpoint, export, saving
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.split import StageProgram, stage_program
+from pipeplan_launch.trace import TracedModel, trace
+
+
+class Odd(nn.Module):
+    """Ties and buffers of every kind: read, unread, kept, left out, under two names, renamed by a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.never_called = nn.Linear(3, 2)
+        self.alias = self.never_called
+        self.unread = nn.Parameter(torch.randn(3))
+        self.second.bias = self.first.bias
+        self.register_buffer("table", torch.randn(4))
+        self.register_buffer("same_table", self.table)
+        self.register_buffer("left_out", torch.randn(4), persistent=False)
+        self.register_buffer("positions", torch.arange(5))
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.second(torch.tanh(self.first(x)) * self.table) + self.left_out)
+
+
+def job_of(name: str, seed: int) -> Job:
+    torch.manual_seed(seed)
+    if name == "odd":
+        return Job(Odd(), inputs=lambda n: torch.randn(n, 4), loss=functional.mse_loss)
+    return build(name)
+
+
+def cuts(traced: TracedModel) -> list[list[list[str]]]:
+    """Pipelines of two stages that the model can be cut into."""
+    layers = [layer.name for layer in traced.layers]
+    found = []
+    for at in range(1, len(layers)):
+        pipeline = [layers[:at], layers[at:]]
+        try:
+            stage_program(traced, pipeline, 0)
+        except LaunchError:
+            continue
+        found.append(pipeline)
+    return found
+
+
+def stages(traced: TracedModel, pipeline: list[list[str]]) -> list[StageProgram]:
+    return [stage_program(traced, pipeline, stage) for stage in range(len(pipeline))]
+
+
+def state_of(programs: list[StageProgram]) -> dict[str, Tensor]:
+    return {name: value for program in programs for name, value in saving.model_state(program).items()}
+
+
+def trained(name: str) -> tuple[nn.Module, list[StageProgram]]:
+    """A model whose parameters and buffers are those of no fresh one, and its stages."""
+    traced = trace(job_of(name, 1), 2)
+    programs = stages(traced, cuts(traced)[0])
+    with torch.no_grad():
+        for number, tensor in enumerate(traced.model.state_dict().values()):
+            tensor.add_(number + 1)
+    return traced.model, programs
+
+
+MODELS = ["mnist", "resnet-tiny", "gpt", "keeps-state", "odd"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_users_own_module_takes_it_strictly(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    model, programs = trained(name)
+    save(tmp_path / "run", state_of(programs), state_dict=programs[-1].naming.state_dict)
+    assert export.main([str(tmp_path / "run"), "-o", str(tmp_path / "model.pt")]) == 0
+    assert f"{len(model.state_dict())} tensors" in capsys.readouterr().out
+    content = torch.load(tmp_path / "model.pt", weights_only=True)
+    expected = model.state_dict()
+    assert list(content) == list(expected)
+    assert all(
+        value.dtype == expected[key].dtype and torch.equal(value, expected[key]) for key, value in content.items()
+    )
+    fresh = job_of(name, 2).model
+    fresh.load_state_dict(content, strict=True)
+    inputs = job_of(name, 3).example_inputs(2)
+    model.eval(), fresh.eval()
+    if name != "odd":  # whose output needs what no state_dict has
+        assert torch.equal(model(*inputs), fresh(*inputs))
+
+
+def test_tied_tensors_are_written_once(tmp_path: Path) -> None:
+    model, programs = trained("gpt")
+    save(tmp_path, state_of(programs), state_dict=programs[0].naming.state_dict)
+    manifest = checkpoint.at(tmp_path)
+    assert manifest.state_dict["head.weight"] == "tokens.weight"
+    assert "model.head.weight" not in manifest.tensors
+    content = export.state_dict(manifest)
+    assert content["head.weight"].data_ptr() == content["tokens.weight"].data_ptr()
+    assert content.keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_stages_of_another_cut_take_it(tmp_path: Path, name: str) -> None:
+    """Also those of one process."""
+    model, programs = trained(name)
+    save(tmp_path, state_of(programs))
+    manifest = checkpoint.at(tmp_path)
+    traced = trace(job_of(name, 2), 2)
+    whole = [[layer.name for layer in traced.layers]]
+    for pipeline in (whole, cuts(traced)[-1]):
+        other = trace(job_of(name, 2), 2)
+        for program in stages(other, pipeline):
+            saving.load_weights(manifest, program)
+        everything = (*other.model.named_parameters(), *other.model.named_buffers())
+        assert dict(everything).keys() == {*dict(model.named_parameters()), *dict(model.named_buffers())}
+        expected = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        assert all(torch.equal(value, expected[key]) for key, value in everything)
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "message"),
+    [
+        ("none", "model.pt", "none is neither a checkpoint nor a run folder"),
+        ("run", "no/model.pt", r"writing .*no/model\.pt failed: No such file or directory"),
+        ("run", "run", "run is a folder: name the file to write"),
+        ("nameless", "model.pt", "does not say what the model's state_dict holds: it cannot be exported"),
+        ("partial", "model.pt", "has no 'model.absent'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_exported_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, output: str, message: str
+) -> None:
+    tensors = {"model.w": torch.ones(2)}
+    save(tmp_path / "run", tensors, state_dict={"w": "w"})
+    save(tmp_path / "nameless", tensors)
+    save(tmp_path / "partial", tensors, state_dict={"w": "w", "absent": "absent"})
+    assert export.main([str(tmp_path / source), "-o", str(tmp_path / output)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(f"^error: .*{message}", line)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["nameless", "partial", "run"]
+
+
+def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path) -> None:
+    save(tmp_path / "run", {"model.w": torch.ones(5000)}, state_dict={"w": "w"})
+    output = tmp_path / "model.pt"
+    output.write_text("before")
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+        try:
+            export.export(tmp_path / "run", output)
+        except LaunchError as error:
+            os._exit(2 if str(error) == f"writing {output} failed: File too large" else 3)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    assert output.read_text() == "before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt", "run"]
