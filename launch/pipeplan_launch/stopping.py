@@ -31,6 +31,16 @@ FINAL, CLOSED = "final", "closed"
 MOST_AHEAD = 10_000
 
 
+def pass_requests_on(store: Store) -> None:
+    """In a worker that trains nothing: from now on a signal is a request to those that do."""
+
+    def request() -> None:
+        with suppress(RuntimeError):  # the store is gone: so are the others, which the main thread will find
+            store.set(STOP, "")
+
+    interrupt.gracefully(request)
+
+
 class Stopping:
     """This worker's view of the grants. All active workers begin and end the same segments, in the same order."""
 

@@ -30,7 +30,7 @@ from pipeplan_launch.processes import Groups
 from pipeplan_launch.progress import accuracy_text, say
 from pipeplan_launch.setup import Options, Stage
 from pipeplan_launch.start import Start
-from pipeplan_launch.stopping import Stopping
+from pipeplan_launch.stopping import Stopping, pass_requests_on
 from pipeplan_launch.summary import WorkerReport, summarise, table
 from pipeplan_launch.together import FailedElsewhere as FailedElsewhere
 from pipeplan_launch.together import together
@@ -90,6 +90,8 @@ def _work(options: Options, plan: LaunchPlan, groups: Groups, begin: Start) -> N
     if built is not None:
         stage, resumed = built
         Runner(options, plan, groups, stage, begin, resumed).run()
+    else:
+        pass_requests_on(groups.attempt.store)
     processes.wait_for(groups.everyone)
 
 

@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from launching import curve
 from toy_workers import Toy, run_plan, stage_contents, write_plan
 
 from pipeplan_launch.arguments import parser
+from pipeplan_launch.checkpoint import latest
 
 
 def errors(text: str) -> list[str]:
@@ -113,27 +115,41 @@ def test_another_model_is_refused_on_resume(tmp_path: Path) -> None:
     assert "is of another model" in line
 
 
-def test_an_interrupt_ends_cleanly(tmp_path: Path) -> None:
-    """Ctrl-C reaches every worker; one says so, none leaves a traceback."""
-    folder = write_plan(tmp_path, stage_contents([1, 1]))
-    arguments = ["--run-dir", str(tmp_path / "run"), "--epochs", "1000000"]
+@pytest.mark.parametrize(
+    ("replicas", "signalled"), [([1, 1], [0, 1]), ([2, 1], [1]), ([1, 1], [0]), ([1], [0])], ids=str
+)
+def test_a_signal_to_some_stops_all_at_a_checkpoint(tmp_path: Path, replicas: list[int], signalled: list[int]) -> None:
+    """Worker 0 is idle. One line says where training stopped, and --resume goes on from there."""
+    folder = write_plan(tmp_path, stage_contents(replicas, idle=1))
+    run, world = tmp_path / "run", 1 + sum(replicas)
+    arguments = ["--run-dir", str(run), "--checkpoint-minibatches", "3", "--log-every", "0", "--epochs"]
     context = multiprocessing.get_context("fork")
-    watcher = context.Process(target=_interrupt, args=(str(tmp_path / "run"),))
+    watcher = context.Process(target=_interrupt, args=(str(run), signalled))
     watcher.start()
-    ended = run_plan(folder, arguments, Toy(), 2)
+    ended = run_plan(folder, [*arguments, "1000000"], Toy(), world)
     watcher.join()
-    assert ended.statuses == [130, 130]
-    assert "stopped by SIGINT: --resume goes on from the last checkpoint" in ended.err
+    assert ended.statuses == [0] * world, ended.err
+    (line,) = [line for line in ended.err.splitlines() if "--resume" in line]
+    last = latest(run)
+    assert last is not None
+    assert line == f"stopped after {last.position}: --resume goes on from there"
     assert "Traceback" not in ended.err
     assert not errors(ended.err)
+    before = curve(run)
+    assert len(before) == 20 * last.position.epoch + last.position.minibatch
+    ended = run_plan(folder, [*arguments, str(last.position.epoch + 2), "--resume"], Toy(), world)
+    assert ended.statuses == [0] * world, ended.err
+    after = curve(run)
+    assert len(after) == 20 * (last.position.epoch + 2)
+    assert after | before == after
 
 
-def _interrupt(run: str) -> None:
+def _interrupt(run: str, signalled: list[int]) -> None:
     """When the first checkpoint is there, interrupt the workers, whose process ids are beside their logs."""
     while not list(Path(run).glob("checkpoints/*/manifest.json")):
         time.sleep(0.01)
-    for path in Path(run).parent.glob("worker-*.pid"):
-        os.kill(int(path.read_text()), signal.SIGINT)
+    for rank in signalled:
+        os.kill(int((Path(run).parent / f"worker-{rank}.pid").read_text()), signal.SIGINT)
 
 
 def test_a_loss_that_is_lost_is_said_once_and_leaves_a_summary(tmp_path: Path) -> None:

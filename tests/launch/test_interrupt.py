@@ -1,11 +1,17 @@
-"""Workers do not outlive what started them."""
+"""Signals: when they end a worker, when they are handed on, and that workers do not outlive what started them."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
+
+from pipeplan_launch import interrupt, restarts
 
 CHILD = "from pipeplan_launch.interrupt import die_with_parent as d; print(d(), flush=True); input()"
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
@@ -21,3 +27,114 @@ def test_a_worker_dies_with_its_launcher() -> None:
         parent.kill()
         # The child holds the pipe's other end: its end is the pipe's.
         assert parent.stdout.read() == ""
+
+
+BEGIN = """
+import os, sys, time
+from pipeplan_launch import interrupt
+interrupt.catch_signals()
+"""
+BLOCK = """
+import hashlib
+print("ready", flush=True)
+hashlib.pbkdf2_hmac("sha256", b"", b"", 6_000_000)  # no signal handler of Python's runs meanwhile
+print("done", flush=True)
+"""
+GRACEFUL = "interrupt.gracefully(lambda: print('asked', flush=True))\n"
+CHECKED = """
+print("ready", flush=True)
+while True:
+    try:
+        interrupt.check_interrupt()
+    except interrupt.Interrupted as signal:
+        print(signal, flush=True)
+        break
+    time.sleep(0.01)
+"""
+
+
+class Worker:
+    """A process that runs some code, and is sent signals once it is ready."""
+
+    def __init__(self, code: str, launcher: Path | None = None) -> None:
+        environment = {name: value for name, value in os.environ.items() if name != restarts.VARIABLE}
+        if launcher is not None:
+            environment[restarts.VARIABLE] = str(launcher)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", BEGIN + code], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert self.line() == "ready"
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        """(status, the rest of what it said)."""
+        said, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, " ".join(said.split())
+
+
+def test_a_request_is_handed_on_though_the_main_thread_waits() -> None:
+    worker = Worker(GRACEFUL + BLOCK)
+    worker.send(signal.SIGTERM)
+    assert worker.end() == (0, "asked done")
+
+
+def test_where_nothing_is_handed_on_the_next_check_ends_the_worker() -> None:
+    worker = Worker(CHECKED)
+    worker.send(signal.SIGINT)
+    assert worker.end() == (0, "SIGINT")
+
+
+def test_only_a_second_request_ends_what_goes_on_gracefully() -> None:
+    worker = Worker(GRACEFUL + "interrupt.AGAIN_S = 0.3\n" + CHECKED)
+    worker.send(signal.SIGTERM)
+    worker.send(signal.SIGINT)  # the same request, by another way
+    assert worker.line() == "asked"
+    time.sleep(0.4)
+    assert worker.process.poll() is None
+    worker.send(signal.SIGINT)
+    assert worker.end() == (0, "asked SIGTERM")
+
+
+def test_an_event_loop_does_not_take_the_signals_away() -> None:
+    worker = Worker(GRACEFUL + "import asyncio\nasyncio.run(asyncio.sleep(0))\n" + CHECKED)
+    worker.send(signal.SIGTERM)
+    assert worker.line() == "asked"
+    worker.process.kill()
+    worker.end()
+
+
+def test_a_data_loaders_process_dies_of_signals() -> None:
+    worker = Worker("child = os.fork()\nif child:\n    print(os.wait()[1])\n    sys.exit()\n" + CHECKED)
+    (child,) = Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGTERM)
+    assert worker.end() == (0, str(int(signal.SIGTERM)))
+
+
+def test_a_sigterm_that_the_launcher_knows_nothing_of_follows_a_fault(tmp_path: Path) -> None:
+    worker = Worker(GRACEFUL + BLOCK, tmp_path)
+    worker.send(signal.SIGTERM)
+    assert worker.end() == (restarts.LOST, "")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("code", ["", GRACEFUL], ids=["before training", "in training"])
+def test_one_that_it_knows_is_a_request(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(restarts.VARIABLE, str(tmp_path))
+    worker = Worker(code + BLOCK, tmp_path)
+    worker.send(signal.SIGTERM)
+    restarts.ask_to_stop(signal.SIGTERM)  # it may come a moment later
+    assert worker.end() == ((0, "asked done") if code else (130, ""))
+    assert restarts.given_up() == (None if code else 130)
+
+
+def test_a_lost_peer_after_a_request_was_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt.peers_were_asked()
+    monkeypatch.setattr(interrupt, "_requested", [(int(signal.SIGTERM), 0.0)])
+    with pytest.raises(interrupt.Interrupted, match="SIGTERM"):
+        interrupt.peers_were_asked()

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from pipeplan_launch.torchrun import _report
+from pipeplan_launch import children, restarts
+from pipeplan_launch.torchrun import _own_options, _report, _workers_options
 
 
 @dataclass
@@ -45,3 +54,62 @@ def test_the_first_to_fail_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     error = Error({0: Failure(-6, timestamp=11), 1: Failure(-15, timestamp=9), 2: Failure(-9, timestamp=10)})
     assert _report(error) == 1  # type: ignore[arg-type]
     assert "worker 2 was ended by SIGKILL" in capsys.readouterr().err
+
+
+def test_restarts_are_those_of_the_workers_options() -> None:
+    command = ["--standalone", "-m", "pipeplan_launch", "plan", "--epochs", "2"]
+    given = _workers_options(command)
+    assert given is not None
+    assert "--max-restarts=3" in _own_options(given)
+    given = _workers_options([*command, "--restarts=0"])
+    assert "--max-restarts=0" in _own_options(given)
+    assert _workers_options(["--standalone", "else.py", "--restarts", "7"]) is None
+    assert "--max-restarts=0" in _own_options(None)
+
+
+@pytest.fixture
+def overseer() -> Iterator[Any]:
+    """What torchrun's metrics go to, in a launcher."""
+    from pipeplan_launch.oversight import _Overseer
+
+    with restarts.remembering():
+        yield _Overseer(None)
+
+
+def tell(overseer: Any, left: int, state: str) -> None:
+    """As torchrun does in every round."""
+    overseer.emit(SimpleNamespace(name="workers.default.remaining_restarts", value=left))
+    overseer.emit(SimpleNamespace(name=f"workers.default.{state}", value=1))
+
+
+@pytest.mark.parametrize("why", ["an error", "a stop"])
+def test_nothing_is_started_again_in_vain(overseer: Any, why: str) -> None:
+    from pipeplan_launch.oversight import NoMore
+
+    tell(overseer, 2, "failed")  # a fault
+    if why == "an error":
+        restarts.give_up(2)
+    else:
+        restarts.ask_to_stop(signal.SIGTERM)
+    tell(overseer, 2, "healthy")
+    tell(overseer, 0, "failed")  # torchrun then ends by itself, and names the worker
+    with pytest.raises(NoMore):
+        tell(overseer, 1, "failed")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
+def test_children_that_are_stopped_for_long_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "EVERY_S", 0.0)
+    sleepers = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    watch = children.Stopped(patience_s=0.2)
+    assert {sleeper.pid for sleeper in sleepers} <= set(children.pids())
+    os.kill(sleepers[0].pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 30
+    while sleepers[0].poll() is None and time.monotonic() < deadline:
+        watch.end_those_stopped_too_long()
+        time.sleep(0.02)
+    assert sleepers[0].wait() == -signal.SIGKILL
+    assert sleepers[1].poll() is None
+    children.send([sleepers[1].pid, sleepers[0].pid], signal.SIGTERM)  # the first is gone: that is no error
+    assert sleepers[1].wait() == -signal.SIGTERM
+    assert not {sleeper.pid for sleeper in sleepers} & set(children.pids())
