@@ -29,8 +29,8 @@ from pipeplan_launch.usercode import user_code
 Handler = Callable[[int], None]
 """Does an action, given its index."""
 Limit = Callable[[int], int | None]
-"""Asked before the forward of a minibatch, by its index: None to go on, else where the segment ends, that index or
-before. All workers of a segment must be told the same end."""
+"""Asked before the forward of a minibatch, by its index, and before the all-reduce of a group, by that of its first:
+None to go on, else where the segment ends, that index or before. All workers of a segment must be told the same end."""
 WINDOW = 2  # receives of activations posted ahead: one in use, one under way; each costs a minibatch's memory
 
 
@@ -215,7 +215,7 @@ class Engine:
         """The schedule's stream. Where `limit` ends the segment, it goes on as that of a segment that ends there."""
         done: dict[Kind, int] = {}  # a worker's actions of one kind come in the order of their indices
         for action in self._stream():
-            end = self.limit(action.index) if action.kind is Kind.FORWARD else None
+            end = self._end_before(action)
             if end is not None:
                 self._count = end
                 break
@@ -226,6 +226,17 @@ class Engine:
         for action in self._stream():
             if action.index > done.get(action.kind, -1):
                 yield action
+
+    def _end_before(self, action: Action) -> int | None:
+        """Where the segment ends if that is before this action, as far as the action can begin something beyond it.
+
+        A replica joins the all-reduce of a group in which it has no minibatch: what counts is the group's first.
+        """
+        if action.kind is Kind.FORWARD:
+            return self.limit(action.index)
+        if action.kind is Kind.REDUCE:
+            return self.limit(action.index * self.schedule.group_size(self.place.plan.shapes[self.place.stage]))
+        return None
 
     def _stream(self) -> Iterator[Action]:
         place = self.place
