@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan_launch.callbacks import Callback, MinibatchInfo, RunInfo
+from pipeplan_launch.metrics import Step
 from pipeplan_launch.progress import EpochResult
 from pipeplan_launch.usercode import user_code
 
@@ -24,8 +25,17 @@ class Listeners:
         """Training begins."""
         self._tell("on_start", lambda one: one.on_start(run))
 
-    def minibatch(self, info: MinibatchInfo) -> None:
-        """A minibatch is done."""
+    def minibatch(self, step: Step, rate: float | None, pace_s: float | None) -> None:
+        """A minibatch is done at the last stage, with that learning rate, so many seconds after the one before."""
+        assert step.loss is not None
+        info = MinibatchInfo(
+            epoch=step.epoch,
+            minibatch=step.minibatch,
+            samples=step.samples,
+            loss=step.loss,
+            learning_rate=rate,
+            minibatches_per_s=1 / pace_s if pace_s else None,
+        )
         self._tell("on_minibatch", lambda one: one.on_minibatch(info))
 
     def epoch(self, result: EpochResult) -> None:

@@ -121,7 +121,7 @@ class Schedule:
 
     @property
     def flushes(self) -> bool:
-        """Whether the pipeline is empty at every update, so that all stages update at the same place of the schedule."""
+        """Whether the pipeline is empty at every update: all stages then update at the same place of the schedule."""
         return self.version is version_flushed
 
     def group_size(self, shape: StageShape) -> int:

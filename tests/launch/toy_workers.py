@@ -23,6 +23,7 @@ from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import TensorDataset
 from toy_faults import LOSSES, Fault, plant
+from toy_features import FEATURES
 
 from pipeplan_launch.job import Data, Job
 
@@ -54,6 +55,8 @@ class Toy:
     """The rank whose data has other samples."""
     fault: Fault | None = None
     test_samples: int = 23
+    features: str = ""
+    """Key of `FEATURES`."""
 
 
 @dataclass(frozen=True)
@@ -168,12 +171,13 @@ def toy_data(toy: Toy) -> Data:
 
 
 def toy_job(toy: Toy) -> Job:
-    return Job(
+    job = Job(
         nn.Module(),
         loss=LOSSES[toy.loss],
         data=lambda: toy_data(toy),
         optimizer=OPTIMIZERS[toy.optimizer],
     )
+    return FEATURES[toy.features](job)
 
 
 def depths(replicas: Sequence[int]) -> list[int]:
