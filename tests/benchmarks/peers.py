@@ -1,0 +1,270 @@
+"""How fast training on two workers is, beside torch.distributed.pipelining and DistributedDataParallel (DDP).
+
+    python tests/benchmarks/peers.py [--only NAME] [--repeats N]
+
+Two workers of one thread each, real compute, the same model, samples, updates and seeds on every side. Each side runs
+as its users run it: ours by `pipeplan profile`, `pipeplan solve` and launch.sh, the peers by torchrun. The sides take
+turns. A figure is the median, over the turns, of the peer's seconds per update over ours; above 1, ours is faster. The
+first updates of every run are left out on all sides. Where sides must compute the same, their losses are compared.
+
+Our workers have the C library keep the memory that is freed; no peer does, unless its user knows. So every peer also
+runs with that setting (`allocator set` in the table), and the last column is the ratio to the best of all.
+
+`shaped-vgg` needs to make network namespaces, which `unshare -Urnm` allows on most machines, also without root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peers_jobs import SUBJECTS
+from peers_run import Ground, Here, Measured, Ours, Peers, Shaped
+from rich.console import Console
+from rich.table import Table
+
+from pipeplan_launch.config import load_plan
+
+INSIDE = "PIPEPLAN_BENCHMARK_INSIDE"
+TOLERANCE = 1e-3
+"""Of losses, relative: sums in another order drift apart as training goes on."""
+FINALISTS = 2
+"""Peers that take part in every turn: the fastest of those tried."""
+EVERY = ("1f1b", "gpipe", "interleaved", "looped-bfs", "zero-bubble", "zbv", "dualpipev")
+CLUSTER = """\
+format = "pipeplan-cluster"
+version = 1
+name = "two-servers"
+
+[device]
+name = "one core"
+kind = "cpu"
+memory = "4 GiB"
+
+[[level]]
+name = "server"
+count = 1
+
+[[level]]
+name = "cluster"
+count = 2
+bandwidth = "1 Gbit/s"
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison."""
+
+    target: float
+    """The ratio to reach."""
+    ours: tuple[Ours, ...]
+    theirs: tuple[str, ...]
+    exact: bool
+    """Whether both sides compute the same at every update, and not only at the first."""
+    shaped: str | None = None
+    """The rate of the link between the workers, if it is not loopback."""
+
+    @property
+    def subject(self) -> str:
+        """The model."""
+        return self.ours[0].subject
+
+
+def flush(subject: str, microbatches: int) -> Row:
+    """1F1B with a flush on both sides: the same split, the same microbatches."""
+    one = SUBJECTS[subject]
+    ours = Ours(subject, one.batch // microbatches, "1f1b-flush", microbatches, one.halves)
+    return Row(1.0, (ours,), (f"1f1b:{microbatches}",), exact=True)
+
+
+def asynchronous(subject: str) -> Row:
+    """Asynchronous 1F1B, as many samples per update, against whatever schedule of the peer is fastest."""
+    one = SUBJECTS[subject]
+    ours = [Ours(subject, one.batch, "1f1b-stashing", 1, one.halves)]
+    ours.append(Ours(subject, one.batch // 4, "2bw", 4, one.halves))
+    theirs = tuple(f"{name}:{count}" for name in EVERY for count in (4, 8))
+    return Row(1.05, tuple(ours), theirs, exact=False)
+
+
+def single(subject: str) -> Row:
+    """A single stage on both workers against DDP."""
+    ours = Ours(subject, SUBJECTS[subject].batch // 2, "1f1b-stashing", cuts=())
+    return Row(0.98, (ours,), ("ddp:1",), exact=True)
+
+
+def over_link(subject: str) -> Row:
+    """The plan that `solve` chooses for two servers, against DDP on the same two."""
+    ours = Ours(subject, SUBJECTS[subject].batch, "1f1b-stashing")
+    return Row(2.3, (ours,), ("ddp:1",), exact=False, shaped="1gbit")
+
+
+ROWS: Mapping[str, Row] = {
+    **{f"flush-{subject}-{count}": flush(subject, count) for subject in ("vgg", "gpt") for count in (4, 8)},
+    **{f"async-{subject}": asynchronous(subject) for subject in ("vgg", "gpt")},
+    **{f"shaped-{subject}": over_link(subject) for subject in ("vgg", "vgg16")},
+    **{f"single-{subject}": single(subject) for subject in ("vgg", "gpt")},
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long to measure."""
+
+    repeats: int
+    warm: int
+    updates: int
+    """Measured, after the warm ones."""
+
+    @property
+    def all(self) -> int:
+        """Updates of one run."""
+        return self.warm + self.updates
+
+
+@dataclass(frozen=True)
+class Found:
+    """The measurements of a row, by contender."""
+
+    runs: Mapping[str, Sequence[Measured]]
+    """One a turn."""
+    tried: Mapping[str, float]
+    """Seconds per update of the peers that were tried once, to choose who takes part."""
+
+
+def measure(name: str, row: Row, settings: Settings, folder: Path) -> Found:
+    """Every contender of a row, in turns."""
+    ground: Ground = Shaped(row.shaped) if row.shaped else Here()
+    cluster = folder / "cluster.toml"
+    cluster.write_text(CLUSTER)
+    plans = {ours: ours.prepare(folder, str(cluster) if row.shaped else "local", 3) for ours in row.ours}
+    for ours, plan in plans.items():
+        say(f"{name}: {ours.name} runs {load_plan(plan).written()}")
+    tried = try_once(ground, row, folder) if len(row.theirs) > FINALISTS else {}
+    chosen = tuple(sorted(row.theirs, key=lambda peer: tried.get(peer, 0.0))[:FINALISTS])
+    runs: dict[str, list[Measured]] = {}
+    for turn in range(settings.repeats):
+        for number, (ours, plan) in enumerate(plans.items()):
+            found = ours.run(ground, plan, folder / f"run-{turn}-{number}", settings.all)
+            runs.setdefault(ours.name, []).append(found)
+        for keep_memory in (False, True):
+            peers = Peers(row.subject, chosen, keep_memory)
+            for peer, found in peers.run(ground, folder / "peers.json", settings.all).items():
+                runs.setdefault(peer, []).append(found)
+        if turn == 0:
+            check_losses(row, runs)
+        say(f"{name}: turn {turn + 1} of {settings.repeats}")
+    return Found(runs, tried)
+
+
+def try_once(ground: Ground, row: Row, folder: Path) -> dict[str, float]:
+    """Seconds per update of every peer, in one short run."""
+    once = Peers(row.subject, row.theirs, keep_memory=True).run(ground, folder / "peers.json", updates=4)
+    return {name.removesuffix("+"): found.update_s(warm=1) for name, found in once.items()}
+
+
+def check_losses(row: Row, runs: Mapping[str, Sequence[Measured]]) -> None:
+    """Both sides must have computed the same. Raises RuntimeError."""
+    ours = [one.name for one in row.ours]
+    for own in ours:
+        losses = runs[own][0].losses
+        for peer in runs.keys() - ours:
+            theirs = runs[peer][0].losses
+            for update in range(len(losses) if row.exact else 1):
+                if abs(losses[update] - theirs[update]) > TOLERANCE * abs(theirs[update]):
+                    raise RuntimeError(f"{own} and {peer} have other losses: {losses} and {theirs}")
+
+
+def ratios(ours: Sequence[Measured], theirs: Sequence[Measured], warm: int) -> list[float]:
+    """The peer's time over ours, by turn."""
+    return [peer.update_s(warm) / own.update_s(warm) for own, peer in zip(ours, theirs, strict=True)]
+
+
+def add(table: Table, name: str, row: Row, found: Found, settings: Settings) -> None:
+    """The lines of a row: every contender, ours with its ratio to the fastest peer."""
+    warm = settings.warm
+    medians = {who: statistics.median(run.update_s(warm) for run in runs) for who, runs in found.runs.items()}
+    ours = {one.name for one in row.ours}
+    plain = min((who for who in medians.keys() - ours if not who.endswith("+")), key=medians.__getitem__)
+    best = min(medians.keys() - ours, key=medians.__getitem__)
+    for number, (who, runs) in enumerate(found.runs.items()):
+        cells = [f"{medians[who] * 1e3:.0f}", str(len(runs))]
+        cells.append(", ".join(f"{memory / 2**20:.0f}" for memory in runs[0].memory_bytes))
+        if who in ours:
+            cells += [spread(ratios(runs, found.runs[peer], warm)) for peer in (plain, best)]
+            cells.insert(-1, f"{row.target:.2f}")
+        else:
+            cells += ["fastest peer" if who == plain else "", "", "fastest of all" if who == best else ""]
+        table.add_row("" if number else name, label(who), *cells)
+    for who, time_s in found.tried.items():
+        if who not in found.runs:
+            table.add_row("", label(f"{who}+"), f"{time_s * 1e3:.0f}", "tried")
+    table.add_section()
+
+
+def spread(found: Sequence[float]) -> str:
+    """The median, and from where to where."""
+    return f"{statistics.median(found):.2f} ({min(found):.2f}-{max(found):.2f})"
+
+
+def label(contender: str) -> str:
+    """As the table has it."""
+    plain = contender.removesuffix("+")
+    kind, colon, microbatches = plain.partition(":")
+    text = "torch DDP" if kind == "ddp" else f"torch {kind}, M = {microbatches}"
+    if not colon:
+        return contender
+    return text + ", allocator set" * contender.endswith("+")
+
+
+def inside(name: str) -> int:
+    """Run a row that needs a network of its own, in one; returns the exit status."""
+    command = ["unshare", "-Urnm", sys.executable, *sys.argv, *([] if "--only" in sys.argv else ["--only", name])]
+    try:
+        return subprocess.run(command, env=os.environ | {INSIDE: "1"}, check=False).returncode
+    except OSError as error:
+        say(f"{name}: skipped: {error}")
+        return 0
+
+
+def say(text: str) -> None:
+    """On stderr, as the table goes to stdout."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Print the table; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=ROWS, help="one row")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--warm", type=int, default=3, help="updates left out at the start of a run")
+    parser.add_argument("--updates", type=int, default=6, help="updates measured in a run")
+    given = parser.parse_args()
+    settings = Settings(given.repeats, given.warm, given.updates)
+    table = Table("row", "contender", "ms/update", "runs", "MiB, each worker", "ratio", "at least", "to any peer")
+    chosen = [given.only] if given.only else list(ROWS)
+    for name in chosen:
+        if ROWS[name].shaped and not os.environ.get(INSIDE):
+            inside(name)
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                found = measure(name, ROWS[name], settings, Path(folder))
+            except RuntimeError as error:
+                say(f"{name}: {error}")
+                return 1
+            add(table, name, ROWS[name], found, settings)
+    if table.row_count:
+        Console(width=None if sys.stdout.isatty() else 120).print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

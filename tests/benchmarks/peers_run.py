@@ -1,0 +1,238 @@
+"""Starting both sides of a comparison, on this machine or over a shaped link, and reading what they measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import peers_jobs
+import peers_torch
+from peers_jobs import SUBJECTS
+
+Command = tuple[str, ...]
+WORKERS = 2
+LIMIT_S = 300.0
+"""Whatever takes longer has failed."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run of one contender."""
+
+    ends: tuple[float, ...]
+    """When each update ended, in seconds, on the last worker: the one that has the last stage."""
+    losses: tuple[float, ...]
+    """Mean loss of each update's samples, each at the weights of its turn."""
+    memory_bytes: tuple[float, ...]
+    """Of every worker: the peak of what training added to the process, the model's own included."""
+
+    def update_s(self, warm: int) -> float:
+        """Seconds from one update to the next, without the first `warm`."""
+        return (self.ends[-1] - self.ends[warm - 1]) / (len(self.ends) - warm)
+
+
+class Ground(Protocol):
+    """Where the two workers run."""
+
+    servers: int
+
+    def run(self, command: Command) -> None:
+        """Run a command on every server at once, and wait. Raises RuntimeError if it fails on any."""
+
+
+class Here:
+    """Both workers on this machine, over loopback."""
+
+    servers = 1
+
+    def run(self, command: Command) -> None:
+        wait([start(command, {"GLOO_SOCKET_IFNAME": "lo"})])
+
+
+class Shaped:
+    """Every worker in a network namespace of its own; a virtual cable between them, shaped both ways.
+
+    The settings are those that make a shaped link behave like a real one on one machine: jumbo frames, a burst of one
+    of the kernel's largest segments, and TCP reno (bbr measures the shaper instead of obeying it).
+    """
+
+    servers = WORKERS
+    _NAMES = ("first", "second")
+
+    def __init__(self, rate: str) -> None:
+        """`rate`: as tc writes it, 1gbit. Needs to be root of a network namespace: `unshare -Urnm` makes one.
+
+        Raises RuntimeError where the machine does not allow it.
+        """
+        first, second = self._NAMES
+        steps = ["mount -t tmpfs none /run", "mkdir /run/netns", f"ip netns add {first}", f"ip netns add {second}"]
+        steps.append(f"ip link add link0 netns {first} type veth peer name link0 netns {second}")
+        for number, name in enumerate(self._NAMES, 1):
+            steps += [
+                f"ip netns exec {name} sysctl -qw net.ipv4.tcp_congestion_control=reno",
+                f"ip -n {name} link set lo up",
+                f"ip -n {name} link set link0 mtu 9000 up",
+                f"ip -n {name} addr add 10.0.0.{number}/24 dev link0",
+                f"ip netns exec {name} tc qdisc add dev link0 root tbf rate {rate} burst 64k latency 200ms",
+            ]
+        for step in steps:
+            wait([start(tuple(step.split()), {})])
+
+    def run(self, command: Command) -> None:
+        meeting = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "link0"}
+        wait(
+            [
+                start(("ip", "netns", "exec", name, *command), meeting | {"NODE_RANK": str(rank)})
+                for rank, name in enumerate(self._NAMES)
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class Started:
+    """A command under way."""
+
+    process: subprocess.Popen[bytes]
+    said: IO[bytes]
+    """What it prints: a file, as nobody reads a pipe meanwhile."""
+
+
+def start(command: Command, variables: Mapping[str, str]) -> Started:
+    """Start a command; one thread per worker."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHON": sys.executable} | variables
+    said = tempfile.TemporaryFile()  # noqa: SIM115  closed by `wait`
+    return Started(subprocess.Popen(command, env=environment, stdout=said, stderr=subprocess.STDOUT), said)
+
+
+def wait(started: Sequence[Started]) -> None:
+    """Until all have ended, well or not. Raises RuntimeError with what those that failed said."""
+    failed = []
+    try:
+        for one in started:
+            if one.process.wait(timeout=LIMIT_S):
+                one.said.seek(0)
+                said = one.said.read().decode(errors="replace")
+                failed.append(f"{one.process.args} ended with {one.process.returncode}:\n{said}")
+    finally:
+        for one in started:
+            one.process.terminate()
+            one.said.close()
+    if failed:
+        raise RuntimeError("\n".join(failed))
+
+
+def pipeplan(*arguments: object) -> None:
+    """The command line, as a user types it."""
+    wait([start((sys.executable, "-m", "pipeplan", *map(str, arguments)), {})])
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A plan, as `pipeplan solve` writes it and launch.sh runs it."""
+
+    subject: str
+    minibatch: int
+    schedule: str
+    accumulate: int = 1
+    cuts: tuple[str, ...] | None = None
+    """First children of the stages after the first; none for a single stage, None to let `solve` choose."""
+
+    @property
+    def name(self) -> str:
+        """As the table has it."""
+        many = f", M = {self.accumulate}" if self.accumulate > 1 else f", minibatch {self.minibatch}"
+        return f"pipeplan {self.schedule if self.cuts != () else 'single stage'}{many}"
+
+    @property
+    def group(self) -> int:
+        """Minibatches of one update."""
+        return SUBJECTS[self.subject].batch // self.minibatch
+
+    def prepare(self, folder: Path, cluster: str, repeats: int) -> Path:
+        """Profile and solve; returns the plan folder."""
+        profile, plan = folder / f"{self.subject}-{self.minibatch}.json", folder / self.name.replace(" ", "-")
+        if not profile.exists():
+            job = f"{peers_jobs.__file__}:{self.subject}"
+            pipeplan("profile", job, "--batch", self.minibatch, "--repeats", repeats, "-o", profile)
+        limits: list[object] = ["--workers", WORKERS] if cluster == "local" else []
+        if self.accumulate > 1:
+            limits += ["--accumulate", self.accumulate]
+        if self.cuts is not None:
+            limits += ["--stages", len(self.cuts) + 1, "--no-recompute"]
+        for stage, layer in pins(self.subject, profile, self.cuts or ()):
+            limits += ["--pin", f"{layer}={stage}"]
+        pipeplan("solve", profile, "--cluster", cluster, "--schedule", self.schedule, *limits, "-o", plan)
+        return plan
+
+    def run(self, ground: Ground, plan: Path, run_dir: Path, updates: int) -> Measured:
+        """Train for so many updates."""
+        count = updates * self.group
+        options = ("--epochs", "1", "--max-minibatches", str(count), "--log-every", "0", "--run-dir", str(run_dir))
+        ground.run(("bash", str(plan / "launch.sh"), *options))
+        return read_run(run_dir, self.group)
+
+
+def pins(subject: str, profile: Path, cuts: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """(stage from 1, layer) on both sides of every cut."""
+    layers = [layer["name"] for layer in json.loads(profile.read_text())["layers"]]
+    for stage, child in enumerate(cuts, 1):
+        first = next(index for index, layer in enumerate(layers) if layer.split(".")[0] == child)
+        yield stage, layers[first - 1]
+        yield stage + 1, layers[first]
+
+
+def read_run(run_dir: Path, group: int) -> Measured:
+    """What a run folder says: times of its last worker, losses of those that have one."""
+    losses: dict[int, list[float]] = {}
+    ends: dict[int, float] = {}
+    for path in sorted((run_dir / "metrics").glob("rank-*.jsonl"), key=lambda path: int(path.stem.split("-")[1])):
+        ends = {}
+        for line in map(json.loads, path.read_text().splitlines()):
+            update = line["minibatch"] // group
+            ends[update] = line["time_s"]
+            if line["loss"] is not None:
+                losses.setdefault(update, []).append(line["loss"])
+    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    memory = [stage["memory_bytes"]["measured"] for stage in summary["stages"] for _ in stage["workers"]]
+    means = [sum(seen) / len(seen) for _, seen in sorted(losses.items())]
+    return Measured(tuple(ends.values()), tuple(means), tuple(memory))
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Contenders of the other side, which one pair of processes runs in turn."""
+
+    subject: str
+    contenders: tuple[str, ...]
+    """As in 1f1b:4."""
+    keep_memory: bool = False
+    """Whether the C library keeps what is freed, as in our workers; by default it does not."""
+
+    def run(self, ground: Ground, result: Path, updates: int) -> dict[str, Measured]:
+        """Every contender, for so many updates, by its name; `+` ends that of one which keeps memory."""
+        torchrun = (sys.executable, "-m", "torch.distributed.run")
+        if ground.servers == 1:
+            where: Command = ("--standalone", "--nproc-per-node", str(WORKERS))
+            self._run(ground, (*torchrun, *where), result, updates)
+        else:
+            # A shell, because every server has its own NODE_RANK.
+            line = " ".join((*torchrun, "--nnodes", str(ground.servers), "--nproc-per-node 1"))
+            line += ' --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "$@"'
+            self._run(ground, ("bash", "-c", line, "peers"), result, updates)
+        return {
+            name + "+" * self.keep_memory: Measured(*(tuple(found[key]) for key in ("ends", "losses", "memory_bytes")))
+            for name, found in json.loads(result.read_text()).items()
+        }
+
+    def _run(self, ground: Ground, torchrun: Command, result: Path, updates: int) -> None:
+        options = ["--subject", self.subject, "--contenders", ",".join(self.contenders), "--write", str(result)]
+        if self.keep_memory:
+            options.append("--keep-memory")
+        ground.run((*torchrun, peers_torch.__file__, *options, "--updates", str(updates)))
