@@ -99,10 +99,10 @@ class Attempt:
             self.store.set(f"left/{self.rank}", "")
 
     def is_over(self) -> bool:
-        """Whether a worker has ended the launch for good."""
-        with suppress(RuntimeError):
+        """Whether a worker is known to have ended the launch for good."""
+        with suppress(RuntimeError):  # cut off: the next attempt finds out
             return self.launch.check([OVER])
-        return True
+        return False
 
 
 def gather(timeout_s: float) -> Attempt:

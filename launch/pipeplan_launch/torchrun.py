@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _launch(arguments: list[str]) -> int:
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
@@ -59,10 +60,15 @@ def _launch(arguments: list[str]) -> int:
         torchrun([*_own_options(given), *arguments])
     except ChildFailedError as error:
         return _end_of_failure(_report(error))
-    except (oversight.NoMore, SignalException):  # torchrun before 2.9 handles signals whatever one says
+    except oversight.NoMore:
         return _end_of_failure(STOPPED)
+    except SignalException:  # torchrun before 2.9 handles all signals, whatever one says
+        return _end_of_stop(STOPPED)
+    except DistError as error:
+        _say(f"error: server 0, where the workers' common store is, cannot be reached: {_one_line(error)}")
+        return SAID
     except Exception as error:
-        _say(f"error: torchrun ended: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        _say(f"error: torchrun ended: {type(error).__name__}: {_one_line(error)}")
         return 1
     return _end_of_stop(0)
 
@@ -139,6 +145,10 @@ def _end(status: int) -> str:
         return f"ended with status {status}"
     name = signal.Signals(-status).name
     return f"was ended by {name}{' (out of memory is the usual reason for SIGKILL)' if name == 'SIGKILL' else ''}"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _say(line: str) -> None:

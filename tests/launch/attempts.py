@@ -5,11 +5,15 @@ The workers of all attempts share one store, and a folder that stands for the la
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import shutil
+import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import toy_workers
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -18,8 +22,13 @@ from toy_workers import Ended, Toy
 from pipeplan_launch import restarts
 
 
-def run_attempts(folder: Path, arguments: Sequence[str], toys: Sequence[Toy], world: int) -> list[Ended]:
-    """One attempt for each toy, each with all workers of the plan in `folder`."""
+def run_attempts(
+    folder: Path, arguments: Sequence[str], toys: Sequence[Toy], world: int, cut_off: tuple[int, int] | None = None
+) -> list[Ended]:
+    """One attempt for each toy, each with all workers of the plan in `folder`.
+
+    `cut_off`: (rank, at which call of its stage) in the first attempt all connections of that worker are cut.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", "torch._dynamo", "pipeplan_launch.worker"])
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -37,7 +46,16 @@ def run_attempts(folder: Path, arguments: Sequence[str], toys: Sequence[Toy], wo
         processes = [
             context.Process(
                 target=_worker,
-                args=(environment, rank, world, store.port, [str(folder), *arguments], toy, str(log)),
+                args=(
+                    environment,
+                    _cut(cut_off, attempt, rank),
+                    rank,
+                    world,
+                    store.port,
+                    [str(folder), *arguments],
+                    toy,
+                    str(log),
+                ),
                 daemon=True,
             )
             for rank, log in enumerate(logs)
@@ -56,6 +74,25 @@ def run_attempts(folder: Path, arguments: Sequence[str], toys: Sequence[Toy], wo
     return ended
 
 
-def _worker(environment: dict[str, str], *arguments: object) -> None:
+def _cut(cut_off: tuple[int, int] | None, attempt: int, rank: int) -> int | None:
+    return cut_off[1] if cut_off is not None and attempt == 0 and cut_off[0] == rank else None
+
+
+def _worker(environment: dict[str, str], cut_at: int | None, *arguments: object) -> None:
     os.environ |= environment
+    inner, calls = toy_workers.ToyStage.call, itertools.count()
+
+    def call(*given: Any) -> Any:
+        if next(calls) == cut_at:
+            _cut_connections()
+        return inner(*given)
+
+    toy_workers.ToyStage.call = call  # type: ignore[method-assign]
     toy_workers._worker(*arguments)  # type: ignore[arg-type]
+
+
+def _cut_connections() -> None:
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(number))) as connection:
+            connection.getpeername()  # OSError for one that listens
+            connection.shutdown(socket.SHUT_RDWR)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import threading
 import time
 from pathlib import Path
@@ -62,6 +63,20 @@ def test_the_loss_goes_on_as_if_no_worker_had_been_lost(tmp_path: Path, uninterr
     assert line.startswith(f"worker 2 was lost; restart 2 of 3: resumed from {tmp_path}/run/checkpoints/")
     (line,) = lines[3]
     assert line.startswith(f"worker 0 was lost; restart 3 of 3: resumed from {tmp_path}/run/checkpoints/")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds connections as Linux shows them")
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_worker_that_was_cut_off_comes_back(tmp_path: Path, uninterrupted: Any, rank: int) -> None:
+    """Also from the store that all share: it cannot tell anybody that it lives."""
+    folder = write_plan(tmp_path, stage_contents([2, 1]))
+    options = ["--run-dir", str(tmp_path / "run"), *OPTIONS]
+    first, second = run_attempts(folder, options, [Toy(), Toy()], 3, cut_off=(rank, 9))
+    assert first.statuses == [3, 3, 3], first.err
+    assert second.statuses == [0, 0, 0], second.err
+    assert curve(tmp_path / "run") == uninterrupted
+    (line,) = [line for line in second.err.splitlines() if not line.startswith("epoch")]
+    assert line.startswith(f"worker {rank} was lost; restart 1 of 1: resumed from ")
 
 
 def test_the_last_fault_is_an_error(tmp_path: Path) -> None:
