@@ -196,6 +196,22 @@ def test_other_schedules_equal_their_formulas(
     assert_close(ours[1], buffers)
 
 
+@pytest.mark.parametrize("workers", [[[0, 2], [1, 3]], [[3, 1], [4, 0]]], ids=["copies", "anyhow"])
+def test_it_does_not_matter_which_workers(tmp_path: Path, workers: list[list[int]]) -> None:
+    """Copies of a pipeline on either server, whose replicas lie apart; and no order at all, one worker idle."""
+    toy, contents = Toy("sgd", samples=21), stage_contents([2, 2])
+    for content in contents:
+        content["pipeline"] = [
+            stage | {"workers": chosen} for stage, chosen in zip(content["pipeline"], workers, strict=True)
+        ]
+        content["servers"], content["workers_per_server"] = 1, 5
+    folder = write_plan(tmp_path, contents)
+    ended = run_plan(folder, ["--run-dir", str(folder / "run"), "--epochs", "2"], toy, 5)
+    assert ended.statuses == [0] * 5, ended.err
+    for ours, theirs in zip(trained(folder / "run"), train_literally(toy, [2, 2], 2), strict=True):
+        assert_close(ours, theirs)
+
+
 def test_deeper_than_needed_is_staler(tmp_path: Path) -> None:
     """The depth in the plan decides, not what the schedule would need."""
     toy = Toy("sgd", samples=20)
