@@ -70,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _ended(2)
     except Interrupted as signal:
         if restarts.launched() and restarts.stop_asked() is None:
+            processes.leave()
             return restarts.LOST  # torchrun's own SIGTERM, after another worker's end
         # Under the launcher, that says so. Without, torchrun's own SIGTERM has been explained already.
         speaks = not restarts.launched() and signal.args == ("SIGINT",) and os.environ.get("RANK", "0") == "0"

@@ -34,6 +34,7 @@ class Interrupted(Exception):
 _requested: list[tuple[int, float]] = []
 """(signal, when it came), first and again."""
 _handed_to: list[Callable[[], None]] = []
+_last_words: list[Callable[[bool], None]] = []
 _wakeup: list[int] = []
 """What Python writes the number of a signal to, as soon as it comes."""
 
@@ -63,6 +64,11 @@ def gracefully(request: Callable[[], None]) -> None:
     _handed_to[:] = [request]
     if _requested:
         request()
+
+
+def last_words(say: Callable[[bool], None]) -> None:
+    """Have `say` called before a signal ends this process, with whether that is for good. It may take `NOTED_S`."""
+    _last_words[:] = [say]
 
 
 def die_with_parent() -> bool:
@@ -119,11 +125,19 @@ def _act(number: int) -> None:
             _handed_to[0]()
         return  # else `check_interrupt` has the say
     if number == signal.SIGTERM and not _known_to_launcher():
-        os._exit(restarts.LOST)
+        _end(restarts.LOST)
     if not _handed_to or len(_requested) > 1:
         restarts.give_up(restarts.INTERRUPTED)
-        os._exit(restarts.INTERRUPTED)
+        _end(restarts.INTERRUPTED)
     _handed_to[0]()
+
+
+def _end(status: int) -> None:
+    for say in _last_words:  # in a thread, because what it needs may be gone or taken
+        words = threading.Thread(target=say, args=(status in restarts.FINAL,), daemon=True)
+        words.start()
+        words.join(NOTED_S)
+    os._exit(status)
 
 
 def _known_to_launcher() -> bool:

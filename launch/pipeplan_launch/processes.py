@@ -16,6 +16,7 @@ from pipeplan_launch import gathering, restarts
 from pipeplan_launch.config import LaunchPlan
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.gathering import Attempt
+from pipeplan_launch.interrupt import last_words
 from pipeplan_launch.transport import explained
 
 # An idle worker, and the first stages at the end of an epoch, wait as long as the others need. A peer that dies is
@@ -78,6 +79,7 @@ def join(plan: LaunchPlan, timeout_s: float) -> Groups:
     backend = "cpu:gloo,cuda:nccl" if own_gpu_each(plan) else "gloo"
     attempt, timeout = gathering.gather(timeout_s), timedelta(seconds=timeout_s)
     _attempt[:] = [attempt]
+    last_words(lambda over: leave(over=over))
     rank = attempt.rank
     with explained(f"rank {rank} could not connect to the other workers"):
         dist.init_process_group(backend, store=attempt.store, rank=rank, world_size=plan.world, timeout=timeout)

@@ -98,7 +98,9 @@ def test_only_a_second_request_ends_what_goes_on_gracefully() -> None:
     time.sleep(0.4)
     assert worker.process.poll() is None
     worker.send(signal.SIGINT)
-    assert worker.end() == (0, "asked SIGTERM")
+    status, said = worker.end()
+    assert status == 0
+    assert said in ("asked SIGTERM", "asked SIGINT")  # of two that wait to be delivered, any may be the first
 
 
 def test_an_event_loop_does_not_take_the_signals_away() -> None:
@@ -117,10 +119,17 @@ def test_a_data_loaders_process_dies_of_signals() -> None:
 
 
 def test_a_sigterm_that_the_launcher_knows_nothing_of_follows_a_fault(tmp_path: Path) -> None:
-    worker = Worker(GRACEFUL + BLOCK, tmp_path)
+    words = "interrupt.last_words(lambda over: print('left', over, flush=True))\n"
+    worker = Worker(GRACEFUL + words + BLOCK, tmp_path)
+    worker.send(signal.SIGTERM)
+    assert worker.end() == (restarts.LOST, "left False")
+    assert not list(tmp_path.iterdir())
+
+
+def test_last_words_do_not_keep_a_worker(tmp_path: Path) -> None:
+    worker = Worker(GRACEFUL + "interrupt.last_words(lambda over: time.sleep(1000))\n" + BLOCK, tmp_path)
     worker.send(signal.SIGTERM)
     assert worker.end() == (restarts.LOST, "")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("code", ["", GRACEFUL], ids=["before training", "in training"])
