@@ -1,6 +1,6 @@
 """kill -9 of random workers at random moments of one run: does it end, how fast is it back, and is the loss the same?
 
-    PYTHONPATH=tests/launch python tests/benchmarks/faults.py [--kills 20] [--workers 3] [--seed 0]
+    PYTHONPATH=tests/launch python tests/benchmarks/faults.py [--kills 20] [--workers 3] [--stages 3] [--seed 0]
 
 Profiles and plans the bundled `mnist` model for this machine, trains it once without faults, then again while workers
 are killed: most after a random number of minibatches, every fourth at a random moment of the start that follows a kill.
@@ -50,10 +50,10 @@ class Soak:
         return self.status == 0 and self.same and self.restarts == self.kills
 
 
-def plan_mnist(folder: Path, workers: int) -> Path:
-    """launch.sh of a plan for the bundled model, with a stage on every worker."""
+def plan_mnist(folder: Path, workers: int, stages: int) -> Path:
+    """launch.sh of the best plan for the bundled model with so many stages."""
     profile, plan = folder / "profile.json", folder / "plan"
-    cluster = ["--cluster", "local", "--workers", str(workers), "--straight", "--stages", str(workers)]
+    cluster = ["--cluster", "local", "--workers", str(workers), "--stages", str(stages)]
     for arguments in (["profile", "mnist", "-o", str(profile)], ["solve", str(profile), *cluster, "-o", str(plan)]):
         subprocess.run([*PIPEPLAN, *arguments], check=True, capture_output=True)
     return plan / "launch.sh"
@@ -118,10 +118,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--stages", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        result = soak(plan_mnist(Path(folder), given.workers), Path(folder), given.kills, given.seed)
+        script = plan_mnist(Path(folder), given.workers, given.stages)
+        result = soak(script, Path(folder), given.kills, given.seed)
     table = Table("kills", "restarts", "status", "back: median s", "most s", "of", "minibatches", "same losses")
     seconds = [f"{statistics.median(result.back_s):.1f}", f"{max(result.back_s):.1f}", str(len(result.back_s))]
     counts = [str(result.kills), str(result.restarts), str(result.status)]

@@ -12,9 +12,10 @@ LAUNCH = Path(__file__).resolve().parents[1] / "launch"
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
-def test_twenty_kills_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stages", [2, 3])
+def test_twenty_kills_change_nothing(stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(LAUNCH))
     from faults import plan_mnist, soak
 
-    result = soak(plan_mnist(tmp_path, 3), tmp_path, kills=20, seed=1)
+    result = soak(plan_mnist(tmp_path, 3, stages), tmp_path, kills=20, seed=1)
     assert result.right, result

@@ -124,3 +124,14 @@ def test_no_more_restarts_than_asked_for(script: Path, tmp_path: Path) -> None:
         assert launch.wait() == 2
         assert left_nothing(launch)
     assert launch.lines[-1] == "error: worker 0 was ended by SIGKILL (out of memory is the usual reason for SIGKILL)"
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_busy_when_another_is_lost_is_not_taken_for_lost(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB.replace("time.sleep(0.002)", "time.sleep(2)"))
+    with Launch(script, tmp_path / "run", "--log-every", "0") as launch:
+        launch.until(lambda: launch.said("plan 1-1"), "start")
+        time.sleep(1)
+        launch.kill(rank=1)
+        launch.until(lambda: launch.said("restart 1 of 3"), "restart")
+    assert launch.said("worker 1 was lost; restart 1 of 3: training begins anew")
