@@ -109,6 +109,10 @@ class TrainingEngine(Engine):
         self._begun = 0
         """Updates made before the segment."""
         self._in_flight: dict[int, _InFlight] = {}
+        self._spent: Mapping[str, Tensor] = {}
+        """The gradients of the last update. The next backward makes others of their sizes: until then, nothing else is to
+        cut up that memory.
+        """
         self._latest: dict[int, int] = {}
         """By replica of the stage before: the latest minibatch that came from it."""
         self._leaving: list[int] = []
@@ -220,6 +224,7 @@ class TrainingEngine(Engine):
             roots = [out for out, cut in zip(outputs, place.program.sends, strict=True) if cut.requires_grad]
             self.settle_activations(index)
         step.wait_s += lap()
+        self._spent = {}
         pairs = [(root, gradient) for root, gradient in zip(roots, gradients, strict=True) if root.requires_grad]
         if pairs:
             with self._handing_over(index), self.calling("the model's backward", index):
@@ -287,6 +292,7 @@ class TrainingEngine(Engine):
                 self._versions.update(changed, self.optimizer.step)
         for parameter in changed:
             parameter.grad = None
+        self._spent = averaged
         if own:
             step = self.step_of(own[-1])
             step.sync_s += synchronised
