@@ -110,8 +110,8 @@ class TrainingEngine(Engine):
         """Updates made before the segment."""
         self._in_flight: dict[int, _InFlight] = {}
         self._spent: Mapping[str, Tensor] = {}
-        """The gradients of the last update. The next backward makes others of their sizes: until then, nothing else is to
-        cut up that memory.
+        """The gradients of the last update. The next backward makes others of their sizes: until then, nothing else is
+        to cut up that memory.
         """
         self._latest: dict[int, int] = {}
         """By replica of the stage before: the latest minibatch that came from it."""
