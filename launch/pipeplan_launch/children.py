@@ -28,7 +28,7 @@ def send(to: Sequence[int], number: int) -> None:
 class Stopped:
     """Ends children that someone has stopped (SIGSTOP) for too long.
 
-    Their peers in the pipeline notice by themselves; nobody else may be waiting for a tensor of theirs.
+    Their peers notice by themselves only if they wait for something of theirs.
     """
 
     def __init__(self, patience_s: float | None) -> None:

@@ -20,7 +20,8 @@ def begin(patience_s: float | None) -> None:
 
 class _Overseer(MetricHandler):
     def __init__(self, patience_s: float | None) -> None:
-        self._stopped = children.Stopped(patience_s)
+        # A little before its peers give up: torchrun then gives the stopped one half a minute to end by itself.
+        self._stopped = children.Stopped(None if patience_s is None else 0.9 * patience_s)
         self._restarts_left = 0
 
     def emit(self, metric_data: Any) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
 import sys
 import threading
 import time
@@ -205,6 +207,14 @@ def test_what_the_launcher_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert not folder.exists()
     assert restarts.given_up() is None
     assert not restarts.may_restart()
+
+
+def test_a_worker_that_is_not_to_begin_ends_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "final-2").touch()
+    code = "import sys\nfrom pipeplan_launch.__main__ import main\nprint(main(['plan']), 'torch' in sys.modules)"
+    environment = os.environ | {restarts.VARIABLE: str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert (done.stdout, done.stderr) == ("2 False\n", "")
 
 
 def test_no_room_for_it_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
