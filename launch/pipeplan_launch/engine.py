@@ -131,6 +131,7 @@ class Engine:
     def run(self, segment: Segment) -> int:
         """Run this worker's share of a segment; returns the segment's minibatches, fewer where `limit` ended it."""
         place = self.place
+        self.transport.open()
         self._segment, self._count = segment, segment.count
         self._to_post = () if place.is_first else own_minibatches(place.replica, place.replicas, self._count)
         for _ in range(WINDOW):

@@ -2,24 +2,33 @@
 
 Point-to-point over Gloo, in CPU memory; a stage on a GPU copies through pinned memory. Every tensor of every minibatch
 has a tag of its own, so receives can be posted ahead, in any order, and wait in schedule order. A send returns at once
-and keeps its tensor until it is done.
+and keeps its tensor until it is done. Between workers of one machine that compute on its CPU, messages take the shorter
+way through shared memory (`pipeplan_launch.links`).
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.errors import PeerLost
+from pipeplan_launch.links import Door, Link, Sending, near
+from pipeplan_launch.slots import Slot, Slots, Wire, layout
 
-_TAGS = 2**31
+SHARED_MEMORY = "PIPEPLAN_SHARED_MEMORY"
+"""Environment variable; 0 has workers of one machine send through Gloo, as workers of different machines do."""
+
+_TAGS = 2**31 - 1
+_CARD_TAG = _TAGS  # of the message that says where a worker can be reached
+_CARD_BYTES = 256
 _PLACE = re.compile(r"^\[[^]]*:\d+\] ")
 
 
@@ -32,64 +41,99 @@ class Direction(IntEnum):
     """From a stage to the one before."""
 
 
-@dataclass(frozen=True)
-class Wire:
-    """Shape and type of one tensor of a message."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
 Key = tuple[Direction, int]
 """(direction, minibatch)."""
 
 
 @dataclass(frozen=True)
 class _Transfer:
+    """A message on its way: over Gloo, or through a slot of shared memory."""
+
     peer: int
-    tensors: list[Tensor]
-    works: list[dist.Work]
+    tensors: Sequence[Tensor] = ()
+    works: list[dist.Work] = field(default_factory=list)
+    wires: Sequence[Wire] = ()
+    slot: Slot | None = None
+    """Where it arrives."""
+    sending: Sending | None = None
+    """How it leaves."""
 
 
 class Transport:
     """The messages of one worker. Not for use from several threads."""
 
-    def __init__(self, stage: int, rank: int, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        stage: int,
+        rank: int,
+        device: torch.device,
+        neighbours: Sequence[int] = (),
+        timeout_s: float = 600.0,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """`neighbours`: the ranks that it exchanges messages with. `timeout_s`: for a message of one of them."""
         self._where = f"stage {stage} (rank {rank})"
+        self._rank = rank
         self._device = device
+        self._neighbours = neighbours
+        self._timeout_s = timeout_s
         self._group = group
+        self._is_open = False
+        self._links: dict[int, Link] = {}
+        self._slots = Slots()
         self._receiving: dict[Key, _Transfer] = {}
         self._sending: dict[Key, _Transfer] = {}
 
+    def open(self) -> None:
+        """Find out which neighbours are on this machine. They all do this at the same time; again it does nothing."""
+        if self._is_open or not self._neighbours:
+            return
+        door = Door() if self._may_share else None
+        with explained(f"{self._where} could not reach the ranks {list(self._neighbours)}"):
+            cards = self._exchange("" if door is None else door.address)
+            if door is not None:
+                addresses = {peer: card for peer, card in cards.items() if near(card, door.address)}
+                self._links = door.link(self._rank, addresses, self._timeout_s)
+                door.close()
+        self._is_open = True
+
     def post(self, direction: Direction, minibatch: int, source: int, wires: Sequence[Wire]) -> None:
         """Post the receive of a message that will be taken later."""
-        tensors = [torch.empty(wire.shape, dtype=wire.dtype, pin_memory=self._on_gpu) for wire in wires]
-        transfer = self._receiving[direction, minibatch] = _Transfer(source, tensors, [])
+        earlier = self._receiving.get((direction, minibatch))
+        if earlier is not None and earlier.peer == source:
+            return  # posted by a segment that ended before this minibatch
         with explained(self._missing(direction, minibatch, source)):
-            for index, tensor in enumerate(tensors):
-                if tensor.numel():
-                    tag = _tag(direction, minibatch, index, len(tensors))
-                    transfer.works.append(_started(dist.irecv(tensor, source, self._group, tag)))
+            if source in self._links:
+                transfer = self._offer(direction, minibatch, source, wires)
+            else:
+                transfer = self._listen(direction, minibatch, source, wires)
+        self._receiving[direction, minibatch] = transfer
 
     def take(self, direction: Direction, minibatch: int) -> list[Tensor]:
-        """Wait for a posted message. Raises `LaunchError` if it does not come."""
+        """Wait for a posted message. Raises `PeerLost` if it does not come."""
         transfer = self._receiving.pop((direction, minibatch))
         with explained(self._missing(direction, minibatch, transfer.peer)):
+            if transfer.slot is not None:
+                self._links[transfer.peer].wait_for((direction, minibatch))
+                return self._slots.tensors(transfer.slot, transfer.wires)
             for work in transfer.works:
                 work.wait()
-        if self._on_gpu:
-            return [tensor.to(self._device, non_blocking=True) for tensor in transfer.tensors]
-        return transfer.tensors
+        return [tensor.to(self._device, non_blocking=True) for tensor in transfer.tensors]
 
     def send(self, direction: Direction, minibatch: int, destination: int, tensors: Sequence[Tensor]) -> None:
         """Start sending; the tensors must not be written until `settle` or `drain`."""
         ready = [self._to_wire(tensor.detach()) for tensor in tensors]
-        transfer = self._sending[direction, minibatch] = _Transfer(destination, ready, [])
+        link = self._links.get(destination)
         with explained(self._undelivered(direction, minibatch, destination)):
-            for index, tensor in enumerate(ready):
-                if tensor.numel():
-                    tag = _tag(direction, minibatch, index, len(ready))
-                    transfer.works.append(_started(dist.isend(tensor, destination, self._group, tag)))
+            if link is not None:
+                transfer = _Transfer(destination, sending=link.send((direction, minibatch), ready))
+            else:
+                transfer = _Transfer(destination, ready)
+                for index, tensor in enumerate(ready):
+                    if tensor.numel():
+                        tag = _tag(direction, minibatch, index, len(ready))
+                        transfer.works.append(_started(dist.isend(tensor, destination, self._group, tag)))
+        self._sending[direction, minibatch] = transfer
 
     def settle(self, direction: Direction, minibatch: int) -> None:
         """Wait until a message has left, if there is one; its memory is then free."""
@@ -97,6 +141,8 @@ class Transport:
         if transfer is None:
             return
         with explained(self._undelivered(direction, minibatch, transfer.peer)):
+            if transfer.sending is not None:
+                self._links[transfer.peer].settle(transfer.sending)
             for work in transfer.works:
                 work.wait()
 
@@ -104,6 +150,35 @@ class Transport:
         """Wait until everything sent has left."""
         for direction, minibatch in list(self._sending):
             self.settle(direction, minibatch)
+
+    @property
+    def _may_share(self) -> bool:
+        return not self._on_gpu and hasattr(os, "memfd_create") and os.environ.get(SHARED_MEMORY) != "0"
+
+    def _exchange(self, card: str) -> dict[int, str]:
+        """Tell every neighbour where this worker can be reached; returns what they say, by rank."""
+        mine = torch.frombuffer(bytearray(card.encode().ljust(_CARD_BYTES, b"\0")), dtype=torch.uint8)
+        theirs = {peer: torch.zeros_like(mine) for peer in self._neighbours}
+        works = [dist.irecv(theirs[peer], peer, self._group, _CARD_TAG) for peer in self._neighbours]
+        works += [dist.isend(mine, peer, self._group, _CARD_TAG) for peer in self._neighbours]
+        for work in works:
+            _started(work).wait()
+        return {peer: bytes(one.tolist()).rstrip(b"\0").decode() for peer, one in theirs.items()}
+
+    def _offer(self, direction: Direction, minibatch: int, source: int, wires: Sequence[Wire]) -> _Transfer:
+        size = layout([wire.size for wire in wires])[-1]
+        slot = self._slots.take(size)
+        self._links[source].offer((direction, minibatch), slot, size)
+        return _Transfer(source, wires=wires, slot=slot)
+
+    def _listen(self, direction: Direction, minibatch: int, source: int, wires: Sequence[Wire]) -> _Transfer:
+        tensors = [torch.empty(wire.shape, dtype=wire.dtype, pin_memory=self._on_gpu) for wire in wires]
+        transfer = _Transfer(source, tensors)
+        for index, tensor in enumerate(tensors):
+            if tensor.numel():
+                tag = _tag(direction, minibatch, index, len(tensors))
+                transfer.works.append(_started(dist.irecv(tensor, source, self._group, tag)))
+        return transfer
 
     @property
     def _on_gpu(self) -> bool:
@@ -125,11 +200,11 @@ class Transport:
 
 @contextmanager
 def explained(message: str) -> Iterator[None]:
-    """Turn what torch.distributed raises when a peer is lost into one line that begins with `message`."""
+    """Turn what torch.distributed, or a link, raises when a peer is lost into one line that begins with `message`."""
     try:
         yield
-    except RuntimeError as error:
-        raise LaunchError(f"{message}: {reason(error)}") from error
+    except (RuntimeError, OSError) as error:
+        raise PeerLost(f"{message}: {reason(error)}") from error
 
 
 def _started(work: dist.Work | None) -> dist.Work:
