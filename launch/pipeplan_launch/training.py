@@ -287,9 +287,9 @@ class TrainingEngine(Engine):
             parameter = self.trained[name]
             parameter.grad = gradient
             changed.append(parameter)
-        if self.optimizer is not None:
-            with self.calling("the optimizer's step", own[-1] if own else group * self._group_size):
-                self._versions.update(changed, self.optimizer.step)
+        with self.calling("the optimizer's step", own[-1] if own else group * self._group_size):
+            # Also where nothing is trained: minibatches ask for their weights by the number of updates.
+            self._versions.update(changed, self.optimizer.step if self.optimizer is not None else _nothing)
         for parameter in changed:
             parameter.grad = None
         self._spent = averaged
@@ -333,6 +333,10 @@ class TrainingEngine(Engine):
         place = self.place
         others = [worker for worker in place.plan.pipeline[place.stage].workers if worker != place.rank]
         return explained(f"stage {place.stage} (rank {place.rank}) could not average the {what} with ranks {others}")
+
+
+def _nothing() -> None:
+    """An update of a stage whose parameters are all frozen, or that has none."""
 
 
 def _trainable(parameters: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
