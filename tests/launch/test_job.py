@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
-from pipeplan_launch import Data, Job
+from pipeplan_launch import Data, Job, StageInfo
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job import collate
 
@@ -82,3 +86,50 @@ def test_correct_of_dense_targets_counts_samples() -> None:
     target = torch.ones(2, 4, dtype=torch.int64)
     target[1, 2] = 0
     assert job().correct(scores, target) == 1
+
+
+def test_an_optimiser_is_told_its_stage_if_it_asks() -> None:
+    """It asks by a second parameter without a default, or of the name `stage`: torch's own have a rate there."""
+    info, parameters = StageInfo(minibatches_per_update=3), [nn.Parameter(torch.ones(1))]
+
+    def asks(parameters, stage):
+        return SGD(parameters, lr=0.1 * stage.minibatches_per_update)
+
+    def may_ask(parameters, stage=None):
+        return asks(parameters, stage)
+
+    class Asks:
+        def __call__(self, parameters, stage):
+            return asks(parameters, stage)
+
+    for build in (asks, may_ask, Asks(), partial(asks)):
+        assert job(optimizer=build).make_optimizer(parameters, info).param_groups[0]["lr"] == pytest.approx(0.3)
+        assert job(optimizer=build).rate_depends_on_stage
+    for build in (SGD, partial(SGD, lr=0.001), lambda p: SGD(p), lambda p, rate=0.001: SGD(p, lr=rate)):
+        assert job(optimizer=build).make_optimizer(parameters, info).param_groups[0]["lr"] == 0.001
+        assert not job(optimizer=build).rate_depends_on_stage
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("linear", 9.0), ("sqrt", 3.0), (None, 1.0)])
+def test_rates_are_scaled_to_the_effective_batch(rule, factor: float) -> None:
+    info = StageInfo(minibatch=4, minibatches_per_update=9)
+    two = [nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(2))]
+    made = job(optimizer=lambda p: SGD([{"params": p[:1]}, {"params": p[1:], "lr": 0.5}], lr=0.1), scale_lr=rule)
+    groups = made.make_optimizer(two, info).param_groups
+    assert [group["lr"] for group in groups] == pytest.approx([0.1 * factor, 0.5 * factor])
+    assert info.samples_per_update == 36
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"scale_lr": "cubic"}, "scale_lr must be 'linear', 'sqrt' or None, not 'cubic'"),
+        ({"scheduler_interval": "step"}, "scheduler_interval must be 'epoch' or 'minibatch', not 'step'"),
+        ({"clip_norm": 0.0}, "clip_norm must be above 0, not 0.0"),
+        ({"clip_norm": float("nan")}, "clip_norm must be above 0, not nan"),
+        ({"callbacks": [print]}, "derived from pipeplan_launch.Callback, not builtin_function_or_method"),
+    ],
+)
+def test_settings_that_make_no_sense(more, says: str) -> None:
+    with pytest.raises(LaunchError, match=re.escape(says)):
+        job(**more)

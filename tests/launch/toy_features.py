@@ -16,7 +16,6 @@ from torch.optim.lr_scheduler import (
     OneCycleLR,
     ReduceLROnPlateau,
     SequentialLR,
-    StepLR,
 )
 
 from pipeplan_launch import Callback, EpochResult, Job, MinibatchInfo, RunInfo, StageInfo
@@ -97,14 +96,11 @@ FEATURES: dict[str, Change] = {
     "lambda-scaled": _scheduled(
         lambda optimizer: LambdaLR(optimizer, by_rule), optimizer=half_of_the_last, scale_lr="linear"
     ),
-    "cosine": _scheduled(lambda optimizer: CosineAnnealingLR(optimizer, T_max=30)),
-    "one-cycle": _scheduled(lambda optimizer: OneCycleLR(optimizer, max_lr=0.3, total_steps=50)),
     "sequence": _scheduled(
         lambda optimizer: SequentialLR(
             optimizer, [LambdaLR(optimizer, lambda n: (n + 1) / 8), CosineAnnealingLR(optimizer, 20)], milestones=[7]
         )
     ),
-    "step": _scheduled(lambda optimizer: StepLR(optimizer, 1, gamma=0.5), "epoch"),
     "plateau": _scheduled(
         lambda optimizer: ReduceLROnPlateau(optimizer, patience=0, threshold=0.2, factor=0.1), "epoch"
     ),

@@ -1,0 +1,99 @@
+"""Jobs for `feature_workers`, each a function that builds one: a file of a user's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
+
+from pipeplan_launch import Data, Job
+
+SAMPLES, MINIBATCH = 14, 4
+
+
+@dataclass
+class Found:
+    """What the model returns."""
+
+    scores: Tensor
+    sure: Tensor
+    chosen: dict[str, Tensor]
+
+
+torch.export.register_dataclass(Found, serialized_type_name="Found")
+
+
+class Everything(nn.Module):
+    """A frozen backbone, whole numbers and truth values that cross two cuts, skips over the middle, a dataclass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Linear(6, 8).requires_grad_(False)
+        self.stem, self.middle, self.late = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.table, self.norm, self.head = nn.Embedding(8, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Found:
+        seen = torch.tanh(self.backbone(x))
+        positive, largest = seen.sum(dim=1, keepdim=True) > 0, seen.argmax(dim=1)
+        stem = functional.gelu(self.stem(seen))
+        middle = functional.gelu(self.middle(stem))
+        late = torch.where(positive, self.late(middle), middle) + stem
+        scores = self.head(self.norm(late + seen + self.table(largest)))
+        return Found(scores, positive.squeeze(1), {"largest": largest})
+
+
+def loss(output: Found, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output.scores, target) + 0.01 * output.scores[output.chosen["largest"] > 2].sum()
+
+
+def right(output: Found, target: Tensor) -> Tensor:
+    return ((output.scores.argmax(dim=1) == target) & (output.sure | ~output.sure)).sum()
+
+
+def data() -> Data:
+    generator = torch.Generator().manual_seed(1)
+    inputs, targets = (
+        torch.randn(2 * SAMPLES, 6, generator=generator),
+        torch.randint(3, (2 * SAMPLES,), generator=generator),
+    )
+    return Data(TensorDataset(inputs[:SAMPLES], targets[:SAMPLES]), TensorDataset(inputs[SAMPLES:], targets[SAMPLES:]))
+
+
+def with_momentum(parameters: list[nn.Parameter]) -> SGD:
+    return SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def plain(parameters: list[nn.Parameter]) -> SGD:
+    return SGD(parameters, lr=0.1)
+
+
+def everything(**more: Any) -> Job:
+    return Job(Everything(), loss=loss, data=data, optimizer=with_momentum, metric=right, minibatch=MINIBATCH, **more)
+
+
+def half() -> Job:
+    return everything(autocast=torch.bfloat16)
+
+
+class Line(nn.Module):
+    """Its loss is linear in the first layer's weights: their gradient is the same wherever they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 5, bias=False), nn.Linear(5, 1, bias=False).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x))
+
+
+def line(**more: Any) -> Job:
+    return Job(Line(), loss=lambda output, _: output.mean(), data=data, optimizer=plain, minibatch=2, **more)
+
+
+def scaled_line() -> Job:
+    return line(scale_lr="linear")

@@ -1,0 +1,88 @@
+"""Run a job of `feature_jobs` by real workers, from its reference on: each builds, traces and cuts the model itself."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import feature_jobs
+import torch
+from torch import Tensor
+from toy_workers import stage_contents, write_plan
+
+from pipeplan_launch import load_job, storage
+from pipeplan_launch.checkpoint import latest
+from pipeplan_launch.manifest import MODEL
+from pipeplan_launch.trace import TracedModel, trace
+
+
+def traced(name: str) -> TracedModel:
+    job = load_job(reference(name), 0)
+    return trace(job, job.minibatch)
+
+
+def reference(name: str) -> str:
+    return f"{feature_jobs.__file__}:{name}"
+
+
+def cut_before(model: TracedModel, *firsts: str) -> list[list[str]]:
+    """Stages that begin with these layers, in the order of the model."""
+    stages: list[list[str]] = [[]]
+    for layer in model.layers:
+        if layer.name in firsts:
+            stages.append([])
+        stages[-1].append(layer.name)
+    assert len(stages) == len(firsts) + 1
+    return stages
+
+
+def run(folder: Path, name: str, stages: list[list[str]], replicas: Sequence[int], *options: str, **plan: Any) -> Path:
+    """The run folder of a training run that has ended well."""
+    contents = stage_contents(replicas, minibatch=load_job(reference(name), 0).minibatch, **plan)
+    for content, layers in zip(contents, stages, strict=True):
+        content |= {"layers": layers, "model": {"ref": reference(name)}}
+    write_plan(folder, contents)
+    world = sum(replicas)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", "torch._dynamo", "pipeplan_launch.worker"])
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    arguments = [str(folder), "--run-dir", str(folder / "run"), "--threads", "1", "--log-every", "0", *options]
+    workers = [
+        context.Process(target=_work, args=(rank, world, store.port, arguments, folder), daemon=True)
+        for rank in range(world)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        worker.kill()
+        worker.join()
+    said = "".join((folder / f"{rank}.err").read_text() for rank in range(world))
+    assert [worker.exitcode for worker in workers] == [0] * world, said
+    return folder / "run"
+
+
+def _work(rank: int, world: int, port: int, arguments: list[str], folder: Path) -> None:
+    from pipeplan_launch import __main__
+
+    for number, end in ((1, "out"), (2, "err")):
+        os.dup2(os.open(folder / f"{rank}.{end}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
+    ours = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
+    os.environ |= {key: str(value) for key, value in ours.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    status = __main__.main(arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def trained(run: Path) -> dict[str, Tensor]:
+    """The model's state in a run's last checkpoint."""
+    manifest = latest(run)
+    assert manifest is not None
+    found = storage.load(manifest, [name for name in manifest.tensors if name.startswith(MODEL)])
+    return {name.removeprefix(MODEL): value for name, value in found.items()}
