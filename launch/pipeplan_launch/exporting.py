@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -175,6 +176,13 @@ def _why(job: Job, inputs: tuple[Tensor, ...], error: Exception) -> str:
         return (
             f"the model {job.name!r} cannot be traced, because what it does depends on the data{at}; "
             "write it with torch.where or torch.cond, or move it out of forward()"
+        )
+    unknown = re.search(r"<class '([^']+)'> in output", str(error))
+    if unknown is not None:
+        kind = unknown[1].rpartition(".")[2]
+        return (
+            f"the model {job.name!r} returns an object of class {kind}, in which torch.export sees no tensors: call "
+            f"torch.export.register_dataclass({kind}) where it is defined, or return tensors, tuples and dictionaries"
         )
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
     return f"the model {job.name!r} cannot be traced by torch.export{at}: {reason}"
