@@ -12,6 +12,8 @@ from typing import IO, Any
 from pipeplan_launch.files import explain_errors
 from pipeplan_launch.memory import resident_bytes
 
+MEMORY_EVERY_S = 0.1  # asking the system for it takes as long as all else that a line does
+_ENCODE = json.JSONEncoder(check_circular=False).encode
 TIMES = ("load_s", "wait_s", "forward_s", "backward_s", "sync_s", "update_s", "send_s")
 
 
@@ -88,6 +90,8 @@ class Recorder:
         self._skip = skip
         self._open: dict[int, Step] = {}
         self._epoch: list[Step] = []
+        self._memory = (-math.inf, 0)
+        """When the memory was last asked for, and what it was."""
         self._file: IO[str] | None = None
         if path is not None:
             with explain_errors(path, "opening"):
@@ -144,16 +148,24 @@ class Recorder:
     def _write(self, step: Step) -> None:
         if self._file is None:
             return
-        line: dict[str, Any] = {"time_s": time.time(), **self._identity}
-        line |= {name: _rounded(value) for name, value in vars(step).items() if name != "done_s"}
+        line: dict[str, Any] = {"time_s": time.time(), **self._identity, **vars(step)}
+        for name in TIMES:
+            line[name] = round(line[name], 7)
+        del line["done_s"]
         pace = self.pace_s()
+        line["loss"] = _rounded(step.loss)
         line["minibatches_per_s"] = _rounded(1 / pace if pace else None)
-        line["memory_bytes"] = resident_bytes()
-        self._file.write(json.dumps(line) + "\n")
+        line["memory_bytes"] = self._resident(step.done_s)
+        self._file.write(_ENCODE(line) + "\n")
+
+    def _resident(self, now_s: float) -> int:
+        asked, resident = self._memory
+        if now_s - asked >= MEMORY_EVERY_S:
+            resident = resident_bytes()
+            self._memory = (now_s, resident)
+        return resident
 
 
-def _rounded(value: Any) -> Any:
-    """Microsecond digits are enough; JSON has no NaN or infinity."""
-    if not isinstance(value, float):
-        return value
-    return float(f"{value:.7g}") if math.isfinite(value) else None
+def _rounded(value: float | None) -> float | None:
+    """Seven digits are enough; JSON has no NaN or infinity."""
+    return float(f"{value:.7g}") if value is not None and math.isfinite(value) else None
