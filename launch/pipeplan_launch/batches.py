@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from pipeplan_launch.ahead import Ahead
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job import Batch, collate
+from pipeplan_launch.job import Batch, Data, collate
 from pipeplan_launch.seeds import mix, seed_loading
 
 
@@ -58,27 +61,46 @@ class Sizes:
 class Batches:
     """The minibatches of one pass over a data set."""
 
-    def __init__(self, dataset: Dataset[Any], sizes: Sizes, seed: int, epoch: int) -> None:
-        """Training shuffles, by (seed, epoch); evaluation keeps the order of the data set."""
+    def __init__(self, dataset: Dataset[Any], sizes: Sizes, seed: int, epoch: int, reading: Data | None = None) -> None:
+        """Training shuffles, by (seed, epoch); evaluation keeps the order of the data set. `reading`: how to read."""
         self.sizes = sizes
         self._dataset = dataset
         self._seed = seed
         self._epoch = epoch
+        self._collate, self._processes = (None, 0) if reading is None else (reading.collate, reading.processes)
+        self._ahead: Ahead | None = None
         self._order: list[int] | range = range(sizes.samples)
         if sizes.training:
             generator = torch.Generator().manual_seed(mix("order", seed, epoch))
             self._order = torch.randperm(sizes.samples, generator=generator).tolist()
 
+    @contextmanager
+    def ahead(self, minibatches: Sequence[int]) -> Iterator[None]:
+        """Inside, these will be loaded, in this order: read them ahead if the job's data says so."""
+        if not self._processes or not minibatches:
+            yield
+            return
+        self._ahead = Ahead(self._read, minibatches, min(self._processes, len(minibatches)))
+        try:
+            yield
+        finally:
+            self._ahead.close()
+            self._ahead = None
+
     def load(self, minibatch: int) -> Batch:
-        """Read a minibatch's inputs and target."""
+        """A minibatch's inputs and target."""
+        batch = self._ahead.take(minibatch) if self._ahead is not None else None
+        return self._read(minibatch) if batch is None else batch
+
+    def _read(self, minibatch: int) -> Batch:
         start = minibatch * self.sizes.minibatch
         chosen = list(self._order[start : start + self.sizes.real(minibatch)])
         chosen += chosen[-1:] * (self.sizes.run(minibatch) - len(chosen))
-        if type(self._dataset) is TensorDataset and len(self._dataset.tensors) == 2:
+        if self._collate is None and type(self._dataset) is TensorDataset and len(self._dataset.tensors) == 2:
             inputs, target = (tensor[chosen] for tensor in self._dataset.tensors)
             return Batch((inputs,), target)
         seed_loading(self._seed, self._epoch, minibatch)
-        return collate([self._dataset[index] for index in chosen])
+        return collate([self._dataset[index] for index in chosen], self._collate)
 
 
 def sizes_of(dataset: Any, minibatch: int, dynamic: bool, training: bool, limit: int | None = None) -> Sizes:

@@ -136,10 +136,11 @@ class Engine:
         self._to_post = () if place.is_first else own_minibatches(place.replica, place.replicas, self._count)
         for _ in range(WINDOW):
             self._post_next()
-        for action in self._actions():
-            check_interrupt()
-            self._handlers[action.kind](action.index)
-        self.transport.drain()
+        with segment.batches.ahead(self._to_read()):
+            for action in self._actions():
+                check_interrupt()
+                self._handlers[action.kind](action.index)
+            self.transport.drain()
         return self._count
 
     @property
@@ -189,6 +190,13 @@ class Engine:
         inputs = [batch.inputs[index].to(self.place.device) for index in wanted]
         target = to_device(batch.target, self.place.device) if self.place.is_last else None
         return inputs, target
+
+    def _to_read(self) -> list[int]:
+        """The minibatches that this worker will read, in their order, by number."""
+        place = self.place
+        if not place.program.model_inputs and not place.is_last:
+            return []
+        return [self.segment.number(index) for index in own_minibatches(place.replica, place.replicas, self._count)]
 
     def calling(self, what: str, index: int) -> AbstractContextManager[None]:
         """Around what the user wrote: an error becomes one line that names `what`, this stage and the minibatch."""

@@ -79,7 +79,7 @@ class EpochLoop:
 
     def _train_epoch(self) -> bool:
         """What is left of the epoch, with a checkpoint every so many minibatches. Whether to stop before its end."""
-        batches = Batches(self._stage.data.train, self._sizes, self._start.seed, self._at.epoch)
+        batches = Batches(self._stage.data.train, self._sizes, self._start.seed, self._at.epoch, self._stage.data)
         while not self._at.whole:
             end = segment_end(self._at.minibatch, self._sizes.count, self._options.checkpoint_minibatches)
             segment = Segment(self._at.epoch, batches, self._at.minibatch, end)
@@ -125,7 +125,8 @@ class EpochLoop:
         if stage.test_sizes is None:
             return Score(), False
         data: Any = stage.data.test if stage.data.test is not None else stage.data.train
-        segment = Segment(self._at.epoch, Batches(data, stage.test_sizes, self._start.seed, self._at.epoch))
+        batches = Batches(data, stage.test_sizes, self._start.seed, self._at.epoch, stage.data)
+        segment = Segment(self._at.epoch, batches)
         ran, stop = self._run(stage.forward, segment)
         return (stage.forward.score if ran == segment.count else None), stop
 

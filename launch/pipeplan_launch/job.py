@@ -25,6 +25,14 @@ class Data:
 
     train: Dataset[Any]
     test: Dataset[Any] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+    """collate(samples): a minibatch `(input, target)` from a list of samples; by default torch's `default_collate`."""
+    processes: int = 0
+    """Processes that read ahead, for each worker that reads; with none a worker reads when it needs the samples."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.processes, int) or self.processes < 0:
+            raise LaunchError(f"the data's `processes` must be a whole number, not {self.processes!r}")
 
 
 @dataclass(frozen=True)
@@ -140,7 +148,7 @@ class Job:
         train: Any = self.datasets.train
         if len(train) == 0:
             raise LaunchError("the job's training data is empty")
-        return collate([train[index % len(train)] for index in range(minibatch)])
+        return collate([train[index % len(train)] for index in range(minibatch)], self.datasets.collate)
 
     def make_optimizer(self, parameters: list[nn.Parameter], stage: StageInfo = StageInfo()) -> Optimizer:
         """The job's optimiser over the parameters of a stage, its rates scaled."""
@@ -200,11 +208,12 @@ def _call(build: Callable[..., Any], what: Any, stage: StageInfo) -> Any:
     return build(what, stage) if _takes_stage(build) else build(what)
 
 
-def collate(samples: Sequence[Any]) -> Batch:
-    """Stack samples `(input or tuple of inputs, target)` into a minibatch."""
-    stacked = default_collate(list(samples))
+def collate(samples: Sequence[Any], stack: Callable[[list[Any]], Any] | None = None) -> Batch:
+    """Stack samples `(input or tuple of inputs, target)` into a minibatch, or whatever `stack` makes such a pair of."""
+    stacked = (stack or default_collate)(list(samples))
     if not isinstance(stacked, list | tuple) or len(stacked) != 2:
-        raise LaunchError("a sample of the job's data must be a pair (input, target)")
+        what = "a sample of the job's data must be" if stack is None else "the data's `collate` must return"
+        raise LaunchError(f"{what} a pair (input, target)")
     return Batch(_as_inputs(stacked[0], "the input of a sample of the job's data"), stacked[1])
 
 

@@ -191,7 +191,8 @@ class Runner:
         stage = self._stage
         data: Any = stage.data.test if stage.data.test is not None else stage.data.train
         assert stage.test_sizes is not None
-        stage.forward.run(Segment(number, Batches(data, stage.test_sizes, self._start.seed, number)))
+        batches = Batches(data, stage.test_sizes, self._start.seed, number, stage.data)
+        stage.forward.run(Segment(number, batches))
         return stage.forward.score
 
     def _report(self, extra: dict[str, Any]) -> None:

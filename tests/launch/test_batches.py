@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from pipeplan_launch import Data, Job
 from pipeplan_launch.batches import Batches, sizes_of
 from pipeplan_launch.errors import LaunchError
 
@@ -74,3 +76,75 @@ def test_a_limit_and_too_few_samples() -> None:
         sizes_of(Numbers(), 16, dynamic=False, training=True)
     with pytest.raises(LaunchError, match="map-style"):
         sizes_of(iter([]), 4, dynamic=True, training=True)
+
+
+def ahead(batches: Batches, wanted: list[int]) -> list[Any]:
+    with batches.ahead(wanted):
+        return [batches.load(minibatch) for minibatch in wanted]
+
+
+def test_reading_ahead_reads_the_same() -> None:
+    """Random augmentation too, whichever process reads; the order of random numbers here stays as it was."""
+    sizes = sizes_of(Numbers(), 3, dynamic=True, training=True)
+    plain, several = (Batches(Numbers(), sizes, 1, 0, Data(Numbers(), processes=count)) for count in (0, 2))
+    torch.manual_seed(3)
+    with several.ahead([0, 2, 3]):
+        drawn = torch.rand(2)
+        given = [several.load(minibatch) for minibatch in (0, 2)]
+        again = several.load(2), several.load(1)
+        given.append(several.load(3))
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.rand(2))
+    expected = [plain.load(minibatch) for minibatch in (0, 2, 3, 2, 1)]
+    for one, other in zip([*given, *again], expected, strict=True):
+        assert torch.equal(one.inputs[0], other.inputs[0])
+        assert torch.equal(one.target, other.target)
+    assert not multiprocessing.active_children()
+
+
+class Broken(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        raise KeyError("no such picture")
+
+
+def test_what_fails_while_reading_ahead_is_one_line() -> None:
+    data = Data(Broken(), processes=1)
+    batches = Batches(data.train, sizes_of(data.train, 4, dynamic=True, training=True), 0, 0, data)
+    says = r"the job's data for minibatch 1 failed: KeyError: 'no such picture' \(.*test_batches\.py:.*raise KeyError"
+    with pytest.raises(LaunchError, match=says) as caught:
+        ahead(batches, [1])
+    assert "\n" not in str(caught.value)
+
+
+class Described(Dataset[Any]):
+    """Samples as dictionaries, of different lengths."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"words": torch.ones(index + 1), "label": index % 2}
+
+
+def padded(samples: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
+    words = torch.nn.utils.rnn.pad_sequence([sample["words"] for sample in samples], batch_first=True)
+    return words, torch.tensor([sample["label"] for sample in samples])
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_the_users_own_collate(processes: int) -> None:
+    data = Data(Described(), collate=padded, processes=processes)
+    sizes = sizes_of(data.train, 4, dynamic=True, training=False)
+    first, second = ahead(Batches(data.train, sizes, 0, 0, data), [0, 1])
+    assert first.inputs[0].tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    assert second.target.tolist() == [0, 1]
+    job = Job(torch.nn.Identity(), data=lambda: data)
+    assert torch.equal(job.example_inputs(4)[0], first.inputs[0])
+    with pytest.raises(LaunchError, match="the data's `collate` must return a pair"):
+        ahead(Batches(data.train, sizes, 0, 0, Data(Described(), collate=len, processes=processes)), [0])
+
+
+@pytest.mark.parametrize("processes", [-1, 1.5, None])
+def test_a_number_of_processes_that_makes_no_sense(processes: Any) -> None:
+    with pytest.raises(LaunchError, match="must be a whole number"):
+        Data(Numbers(), processes=processes)

@@ -151,6 +151,17 @@ def test_a_run_that_goes_on_under_another_plan_has_that_plans_rates(tmp_path: Pa
     assert rates(part) == pytest.approx([0.1 * by_rule(minibatch) for minibatch in range(25, 30)])
 
 
+def test_reading_ahead_changes_nothing(tmp_path: Path) -> None:
+    """Also where an epoch runs in several segments, and where targets and inputs are read by different workers."""
+    left = []
+    for features in ("", "ahead"):
+        toy, options = Toy("sgd", samples=25, features=features), ["--epochs", "2", "--checkpoint-minibatches", "5"]
+        left.append(trained(train(tmp_path / f"run-{features}", toy, [2, 1], *options)))
+    for plain, ahead in zip(*left, strict=True):
+        assert plain.keys() == ahead.keys()
+        assert all(torch.equal(value, ahead[name]) for name, value in plain.items())
+
+
 def test_what_callbacks_are_told(tmp_path: Path) -> None:
     """In one process, in order: of all minibatches of the first replica of the last stage."""
     run = train(tmp_path, Toy(samples=11, features="diary"), [1, 2], "--epochs", "2", "--evaluate-every", "2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -87,9 +88,16 @@ def _scheduled(make: Callable[..., Any], interval: str = "minibatch", **more: An
     )
 
 
+def _reading_ahead(job: Job) -> Job:
+    # The tests' workers are daemons of multiprocessing, which may not have children; torchrun's are not.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    return replace(job, data=lambda: replace(job.datasets, processes=2))
+
+
 FEATURES: dict[str, Change] = {
     "": lambda job: job,
     "clip": lambda job: replace(job, clip_norm=LIMIT),
+    "ahead": _reading_ahead,
     "diary": lambda job: replace(job, callbacks=[Diary()]),
     "spoilsport": lambda job: replace(job, callbacks=[Diary(), Spoilsport()]),
     "lambda": _scheduled(lambda optimizer: LambdaLR(optimizer, by_rule)),
