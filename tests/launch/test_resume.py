@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import threading
@@ -16,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 from saved import marks, model_of, save
-from toy_workers import Toy, run_plan, stage_contents, write_plan
+from toy_workers import Toy, initial, initial_buffers, run_plan, stage_contents, write_plan
 
-from pipeplan_launch import checkpoint, runfolder, start
+from pipeplan_launch import checkpoint, export, runfolder, start
 from pipeplan_launch.batches import Sizes
 from pipeplan_launch.config import load_plan
 from pipeplan_launch.epochs import position_in, segment_end
@@ -221,6 +222,42 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert statuses == [2, 2, 2]
     (line,) = [line for line in said.splitlines() if line.startswith("error")]
     assert f"making {tmp_path}/run/{checkpoint.PART} failed" in line
+
+
+def test_a_disk_that_is_full_for_one_worker_is_one_line(tmp_path: Path) -> None:
+    """The others learn of it; the checkpoint before is whole, and nothing of the new one is left."""
+    train(tmp_path, TOY, [2, 1], "--epochs", "1")
+    before = checkpoint.complete(tmp_path / "run")
+    limiter = threading.Thread(target=_limit_file_size, args=(tmp_path / "worker-1.pid", 9000))
+    (tmp_path / "worker-1.pid").unlink()
+    limiter.start()
+    statuses, said = launch(tmp_path, TOY, [2, 1], "--epochs", "2", "--resume")
+    limiter.join()
+    assert statuses == [2, 2, 2]
+    (line,) = [line for line in said.splitlines() if line.startswith("error")]
+    assert line == f"error: writing {tmp_path}/run/{checkpoint.PART} failed: File too large"
+    assert checkpoint.complete(tmp_path / "run") == before
+    assert checkpoint.at(before[0]).position == Position(0, 20, 20)
+    assert not (tmp_path / "run" / checkpoint.PART).exists()
+
+
+def _limit_file_size(process: Path, size: int) -> None:
+    """As soon as a worker has told its process id."""
+    while not process.exists() or not process.read_text():
+        time.sleep(0.001)
+    resource.prlimit(int(process.read_text()), resource.RLIMIT_FSIZE, (size, size))
+
+
+def test_a_run_becomes_a_state_dict(tmp_path: Path, whole: Path) -> None:
+    """What replicas and stages wrote together."""
+    assert export.main([str(whole), "-o", str(tmp_path / "model.pt")]) == 0
+    content = torch.load(tmp_path / "model.pt", weights_only=True)
+    manifest = checkpoint.latest(whole)
+    assert manifest is not None
+    expected = model_of(manifest)
+    assert list(content) == [name for state in (*initial(), *initial_buffers()) for name in state]
+    assert content.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in content.items())
 
 
 def test_a_damaged_checkpoint_is_one_line(tmp_path: Path, whole: Path) -> None:

@@ -11,7 +11,7 @@ from toy_workers import stage_contents, write_plan
 from pipeplan_launch import metrics
 from pipeplan_launch.config import load_plan
 from pipeplan_launch.metrics import Recorder, Steady
-from pipeplan_launch.summary import WorkerReport, summarise, table
+from pipeplan_launch.summary import WorkerReport, covers, summarise, table
 
 
 def test_the_fill_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +47,27 @@ def test_short_epochs_count_the_fill_and_say_so() -> None:
     recorder.end_epoch()
     assert recorder.steady.includes_fill
     assert recorder.steady.minibatches == 2
+
+
+def test_the_fill_of_every_segment_is_left_out() -> None:
+    """Two segments of an epoch, each with a fill of its own."""
+    recorder = Recorder(None, 0, 0, 0, 1, skip=3)
+    for first, end in ((0, 10), (10, 20)):
+        for minibatch in range(first, end):
+            recorder.begin(0, minibatch)
+            recorder.end(minibatch)
+        assert [step.minibatch for step in recorder.end_epoch(first)] == list(range(first, end))
+    assert (recorder.steady.minibatches, recorder.steady.intervals) == (14, 12)
+    assert not recorder.steady.includes_fill
+
+
+def test_a_summary_covers_the_epochs_that_it_has(tmp_path: Path) -> None:
+    assert not covers(tmp_path, 0)
+    for text in ("", "[]", "{}", '{"epochs": 3}', "[" * 100_000):
+        (tmp_path / "summary.json").write_text(text)
+        assert not covers(tmp_path, 1)
+    (tmp_path / "summary.json").write_text('{"epochs": [{}, {}]}')
+    assert [covers(tmp_path, epochs) for epochs in (1, 2, 3)] == [True, True, False]
 
 
 def test_predicted_beside_measured(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from toy_faults import LOSSES, Fault, plant
 from toy_features import FEATURES
 
 from pipeplan_launch.job import Data, Job
+from pipeplan_launch.naming import Naming
 
 WIDTH, CLASSES = 6, 4
 HASH = "sha256:toy"
@@ -128,6 +129,7 @@ class ToyStage(nn.Module):
         self.model_inputs = (0,) if layers[0] == 0 else ()
         self._weights = {n: nn.Parameter(w) for layer in layers for n, w in initial()[layer].items()}
         self._state = {n: b for layer in layers for n, b in initial_buffers()[layer].items()}
+        self.naming = Naming({name: name for state in (*initial(), *initial_buffers()) for name in state})
         self._die_at, self._freeze = die_at, freeze
         self._calls = 0
 
