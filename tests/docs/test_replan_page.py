@@ -20,7 +20,14 @@ PAGE = DOCS / "replan.md"
 BLOCK = re.compile(r"(```console\n\$ (pipeplan solve [^\n]*)\n…\n\$ (pipeplan replan [^\n]*)\n…\n)(.*?)```", re.DOTALL)
 BEGINS = "Without "
 """Of the answer, what is the same every time: above it stand seconds that the solvers took."""
-MANIFEST = {"format": "pipeplan-checkpoint", "version": 2, "epoch": 2, "minibatch": 1000, "minibatches": 4000}
+MANIFEST = {
+    "format": "pipeplan-checkpoint",
+    "version": 2,
+    "epoch": 2,
+    "minibatch": 1000,
+    "minibatches": 4000,
+    "files": {},
+}
 
 
 def _answer(solve: str, replan: str) -> str:
@@ -30,9 +37,9 @@ def _answer(solve: str, replan: str) -> str:
         os.chdir(folder)
         try:
             printed_here(solve)
-            checkpoint = Path("plan/runs/20260131T120000Z/checkpoints/epoch-0003-minibatch-001000")
+            checkpoint = Path("plan/runs/20260131T120000Z/checkpoints/epoch-0003-sample-00064000")
             checkpoint.mkdir(parents=True)
-            (checkpoint / "manifest.json").write_text(json.dumps(MANIFEST | {"model": {}}))
+            (checkpoint / "manifest.json").write_text(json.dumps(MANIFEST | {"model": {"graph_hash": ""}}))
             return printed_here(replan)
         finally:
             os.chdir(here)

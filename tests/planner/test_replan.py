@@ -117,8 +117,12 @@ def _checkpoint(run: str, name: str, **changes: Any) -> None:
     folder = Path(run, "checkpoints", name)
     folder.mkdir(parents=True)
     content = {"format": "pipeplan-checkpoint", "version": 2, "model": {"graph_hash": "sha256:abc"}}
-    content |= {"epoch": 0, "minibatch": 5, "minibatches": 9}
+    content |= {"epoch": 0, "minibatch": 5, "minibatches": 9, "files": {"__0_0.distcp": 3}}
+    (folder / "__0_0.distcp").write_text("abc")
     (folder / "manifest.json").write_text(json.dumps(content | changes))
+
+
+LAST = "epoch-0011-sample-00000024"
 
 
 def _three_levels() -> Cluster:
@@ -312,7 +316,7 @@ def test_a_server_less_is_a_cluster_with_fewer(run: Run) -> None:
 def test_launching_says_which_server_is_which(run: Run) -> None:
     _files(kind="cuda", inside=3)
     _solve(run)
-    _checkpoint("plan/runs/20260101T000000Z", "epoch-0001")
+    _checkpoint("plan/runs/20260101T000000Z", "epoch-0001-sample-00000040")
     done = run("replan", "--lost", "server0", "--lost", "server1.worker0")
     assert done.code == 0, done.err
     said = " ".join(done.out.split())
@@ -320,10 +324,9 @@ def test_launching_says_which_server_is_which(run: Run) -> None:
     assert "MASTER_ADDR and MASTER_PORT being those of server 0 (server 1 of before):" in said
     resume = "plan-replanned/launch.sh --resume-from plan/runs/20260101T000000Z"
     assert f"  NODE_RANK=0 CUDA_VISIBLE_DEVICES=1,2 {resume}\n  NODE_RANK=1 {resume}\n" in done.out
-    assert (
-        "Last checkpoint: plan/runs/20260101T000000Z/checkpoints/epoch-0001, after 5 of 9 minibatches of epoch 1."
-        in done.out
-    )
+    name = "epoch-0001-sample-00000040"
+    last = f"Last checkpoint: plan/runs/20260101T000000Z/checkpoints/{name}, after 5 of 9 minibatches of epoch 1."
+    assert last in done.out.splitlines()
     done = run("replan", "plan-replanned", "--lost", "server1", "--run", "plan/runs/20260101T000000Z")
     assert ", on server 0 of before:\n  plan-replanned-2/launch.sh --resume-from plan/runs/" in done.out
     assert run("replan", "plan-replanned-2", "--lost", "worker1", "--no-write").code == 0
@@ -338,15 +341,42 @@ def test_the_latest_complete_checkpoint_is_found(run: Run) -> None:
     assert _replan(run, "--lost", "server0", "--no-write")["checkpoint"] is None
     assert "No complete checkpoint in plan/runs" in run("replan", "--lost", "server0", "--no-write").out
     for epoch, minibatch in ((1, 9), (10, 3), (10, 2), (2, 8)):
-        _checkpoint("plan/runs/20260101T000000Z", f"epoch-{epoch}-{minibatch}", epoch=epoch, minibatch=minibatch)
-    Path("plan/runs/20260102T000000Z/checkpoints/epoch-0001").mkdir(parents=True)
+        name = f"epoch-{epoch + 1:04d}-sample-{minibatch * 8:08d}"
+        _checkpoint("plan/runs/20260101T000000Z", name, epoch=epoch, minibatch=minibatch)
+    Path("plan/runs/20260102T000000Z/checkpoints/epoch-0001-sample-00000040").mkdir(parents=True)
     found = _replan(run, "--lost", "server0", "--no-write")["checkpoint"]
     assert found["run"] == "plan/runs/20260101T000000Z"
-    assert (Path(found["folder"]).name, found["epoch"], found["minibatch"]) == ("epoch-10-3", 10, 3)
-    _checkpoint("elsewhere", "epoch-0003", epoch=3)
-    for named in ("elsewhere", "elsewhere/checkpoints/epoch-0003"):
-        found = _replan(run, "--lost", "server0", "--no-write", "--run", named)["checkpoint"]
-        assert (found["run"], found["epoch"]) == ("elsewhere", 3)
+    assert (found["folder"], found["epoch"], found["minibatch"]) == (f"{found['run']}/checkpoints/{LAST}", 10, 3)
+    _checkpoint("elsewhere", "epoch-0004-sample-00000040", epoch=3)
+    named = "elsewhere/checkpoints/epoch-0004-sample-00000040"
+    for number, path in enumerate(("elsewhere", named)):
+        report = _replan(run, "--lost", "server0", "--run", path, "-o", f"new-{number}")
+        assert (report["checkpoint"]["run"], report["checkpoint"]["epoch"]) == ("elsewhere", 3)
+        assert report["commands"][0]["arguments"] == [f"new-{number}/launch.sh", "--resume-from", path]
+
+
+def test_a_damaged_checkpoint_is_left_out(run: Run) -> None:
+    _files()
+    _solve(run)
+    _checkpoint("plan/runs/a", "epoch-0001-sample-00000040")
+    _checkpoint("plan/runs/b", "epoch-0001-sample-00000040", epoch=1)
+    _checkpoint("plan/runs/b", "epoch-0001-sample-00000080", files={"__0_0.distcp": 3, "__1_0.distcp": 3})
+    _checkpoint("plan/runs/b", "epoch-0001-sample-00000120")
+    Path("plan/runs/b/checkpoints/epoch-0001-sample-00000120/manifest.json").write_text('{"format": ')
+    done = run("replan", "--lost", "server0,server1")
+    assert done.code == 0
+    lines = done.out.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("Left out: "))
+    assert "epoch-0001-sample-00000120/manifest.json is not valid JSON" in lines[start]
+    assert "epoch-0001-sample-00000080/__1_0.distcp is missing" in lines[start + 1]
+    assert lines[start + 2].startswith("Last checkpoint: plan/runs/b/checkpoints/epoch-0001-sample-00000040,")
+    # The run's latest is not the one, so that it is named itself.
+    assert lines[start + 4].endswith("--resume-from plan/runs/b/checkpoints/epoch-0001-sample-00000040")
+    Path("plan/runs/b/checkpoints/epoch-0001-sample-00000040/__0_0.distcp").write_text("")
+    found = _replan(run, "--lost", "server0", "--no-write")["checkpoint"]
+    assert (found["run"], len(found["damaged"])) == ("plan/runs/a", 3)
+    said = _refused(run, "--lost", "server0", "-o", "other", "--run", "plan/runs/b")
+    assert "plan/runs/b has no complete checkpoint to go on from: " in said
 
 
 def _refused(run: Run, *arguments: str) -> str:
@@ -376,10 +406,8 @@ def test_what_cannot_be_is_refused_in_one_line(run: Run) -> None:
     assert "already holds a plan" in _refused(run, "--lost", "server0", "-o", "plan")
     assert "has no complete checkpoint" in _refused(run, "--lost", "server0", "--run", "nowhere")
     assert "needs a number of minibatches per update" in _refused(run, "--lost", "server0", "--schedule", "gpipe")
-    _checkpoint("plan/runs/a", "epoch-0001", model={"graph_hash": "sha256:other"})
+    _checkpoint("plan/runs/a", "epoch-0001-sample-00000040", model={"graph_hash": "sha256:other"})
     assert "is of another model" in _refused(run, "--lost", "server0")
-    Path("plan/runs/a/checkpoints/epoch-0001/manifest.json").write_text("{")
-    assert "is not valid JSON" in _refused(run, "--lost", "server0")
 
 
 def test_the_profile_has_to_be_the_plans(run: Run) -> None:
@@ -407,12 +435,12 @@ def test_a_damaged_plan_is_no_plan_to_begin_with(run: Run) -> None:
 def test_the_old_plan_is_replaced_where_asked_only(run: Run) -> None:
     _files()
     before = _solve(run)
-    _checkpoint("plan/runs/a", "epoch-0001")
+    _checkpoint("plan/runs/a", "epoch-0001-sample-00000040")
     report = _replan(run, "--lost", "server0", "-o", "plan", "--force")
     assert _plan("plan")["cluster"]["levels"][1]["count"] == 2
     assert report["before"]["config"] == before["plan"]["config"]
     assert report["checkpoint"]["run"] == "plan/runs/a"
-    assert Path("plan/runs/a/checkpoints/epoch-0001/manifest.json").exists()
+    assert Path("plan/runs/a/checkpoints/epoch-0001-sample-00000040/manifest.json").exists()
 
 
 def test_options_given_here_replace_those_of_the_plan(run: Run) -> None:

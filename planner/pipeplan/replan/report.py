@@ -75,7 +75,7 @@ class Report:
         """What starts the new plan, on every server; none where it was not written or has no model to run."""
         if self.folder is None or not self.outcome.problem.profile.model_ref:
             return []
-        resume = [] if self.checkpoint is None else ["--resume-from", str(self.checkpoint.run)]
+        resume = [] if self.checkpoint is None else ["--resume-from", str(self.checkpoint.resume_from)]
         script = str(self.folder / "launch.sh")
         # A shell looks for a name without a slash among its commands.
         arguments = (script if "/" in script else f"./{script}", *resume)

@@ -126,6 +126,8 @@ def _go_on(report: Report, console: Console) -> None:
         console.print(text, soft_wrap=True)
 
     commands, training = report.commands, not report.outcome.plan.inference
+    for text in report.checkpoint.damaged if report.checkpoint else ():
+        say(f"Left out: {one_line(text)}.")
     if report.checkpoint is not None:
         say(f"Last checkpoint: {one_line(report.checkpoint.folder)}, {report.checkpoint.text}.")
     elif training:
