@@ -2,10 +2,11 @@
 Approaching LAN Speeds, NSDI 2017).
 
 The replicas of a stage on one server add up their gradients exactly. Between servers only significant entries travel:
-those whose update, as plain gradient descent would make it, is more than a share v of the weight:
+those by which the optimiser would move the weight by more than a share v of it:
 
-    rate · |a| > v / √t · |w|        a: the server's part of the mean gradient, with what was held back before;
-                                     t: updates of the stage so far, this one included; as Gaia's threshold decreases
+    η · |a| > v / √t · |w|        a: the server's part of the mean gradient, with what was held back before;
+                                  η: the step, see `StepSizes`;
+                                  t: updates of the stage so far, this one included; as Gaia's threshold decreases
 
 The others are held back on their server and add up until they are. In Gaia a server applies its own updates at once
 and tells the others of significant ones only, so the servers' weights differ. Here every replica applies what has
@@ -18,13 +19,14 @@ Entries travel as index and value, or all of them in a plain sum where that is f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from pipeplan_launch.buckets import Bucket, Round
 from pipeplan_launch.config import LaunchPlan
@@ -65,18 +67,49 @@ class Servers:
         return self._own[0]
 
     @cached_property
-    def here(self) -> dist.ProcessGroup | None:
-        """The replicas on this server; None where this one is alone there. All of them must ask at the same time."""
-        return self._group(self._own) if len(self._own) > 1 else None
+    def _groups(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
+        # Made at the first update: setting up may fail in one worker while the others would wait for it here. A replica
+        # that is alone on its server makes a group of one, because torch names a group after the number of groups that
+        # a process has made before, and names must match (pytorch/pytorch issue 173608).
+        here = self._group(self._own)
+        return here, self._group(self.speaking) if self._rank == self.speaker else None
 
-    @cached_property
+    @property
+    def here(self) -> dist.ProcessGroup | None:
+        """The replicas on this server; None where this one is alone there. All replicas must ask at the same time."""
+        return self._groups[0] if len(self._own) > 1 else None
+
+    @property
     def speakers(self) -> dist.ProcessGroup | None:
-        """Those who speak; None in the others. All of them must ask at the same time."""
-        return self._group(self.speaking) if self._rank == self.speaker else None
+        """Those who speak for a server; None in the others. All replicas must ask at the same time."""
+        return self._groups[1]
 
     def _group(self, ranks: list[int]) -> Any:
-        # Not made when the worker is set up, which may fail in one of them while the others would wait for it.
         return dist.new_group(ranks, backend=dist.get_backend(self.everyone), use_local_synchronization=True)
+
+
+class StepSizes:
+    """How far an optimiser moves a weight for a gradient of 1, at its next update. Momentum counts as none.
+
+    Plain descent: the learning rate. An optimiser that divides by the root of the gradient's mean square v̂, as Adam
+    (Kingma and Ba, ICLR 2015), RMSprop and Adagrad do: rate / (√v̂ + ε) for every entry, from its state.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._groups = {id(one): group for group in optimizer.param_groups for one in group["params"]}
+
+    def __call__(self, parameter: nn.Parameter) -> Tensor | float | None:
+        """None where an optimiser that adapts itself has not made an update yet."""
+        group, state = self._groups[id(parameter)], self._optimizer.state.get(parameter, {})
+        rate = float(group.get("lr", 1.0))
+        kept = next((state[name] for name in ("exp_avg_sq", "square_avg", "sum") if name in state), None)
+        if kept is None:
+            return None if "betas" in group and not state else rate
+        if "exp_avg_sq" in state and "betas" in group and "step" in state:
+            kept = kept / (1.0 - group["betas"][1] ** float(state["step"]))
+        root: Tensor = kept.sqrt().add_(group.get("eps", 1e-8))
+        return rate / root
 
 
 class SignificanceFilter:
@@ -84,9 +117,9 @@ class SignificanceFilter:
 
     scale = 1.0
 
-    def __init__(self, servers: Servers, share: float, rates: Callable[[], Mapping[str, float]]) -> None:
-        """`share`: v, of the weight. `rates`: the learning rate of every parameter at this update."""
-        self._servers, self._share, self._rates = servers, share, rates
+    def __init__(self, servers: Servers, share: float, steps: Callable[[nn.Parameter], Tensor | float | None]) -> None:
+        """`share`: v, of the weight. `steps`: η of a parameter at this update; None: all of it is significant."""
+        self._servers, self._share, self._steps = servers, share, steps
         self._held: dict[int, Tensor] = {}
         """By bucket: what has not travelled, on the replica that speaks for its server."""
 
@@ -136,11 +169,14 @@ class SignificanceFilter:
 
     def _significant(self, bucket: Bucket, of: Round) -> Tensor:
         """Which entries of a bucket are."""
-        threshold, rates = self._share / math.sqrt(of.number + 1), self._rates()
-        masks = []
+        threshold, masks = self._share / math.sqrt(of.number + 1), []
         for name, view in bucket.views.items():
-            weight = bucket.parameters[name].data
-            masks.append(((rates.get(name, 1.0) * view).abs() > threshold * weight.abs()).flatten())
+            parameter = bucket.parameters[name]
+            step = self._steps(parameter)
+            if step is None:
+                masks.append(torch.ones(view.numel(), dtype=torch.bool, device=view.device))
+            else:
+                masks.append(((view * step).abs() > threshold * parameter.data.abs()).flatten())
         return torch.cat(masks)
 
     def _counts(self, own: int, device: torch.device) -> list[int]:

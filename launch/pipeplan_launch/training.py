@@ -103,7 +103,7 @@ class TrainingEngine(Engine):
         self._clipping = clipping.of(place, flush)
         self._versions = WeightVersions(parameters)
         self._reducer = GradientReducer(
-            self.trained, group, exchange_for(averaging, place, group, self.trained, self.optimizer)
+            self.trained, group, exchange_for(averaging, place, group, self.optimizer)
         )
         self._group = group
         self._begun = 0
