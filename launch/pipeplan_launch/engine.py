@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from pipeplan_launch.batches import Batches
 from pipeplan_launch.config import LaunchPlan
@@ -276,13 +277,6 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Apply `change` to the tensors in nested tuples, lists and dicts; other values stay."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: map_tensors(inner, change) for key, inner in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(inner, change) for inner in value))
-    if isinstance(value, list | tuple):
-        return type(value)(map_tensors(inner, change) for inner in value)
-    return value
+    """Apply `change` to the tensors in nested tuples, lists, dicts and what torch's pytree knows besides, such as a
+    registered dataclass; other values stay."""
+    return tree_map_only(Tensor, change, value)

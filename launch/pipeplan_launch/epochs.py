@@ -103,7 +103,7 @@ class EpochLoop:
         if last or number % self._options.checkpoint_every == 0:
             self._save()
         due = last or number % self._options.evaluate_every == 0
-        score, stop = self._evaluate() if due else (Score(), False)
+        score, stop = self._evaluate() if due else (self._no_score(), False)
         if score is None:
             return True
         result = self._result(score)
@@ -123,21 +123,26 @@ class EpochLoop:
         """(what this worker counted, whether to stop now); no score where that came before the end."""
         stage = self._stage
         if stage.test_sizes is None:
-            return Score(), False
+            return self._no_score(), False
         data: Any = stage.data.test if stage.data.test is not None else stage.data.train
         batches = Batches(data, stage.test_sizes, self._start.seed, self._at.epoch, stage.data)
         segment = Segment(self._at.epoch, batches)
         ran, stop = self._run(stage.forward, segment)
         return (stage.forward.score if ran == segment.count else None), stop
 
+    def _no_score(self) -> Score:
+        return Score.empty(self._stage.place.job)
+
     def _result(self, score: Score) -> EpochResult:
-        correct, samples, judged, loss = processes.sum_over(score.as_list(), self._groups.active)
+        total = score.of_all(processes.sum_over(score.as_list(), self._groups.active))
+        has_loss = self._stage.place.job.loss is not None and total.samples
         return EpochResult(
             epoch=self._at.epoch + 1,
             loss=self._history.loss,
-            test_correct=correct,
-            test_judged=judged,
-            test_loss=loss / samples if samples and self._stage.place.job.loss is not None else None,
+            test_correct=total.correct,
+            test_judged=total.judged,
+            test_loss=total.loss_sum / total.samples if has_loss else None,
+            test_metrics=total.metrics,
         )
 
     def _run(self, engine: Engine, segment: Segment) -> tuple[int, bool]:

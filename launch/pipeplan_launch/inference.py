@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from pipeplan_launch.engine import Engine, Place, Segment, map_tensors
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job import Job
 from pipeplan_launch.metrics import Lap, Recorder
 from pipeplan_launch.precision import autocast
 from pipeplan_launch.schedule import SCHEDULES, Kind
@@ -28,10 +30,26 @@ class Score:
     """Samples whose output could be right or wrong: those that a metric was there for."""
     loss_sum: float = 0.0
     """Over the samples, where the job has a loss."""
+    sums: dict[str, float] = field(default_factory=dict)
+    """Of the job's other metrics, over the samples."""
+
+    @staticmethod
+    def empty(job: Job) -> Score:
+        """Before anything is counted."""
+        return Score(sums=dict.fromkeys(job.metrics, 0.0))
 
     def as_list(self) -> list[float]:
         """For a reduce."""
-        return [self.correct, self.samples, self.judged, self.loss_sum]
+        return [self.correct, self.samples, self.judged, self.loss_sum, *self.sums.values()]
+
+    def of_all(self, reduced: Sequence[float]) -> Score:
+        """From the sum over all workers of what `as_list` gives."""
+        return Score(*reduced[:4], sums=dict(zip(self.sums, reduced[4:], strict=True)))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The job's other metrics: means over the samples."""
+        return {name: total / self.samples for name, total in self.sums.items()} if self.samples else {}
 
     @property
     def accuracy(self) -> float | None:
@@ -44,11 +62,11 @@ class ForwardEngine(Engine):
 
     def __init__(self, place: Place, transport: Transport, recorder: Recorder) -> None:
         super().__init__(place, SCHEDULES["forward-only"], transport, recorder, {Kind.FORWARD: self._forward})
-        self.score = Score()
+        self.score = Score.empty(place.job)
 
     def run(self, segment: Segment) -> int:
         """Run a segment; `score` then holds what this worker counted."""
-        self.score = Score()
+        self.score = Score.empty(self.place.job)
         self.place.program.eval()
         try:
             with torch.no_grad():
@@ -88,6 +106,9 @@ class ForwardEngine(Engine):
             if correct is not None:
                 self.score.correct += _number(correct)
                 self.score.judged += real
+        for name, metric in job.metrics.items():
+            with self.calling(f"the job's metric {name!r}", index):
+                self.score.sums[name] += _mean(name, metric(output, target)) * real
         if job.loss is not None:
             with self.calling("the job's loss", index), autocast(job.autocast, self.place.device):
                 self.score.loss_sum += float(job.loss(output, target)) * real
@@ -100,6 +121,14 @@ def _number(correct: object) -> float:
             f"{tuple(correct.shape)}: sum them"
         )
     return float(correct)  # type: ignore[arg-type]
+
+
+def _mean(name: str, value: object) -> float:
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise LaunchError(
+            f"the job's metric {name!r} must return one number, the mean over the minibatch, not {tuple(value.shape)}"
+        )
+    return float(value)  # type: ignore[arg-type]
 
 
 def _first(tensor: Tensor, real: int, run: int) -> Tensor:

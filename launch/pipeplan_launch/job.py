@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -93,6 +93,8 @@ class Job:
     """metric(output, target): how many samples of the minibatch are right; by default by argmax for class ids."""
     autocast: torch.dtype | None = None
     """`torch.bfloat16` to run the model and the loss under torch's autocast; parameters stay as they are."""
+    metrics: Mapping[str, Callable[[Any, Any], Tensor | float]] = field(default_factory=dict)
+    """Others, by name: metric(output, target) is a mean over the minibatch, to be averaged over the test samples."""
     name: str = ""
     minibatch: int = 32
     """Samples in a minibatch, unless the command line says otherwise."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeplan_launch.metrics import Recorder, Step
@@ -31,11 +31,14 @@ class EpochResult:
     test_correct: float
     test_judged: float
     test_loss: float | None
+    test_metrics: dict[str, float] = field(default_factory=dict)
+    """The job's `metrics`, by name; none where the epoch was not evaluated."""
 
     def as_json(self) -> dict[str, Any]:
         """For summary.json and the metrics."""
         accuracy = self.test_correct / self.test_judged if self.test_judged else None
-        return {"epoch": self.epoch, "loss": self.loss, "test_accuracy": accuracy, "test_loss": self.test_loss}
+        known = {"epoch": self.epoch, "loss": self.loss, "test_accuracy": accuracy, "test_loss": self.test_loss}
+        return known | ({"test_metrics": self.test_metrics} if self.test_metrics else {})
 
     def line(self, epochs: int, pace_s: float | None) -> str:
         """For the terminal."""
@@ -44,6 +47,7 @@ class EpochResult:
             parts.append(f"loss {self.loss:.4f}")
         if self.test_judged:
             parts.append(f"test {accuracy_text(self.test_correct, self.test_judged)}")
+        parts += [f"{name} {value:.4g}" for name, value in self.test_metrics.items()]
         if pace_s:
             parts.append(f"{1 / pace_s:.1f} minibatches/s")
         return "  ".join(parts)

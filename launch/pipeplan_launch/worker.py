@@ -173,7 +173,7 @@ class Runner:
             processes.wait_for(self._groups.active)
             begun = time.perf_counter()
             score = self._infer_once(number)
-            total = Score(*processes.sum_over(score.as_list(), self._groups.active))
+            total = score.of_all(processes.sum_over(score.as_list(), self._groups.active))
             taken = time.perf_counter() - begun
             self._recorder.end_epoch()
             if self._speaks:
@@ -185,7 +185,7 @@ class Runner:
             "correct": total.correct,
             "samples": total.samples,
             "samples_per_s": rate,
-        }
+        } | ({"metrics": total.metrics} if total.metrics else {})
 
     def _infer_once(self, number: int) -> Score:
         stage = self._stage

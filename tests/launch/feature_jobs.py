@@ -52,7 +52,7 @@ def loss(output: Found, target: Tensor) -> Tensor:
 
 
 def right(output: Found, target: Tensor) -> Tensor:
-    return ((output.scores.argmax(dim=1) == target) & (output.sure | ~output.sure)).sum()
+    return (output.scores.argmax(dim=1) == target).sum()
 
 
 def data() -> Data:
@@ -64,6 +64,15 @@ def data() -> Data:
     return Data(TensorDataset(inputs[:SAMPLES], targets[:SAMPLES]), TensorDataset(inputs[SAMPLES:], targets[SAMPLES:]))
 
 
+def share_sure(output: Found, target: Tensor) -> Tensor:
+    return output.sure.float().mean()
+
+
+def margin(output: Found, target: Tensor) -> float:
+    best = output.scores.float().topk(2, dim=1).values
+    return (best[:, 0] - best[:, 1]).mean().item()
+
+
 def with_momentum(parameters: list[nn.Parameter]) -> SGD:
     return SGD(parameters, lr=0.1, momentum=0.9)
 
@@ -73,7 +82,16 @@ def plain(parameters: list[nn.Parameter]) -> SGD:
 
 
 def everything(**more: Any) -> Job:
-    return Job(Everything(), loss=loss, data=data, optimizer=with_momentum, metric=right, minibatch=MINIBATCH, **more)
+    return Job(
+        Everything(),
+        loss=loss,
+        data=data,
+        optimizer=with_momentum,
+        metric=right,
+        metrics={"sure": share_sure, "margin": margin},
+        minibatch=MINIBATCH,
+        **more,
+    )
 
 
 def half() -> Job:

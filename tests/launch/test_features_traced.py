@@ -26,8 +26,8 @@ def orders(epochs: int) -> list[Tensor]:
     ]
 
 
-def in_one_process(name: str, epochs: int) -> tuple[dict[str, Tensor], float, float]:
-    """(state, test loss, right answers) after an ordinary training loop."""
+def in_one_process(name: str, epochs: int) -> tuple[dict[str, Tensor], float, float, dict[str, float]]:
+    """(state, test loss, right answers, other metrics) after an ordinary training loop."""
     job = load_job(reference(name), 0)
     model, data = job.model.train(), job.datasets
     optimizer = job.make_optimizer([one for one in model.parameters() if one.requires_grad])
@@ -39,7 +39,7 @@ def in_one_process(name: str, epochs: int) -> tuple[dict[str, Tensor], float, fl
                 loss = job.loss(model(inputs), target)
             loss.backward()
             optimizer.step()
-    total = correct = 0.0
+    total, correct, others = 0.0, 0.0, dict.fromkeys(job.metrics, 0.0)
     with torch.no_grad():
         for start in range(0, SAMPLES, MINIBATCH):
             inputs, target = data.test[start : start + MINIBATCH]
@@ -47,7 +47,9 @@ def in_one_process(name: str, epochs: int) -> tuple[dict[str, Tensor], float, fl
                 output = model.eval()(inputs)
                 total += float(job.loss(output, target)) * len(target)
             correct += float(job.metric(output, target))
-    return model.state_dict(), total / SAMPLES, correct
+            for name, metric in job.metrics.items():
+                others[name] += float(metric(output, target)) * len(target) / SAMPLES
+    return model.state_dict(), total / SAMPLES, correct, others
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_everything_crosses(
     folder = run(
         tmp_path, name, stages, replicas, "--epochs", "2", schedule="1f1b-flush", accumulate=1, recompute=flags
     )
-    expected, test_loss, correct = in_one_process(name, epochs=2)
+    expected, test_loss, correct, others = in_one_process(name, epochs=2)
     ours = trained(folder)
     assert ours.keys() == expected.keys()
     assert all(value.dtype == torch.float32 for value in ours.values())
@@ -76,6 +78,8 @@ def test_everything_crosses(
     last = json.loads((folder / "summary.json").read_text())["epochs"][-1]
     assert last["test_loss"] == pytest.approx(test_loss, rel=1e-6)
     assert last["test_accuracy"] == correct / SAMPLES
+    assert last["test_metrics"] == pytest.approx(others, rel=1e-5)
+    assert 0 < others["sure"] < 1
 
 
 def test_what_crosses_those_cuts() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections import namedtuple
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
 from pipeplan_launch import Data, Job, StageInfo
+from pipeplan_launch.engine import map_tensors
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job import collate
 
@@ -133,3 +137,24 @@ def test_rates_are_scaled_to_the_effective_batch(rule, factor: float) -> None:
 def test_settings_that_make_no_sense(more, says: str) -> None:
     with pytest.raises(LaunchError, match=re.escape(says)):
         job(**more)
+
+
+Named = namedtuple("Named", "scores more")
+
+
+@dataclass
+class Registered:
+    scores: torch.Tensor
+    more: list[torch.Tensor]
+
+
+torch.export.register_dataclass(Registered, serialized_type_name="test_job.Registered")
+
+
+def test_tensors_of_any_output_are_found() -> None:
+    one = torch.ones(2)
+    for output in (Named(one, [one]), Registered(one, [one]), {"scores": one, "more": (one, None, 3)}, [one, (one,)]):
+        doubled = map_tensors(output, lambda tensor: tensor * 2)
+        assert type(doubled) is type(output)
+        leaves = [leaf for leaf in tree_leaves(doubled) if isinstance(leaf, torch.Tensor)]
+        assert [leaf.tolist() for leaf in leaves] == [[2.0, 2.0]] * 2
