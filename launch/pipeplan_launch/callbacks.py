@@ -45,7 +45,7 @@ class MinibatchInfo:
     loss: float
     """With the weights that the minibatch used; not finite where training has failed."""
     learning_rate: float | None
-    """Of the last stage's first parameter group; None where nothing of that stage is trained."""
+    """Of the last stage's first parameter group, now; None where nothing of that stage is trained."""
     minibatches_per_s: float | None
     """Pace of the whole pipeline over the last 50 minibatches; None before there are two."""
 
