@@ -39,7 +39,16 @@ def complete(run: Path) -> list[Path]:
 def latest(run: Path) -> Manifest | None:
     """The last complete checkpoint of a run folder, None if there is none. Raises `LaunchError` if it is damaged."""
     found = complete(run)
-    return read_manifest(found[-1]) if found else None
+    if not found:
+        for path in (run / "checkpoints").glob(f"epoch-*/{NAME}"):
+            read_manifest(path.parent)  # says that an older pipeplan wrote it
+        return None
+    try:
+        return read_manifest(found[-1])
+    except LaunchError as error:
+        if len(found) == 1:
+            raise
+        raise LaunchError(f"{error}; the checkpoint before is {found[-2]}, for --resume-from") from error
 
 
 def at(path: Path) -> Manifest:

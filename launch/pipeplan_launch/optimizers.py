@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from pipeplan_launch import plain
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.usercode import user_code
 
 Loader = Callable[[Iterable[str]], dict[str, Tensor]]
 """Loads saved tensors by name."""
@@ -95,9 +96,10 @@ def load_optimizer(
         settings |= _settings(names, group_of, _kind(optimizer), tensors, where, own)
         groups.append({**settings, "params": [numbers[name] for name in names]})
     decoded = {name: _decode(values, tensors, where) for name, values in state.items()}
-    optimizer.load_state_dict(
-        {"state": {numbers[name]: values for name, values in decoded.items()}, "param_groups": groups}
-    )
+    with user_code("the job's optimizer, which takes its saved state,"):
+        optimizer.load_state_dict(
+            {"state": {numbers[name]: values for name, values in decoded.items()}, "param_groups": groups}
+        )
     _keep_dtypes(optimizer, parameters, decoded)
 
 

@@ -116,10 +116,10 @@ def empty(saved: SavedTensor) -> Tensor:
 
 
 def dtype_of(saved: SavedTensor) -> torch.dtype:
-    """Its dtype. Raises `LaunchError` for one that torch does not know."""
+    """Its dtype. Raises `LaunchError` for one that no parameter can have."""
     dtype = getattr(torch, saved.dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        raise LaunchError(f"torch has no dtype {saved.dtype!r}, which a tensor of the checkpoint is said to be of")
+    if not isinstance(dtype, torch.dtype) or saved.dtype.startswith("q"):  # quantised tensors are never written
+        raise LaunchError(f"there is no dtype {saved.dtype!r}, which a tensor of the checkpoint is said to be of")
     return dtype
 
 

@@ -186,6 +186,13 @@ def test_a_damaged_manifest_is_one_line(tmp_path: Path) -> None:
         latest(tmp_path)
 
 
+def test_the_one_before_is_named(tmp_path: Path) -> None:
+    before = save(tmp_path, tensors(), Position(0, 1, 10))
+    (save(tmp_path, tensors(), Position(0, 2, 10)) / "manifest.json").write_text("")
+    with pytest.raises(LaunchError, match=f"cannot be read: .*; the checkpoint before is {before}, for --resume-from"):
+        latest(tmp_path)
+
+
 def test_files_that_were_exchanged_are_noticed(tmp_path: Path) -> None:
     """Of the same size and the same tensors, by name."""
     one = save(tmp_path, tensors(1.0), Position(0, 1, 10))
@@ -251,7 +258,8 @@ def test_a_manifest_that_calls_a_tensor_what_it_is_not(tmp_path: Path) -> None:
     path = save(tmp_path, tensors()) / "manifest.json"
     content = json.loads(path.read_text())
     for change, message in (
-        ({"dtype": "load"}, "torch has no dtype 'load'"),
+        ({"dtype": "load"}, "there is no dtype 'load'"),
+        ({"dtype": "quint8"}, "there is no dtype 'quint8'"),
         ({"dtype": "float64"}, "does not hold what was written|mismatch|reading"),
         ({"shape": [10**9, 10**9]}, "does not fit into the file"),
         ({"shape": [3, 300]}, "reading .* failed|does not hold"),
@@ -277,6 +285,11 @@ def test_other_versions_are_refused(tmp_path: Path, version: int, message: str) 
     path.write_text(json.dumps({"format": "pipeplan-checkpoint", "version": version}))
     with pytest.raises(LaunchError, match=message):
         read_manifest(path.parent)
+    old = tmp_path / "checkpoints" / "epoch-0001"
+    path.parent.rename(old)
+    with pytest.raises(LaunchError, match=message):
+        checkpoint.latest(tmp_path)
+    path = old / "manifest.json"
     path.write_text(json.dumps({"format": "something"}))
     with pytest.raises(LaunchError, match="is not the manifest of a checkpoint"):
         read_manifest(path.parent)

@@ -232,6 +232,18 @@ def test_damaged_settings_are_one_line(tmp_path: Path) -> None:
             optimizers.load_optimizer(MAKE["adamw"](theirs.values()), theirs, changed, load, "there")
 
 
+class Picky(SGD):
+    def load_state_dict(self, state_dict: Any) -> None:
+        raise KeyError(f"no {len(state_dict['state'])}")
+
+
+def test_an_optimiser_that_does_not_take_its_state_is_one_line(tmp_path: Path) -> None:
+    ours = weights("a")
+    saved, load = through_disk(tmp_path, [(Picky(ours.values(), lr=0.1), ours)])
+    with pytest.raises(LaunchError, match="the job's optimizer, which takes its saved state, failed: KeyError: 'no 0'"):
+        optimizers.load_optimizer(Picky(ours.values(), lr=0.1), ours, saved, load, "there")
+
+
 VALUES: list[Any] = [None, True, 0, -1.5, float("-inf"), "x", (1, (2, [3])), [], (), {"a": {"b": (None,)}}]
 
 

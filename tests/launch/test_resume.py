@@ -257,6 +257,7 @@ def test_a_run_becomes_a_state_dict(tmp_path: Path, whole: Path) -> None:
     expected = model_of(manifest)
     assert list(content) == [name for state in (*initial(), *initial_buffers()) for name in state]
     assert content.keys() == expected.keys()
+    assert {one.file for one in manifest.tensors.values()} == {f"__{rank}_0.distcp" for rank in range(3)}
     assert all(torch.equal(value, expected[name]) for name, value in content.items())
 
 
