@@ -75,7 +75,8 @@ def _as_it_is(batch: Batch | _Failed) -> Batch | _Failed:
 
 
 def _begin(_number: int) -> None:
-    """In a new process: no signal handlers of the worker's, and no life after it."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """In a new process: signals that ask a whole launch to stop are the worker's to answer, which still reads on; and
+    there is no life after it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()

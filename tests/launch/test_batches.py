@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
+import signal
+import time
 from typing import Any
 
 import pytest
@@ -148,3 +151,21 @@ def test_the_users_own_collate(processes: int) -> None:
 def test_a_number_of_processes_that_makes_no_sense(processes: Any) -> None:
     with pytest.raises(LaunchError, match="must be a whole number"):
         Data(Numbers(), processes=processes)
+
+
+class Slow(Numbers):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, float]:
+        time.sleep(0.05)
+        return super().__getitem__(index)
+
+
+def test_a_request_to_stop_does_not_end_what_is_read() -> None:
+    """A launcher sends it to every process that there is; the worker then still drains."""
+    data = Data(Slow(), processes=2)
+    batches = Batches(data.train, sizes_of(data.train, 1, dynamic=True, training=False), 0, 0, data)
+    with batches.ahead(range(8)):
+        batches.load(0)
+        for reader in multiprocessing.active_children():
+            for request in (signal.SIGTERM, signal.SIGINT):
+                os.kill(reader.pid, request)
+        assert [int(batches.load(minibatch).inputs[0][0, 0]) for minibatch in range(1, 8)] == list(range(1, 8))
