@@ -17,6 +17,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeplan_launch import children, restarts
@@ -37,14 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run torchrun with these arguments; returns the exit status."""
     os.environ.setdefault("LOGLEVEL", "CRITICAL")  # read by torchrun's loggers when they are made
     try:
-        with restarts.remembering():
-            return _launch(list(sys.argv[1:] if arguments is None else arguments))
+        with restarts.remembering() as folder:
+            return _launch(list(sys.argv[1:] if arguments is None else arguments), folder)
     except LaunchError as error:
         _say(f"error: {error}")
         return SAID
 
 
-def _launch(arguments: list[str]) -> int:
+def _launch(arguments: list[str], folder: Path) -> int:
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -57,7 +58,7 @@ def _launch(arguments: list[str]) -> int:
     oversight.begin(given.timeout if given else None)
     watch_signals(_pass_on)
     try:
-        torchrun([*_own_options(given), *arguments])
+        torchrun([*_own_options(given, folder), *arguments])
     except ChildFailedError as error:
         return _end_of_failure(_report(error))
     except oversight.NoMore:
@@ -80,11 +81,11 @@ def _workers_options(arguments: Sequence[str]) -> Namespace | None:
     return parser(prog="launch.sh").parse_args(arguments[arguments.index("pipeplan_launch") + 1 :])
 
 
-def _own_options(given: Namespace | None) -> list[str]:
-    """Options of torchrun."""
+def _own_options(given: Namespace | None, folder: Path) -> list[str]:
+    """Options of torchrun, which would leave its own folder behind."""
     from torch.distributed.launcher.api import LaunchConfig
 
-    options = [f"--max-restarts={given.restarts if given else 0}"]
+    options = [f"--max-restarts={given.restarts if given else 0}", f"--log-dir={folder}"]
     if hasattr(LaunchConfig, "signals_to_handle"):
         options.append("--signals-to-handle=SIGHUP,SIGQUIT")  # the others are ours
     return options

@@ -32,7 +32,7 @@ class Launch:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env=clean | environment,
+            env=clean | {"TMPDIR": str(run.parent)} | environment,
         )
         self._seen: dict[int, int] = {}
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,15 +57,15 @@ def test_the_first_to_fail_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "worker 2 was ended by SIGKILL" in capsys.readouterr().err
 
 
-def test_restarts_are_those_of_the_workers_options() -> None:
+def test_restarts_are_those_of_the_workers_options(tmp_path: Path) -> None:
     command = ["--standalone", "-m", "pipeplan_launch", "plan", "--epochs", "2"]
     given = _workers_options(command)
     assert given is not None
-    assert "--max-restarts=3" in _own_options(given)
+    assert "--max-restarts=3" in _own_options(given, tmp_path)
     given = _workers_options([*command, "--restarts=0"])
-    assert "--max-restarts=0" in _own_options(given)
+    assert "--max-restarts=0" in _own_options(given, tmp_path)
     assert _workers_options(["--standalone", "else.py", "--restarts", "7"]) is None
-    assert "--max-restarts=0" in _own_options(None)
+    assert "--max-restarts=0" in _own_options(None, tmp_path)
 
 
 @pytest.fixture
