@@ -44,7 +44,8 @@ class Score:
 
     def of_all(self, reduced: Sequence[float]) -> Score:
         """From the sum over all workers of what `as_list` gives."""
-        return Score(*reduced[:4], sums=dict(zip(self.sums, reduced[4:], strict=True)))
+        correct, samples, judged, loss_sum, *others = reduced
+        return Score(correct, samples, judged, loss_sum, dict(zip(self.sums, others, strict=True)))
 
     @property
     def metrics(self) -> dict[str, float]:
