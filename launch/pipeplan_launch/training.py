@@ -9,28 +9,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from pipeplan_launch import clipping
 from pipeplan_launch.averaging import EXACT, Averaging
 from pipeplan_launch.buckets import Round
 from pipeplan_launch.engine import Engine, Place, Segment, map_tensors
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.exchanges import exchange_for
-from pipeplan_launch.job import StageInfo
+from pipeplan_launch.learner import Learner
 from pipeplan_launch.metrics import Lap, Recorder
 from pipeplan_launch.precision import autocast
 from pipeplan_launch.program import CutTensor
-from pipeplan_launch.rates import Rates
 from pipeplan_launch.recompute import Conditions, awaits_gradient, keeping_nothing, unchanged_random_numbers
 from pipeplan_launch.reduce import GradientReducer
 from pipeplan_launch.running_statistics import average_buffers
 from pipeplan_launch.schedule import Kind, group_count, group_members, own_members, replica_of
 from pipeplan_launch.seeds import seed_forward
-from pipeplan_launch.stash import WeightVersions
 from pipeplan_launch.transport import Direction, Transport, explained
-from pipeplan_launch.usercode import user_code
 
 
 @dataclass(frozen=True)
@@ -90,29 +85,16 @@ class TrainingEngine(Engine):
         super().__init__(place, place.plan.schedule, transport, recorder, handlers)
         if place.is_last and place.job.loss is None:
             raise LaunchError(f"{place.plan.model_ref!r} has no loss to train with: return Job(model, loss=...)")
-        parameters = place.program.parameters_by_name()
-        self.trained: dict[str, nn.Parameter] = _trainable(parameters)
+        self._learner = Learner(place, flush)
+        self.trained, self.optimizer, self.rates = self._learner.trained, self._learner.optimizer, self._learner.rates
         self._group_size = self.schedule.group_size(place.plan.shapes[place.stage])
-        self.optimizer: Optimizer | None = None
-        self.rates: Rates | None = None
-        if self.trained:
-            info = self._stage_info()
-            with user_code("the job's optimizer"):
-                self.optimizer = place.job.make_optimizer(list(self.trained.values()), info)
-            self.rates = Rates(place.job, self.optimizer, info)
-        self._clipping = clipping.of(place, flush)
-        self._versions = WeightVersions(parameters)
-        self._reducer = GradientReducer(
-            self.trained, group, exchange_for(averaging, place, group, self.optimizer)
-        )
+        self._versions = self._learner.versions
+        exchange = exchange_for(averaging, place, group, self.optimizer)
+        self._reducer = GradientReducer(self.trained, group, exchange)
         self._group = group
         self._begun = 0
         """Updates made before the segment."""
         self._in_flight: dict[int, _InFlight] = {}
-        self._spent: Mapping[str, Tensor] = {}
-        """The gradients of the last update. The next backward makes others of their sizes: until then, nothing else is
-        to cut up that memory.
-        """
         self._latest: dict[int, int] = {}
         """By replica of the stage before: the latest minibatch that came from it."""
         self._leaving: list[int] = []
@@ -224,7 +206,6 @@ class TrainingEngine(Engine):
             roots = [out for out, cut in zip(outputs, place.program.sends, strict=True) if cut.requires_grad]
             self.settle_activations(index)
         step.wait_s += lap()
-        self._spent = {}
         pairs = [(root, gradient) for root, gradient in zip(roots, gradients, strict=True) if root.requires_grad]
         if pairs:
             with self._handing_over(index), self.calling("the model's backward", index):
@@ -279,20 +260,10 @@ class TrainingEngine(Engine):
         with self._with_replicas(f"gradients of group {group}"):
             averaged = self._reducer.finish()
         synchronised = lap()
-        if self._clipping is not None:
-            with explained(f"stage {self.place.stage} (rank {self.place.rank}) could not learn the gradients' norm"):
-                self._clipping.clip(averaged.values())
-        changed = []
-        for name, gradient in averaged.items():
-            parameter = self.trained[name]
-            parameter.grad = gradient
-            changed.append(parameter)
+        with explained(f"stage {self.place.stage} (rank {self.place.rank}) could not learn the gradients' norm"):
+            self._learner.clip(averaged)
         with self.calling("the optimizer's step", own[-1] if own else group * self._group_size):
-            # Also where nothing is trained: minibatches ask for their weights by the number of updates.
-            self._versions.update(changed, self.optimizer.step if self.optimizer is not None else _nothing)
-        for parameter in changed:
-            parameter.grad = None
-        self._spent = averaged
+            self._learner.step(averaged)
         if own:
             step = self.step_of(own[-1])
             step.sync_s += synchronised
@@ -313,18 +284,6 @@ class TrainingEngine(Engine):
         sizes = self.segment.batches.sizes
         return sizes.real(self.segment.number(index)) / sizes.minibatch
 
-    def _stage_info(self) -> StageInfo:
-        place = self.place
-        return StageInfo(
-            stage=place.stage,
-            stages=len(place.plan.pipeline),
-            replicas=place.replicas,
-            minibatch=place.plan.minibatch,
-            minibatches_per_update=self._group_size,
-            schedule=self.schedule.name,
-            named_parameters=tuple(self.trained.items()),
-        )
-
     def _own_of(self, group: int) -> range:
         """This replica's minibatches of a group; none in a short last group that has none for it."""
         return own_members(group, self._group_size, self.place.replica, self.place.replicas, self.count)
@@ -333,21 +292,6 @@ class TrainingEngine(Engine):
         place = self.place
         others = [worker for worker in place.plan.pipeline[place.stage].workers if worker != place.rank]
         return explained(f"stage {place.stage} (rank {place.rank}) could not average the {what} with ranks {others}")
-
-
-def _nothing() -> None:
-    """An update of a stage whose parameters are all frozen, or that has none."""
-
-
-def _trainable(parameters: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
-    """The parameters that training changes, a tied one under its first name only."""
-    seen: set[int] = set()
-    result: dict[str, nn.Parameter] = {}
-    for name, parameter in parameters.items():
-        if isinstance(parameter, nn.Parameter) and parameter.requires_grad and id(parameter) not in seen:
-            seen.add(id(parameter))
-            result[name] = parameter
-    return result
 
 
 def _differentiable(tensors: Sequence[CutTensor]) -> list[CutTensor]:
