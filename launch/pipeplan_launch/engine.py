@@ -24,7 +24,8 @@ from pipeplan_launch.job import Batch, Job
 from pipeplan_launch.metrics import Recorder, Step
 from pipeplan_launch.program import CutTensor, Program
 from pipeplan_launch.schedule import Action, Kind, Schedule, own_minibatches
-from pipeplan_launch.transport import Direction, Transport, Wire
+from pipeplan_launch.slots import Wire
+from pipeplan_launch.transport import Direction, Transport
 from pipeplan_launch.usercode import user_code
 
 Handler = Callable[[int], None]
