@@ -15,7 +15,7 @@ from pipeplan_launch.layers import LOSS
 from pipeplan_launch.naming import Naming, naming_of
 from pipeplan_launch.precision import autocast
 from pipeplan_launch.segment import cut
-from pipeplan_launch.trace import TensorSpec, TracedModel
+from pipeplan_launch.trace import TensorSpec, TracedModel, size_at
 
 
 def stage_program(
@@ -100,6 +100,9 @@ class StageProgram(nn.Module):
         self._hold(traced, device)
         self.naming = naming_of(traced, keep_unread=stage == 0)
         self._evaluation_problem = traced.evaluation_problem
+        self._input_dimensions = {index: traced.input_dimensions(index) for index in self.model_inputs}
+        self._seen_shapes: set[tuple[int, int, torch.Size]] = set()
+        """(input, samples, shape) of inputs that are as they were traced."""
         self._autocast, self._device = traced.autocast, torch.device("cpu") if device is None else device
 
     def _hold(self, traced: TracedModel, device: torch.device | None) -> None:
@@ -153,6 +156,7 @@ class StageProgram(nn.Module):
         `received` follows `receives`, `inputs` follows `model_inputs`, and `batch` is the number of samples. Returns
         the tuple of tensors of `sends`; at the last stage the model's own output. Buffers are updated in place.
         """
+        self._check(inputs, batch)
         segment = self._train if self.training else self._eval
         state = [self._state(name, parameters) for name in segment.state]
         data = [inputs[self.model_inputs.index(index)] for index in segment.inputs]
@@ -166,6 +170,21 @@ class StageProgram(nn.Module):
             # A GPU's autocast keeps more in float32 than the CPU's, which the wires were traced under.
             return tuple(one.to(spec.dtype) for one, spec in zip(made, self.sends, strict=True))
 
+    def _check(self, inputs: Sequence[Tensor], batch: int) -> None:
+        """Raises `LaunchError` for an input of another shape than the one that the stages agree on."""
+        for index, tensor in zip(self.model_inputs, inputs, strict=True):
+            key = index, batch, tensor.shape
+            if key in self._seen_shapes:
+                continue
+            expected = tuple(size_at(dimension, batch) for dimension in self._input_dimensions[index])
+            if tuple(tensor.shape) != expected:
+                raise LaunchError(
+                    f"input {index} of the model is {_written(tensor.shape)} for {batch} samples, and was "
+                    f"{_written(expected)} where the model was traced: only the number of samples may differ between "
+                    "minibatches"
+                )
+            self._seen_shapes.add(key)
+
     def forward(self, received: Sequence[Tensor], inputs: Sequence[Tensor], batch: int) -> Any:
         """`call` with the stage's own parameters."""
         return self.call(self.parameters_by_name(), received, inputs, batch)
@@ -175,6 +194,10 @@ class StageProgram(nn.Module):
         if found is None:
             found = self._buffers.get(name)
         return self._constants[name] if found is None else found
+
+
+def _written(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape)) or "a single number"
 
 
 def _crossing(traced: TracedModel, stage_of: Mapping[str, int], stage: int) -> tuple[TensorSpec, ...]:

@@ -82,6 +82,10 @@ class TracedModel:
     """For every name of a parameter or buffer, the first name of the same object."""
     input_nodes: tuple[fx.Node, ...] = field(repr=False)
 
+    def input_dimensions(self, index: int) -> tuple[Dimension, ...]:
+        """The sizes of one of the model's inputs."""
+        return tuple(_dimension(size) for size in self.input_nodes[index].meta["val"].shape)
+
 
 def trace(job: Job, minibatch: int) -> TracedModel:
     """Trace the job's model in training mode at this minibatch size.

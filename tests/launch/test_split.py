@@ -206,3 +206,12 @@ def test_pipelines_that_do_not_fit(name: str, change, says: str) -> None:
     traced = trace(build(name), BATCH)
     with pytest.raises(LaunchError, match=says):
         stage_program(traced, change([layer.name for layer in traced.layers]), 0)
+
+
+def test_inputs_of_another_shape_are_refused() -> None:
+    """The graph has no guards, and the stages after it would wait for tensors of other sizes."""
+    stage, *_ = program_of("mnist", *MNIST)
+    stage([], [torch.ones(3, 1, 28, 28)], 3)
+    for shape, written in (((3, 1, 28, 14), "3×1×28×14"), ((4, 1, 28, 28), "4×1×28×28")):
+        with pytest.raises(LaunchError, match=f"input 0 of the model is {written} for 3 samples, and was 3×1×28×28"):
+            stage([], [torch.ones(shape)], 3)
