@@ -198,6 +198,7 @@ def main() -> None:
     parser.add_argument("--job", default="mnist")
     given = parser.parse_args()
     into_own_network()
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # in there no name is found for 127.0.0.1, which torch warns of
     torch.set_num_threads(1)
     console = Console(width=160)
     for replicas in ((2,), (2, 1)):
