@@ -219,6 +219,8 @@ def _tag(direction: Direction, minibatch: int, index: int, count: int) -> int:
 
 
 def reason(error: BaseException) -> str:
-    """What Gloo says went wrong, without where in its source and without its general advice."""
+    """What Gloo, or the system, says went wrong, without where in its source and without its general advice."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     line = str(error).strip().partition("\n")[0]
     return _PLACE.sub("", line).partition(". This is typically")[0]

@@ -58,6 +58,8 @@ class Toy:
     test_samples: int = 23
     features: str = ""
     """Key of `FEATURES`."""
+    shared_memory: bool = True
+    """Whether messages may take the way through shared memory."""
 
 
 @dataclass(frozen=True)
@@ -293,6 +295,7 @@ def _worker(rank: int, world: int, port: int, arguments: list[str], toy: Toy, lo
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "PIPEPLAN_SHARED_MEMORY": str(int(toy.shared_memory)),
     }
 
     def load_stage(plan: LaunchPlan, stage: int, _seed: int, _device: torch.device) -> tuple[Any, ...]:
