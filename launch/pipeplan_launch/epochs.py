@@ -7,7 +7,7 @@ from math import lcm
 from pathlib import Path
 from typing import Any
 
-from pipeplan_launch import clipping, processes, saving
+from pipeplan_launch import clipping, exchanges, processes, saving
 from pipeplan_launch.batches import Batches, Sizes
 from pipeplan_launch.callbacks import RunInfo
 from pipeplan_launch.config import LaunchPlan
@@ -202,9 +202,10 @@ class EpochLoop:
             self._listeners.minibatch(step, None if rates is None else rates.now, self._training.recorder.pace_s())
 
     def _say_start(self, resumed: Manifest | None) -> None:
-        note = clipping.note(self._stage.place)
-        if note is not None:
-            say(f"note: {note}")
+        place = self._stage.place
+        for note in (clipping.note(place), exchanges.note(self._options.averaging, place.plan)):
+            if note is not None:
+                say(f"note: {note}")
         every, group = self._options.checkpoint_minibatches, minibatches_per_round(self._stage.place.plan)
         if every is not None and every % group:
             say(

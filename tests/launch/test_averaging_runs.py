@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,20 +14,25 @@ from test_engine import State, assert_close, train_literally, trained
 from torch import Tensor, nn
 from toy_workers import Toy, run_plan, stage_contents, write_plan
 
-from pipeplan_launch import buckets
+from pipeplan_launch import buckets, exchanges
 from pipeplan_launch.__main__ import options_from
 from pipeplan_launch.averaging import Averaging, Compression
 from pipeplan_launch.buckets import Round
+from pipeplan_launch.config import load_plan
 from pipeplan_launch.errors import PeerLost
 from pipeplan_launch.reduce import GradientReducer
 from pipeplan_launch.transport import explained
 
 
+def apart(world: int) -> dict[str, Any]:
+    """Two servers, the first with one worker."""
+    return {"servers": 2, "workers_per_server": world - 1, "server_sizes": [1, world - 1]}
+
+
 def train(folder: Path, toy: Toy, replicas: list[int], *arguments: str) -> State:
     """The weights after training; the first worker has a server to itself."""
     world = sum(replicas)
-    servers = {"servers": 2, "workers_per_server": world - 1, "server_sizes": [1, world - 1]}
-    write_plan(folder, [content | servers for content in stage_contents(replicas)])
+    write_plan(folder, [content | apart(world) for content in stage_contents(replicas)])
     ended = run_plan(folder, ["--run-dir", str(folder / "run"), *arguments], toy, world)
     assert ended.statuses == [0] * world, ended.err
     return trained(folder / "run")[0]
@@ -89,6 +95,26 @@ def test_what_is_held_back_does_not_matter_to_a_checkpoint(
 )
 def test_options_mean(option: list[str], meant: Averaging) -> None:
     assert options_from(["plan", *option]).averaging == meant
+
+
+@pytest.mark.parametrize(
+    ("replicas", "averaging", "said"),
+    [
+        ([1, 1, 1], Averaging(Compression("bf16")), "--compress changes nothing"),
+        ([2, 1], Averaging(Compression("bf16")), None),
+        ([1, 2], Averaging(significance=0.1), "--significance changes nothing"),
+        ([2, 1], Averaging(significance=0.1), None),
+        ([1, 1, 1], Averaging(), None),
+    ],
+    ids=str,
+)
+def test_an_option_that_changes_nothing_is_said(
+    tmp_path: Path, replicas: list[int], averaging: Averaging, said: str | None
+) -> None:
+    servers = apart(sum(replicas))
+    plan = load_plan(write_plan(tmp_path, [content | servers for content in stage_contents(replicas)]))
+    noted = exchanges.note(averaging, plan)
+    assert noted is None if said is None else said in str(noted)
 
 
 @pytest.mark.parametrize(
