@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from pipeplan_launch import checkpoint, optimizers, processes
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.manifest import MODEL, History, Manifest, Position, read_manifest
+from pipeplan_launch.files import explain_errors
+from pipeplan_launch.manifest import MODEL, History, Manifest, Position, SavedTensor, read_manifest
 from pipeplan_launch.naming import Naming
 from pipeplan_launch.processes import Groups
 from pipeplan_launch.program import Program
 from pipeplan_launch.setup import Stage
 from pipeplan_launch.together import together
+
+_Part = tuple[dict[str, Any] | None, dict[str, SavedTensor]]
+"""What a worker tells of a checkpoint: its optimiser, if it is its stage's first replica; where its tensors are."""
 
 
 def save(stage: Stage, groups: Groups, run: Path, position: Position, history: History) -> Path:
@@ -25,39 +30,55 @@ def save(stage: Stage, groups: Groups, run: Path, position: Position, history: H
     """
     from pipeplan_launch import storage  # DCP takes a while to import, and no start of a run need wait for it
 
-    place, sizes = stage.place, stage.train_sizes
-    assert stage.training is not None
-    assert sizes is not None
-    leads = place.rank == place.plan.active[0]
-    folder = run / checkpoint.PART
+    place, training = stage.place, stage.training
+    assert training is not None
+    leader = place.plan.active[0]
+    leads = place.rank == leader
     together(groups.active, lambda: checkpoint.begin(run) if leads else None)
     try:
-        plain, moments = optimizers.optimizer_state(stage.training.optimizer, stage.training.trained)
-        written = storage.write(folder, model_state(place.program) | moments, groups.active)
-        parts = processes.collect((plain if place.replica == 0 else None, written), place.plan.active[0], groups.active)
-        if leads:
-            manifest = Manifest(
-                folder=folder,
-                position=position,
-                history=history,
-                minibatch_samples=sizes.minibatch,
-                samples=sizes.samples,
-                seed=place.seed,
-                plan=place.plan.plan,
-                model_ref=place.plan.model_ref,
-                graph_hash=stage.graph_hash,
-                stages=place.plan.layers,
-                state_dict=dict(_naming(place.program).state_dict),
-                optimizer=optimizers.merge(one for one, _ in parts if one is not None),
-                tensors={name: tensor for _, tensors in parts for name, tensor in sorted(tensors.items())},
-                files={path.name: path.stat().st_size for path in sorted(folder.iterdir())},
-            )
-        together(groups.active, lambda: checkpoint.commit(run, manifest) if leads else None)
+        plain, moments = together(
+            groups.active, lambda: optimizers.optimizer_state(training.optimizer, training.trained)
+        )
+        written = storage.write(run / checkpoint.PART, model_state(place.program) | moments, groups.active)
+        parts = processes.collect((plain if place.replica == 0 else None, written), leader, groups.active)
+        together(groups.active, lambda: _commit(stage, run, position, history, parts) if leads else None)
     except LaunchError:
         if leads:
             checkpoint.abandon(run)
         raise
-    return checkpoint.folder_for(run, position, sizes.minibatch)
+    assert stage.train_sizes is not None
+    return checkpoint.folder_for(run, position, stage.train_sizes.minibatch)
+
+
+def _commit(stage: Stage, run: Path, position: Position, history: History, parts: Sequence[_Part]) -> None:
+    """In the leader, once all workers have written their parts: the manifest, and the folder into its place."""
+    place, sizes, folder = stage.place, stage.train_sizes, run / checkpoint.PART
+    assert sizes is not None
+    with explain_errors(folder, "reading"):
+        files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    manifest = Manifest(
+        folder=folder,
+        position=position,
+        history=history,
+        minibatch_samples=sizes.minibatch,
+        samples=sizes.samples,
+        seed=place.seed,
+        plan=place.plan.plan,
+        model_ref=place.plan.model_ref,
+        graph_hash=stage.graph_hash,
+        stages=place.plan.layers,
+        state_dict=dict(_naming(place.program).state_dict),
+        optimizer=optimizers.merge(one for one, _ in parts if one is not None),
+        tensors={name: tensor for _, tensors in parts for name, tensor in sorted(tensors.items())},
+        files=files,
+    )
+    for tensor in manifest.tensors.values():
+        if tensor.file not in files:
+            raise LaunchError(
+                f"{folder / tensor.file} cannot be seen by rank {place.rank}: the run folder must be on a file system "
+                "that all workers share"
+            )
+    checkpoint.commit(run, manifest)
 
 
 def add_result(folder: Path, history: History) -> None:

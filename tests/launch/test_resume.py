@@ -89,6 +89,25 @@ def test_equals_a_run_that_nothing_interrupted(tmp_path: Path, whole: Path, call
     assert lines(tmp_path / "run", 2) == lines(whole, 2), "every minibatch once, with the same loss"
 
 
+@pytest.mark.parametrize(
+    ("schedule", "accumulate"),
+    [
+        ("2bw", 4),
+        pytest.param("vertical-sync", None, marks=pytest.mark.slow),
+        pytest.param("gpipe", 4, marks=pytest.mark.slow),
+        pytest.param("1f1b-flush", 4, marks=pytest.mark.slow),
+    ],
+)
+def test_equals_it_under_every_schedule(tmp_path: Path, schedule: str, accumulate: int | None) -> None:
+    plan = {"schedule": schedule, "accumulate": accumulate}
+    arguments = ("--epochs", "2", "--checkpoint-minibatches", "8")
+    train(tmp_path / "whole", TOY, [2, 1], *arguments, **plan)
+    statuses, _ = launch(tmp_path, replace(TOY, die=(2, 35)), [2, 1], *arguments, **plan)
+    assert statuses[2] == 9
+    assert "after epoch 1" in train(tmp_path, TOY, [2, 1], *arguments, "--resume", **plan)
+    assert marks(tmp_path / "run") == marks(tmp_path / "whole" / "run")
+
+
 def test_the_loss_of_an_epoch_is_of_all_of_it(whole: Path) -> None:
     losses = [loss for epoch, _, loss in lines(whole, 2) if epoch == 0]
     assert len(losses) == 20
