@@ -79,11 +79,6 @@ def die_with_parent() -> bool:
         return False
 
 
-def interrupted() -> bool:
-    """Whether a signal has come."""
-    return bool(_requested)
-
-
 def check_interrupt() -> None:
     """Raises `Interrupted` if a signal has come that is to end this worker at once."""
     if _requested and (not _handed_to or len(_requested) > 1):
