@@ -1,6 +1,6 @@
 """How near to its ideal pace the executor runs, with compute replaced by sleep, and what it costs per minibatch.
 
-    python tests/benchmarks/executor_pace.py [small] [large] [overhead] [--minibatches N] [--repeats N]
+    python tests/benchmarks/executor_pace.py [small] [large] [overhead] [--plan P] [--minibatches N] [--repeats N]
 
 small, large: a stage with r replicas sleeps r x 20 ms forward and r x 40 ms backward for each of its minibatches, so
 that the ideal pace of every plan is 60 ms a minibatch. 0.1 MB or 16 MB cross each cut, the large ones also over Gloo
@@ -50,17 +50,17 @@ def say(replicas: Sequence[int], what: str, found: Sequence[float], least: float
     )
 
 
-def small(minibatches: int, repeats: int) -> None:
+def small(plans: Sequence[list[int]], minibatches: int, repeats: int) -> None:
     """Tensors of 0.1 MB."""
     load = Load(FORWARD_S, BACKWARD_S, SMALL)
-    for replicas in PLANS:
+    for replicas in plans:
         say(replicas, "0.1 MB", [share(replicas, load, minibatches, How()) for _ in range(repeats)], LEAST_SMALL)
 
 
-def large(minibatches: int, repeats: int) -> None:
+def large(plans: Sequence[list[int]], minibatches: int, repeats: int) -> None:
     """Tensors of 16 MB: as it runs, over Gloo, and what Gloo's copies leave. The three take turns."""
     load = Load(FORWARD_S, BACKWARD_S, LARGE)
-    for replicas in PLANS[:2]:
+    for replicas in plans:
         found: dict[str, list[float]] = {"16 MB": [], "16 MB over Gloo": [], "16 MB, bare loop, Gloo": []}
         for _ in range(repeats):
             for name, how in (("16 MB", How()), ("16 MB over Gloo", GLOO)):
@@ -71,9 +71,9 @@ def large(minibatches: int, repeats: int) -> None:
             say(replicas, name, values, LEAST_LARGE if name == "16 MB" else None)
 
 
-def overhead(minibatches: int, repeats: int) -> None:
+def overhead(plans: Sequence[list[int]], minibatches: int, repeats: int) -> None:
     """Nothing to compute."""
-    for replicas in ([1, 1], [1, 1, 1, 1], [2, 1]):
+    for replicas in plans:
         for name, shared in (("shared memory", True), ("Gloo", False)):
             runs = [
                 measured(replicas, Load(0.0, 0.0, SMALL), minibatches, How(shared, pinned=True)) for _ in range(repeats)
@@ -91,17 +91,19 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="part", help="small, large, overhead; all of them by default")
+    parser.add_argument("--plan", help="only this one, such as 2-1")
     parser.add_argument("--minibatches", type=int, default=80)
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
-    parts = given.parts or ["small", "large", "overhead"]
     print(f"{'plan':>8}  {'across each cut':<24} share of the ideal pace: median, range, target")
-    if "small" in parts:
-        small(given.minibatches, given.repeats)
-    if "large" in parts:
-        large(given.minibatches, given.repeats)
-    if "overhead" in parts:
-        overhead(20 * given.minibatches, given.repeats)
+    for name, (measure, plans, minibatches) in {
+        "small": (small, PLANS, given.minibatches),
+        "large": (large, PLANS[:2], given.minibatches),
+        "overhead": (overhead, PLANS[:3], 20 * given.minibatches),
+    }.items():
+        if name in (given.parts or [name]):
+            wanted = [plan for plan in plans if given.plan in (None, "-".join(map(str, plan)))]
+            measure(wanted, minibatches, given.repeats)
 
 
 if __name__ == "__main__":
