@@ -204,16 +204,15 @@ class Door:
     """Where workers of the same machine knock, until all that are expected are in."""
 
     def __init__(self) -> None:
+        """Raises `OSError` where the system has no such doors."""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        network = os.stat("/proc/self/ns/net").st_ino
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.bind("")  # Linux finds a free name, which is in no folder
         self._socket.listen(1024)
-
-    @property
-    def address(self) -> str:
-        """Of this door; the same machine, user and network are behind the same text before the last slash."""
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        network = os.stat("/proc/self/ns/net").st_ino
-        return f"{boot}/{network}/{os.getuid()}/{self._socket.getsockname().decode().lstrip(chr(0))}"
+        name = self._socket.getsockname().decode().lstrip("\0")
+        self.address = f"{boot}/{network}/{os.getuid()}/{name}"
+        """The same machine, user and network are behind the same text before the last slash."""
 
     def link(self, rank: int, addresses: dict[int, str], timeout_s: float) -> dict[int, Link]:
         """Links to all the workers whose addresses are given, by rank: lower ranks knock at the doors of higher ones.

@@ -88,7 +88,7 @@ class Transport:
         """Find out which neighbours are on this machine. They all do this at the same time; again it does nothing."""
         if self._is_open or not self._neighbours:
             return
-        door = Door() if self._may_share else None
+        door = self._door()
         with explained(f"{self._where} could not reach the ranks {list(self._neighbours)}"):
             cards = self._exchange("" if door is None else door.address)
             if door is not None:
@@ -151,9 +151,14 @@ class Transport:
         for direction, minibatch in list(self._sending):
             self.settle(direction, minibatch)
 
-    @property
-    def _may_share(self) -> bool:
-        return not self._on_gpu and hasattr(os, "memfd_create") and os.environ.get(SHARED_MEMORY) != "0"
+    def _door(self) -> Door | None:
+        """Where workers of this machine can reach this one; None where messages are to go over Gloo."""
+        if self._on_gpu or not hasattr(os, "memfd_create") or os.environ.get(SHARED_MEMORY) == "0":
+            return None
+        try:
+            return Door()
+        except OSError:  # a system that is not quite Linux, or keeps /proc from us
+            return None
 
     def _exchange(self, card: str) -> dict[int, str]:
         """Tell every neighbour where this worker can be reached; returns what they say, by rank."""
