@@ -5,9 +5,9 @@
 small, large: a stage with r replicas sleeps r x 20 ms forward and r x 40 ms backward for each of its minibatches, so
 that the ideal pace of every plan is 60 ms a minibatch. 0.1 MB or 16 MB cross each cut, the large ones also over Gloo
 alone, and in a bare loop of the same transfers (bare_transfers.py).
-overhead: compute is replaced by nothing, 0.1 MB cross each cut. The overhead of a stage is what its busiest worker takes
-of a core for one of its minibatches, all threads counted. The pace beside it is that of the whole pipeline on the cores
-that there are, waking up included, where Linux may well leave one idle: once more with each worker bound to a core.
+overhead: compute is replaced by nothing, 0.1 MB cross each cut. The overhead of a stage is what its busiest worker
+takes of a core for one of its minibatches, all threads counted. The pace beside it is that of the whole pipeline on the
+cores that there are, waking up included, where Linux may well leave one idle: once more with each worker bound to one.
 """
 
 from __future__ import annotations
