@@ -12,7 +12,7 @@ import ctypes
 import io
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -92,14 +92,14 @@ def read(manifest: Manifest, names: Mapping[str, Tensor]) -> None:
         return
     with _in_one_line(f"reading {manifest.folder} failed"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it reads alone, which is meant
-        dcp_load(dict(targets), storage_reader=_Reader(manifest), planner=_LoadPlanner(manifest), no_dist=True)
+        dcp_load(dict(targets), storage_reader=_Reader(manifest, targets), planner=_LoadPlanner(manifest), no_dist=True)
     with torch.no_grad():
         for name, target in names.items():
             if targets[name].data_ptr() != target.data_ptr():
                 target.copy_(targets[name])
 
 
-def load(manifest: Manifest, names: Iterator[str] | list[str]) -> dict[str, Tensor]:
+def load(manifest: Manifest, names: Iterable[str]) -> dict[str, Tensor]:
     """Saved tensors on the CPU, as they were saved. Raises `LaunchError`."""
     found = {}
     for name in names:
@@ -151,19 +151,21 @@ class _Writer(FileSystemWriter):
 class _Reader(FileSystemReader):
     """Finds tensors by the manifest."""
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, names: Iterable[str]) -> None:
+        """Of these tensors. Raises `LaunchError`."""
         super().__init__(manifest.folder)
-        self._manifest = manifest
-
-    def read_metadata(self, *_arguments: Any, **_options: Any) -> Metadata:
         described: dict[str, Any] = {}
         places = {}
-        for name, saved in self._manifest.tensors.items():
+        for name in names:
+            saved = manifest.tensors[name]
             size, start = torch.Size(saved.shape), torch.Size([0] * len(saved.shape))
             properties = TensorProperties(dtype=dtype_of(saved))
             described[name] = TensorStorageMetadata(properties, size, [ChunkStorageMetadata(start, size)])
             places[MetadataIndex(name, start)] = _StorageInfo(saved.file, saved.offset, saved.size)
-        return Metadata(described, storage_data=places)
+        self._described = Metadata(described, storage_data=places)
+
+    def read_metadata(self, *_arguments: Any, **_options: Any) -> Metadata:
+        return self._described
 
 
 class _LoadPlanner(DefaultLoadPlanner):

@@ -254,7 +254,7 @@ def test_loading_runs_no_code(
     assert Path("exploded").exists(), "the bomb is one"
 
 
-def test_a_manifest_that_calls_a_tensor_what_it_is_not(tmp_path: Path) -> None:
+def test_a_manifest_that_calls_a_tensor_what_it_is_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = save(tmp_path, tensors()) / "manifest.json"
     content = json.loads(path.read_text())
     for change, message in (
@@ -277,6 +277,7 @@ def test_a_manifest_that_calls_a_tensor_what_it_is_not(tmp_path: Path) -> None:
         path.write_text(json.dumps({**content, "files": {name: 1}}))
         with pytest.raises(LaunchError, match="is not the name of a file beside it"):
             latest(tmp_path)
+    assert not [one for one in caplog.records if one.name.startswith("torch.")], "torch says nothing of its own"
 
 
 @pytest.mark.parametrize(("version", "message"), [(1, "written by an older pipeplan"), (99, "upgrade pipeplan")])
