@@ -13,7 +13,8 @@ from pathlib import Path
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.files import explain_errors
-from pipeplan_launch.manifest import NAME, Manifest, Position, read_manifest
+from pipeplan_launch.manifest import NAME, Manifest, Position
+from pipeplan_launch.manifest_reader import read_manifest
 
 KEPT = 2  # the latest and, in case its disk is not, the one before
 PART = ".checkpoint.part"

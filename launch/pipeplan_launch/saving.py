@@ -12,7 +12,8 @@ from torch import Tensor
 from pipeplan_launch import checkpoint, optimizers, processes
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.files import explain_errors
-from pipeplan_launch.manifest import MODEL, History, Manifest, Position, SavedTensor, read_manifest
+from pipeplan_launch.manifest import MODEL, History, Manifest, Position, SavedTensor
+from pipeplan_launch.manifest_reader import read_manifest
 from pipeplan_launch.naming import Naming
 from pipeplan_launch.processes import Groups
 from pipeplan_launch.program import Program

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from pipeplan_launch import checkpoint, storage
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.manifest import MODEL, History, Manifest, Position, read_manifest
+from pipeplan_launch.manifest import MODEL, History, Manifest, Position
+from pipeplan_launch.manifest_reader import read_manifest
 
 
 def tensors(value: float = 1.0) -> dict[str, Tensor]:
