@@ -13,7 +13,8 @@ from torch.utils.data import Dataset, TensorDataset
 from pipeplan_launch.ahead import Ahead
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job import Batch, Data, collate
-from pipeplan_launch.seeds import mix, seed_loading
+from pipeplan_launch.seeds import RandomState, mix, seed_everything, seed_loading
+from pipeplan_launch.usercode import user_code
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,14 @@ class Batches:
         self._collate, self._processes = (None, 0) if reading is None else (reading.collate, reading.processes)
         self._ahead: Ahead | None = None
         self._order: list[int] | range = range(sizes.samples)
-        if sizes.training:
+        if sizes.training and reading is not None and reading.order is not None:
+            self._order = order_of_job(reading, seed, epoch)
+            if len(self._order) != sizes.samples:
+                raise LaunchError(
+                    f"the data's `order` gives {len(self._order)} samples for epoch {epoch}, and {sizes.samples} for "
+                    "epoch 0: there must be as many in each"
+                )
+        elif sizes.training:
             generator = torch.Generator().manual_seed(mix("order", seed, epoch))
             self._order = torch.randperm(sizes.samples, generator=generator).tolist()
 
@@ -101,6 +109,23 @@ class Batches:
             return Batch((inputs,), target)
         seed_loading(self._seed, self._epoch, minibatch)
         return collate([self._dataset[index] for index in chosen], self._collate)
+
+
+def order_of_job(data: Data, seed: int, epoch: int) -> list[int]:
+    """The user's own order of an epoch's samples; what it draws at random follows from (seed, epoch)."""
+    assert data.order is not None
+    before, train = RandomState.now(torch.device("cpu")), data.train
+    seed_everything(mix("order", seed, epoch))
+    try:
+        with user_code("the data's `order`"):
+            order = [int(index) for index in data.order(epoch)]
+    finally:
+        before.restore()
+    count = len(train)  # type: ignore[arg-type]
+    wrong = next((index for index in order if not 0 <= index < count), None)
+    if wrong is not None:
+        raise LaunchError(f"the data's `order` names sample {wrong} for epoch {epoch}, of {count} that there are")
+    return order
 
 
 def sizes_of(dataset: Any, minibatch: int, dynamic: bool, training: bool, limit: int | None = None) -> Sizes:

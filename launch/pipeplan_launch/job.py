@@ -27,6 +27,8 @@ class Data:
     test: Dataset[Any] | None = None
     collate: Callable[[list[Any]], Any] | None = None
     """collate(samples): a minibatch `(input, target)` from a list of samples; by default torch's `default_collate`."""
+    order: Callable[[int], Sequence[int]] | None = None
+    """order(epoch): indices of the training samples to use in that epoch, as many in each; by default all, shuffled."""
     processes: int = 0
     """Processes that read ahead, for each worker that reads; with none a worker reads when it needs the samples."""
 

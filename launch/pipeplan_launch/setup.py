@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeplan_launch.agreement import Fingerprint, data_marks, weights_digest
+from pipeplan_launch.agreement import Fingerprint, data_marks, digest, weights_digest
 from pipeplan_launch.averaging import EXACT, Averaging
-from pipeplan_launch.batches import Sizes, sizes_of
+from pipeplan_launch.batches import Sizes, order_of_job, sizes_of
 from pipeplan_launch.config import LaunchPlan
 from pipeplan_launch.engine import Place
 from pipeplan_launch.errors import LaunchError
@@ -160,9 +160,12 @@ def build(
         # A model that cannot be evaluated stage by stage is said now, not after the first epoch.
         program.eval()
         program.train()
-    train_sizes = sizes_of(data.train, plan.minibatch, dynamic, training=True, limit=limit) if trains else None
+    ordered: Any = data.train if data.order is None or not trains else order_of_job(data, seed, 0)
+    train_sizes = sizes_of(ordered, plan.minibatch, dynamic, training=True, limit=limit) if trains else None
     test_sizes = None if test is None else sizes_of(test, plan.minibatch, dynamic, training=False, limit=limit)
     fingerprint = _fingerprint(place, data.train if trains else None, test)
+    if ordered is not data.train:
+        fingerprint.data["the order of the training samples"] = digest(ordered)
     transport = Transport(stage, rank, device, _neighbours(place), options.timeout_s)
     return Stage(
         place=place,

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from pipeplan_launch import Data, Job
-from pipeplan_launch.batches import Batches, sizes_of
+from pipeplan_launch.batches import Batches, order_of_job, sizes_of
 from pipeplan_launch.errors import LaunchError
 
 
@@ -151,6 +151,47 @@ def test_the_users_own_collate(processes: int) -> None:
 def test_a_number_of_processes_that_makes_no_sense(processes: Any) -> None:
     with pytest.raises(LaunchError, match="must be a whole number"):
         Data(Numbers(), processes=processes)
+
+
+def shuffled_halves(epoch: int) -> list[int]:
+    """One half of the data set, and the other in the next epoch."""
+    return [2 * one + epoch % 2 for one in torch.randperm(5)]
+
+
+def test_the_users_own_order() -> None:
+    """The same for the same seed and epoch whatever was drawn before; what is drawn after is as it was."""
+    data = Data(Numbers(), order=shuffled_halves)
+    drawn = []
+    for call in (lambda: None, lambda: drawn.append(sorted(order_of_job(data, 0, 1)))):
+        random.seed(1)
+        torch.manual_seed(1)
+        call()
+        drawn.append((random.random(), torch.rand(()).item()))
+    assert drawn[1] == [1, 3, 5, 7, 9]
+    assert drawn[0] == drawn[2]
+    sizes = sizes_of(order_of_job(data, 7, 0), 2, dynamic=True, training=True)
+    assert (sizes.samples, sizes.count) == (5, 3)
+    first = seen(Batches(Numbers(), sizes, 7, 2, data))
+    assert first == seen(Batches(Numbers(), sizes, 7, 2, data))
+    assert sorted(index for batch in first for index in batch) == [0, 2, 4, 6, 8]
+    assert first not in (seen(Batches(Numbers(), sizes, 7, 0, data)), seen(Batches(Numbers(), sizes, 8, 2, data)))
+    evaluated = sizes_of(Numbers(), 4, dynamic=True, training=False)
+    assert seen(Batches(Numbers(), evaluated, 0, 0, data))[0] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("order", "says"),
+    [
+        (lambda epoch: range(5 - epoch), "gives 4 samples for epoch 1, and 5 for epoch 0"),
+        (lambda epoch: [0, 1, 2, 3, 10], "names sample 10 for epoch 1, of 10 that there are"),
+        (lambda epoch: [-1] * 5, "names sample -1"),
+        (lambda epoch: None, "the data's `order` failed: TypeError"),
+    ],
+)
+def test_an_order_that_cannot_be(order: Any, says: str) -> None:
+    sizes = sizes_of(range(5), 2, dynamic=True, training=True)
+    with pytest.raises(LaunchError, match=says):
+        Batches(Numbers(), sizes, 0, 1, Data(Numbers(), order=order))
 
 
 class Slow(Numbers):

@@ -162,6 +162,16 @@ def test_reading_ahead_changes_nothing(tmp_path: Path) -> None:
         assert all(torch.equal(value, ahead[name]) for name, value in plain.items())
 
 
+def test_a_sampler_of_the_users_own(tmp_path: Path) -> None:
+    """Thirteen of forty samples an epoch, drawn by torch's sampler, the same at the stage of inputs and of targets."""
+    whole, again = (train(tmp_path / name, Toy("sgd", features="weighted"), [2, 1], "--epochs", "2") for name in "ab")
+    told = [content for what, content in diary(whole) if what == "minibatch"]
+    assert [content["samples"] for content in told] == [2, 2, 2, 2, 2, 2, 1] * 2
+    assert told[0]["loss"] != told[7]["loss"]
+    for one, other in zip(trained(whole), trained(again), strict=True):
+        assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
 def test_what_callbacks_are_told(tmp_path: Path) -> None:
     """In one process, in order: of all minibatches of the first replica of the last stage."""
     run = train(tmp_path, Toy(samples=11, features="diary"), [1, 2], "--epochs", "2", "--evaluate-every", "2")

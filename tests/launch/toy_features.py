@@ -18,8 +18,9 @@ from torch.optim.lr_scheduler import (
     ReduceLROnPlateau,
     SequentialLR,
 )
+from torch.utils.data import WeightedRandomSampler
 
-from pipeplan_launch import Callback, EpochResult, Job, MinibatchInfo, RunInfo, StageInfo
+from pipeplan_launch import Callback, Data, EpochResult, Job, MinibatchInfo, RunInfo, StageInfo
 
 LIMIT = 0.05
 """Of the gradients' norm: the toy's is several times that."""
@@ -94,10 +95,20 @@ def _reading_ahead(job: Job) -> Job:
     return replace(job, data=lambda: replace(job.datasets, processes=2))
 
 
+def _weighted(job: Job) -> Job:
+    def data() -> Data:
+        made = job.datasets
+        weights = [1 + index % 3 for index in range(len(made.train))]  # type: ignore[arg-type]
+        return replace(made, order=lambda epoch: list(WeightedRandomSampler(weights, 13)))
+
+    return replace(job, data=data, callbacks=[Diary()])
+
+
 FEATURES: dict[str, Change] = {
     "": lambda job: job,
     "clip": lambda job: replace(job, clip_norm=LIMIT),
     "ahead": _reading_ahead,
+    "weighted": _weighted,
     "diary": lambda job: replace(job, callbacks=[Diary()]),
     "spoilsport": lambda job: replace(job, callbacks=[Diary(), Spoilsport()]),
     "lambda": _scheduled(lambda optimizer: LambdaLR(optimizer, by_rule)),
