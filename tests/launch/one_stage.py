@@ -19,8 +19,8 @@ from pipeplan_launch.engine import Place, Segment
 from pipeplan_launch.job import Job
 from pipeplan_launch.metrics import Recorder
 from pipeplan_launch.program import Program
-from pipeplan_launch.training import TrainingEngine
 from pipeplan_launch.slots import Wire
+from pipeplan_launch.training import TrainingEngine
 from pipeplan_launch.transport import Direction, Transport
 
 BATCH = 4
