@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -93,6 +94,7 @@ class Recorder:
         self._memory = (-math.inf, 0)
         """When the memory was last asked for, and what it was."""
         self._file: IO[str] | None = None
+        self._path = path
         if path is not None:
             with explain_errors(path, "opening"):
                 self._file = path.open("a", encoding="utf-8")
@@ -130,7 +132,8 @@ class Recorder:
             self.steady.span_s += counted[-1].done_s - counted[0].done_s
             self.steady.intervals += counted[-1].minibatch - counted[0].minibatch
         if self._file is not None:
-            self._file.flush()
+            with self._explained():
+                self._file.flush()
         return steps
 
     def pace_s(self, steps: int = 50) -> float | None:
@@ -143,7 +146,8 @@ class Recorder:
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
-            self._file.close()
+            with self._explained():
+                self._file.close()
 
     def _write(self, step: Step) -> None:
         if self._file is None:
@@ -156,7 +160,12 @@ class Recorder:
         line["loss"] = _rounded(step.loss)
         line["minibatches_per_s"] = _rounded(1 / pace if pace else None)
         line["memory_bytes"] = self._resident(step.done_s)
-        self._file.write(_ENCODE(line) + "\n")
+        with self._explained():
+            self._file.write(_ENCODE(line) + "\n")
+
+    def _explained(self) -> AbstractContextManager[None]:
+        assert self._path is not None
+        return explain_errors(self._path, "writing")
 
     def _resident(self, now_s: float) -> int:
         asked, resident = self._memory

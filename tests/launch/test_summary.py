@@ -10,6 +10,7 @@ from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch import metrics
 from pipeplan_launch.config import load_plan
+from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.metrics import Recorder, Steady
 from pipeplan_launch.summary import WorkerReport, covers, summarise, table
 
@@ -47,6 +48,17 @@ def test_short_epochs_count_the_fill_and_say_so() -> None:
     recorder.end_epoch()
     assert recorder.steady.includes_fill
     assert recorder.steady.minibatches == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
+def test_a_full_disk_is_one_line() -> None:
+    recorder = Recorder(Path("/dev/full"), 0, 0, 0, 1, skip=3)
+    recorder.begin(0, 0)
+    recorder.end(0)
+    with pytest.raises(LaunchError, match="writing /dev/full failed: No space left on device"):
+        recorder.end_epoch()
+    with pytest.raises(LaunchError, match="writing /dev/full failed: No space left on device"):
+        recorder.close()
 
 
 def test_the_fill_of_every_segment_is_left_out() -> None:
