@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -102,6 +103,7 @@ def one_line(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
+    gc.disable()  # what is imported stays; `setup` turns it on again when the stage is built
     die_with_parent()  # a worker in a receive would hold its memory and its ports for as long as --timeout
     status = main()
     sys.stdout.flush()
