@@ -210,11 +210,12 @@ class TrainingEngine(Engine):
         if pairs:
             with self._handing_over(index), self.calling("the model's backward", index):
                 torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
-        self._reducer.add(self._versions.release(index), self._share(index))
         step.backward_s += lap()
-        if not place.is_first:
+        if not place.is_first:  # first of all, as the stage before may be waiting
             self._send_gradients(index, state.given.received)
         step.send_s += lap()
+        self._reducer.add(self._versions.release(index), self._share(index))
+        step.backward_s += lap()
         if index != self._own_of(index // self._group_size)[-1]:
             self.finish_step(index)  # the last of a group is finished by its update
 
