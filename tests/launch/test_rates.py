@@ -13,6 +13,7 @@ from torch.optim import SGD, AdamW, lr_scheduler
 
 from pipeplan_launch import Job, StageInfo
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.optimizers import load_optimizer, merge, optimizer_state
 from pipeplan_launch.rates import Rates
 
 SCHEDULERS: dict[str, Any] = {
@@ -147,3 +148,29 @@ def test_without_a_scheduler_a_checkpoint_decides() -> None:
     assert made(job())[1].keys == frozenset()
     assert made(job(scale_lr="linear"))[1].keys == {"lr"}
     assert made(job(optimizer=lambda parameters, stage: SGD(parameters, lr=1.0)))[1].keys == {"lr"}
+
+
+def test_a_checkpoint_of_two_stages_with_rates_of_their_own() -> None:
+    """Their parameters meet in one group under another plan, with a rate of its own; torch may be given names."""
+    saved = []
+    for name, rate in (("a", 0.2), ("b", 0.1)):
+        parameter = nn.Parameter(torch.ones(2))
+        optimizer = SGD([(name, parameter)], lr=rate, momentum=0.9)
+        Rates(job(scheduler=SCHEDULERS["lambda"]), optimizer, StageInfo())
+        parameter.grad = torch.full((2,), rate)
+        optimizer.step()
+        saved.append(optimizer_state(optimizer, {name: parameter}))
+    tensors = saved[0][1] | saved[1][1]
+    both = {name: nn.Parameter(torch.ones(2)) for name in "ab"}
+    optimizer = SGD(list(both.items()), lr=0.4, momentum=0.9)
+    rates = Rates(job(scheduler=SCHEDULERS["lambda"]), optimizer, StageInfo())
+
+    def load(own: frozenset[str]) -> None:
+        whole = merge(content for content, _ in saved)
+        load_optimizer(optimizer, both, whole, lambda names: {name: tensors[name] for name in names}, "here", own)
+
+    with pytest.raises(LaunchError, match="were saved with '(initial_)?lr'"):
+        load(frozenset())
+    load(rates.keys)
+    assert rates.now == 0.4
+    assert [optimizer.state[both[name]]["momentum_buffer"][0].item() for name in "ab"] == pytest.approx([0.2, 0.1])
