@@ -48,9 +48,12 @@ TORCH_FREE_LAUNCH = (
     "config",
     "errors",
     "fields",
+    "manifest",
+    "manifest_reader",
     "models",
     "preflight",
     "replay",
+    "restarts",
     "runfolder",
     "schedule",
 )
