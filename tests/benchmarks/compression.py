@@ -1,12 +1,12 @@
 """What compressing gradients among replicas, and filtering them between servers, does to bytes, accuracy and pace.
 
-    python tests/benchmarks/compression.py [--epochs N] [--minibatch N] [--job REF]
+    python tests/benchmarks/compression.py [--epochs N] [--minibatch N] [--job REF] [--rate 100mbit] [--plan 2]
 
 The bundled digits under two plans, 2 (data parallelism) and 2-1, whose two replicas are on two servers, by the
 executor's own workers. Counted are the bytes that one replica hands to the network for its share of an update: of a
 sum over two replicas each sends as many bytes as it has; of a broadcast the sender does. Where the kernel allows a
 network namespace of one's own, the loopback interface of that counts too: everything that the run sends, per update and
-replica.
+replica. `--rate` shapes that interface, which then stands for one slow link that both directions share.
 """
 
 from __future__ import annotations
@@ -178,16 +178,20 @@ def interface_bytes() -> int:
     return 0
 
 
-def into_own_network() -> None:
+def into_own_network(rate: str | None) -> None:
     """Start again in a network namespace, where nobody else uses the loopback interface; go on here if that fails."""
-    if os.environ.get(OWN_NETWORK) is not None or shutil.which("unshare") is None:
+    if os.environ.get(OWN_NETWORK) is not None:
         return
-    command = ["unshare", "-Urn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, *sys.argv]
-    trial = [*command[:4], "ip link set lo up"]
-    works = subprocess.run(trial, capture_output=True, check=False).returncode == 0
+    up = "ip link set lo up"
+    if rate is not None:
+        up = f"ip link set lo up mtu 9000 && tc qdisc add dev lo root tbf rate {rate} burst 64k latency 200ms"
+    enter = ["unshare", "-Urn", "sh", "-c"]
+    works = shutil.which("unshare") is not None and subprocess.run([*enter, up], check=False).returncode == 0
+    if rate is not None and not works:
+        raise SystemExit("--rate needs a network namespace, and tc")
     os.environ[OWN_NETWORK] = "1" if works else ""
     if works:
-        os.execvp(command[0], command)
+        os.execvp(enter[0], [*enter, f'{up} && exec "$@"', "sh", sys.executable, *sys.argv])
 
 
 def main() -> None:
@@ -196,14 +200,17 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--minibatch", type=int, default=16)
     parser.add_argument("--job", default="mnist")
+    parser.add_argument("--rate", help="as tc has it, such as 100mbit")
+    parser.add_argument("--plan", choices=["2", "2-1"], help="this one only")
     given = parser.parse_args()
-    into_own_network()
+    into_own_network(given.rate)
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # in there no name is found for 127.0.0.1, which torch warns of
     torch.set_num_threads(1)
     console = Console(width=160)
-    for replicas in ((2,), (2, 1)):
-        plan = "-".join(map(str, replicas))
-        table = Table(title=f"{given.job}, plan {plan}, minibatch {given.minibatch}", title_justify="left")
+    for plan in [given.plan] if given.plan else ["2", "2-1"]:
+        replicas = [int(count) for count in plan.split("-")]
+        over = f", over {given.rate}" if given.rate else ""
+        table = Table(title=f"{given.job}, plan {plan}, minibatch {given.minibatch}{over}", title_justify="left")
         for heading in ("", "kB an update, counted", "on the interface", "samples/s"):
             table.add_column(heading, justify="right" if heading else "left")
         for epoch in range(given.epochs):
