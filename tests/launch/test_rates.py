@@ -169,7 +169,7 @@ def test_a_checkpoint_of_two_stages_with_rates_of_their_own() -> None:
         whole = merge(content for content, _ in saved)
         load_optimizer(optimizer, both, whole, lambda names: {name: tensors[name] for name in names}, "here", own)
 
-    with pytest.raises(LaunchError, match="were saved with '(initial_)?lr'"):
+    with pytest.raises(LaunchError, match=r"were saved with '(initial_)?lr'"):
         load(frozenset())
     load(rates.keys)
     assert rates.now == 0.4
