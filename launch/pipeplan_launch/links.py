@@ -9,6 +9,7 @@ while the worker computes.
 from __future__ import annotations
 
 import array
+import errno
 import os
 import queue
 import socket
@@ -17,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import Tensor
 
@@ -28,8 +28,8 @@ AT_ONCE_BYTES = 512 * 1024
 
 OFFER, HERE = range(2)
 _NOTICE = struct.Struct("<BBIQQ")
-_HELLO = struct.Struct("<I")
 _TIMEVAL = struct.Struct("ll")
+_FILE_SPACE = socket.CMSG_SPACE(4) if hasattr(socket, "CMSG_SPACE") else 0
 
 Key = tuple[int, int]
 """(direction, minibatch) of a message."""
@@ -69,7 +69,7 @@ class Link:
     """One end of the connection between two workers. What waits raises `OSError` if the other end is gone or slow."""
 
     def __init__(self, connection: socket.socket, peer: int, timeout_s: float) -> None:
-        _limit(connection, timeout_s)
+        limit_waits(connection, timeout_s)
         self.peer = peer
         self._socket = connection
         self._timeout_s = timeout_s
@@ -179,14 +179,16 @@ class Link:
     def _receive(self, flags: int) -> _Notice | None:
         """The next notice; None if there is none in time."""
         try:
-            data, extra, *_ = self._socket.recvmsg(_NOTICE.size, socket.CMSG_SPACE(4), flags | socket.MSG_CMSG_CLOEXEC)
+            data, extra, got, _ = self._socket.recvmsg(_NOTICE.size, _FILE_SPACE, flags | socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return None
         except ConnectionError:
-            data = b""
+            data, extra, got = b"", [], 0
         if not data:
             self._lost = True
             return None
+        if got & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return _Notice.of(data, array.array("i", extra[0][2])[0] if extra else None)
 
     def _note(self, notice: _Notice | None) -> None:
@@ -200,56 +202,7 @@ class Link:
         self._offers[notice.key] = notice
 
 
-class Door:
-    """Where workers of the same machine knock, until all that are expected are in."""
-
-    def __init__(self) -> None:
-        """Raises `OSError` where the system has no such doors."""
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        network = os.stat("/proc/self/ns/net").st_ino
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.bind("")  # Linux finds a free name, which is in no folder
-        self._socket.listen(1024)
-        name = self._socket.getsockname().decode().lstrip("\0")
-        self.address = f"{boot}/{network}/{os.getuid()}/{name}"
-        """The same machine, user and network are behind the same text before the last slash."""
-
-    def link(self, rank: int, addresses: dict[int, str], timeout_s: float) -> dict[int, Link]:
-        """Links to all the workers whose addresses are given, by rank: lower ranks knock at the doors of higher ones.
-
-        Raises `OSError`.
-        """
-        connections: dict[int, socket.socket] = {}
-        for peer in (one for one in addresses if one > rank):
-            connections[peer] = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            connections[peer].connect("\0" + addresses[peer].rpartition("/")[2])
-            connections[peer].sendall(_HELLO.pack(rank))
-        self._socket.settimeout(timeout_s)
-        while len(connections) < len(addresses):
-            connection, _ = self._socket.accept()
-            _limit(connection, timeout_s)
-            if _user_of(connection) == os.getuid():
-                (peer,) = _HELLO.unpack(connection.recv(_HELLO.size))
-                connections[peer] = connection
-        return {peer: Link(connection, peer, timeout_s) for peer, connection in connections.items()}
-
-    def close(self) -> None:
-        """Nobody else is expected."""
-        self._socket.close()
-
-
-def near(one: str, other: str) -> bool:
-    """Whether two addresses are of workers on the same machine that can reach each other's doors."""
-    return one.rpartition("/")[0] == other.rpartition("/")[0] != ""
-
-
-def _user_of(connection: socket.socket) -> int:
-    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    user: int = struct.unpack("3i", packed)[1]
-    return user
-
-
-def _limit(connection: socket.socket, timeout_s: float) -> None:
+def limit_waits(connection: socket.socket, timeout_s: float) -> None:
     """Let the kernel time out: Python's own way costs another call each time."""
     connection.setblocking(True)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):

@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pipeplan_launch.doors import Door, near
 from pipeplan_launch.errors import PeerLost
-from pipeplan_launch.links import Door, Link, Sending, near
+from pipeplan_launch.links import Link, Sending
 from pipeplan_launch.slots import Slot, Slots, Wire, layout
 
 SHARED_MEMORY = "PIPEPLAN_SHARED_MEMORY"

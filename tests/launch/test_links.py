@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import threading
 from collections.abc import Callable
@@ -10,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeplan_launch.links import AT_ONCE_BYTES, Door, Link, near
+from pipeplan_launch.doors import Door, near
+from pipeplan_launch.links import AT_ONCE_BYTES, Link
 from pipeplan_launch.slots import Slots, Wire, layout
 
 SIZES = (1, 1000, AT_ONCE_BYTES // 8 + 1)
@@ -165,3 +167,15 @@ def test_other_machines_are_not_near() -> None:
     assert near(door.address, f"{machine}/000ff")
     assert not near(door.address, f"other/{name}")
     assert not near(door.address, "")
+
+
+def test_no_room_for_another_open_file_is_said() -> None:
+    here, there = pair()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    Receiver(there).offer(0, 3)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        with pytest.raises(OSError, match="Too many open files"):
+            here.send((0, 0), message(3, 0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
