@@ -93,6 +93,7 @@ def test_equals_the_formula(workers: Workers, tmp_path: Path, case: Case) -> Non
 @pytest.mark.parametrize(
     ("replicas", "accumulate", "samples"),
     [
+        ((1, 1), 2, 30),
         ((2, 1), 4, 3),
         ((3, 2, 1), 10, 71),
         ((1, 3), 4, 34),

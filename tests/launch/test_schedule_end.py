@@ -1,0 +1,86 @@
+"""A segment that is told to end early, as the executor's own engine then goes on: each rank comes out of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from schedule_rules import (
+    NAMES,
+    SMALL,
+    Streams,
+    Worker,
+    check_links,
+    check_stream,
+    deadlocked,
+    pipelines,
+    recipe,
+    steady,
+)
+
+from pipeplan_launch.batches import Batches, Sizes
+from pipeplan_launch.engine import Engine, Segment
+from pipeplan_launch.schedule import SCHEDULES, Action, Kind, Schedule, StageShape
+
+
+class Noted(Engine):
+    """The executor's engine with nothing behind its actions."""
+
+    def __init__(self, schedule: Schedule, pipeline: Sequence[StageShape], worker: Worker) -> None:
+        stage, replica = worker
+        here = pipeline[stage].replicas
+        place: Any = SimpleNamespace(
+            plan=SimpleNamespace(shapes=tuple(pipeline)),
+            stage=stage,
+            replica=replica,
+            replicas=here,
+            program=SimpleNamespace(model_inputs=()),
+            is_first=True,  # and not the last: nothing is received, and nothing read
+            is_last=False,
+        )
+        self.actions: list[Action] = []
+        handlers = {kind: lambda index, kind=kind: self.actions.append(Action(kind, index)) for kind in Kind}
+        super().__init__(place, schedule, _Silent(), None, handlers)  # type: ignore[arg-type]
+
+
+class _Silent:
+    def open(self) -> None: ...
+
+    def drain(self) -> None: ...
+
+
+def ended_early(schedule: Schedule, pipeline: Sequence[StageShape], count: int, end: int) -> Streams:
+    """What every worker does in a segment of `count` minibatches that is told to end before minibatch `end`."""
+    dataset: Any = range(count)
+    batches = Batches(dataset, Sizes(count, 1, dynamic=True, training=False), seed=0, epoch=0)
+    found = {}
+    for worker in itertools.chain(*([(stage, one) for one in range(s.replicas)] for stage, s in enumerate(pipeline))):
+        engine = Noted(schedule, pipeline, worker)
+        engine.limit = lambda index: end if index >= end else None
+        engine.run(Segment(0, batches))
+        found[worker] = engine.actions
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_segment_that_ends_early_is_whole(name: str) -> None:
+    """Wherever it is told to end, each rank does what a segment of that length asks of it, and comes out."""
+    schedule = SCHEDULES[name]
+    for replicas in SMALL:
+        if len(replicas) > 3 or sum(replicas) > 6:
+            continue
+        for pipeline in pipelines(schedule, replicas):
+            count = max(2 * max(schedule.group_size(shape) for shape in pipeline) + 1, steady(pipeline))
+            for end in range(1, count + 1, 1 if sum(replicas) < 5 else 3):
+                streams = ended_early(schedule, pipeline, count, end)
+                where = f"{name} {[(s.replicas, s.depth, s.accumulate) for s in pipeline]}: {end} of {count}"
+                assert not deadlocked(streams, pipeline), where
+                check_links(streams, pipeline)
+                for (stage, replica), stream in streams.items():
+                    try:
+                        check_stream(stream, recipe(schedule, pipeline), stage, replica, end)
+                    except AssertionError as error:
+                        raise AssertionError(f"{where}: {stage, replica} {' '.join(map(str, stream))}") from error
