@@ -142,6 +142,8 @@ def _old(path: Path, folder: Path, profile_file: Path | None) -> tuple[Problem, 
     root, file = stored.document(path), stored.file_of(path)
     profile = profile_of_plan(root, file, profile_file)
     document = Document.of(root)
+    if not document.pace_s > 0:
+        raise InputError(f"{file} is no plan to begin with: it states no pace")
     try:
         check_structure(document, models.build(profile, document.asked, inference=document.inference))
     except InputError as error:

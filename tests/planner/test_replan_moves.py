@@ -1,0 +1,153 @@
+"""What is left of a cluster after a loss, and what moves from one plan to the next."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+from instances import drawn, random_instance, unequal_instance
+
+from pipeplan import cluster_file
+from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.errors import InputError
+from pipeplan.plan import Plan, Stage
+from pipeplan.profile import Layer, Profile
+from pipeplan.replan.lost import Left, without, workers_named
+from pipeplan.replan.moved import moves
+
+
+def _three_levels() -> Cluster:
+    levels = (Level("server", 2, 100.0), Level("rack", 2, 10.0), Level("cluster", 2, 5.0))
+    return Cluster("three", Device("d", "cpu", 1), levels)
+
+
+def _left(cluster: Cluster, lost: frozenset[int]) -> Left | None:
+    """None where no cluster can express it."""
+    try:
+        return without(cluster, lost)
+    except InputError as error:
+        if "nothing is left" in str(error) or "--cluster" in str(error):
+            return None
+        raise
+
+
+@pytest.mark.parametrize("draw", [random_instance, unequal_instance])
+def test_what_is_left_is_what_was_there(draw: Any) -> None:
+    """Every worker is on the device that it was on, with the same neighbours at every level; no lost one is left."""
+    reduced = 0
+    for seed in range(150):
+        cluster = drawn(seed, draw)[1].cluster
+        rng = random.Random(seed)
+        lost = frozenset(worker for worker in range(cluster.workers) if rng.random() < 0.3)
+        if (left := _left(cluster, lost)) is None:
+            continue
+        reduced += bool(lost)
+        assert set(left.workers) == set(range(cluster.workers)) - lost
+        assert left.cluster.workers == len(left.workers)
+        assert left.cluster.devices == tuple(cluster.devices[worker] for worker in left.workers)
+        assert [left.servers[left.cluster.server_of(worker)] for worker in range(len(left.workers))] == [
+            cluster.server_of(worker) for worker in left.workers
+        ]
+        for one, other in itertools.combinations(range(len(left.workers)), 2):
+            pair = left.workers[one], left.workers[other]
+            assert left.cluster.level_between(one, other) == cluster.level_between(*pair), (seed, lost)
+    assert reduced > 30
+
+
+def test_links_and_prices_stay() -> None:
+    cluster = cluster_file.load("A")
+    assert without(cluster, frozenset()).cluster == cluster
+    whole = without(cluster, workers_named(["server1"], cluster)).cluster
+    assert whole == cluster.with_servers(3)
+    unequal = without(cluster, workers_named(["server1.worker2", "worker3"], cluster)).cluster
+    assert unequal.server_sizes == (3, 3, 4, 4)
+    assert unequal.levels[1] == cluster.levels[1]
+    assert {machine.inside.bandwidth for machine in unequal.machines} == {12e9}
+    # One worker less on each server: equal servers again, so that certificates and quick searches are to be had.
+    again = without(unequal, workers_named(["server2.worker0", "server3.worker0"], unequal)).cluster
+    assert (again.uniform, again.server_sizes) == (True, (3, 3, 3, 3))
+
+
+def test_names_count_from_zero() -> None:
+    cluster = _three_levels()
+    assert workers_named(["server2"], cluster) == {4, 5}
+    assert workers_named(["worker5", "server2.worker1", "worker0"], cluster) == {0, 5}
+    left = without(cluster, workers_named(["server0", "server2"], cluster))
+    assert (left.workers, left.servers) == ((2, 3, 6, 7), (1, 3))
+    assert [level.count for level in left.cluster.levels] == [2, 1, 2]
+    assert [without(cluster, frozenset(range(4))).cluster.levels[index].count for index in range(3)] == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("names", "complaint"),
+    [
+        (["server4"], "has no server 4: it has servers 0 to 3"),
+        (["worker8"], "has no worker 8: it has workers 0 to 7"),
+        (["server1.worker2"], "server 1 has no worker 2: it has workers 0 to 1"),
+        (["rack1"], "expected servers and workers by their numbers"),
+        (["server"], "expected servers"),
+        (["server-1"], "expected servers"),
+        (["server1.server2"], "expected servers"),
+        (["worker99999999999999999999"], "expected servers"),
+        ([""], "expected servers"),
+        (["server0", "server1", "server2", "server3"], "all 8 workers of cluster three are lost"),
+        (
+            ["server1"],
+            r"level rack of cluster three would join unequal numbers of the level server \(1, 2\).*--cluster",
+        ),
+    ],
+)
+def test_nonsense_is_one_line(names: list[str], complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        without(_three_levels(), workers_named(names, _three_levels()))
+
+
+def test_servers_with_levels_inside_stay_equal_inside() -> None:
+    cluster = Cluster(
+        "c", Device("d", "cpu", 1), (Level("board", 2, 9.0), Level("server", 2, 5.0), Level("all", 2, 1.0))
+    )
+    left = without(cluster, workers_named(["server1"], cluster))
+    assert [level.count for level in left.cluster.levels] == [2, 2, 1]
+    with pytest.raises(InputError, match=r"unequal inside.*--cluster"):
+        without(cluster, workers_named(["worker0"], cluster))
+
+
+def test_what_a_worker_takes_over_and_reads() -> None:
+    weighty = [Layer(name, 1.0, 2.0, 100, 0, buffer_bytes=7) for name in "abc"]
+    layers = (*weighty, Layer("loss", 1.0, 1.0, 0, 0))
+    profile = Profile(layers, (), 4, optimizer_state_ratio=2.0)
+    old = Plan((Stage(("a",), (0, 1, 2), 2, 2), Stage(("b", "c", "loss"), (3,), 1, 1)))
+    new = Plan((Stage(("a", "b"), (0,), 2, 2), Stage(("c", "loss"), (1,), 1, 1)))
+    cluster = Cluster("two", Device("d", "cpu", 1), (Level("server", 3, 1.0),))
+    found = moves(old, new, Left(cluster, (2, 3, 1), (0,)), profile, minibatch_was=8)
+    first, second, idle = found.workers
+    assert (first.was, first.stage, first.stage_was, first.taken, first.read_bytes) == (2, 0, 0, ("b",), 614)
+    assert (second.was, second.stage, second.stage_was, second.taken, second.read_bytes) == (3, 1, 1, (), 307)
+    assert (idle.stage, idle.stage_was, idle.taken, idle.read_bytes) == (None, 0, (), 0)
+    assert found.read_bytes == 921
+    assert [(shift.layers, shift.stage_was, shift.stage) for shift in found.shifts] == [
+        (("a",), 0, 0),
+        (("b",), 1, 0),
+        (("c", "loss"), 1, 1),
+    ]
+    assert found.restaged == 1
+    # a: three minibatches of 8 before, one of 4 now; the loss has no weights to update.
+    assert [(batch.layers, batch.samples_was, batch.samples) for batch in found.batches] == [
+        (("a",), 24, 4),
+        (("b", "c"), 8, 4),
+    ]
+    assert found.batches[0].rate == pytest.approx(1 / 6)
+    unknown = moves(old, new, Left(cluster, (), ()), profile, 4)
+    assert {worker.was for worker in unknown.workers} == {None}
+    assert unknown.workers[0].taken == ("a", "b")
+
+
+def test_a_common_batch_stays() -> None:
+    profile = Profile((Layer("a", 1.0, 2.0, 100, 0), Layer("b", 1.0, 2.0, 100, 0)), (), 4)
+    stages = Stage(("a",), (0, 1), 2, 2), Stage(("b",), (2,), 1, 2)
+    old = Plan(stages, schedule="2bw", accumulate=8)
+    new = Plan((Stage(("a", "b"), (0,), 1, 2),), schedule="2bw", accumulate=8)
+    cluster = Cluster("one", Device("d", "cpu", 1), (Level("server", 1, 1.0),))
+    assert moves(old, new, Left(cluster, (0,), (0,)), profile, 4).rebatched == ()
