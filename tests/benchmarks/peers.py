@@ -7,6 +7,8 @@ as its users run it: ours by `pipeplan profile`, `pipeplan solve` and launch.sh,
 turns. A figure is the median, over the turns, of the peer's seconds per update over ours; above 1, ours is faster. The
 first updates of every run are left out on all sides. Where sides must compute the same, their losses are compared.
 
+A run during which other processes used more than a little of the machine is measured again.
+
 Our workers have the C library keep the memory that is freed; no peer does, unless its user knows. So every peer also
 runs with that setting (`allocator set` in the table), and the last column is the ratio to the best of all.
 
@@ -17,16 +19,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from peers_jobs import SUBJECTS
+from peers_load import undisturbed
 from peers_run import Ground, Here, Measured, Ours, Peers, Shaped
+from peers_table import Found, Row, Settings, add
 from rich.console import Console
 from rich.table import Table
 
@@ -57,25 +61,6 @@ name = "cluster"
 count = 2
 bandwidth = "1 Gbit/s"
 """
-
-
-@dataclass(frozen=True)
-class Row:
-    """One comparison."""
-
-    target: float
-    """The ratio to reach."""
-    ours: tuple[Ours, ...]
-    theirs: tuple[str, ...]
-    exact: bool
-    """Whether both sides compute the same at every update, and not only at the first."""
-    shaped: str | None = None
-    """The rate of the link between the workers, if it is not loopback."""
-
-    @property
-    def subject(self) -> str:
-        """The model."""
-        return self.ours[0].subject
 
 
 def flush(subject: str, microbatches: int) -> Row:
@@ -114,31 +99,6 @@ ROWS: Mapping[str, Row] = {
 }
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How long to measure."""
-
-    repeats: int
-    warm: int
-    updates: int
-    """Measured, after the warm ones."""
-
-    @property
-    def all(self) -> int:
-        """Updates of one run."""
-        return self.warm + self.updates
-
-
-@dataclass(frozen=True)
-class Found:
-    """The measurements of a row, by contender."""
-
-    runs: Mapping[str, Sequence[Measured]]
-    """One a turn."""
-    tried: Mapping[str, float]
-    """Seconds per update of the peers that were tried once, to choose who takes part."""
-
-
 def measure(name: str, row: Row, settings: Settings, folder: Path) -> Found:
     """Every contender of a row, in turns."""
     ground: Ground = Shaped(row.shaped) if row.shaped else Here()
@@ -152,16 +112,23 @@ def measure(name: str, row: Row, settings: Settings, folder: Path) -> Found:
     runs: dict[str, list[Measured]] = {}
     for turn in range(settings.repeats):
         for number, (ours, plan) in enumerate(plans.items()):
-            found = ours.run(ground, plan, folder / f"run-{turn}-{number}", settings.all)
+            found = undisturbed(partial(run_ours, ground, ours, plan, folder / f"run-{turn}-{number}", settings.all))
             runs.setdefault(ours.name, []).append(found)
         for keep_memory in (False, True):
             peers = Peers(row.subject, chosen, keep_memory)
-            for peer, found in peers.run(ground, folder / "peers.json", settings.all).items():
+            theirs = undisturbed(partial(peers.run, ground, folder / "peers.json", settings.all))
+            for peer, found in theirs.items():
                 runs.setdefault(peer, []).append(found)
         if turn == 0:
             check_losses(row, runs)
         say(f"{name}: turn {turn + 1} of {settings.repeats}")
     return Found(runs, tried)
+
+
+def run_ours(ground: Ground, ours: Ours, plan: Path, run_dir: Path, updates: int) -> Measured:
+    """Train in a new run folder, also where an attempt has left one."""
+    shutil.rmtree(run_dir, ignore_errors=True)
+    return ours.run(ground, plan, run_dir, updates)
 
 
 def try_once(ground: Ground, row: Row, folder: Path) -> dict[str, float]:
@@ -182,56 +149,14 @@ def check_losses(row: Row, runs: Mapping[str, Sequence[Measured]]) -> None:
                     raise RuntimeError(f"{own} and {peer} have other losses: {losses} and {theirs}")
 
 
-def ratios(ours: Sequence[Measured], theirs: Sequence[Measured], warm: int) -> list[float]:
-    """The peer's time over ours, by turn."""
-    return [peer.update_s(warm) / own.update_s(warm) for own, peer in zip(ours, theirs, strict=True)]
-
-
-def add(table: Table, name: str, row: Row, found: Found, settings: Settings) -> None:
-    """The lines of a row: every contender, ours with its ratio to the fastest peer."""
-    warm = settings.warm
-    medians = {who: statistics.median(run.update_s(warm) for run in runs) for who, runs in found.runs.items()}
-    ours = {one.name for one in row.ours}
-    plain = min((who for who in medians.keys() - ours if not who.endswith("+")), key=medians.__getitem__)
-    best = min(medians.keys() - ours, key=medians.__getitem__)
-    for number, (who, runs) in enumerate(found.runs.items()):
-        cells = [f"{medians[who] * 1e3:.0f}", str(len(runs))]
-        cells.append(", ".join(f"{memory / 2**20:.0f}" for memory in runs[0].memory_bytes))
-        if who in ours:
-            cells += [spread(ratios(runs, found.runs[peer], warm)) for peer in (plain, best)]
-            cells.insert(-1, f"{row.target:.2f}")
-        else:
-            cells += ["fastest peer" if who == plain else "", "", "fastest of all" if who == best else ""]
-        table.add_row("" if number else name, label(who), *cells)
-    for who, time_s in found.tried.items():
-        if who not in found.runs:
-            table.add_row("", label(f"{who}+"), f"{time_s * 1e3:.0f}", "tried")
-    table.add_section()
-
-
-def spread(found: Sequence[float]) -> str:
-    """The median, and from where to where."""
-    return f"{statistics.median(found):.2f} ({min(found):.2f}-{max(found):.2f})"
-
-
-def label(contender: str) -> str:
-    """As the table has it."""
-    plain = contender.removesuffix("+")
-    kind, colon, microbatches = plain.partition(":")
-    text = "torch DDP" if kind == "ddp" else f"torch {kind}, M = {microbatches}"
-    if not colon:
-        return contender
-    return text + ", allocator set" * contender.endswith("+")
-
-
 def inside(name: str) -> int:
     """Run a row that needs a network of its own, in one; returns the exit status."""
-    command = ["unshare", "-Urnm", sys.executable, *sys.argv, *([] if "--only" in sys.argv else ["--only", name])]
-    try:
-        return subprocess.run(command, env=os.environ | {INSIDE: "1"}, check=False).returncode
-    except OSError as error:
-        say(f"{name}: skipped: {error}")
+    network = ("unshare", "-Urnm")
+    if not shutil.which(network[0]) or subprocess.run((*network, "true"), check=False).returncode:
+        say(f"{name}: skipped: this machine does not let us make network namespaces ({' '.join(network)})")
         return 0
+    command = [*network, sys.executable, *sys.argv, *([] if "--only" in sys.argv else ["--only", name])]
+    return subprocess.run(command, env=os.environ | {INSIDE: "1"}, check=False).returncode
 
 
 def say(text: str) -> None:
@@ -252,12 +177,13 @@ def main() -> int:
     chosen = [given.only] if given.only else list(ROWS)
     for name in chosen:
         if ROWS[name].shaped and not os.environ.get(INSIDE):
-            inside(name)
+            if status := inside(name):
+                return status
             continue
         with tempfile.TemporaryDirectory() as folder:
             try:
                 found = measure(name, ROWS[name], settings, Path(folder))
-            except RuntimeError as error:
+            except (OSError, RuntimeError) as error:
                 say(f"{name}: {error}")
                 return 1
             add(table, name, ROWS[name], found, settings)

@@ -8,6 +8,7 @@ from pathlib import Path
 import peers
 import peers_jobs
 import peers_run
+import peers_table
 import peers_torch
 import pytest
 import torch
@@ -77,6 +78,6 @@ def test_other_losses_end_the_comparison() -> None:
 
 @pytest.mark.slow
 def test_a_row_runs_from_profile_to_ratio(tmp_path: Path) -> None:
-    settings = peers.Settings(repeats=1, warm=1, updates=1)
+    settings = peers_table.Settings(repeats=1, warm=1, updates=1)
     found = peers.measure("flush-gpt-4", peers.ROWS["flush-gpt-4"], settings, tmp_path)
     assert all(run.update_s(settings.warm) > 0 for runs in found.runs.values() for run in runs)
