@@ -13,7 +13,8 @@ from typing import IO, Any
 from pipeplan_launch.files import explain_errors
 from pipeplan_launch.memory import resident_bytes
 
-MEMORY_EVERY_S = 0.1  # asking the system for it takes as long as all else that a line does
+MEMORY_EVERY_S = 1.0  # asking the system for it takes as long as all else that a line does
+LINES_AT_ONCE = 16
 _ENCODE = json.JSONEncoder(check_circular=False).encode
 TIMES = ("load_s", "wait_s", "forward_s", "backward_s", "sync_s", "update_s", "send_s")
 
@@ -91,6 +92,8 @@ class Recorder:
         self._skip = skip
         self._open: dict[int, Step] = {}
         self._epoch: list[Step] = []
+        self._lines: list[tuple[Step, float, float | None, int]] = []
+        """Steps whose lines are to be written: when they were finished, the pace then, and the memory."""
         self._memory = (-math.inf, 0)
         """When the memory was last asked for, and what it was."""
         self._file: IO[str] | None = None
@@ -114,7 +117,7 @@ class Recorder:
         step = self._open.pop(minibatch)
         step.done_s = time.perf_counter()
         self._epoch.append(step)
-        self._write(step)
+        self._note(step)
         return step
 
     def end_epoch(self, first: int = 0) -> list[Step]:
@@ -131,9 +134,7 @@ class Recorder:
         if len(counted) > 1:
             self.steady.span_s += counted[-1].done_s - counted[0].done_s
             self.steady.intervals += counted[-1].minibatch - counted[0].minibatch
-        if self._file is not None:
-            with self._explained():
-                self._file.flush()
+        self._write()
         return steps
 
     def pace_s(self, steps: int = 50) -> float | None:
@@ -144,24 +145,38 @@ class Recorder:
         return (recent[-1].done_s - recent[0].done_s) / (recent[-1].minibatch - recent[0].minibatch)
 
     def close(self) -> None:
-        """Close the file."""
+        """Write what is left, and close the file."""
+        self._write()
         if self._file is not None:
             with self._explained():
                 self._file.close()
 
-    def _write(self, step: Step) -> None:
+    def _note(self, step: Step) -> None:
         if self._file is None:
             return
-        line: dict[str, Any] = {"time_s": time.time(), **self._identity, **vars(step)}
-        for name in TIMES:
-            line[name] = round(line[name], 7)
-        del line["done_s"]
         pace = self.pace_s()
-        line["loss"] = _rounded(step.loss)
-        line["minibatches_per_s"] = _rounded(1 / pace if pace else None)
-        line["memory_bytes"] = self._resident(step.done_s)
+        self._lines.append((step, time.time(), 1 / pace if pace else None, self._resident(step.done_s)))
+        if len(self._lines) == LINES_AT_ONCE:
+            self._write()
+
+    def _write(self) -> None:
+        """All at once: once a model has computed, code that runs seldom is no longer in the processor's caches."""
+        steps, self._lines = self._lines, []
+        if self._file is None:
+            return
+        lines = []
+        for step, time_s, pace, resident in steps:
+            line: dict[str, Any] = {"time_s": time_s, **self._identity, **vars(step)}
+            for name in TIMES:
+                line[name] = round(line[name], 7)
+            del line["done_s"]
+            line["loss"] = _rounded(step.loss)
+            line["minibatches_per_s"] = _rounded(pace)
+            line["memory_bytes"] = resident
+            lines.append(_ENCODE(line) + "\n")
         with self._explained():
-            self._file.write(_ENCODE(line) + "\n")
+            self._file.write("".join(lines))
+            self._file.flush()
 
     def _explained(self) -> AbstractContextManager[None]:
         assert self._path is not None

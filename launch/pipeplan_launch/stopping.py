@@ -25,7 +25,7 @@ from pipeplan_launch.config import LaunchPlan
 from pipeplan_launch.gathering import Store
 from pipeplan_launch.transport import explained
 
-AHEAD_S = 0.2
+AHEAD_S = 0.5
 STOP = "stop"
 FINAL, CLOSED = "final", "closed"
 MOST_AHEAD = 10_000
