@@ -190,7 +190,7 @@ def work(rank: int, world: int, port: int, folder: Path, load: Load, minibatches
         (folder / f"cpu-{rank}").write_text(str((time.process_time() - began) / own))
         return count
 
-    setup.load_stage, TrainingEngine.run = load_stage, timed  # type: ignore[assignment, method-assign]
+    setup._load_stage, TrainingEngine.run = load_stage, timed  # type: ignore[assignment, method-assign]
     with open(os.devnull, "w") as sink:
         sys.stdout = sys.stderr = sink
         status = __main__.main([str(folder), "--epochs", "1", "--threads", "1", "--run-dir", str(folder / "run")])
