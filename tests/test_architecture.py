@@ -45,6 +45,7 @@ CHECK_MAY_IMPORT = {"", "check", "cluster", "cluster_json", "errors", "files", "
 
 TORCH_FREE_LAUNCH = (
     "arguments",
+    "averaging",
     "config",
     "errors",
     "fields",
@@ -221,6 +222,7 @@ def _torch_modules_after(code: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "arguments",
+    "averaging",
     [
         ["--help"],
         ["models"],
