@@ -10,7 +10,8 @@ depth, and M the minibatches per update, minibatch i, in a segment that starts w
     gpipe,          w(t+1) = w(t) − ν ∇f(w(t)): the updates of all groups of M before its own
     1f1b-flush
 
-and an update is made from the mean over the samples of its group: r minibatches, or M.
+and an update is made from the mean over the samples of its group: r minibatches, or M. Where gradients are clipped,
+that mean is, as torch's clip_grad_norm_ does: by the norm of the whole model with a flush, else by the stage's own.
 
 Sources: Harlap et al., PipeDream, SOSP 2019 (stashing, vertical sync); Narayanan et al., Memory-Efficient
 Pipeline-Parallel DNN Training, ICML 2021 (2BW); Huang et al., GPipe, NeurIPS 2019.
@@ -49,6 +50,8 @@ class Recipe:
     minibatch: int
     epochs: int
     seed: int = 0
+    clip: float | None = None
+    """The largest norm of an update's gradients."""
 
     @property
     def asynchronous(self) -> bool:
@@ -92,16 +95,21 @@ class _Stage:
     def copy(self) -> State:
         return {name: parameter.detach().clone() for name, parameter in self.live.items()}
 
-    def update(self) -> None:
-        """One update with the mean over the samples of the group."""
-        samples = sum(count for count, _ in self.gathered)
+    def mean(self) -> State:
+        """The mean over the samples of the group, which ends."""
+        samples, gathered = sum(count for count, _ in self.gathered), self.gathered
+        self.gathered = []
+        return {
+            name: sum((count * one[name] for count, one in gathered), start=torch.zeros_like(live)) / samples
+            for name, live in self.live.items()
+        }
+
+    def update(self, gradients: State) -> None:
+        """One update."""
         for name, parameter in self.live.items():
-            parameter.grad = sum(
-                (count * gradients[name] for count, gradients in self.gathered), start=torch.zeros_like(parameter)
-            ).div(samples)
+            parameter.grad = gradients[name]
         self.optimizer.step()
         self.versions.append(self.copy())
-        self.gathered = []
 
 
 @dataclass(frozen=True)
@@ -139,11 +147,17 @@ def train(
         for index, chosen in enumerate(minibatches):
             owed = [stage.versions[begun[s] + recipe.version(s, index)] for s, stage in enumerate(stages)]
             gradients = _gradients(model, cuts, stages, owed, _read(data, chosen), loss, (recipe, epoch, index))
-            for s, stage in enumerate(stages):
+            for stage in stages:
                 stage.gathered.append((len(chosen), {name: gradients[name] for name in stage.live}))
-                last = index == len(minibatches) - 1
-                if last or recipe.group_of(s, index) != recipe.group_of(s, index + 1):
-                    stage.update()
+            last = index == len(minibatches) - 1
+            _update(
+                [
+                    stage
+                    for s, stage in enumerate(stages)
+                    if last or recipe.group_of(s, index) != recipe.group_of(s, index + 1)
+                ],
+                recipe,
+            )
         for stage in stages:
             _agree(stage.buffers)
     return Trained(
@@ -151,6 +165,20 @@ def train(
         [stage.buffers[0] for stage in stages],
         [len(stage.versions) - 1 for stage in stages],
     )
+
+
+def _update(stages: Sequence[_Stage], recipe: Recipe) -> None:
+    """An update of the stages whose group has ended; with a flush these are all of them."""
+    means = [stage.mean() for stage in stages]
+    together = recipe.semantics in ("gpipe", "1f1b-flush")
+    if recipe.clip is not None and means:
+        for over in [means] if together else [[one] for one in means]:
+            gradients = [gradient for one in over for gradient in one.values()]
+            norm = torch.cat([gradient.flatten() for gradient in gradients]).square().sum().sqrt()
+            for gradient in gradients:
+                gradient *= min(1.0, recipe.clip / (float(norm) + 1e-6))
+    for stage, mean in zip(stages, means, strict=True):
+        stage.update(mean)
 
 
 def train_on_whole_batches(

@@ -203,11 +203,12 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
 }
 
 
-def job_of(subject: Subject, optimizer: str, samples: int, dropout: bool = True) -> Job:
+def job_of(subject: Subject, optimizer: str, samples: int, dropout: bool = True, clip: float | None = None) -> Job:
     """The job that the executor is given."""
     return Job(
         subject.build(dropout),
         loss=subject.loss,
         data=lambda: Data(subject.data(samples)),
         optimizer=OPTIMIZERS[optimizer],
+        clip_norm=clip,
     )

@@ -49,6 +49,7 @@ class Case:
     seed: int = 0
     dropout: bool = True
     recompute: bool = False
+    clip: float | None = None
 
     @property
     def cuts(self) -> tuple[str, ...]:
@@ -159,7 +160,7 @@ def _work(folder: Path, case: Case, traced: TracedModel, port: int, rank: int) -
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    job = job_of(SUBJECTS[case.subject], case.optimizer, case.samples, case.dropout)
+    job = job_of(SUBJECTS[case.subject], case.optimizer, case.samples, case.dropout, case.clip)
     kept: list[StageProgram] = []
 
     def stage_program(*arguments: Any) -> StageProgram:

@@ -48,7 +48,8 @@ def name_of(case: Case) -> str:
 
 
 def recipe_of(case: Case) -> Recipe:
-    return Recipe(case.schedule, case.replicas, case.depths, case.accumulate, case.minibatch, case.epochs, case.seed)
+    shared = {name: getattr(case, name) for name in ("replicas", "depths", "accumulate", "minibatch", "epochs")}
+    return Recipe(case.schedule, **shared, seed=case.seed, clip=case.clip)
 
 
 def literally(case: Case) -> Trained:
@@ -115,6 +116,13 @@ def test_any_ratio_and_any_number_of_minibatches(
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_recomputation_changes_nothing(workers: Workers, tmp_path: Path, schedule: str) -> None:
     check(workers, tmp_path, replace(case_of("resnet", schedule, (2, 1), "sgd-fused"), recompute=True))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_gradients_are_clipped_by_the_norm_that_is_said(workers: Workers, tmp_path: Path, schedule: str) -> None:
+    case = case_of("chain", schedule, (2, 1, 1), "sgd-fused")
+    clipped = check(workers, tmp_path, replace(case, clip=0.3)).whole()
+    assert max(difference(clipped[name], value) for name, value in literally(case).whole().items()) > 1e-3
 
 
 @pytest.mark.parametrize("schedule", FLUSHED)
