@@ -222,7 +222,6 @@ def _torch_modules_after(code: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    "averaging",
     [
         ["--help"],
         ["models"],
