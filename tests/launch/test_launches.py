@@ -130,7 +130,7 @@ def test_no_more_restarts_than_asked_for(script: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_is_busy_when_another_is_lost_is_not_taken_for_lost(script: Path, tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text(JOB.replace("time.sleep(0.002)", "time.sleep(2)"))
+    (tmp_path / "job.py").write_text(JOB.replace("time.sleep(0.002)", "time.sleep(0.4)"))
     with Launch(script, tmp_path / "run", "--log-every", "0") as launch:
         launch.until(lambda: launch.said("plan 1-1"), "start")
         time.sleep(1)
