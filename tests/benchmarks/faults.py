@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launching import Launch, curve, last_step
+from launching import Launch, curve, last_step, last_steps
 from rich.console import Console
 from rich.table import Table
 
@@ -100,7 +100,7 @@ def _back(launch: Launch) -> float:
     """When the workers of now have run a minibatch, in seconds since 1970."""
     now = time.time()
     launch.until(lambda: launch.latest_s() > now, "minibatch")
-    return launch.latest_s()
+    return min(step["time_s"] for step in last_steps(launch.run) if step["time_s"] > now)
 
 
 def _all_new(launch: Launch, before: dict[int, int]) -> bool:
