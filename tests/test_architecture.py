@@ -46,9 +46,11 @@ CHECK_MAY_IMPORT = {"", "check", "cluster", "cluster_json", "errors", "files", "
 TORCH_FREE_LAUNCH = (
     "arguments",
     "averaging",
+    "children",
     "config",
     "errors",
     "fields",
+    "interrupt",
     "manifest",
     "manifest_reader",
     "models",

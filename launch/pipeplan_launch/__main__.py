@@ -75,7 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return restarts.LOST  # torchrun's own SIGTERM, after another worker's end
         # Under the launcher, that says so. Without, torchrun's own SIGTERM has been explained already.
         speaks = not restarts.launched() and signal.args == ("SIGINT",) and os.environ.get("RANK", "0") == "0"
-        status = _ended(INTERRUPTED, f"stopped by {signal}: --resume goes on from the last checkpoint" * speaks)
+        status = _ended(
+            INTERRUPTED, f"stopped by {signal}: --resume goes on from the last checkpoint, if there is one" * speaks
+        )
     except worker.Unexpected as error:
         status = _ended(1, f"error: {one_line(error)}")
     except Exception as error:  # before there is a run folder to keep a traceback in

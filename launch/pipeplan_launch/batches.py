@@ -142,6 +142,6 @@ def sizes_of(dataset: Any, minibatch: int, dynamic: bool, training: bool, limit:
     if sizes.count == 0:
         raise LaunchError(
             f"the job's {'training' if training else 'test'} data has {samples} samples, too few for one minibatch of "
-            f"{minibatch}: profile and solve with a smaller --batch"
+            f"{minibatch}: solve with a smaller --minibatch, or profile with a smaller --batch"
         )
     return sizes

@@ -201,7 +201,8 @@ class EpochLoop:
             rates = self._training.rates
             self._listeners.minibatch(step, None if rates is None else rates.now, self._training.recorder.pace_s())
 
-    def _say_start(self, resumed: Manifest | None) -> None:
+    def _say_notes(self) -> None:
+        """What the user should know before training begins."""
         place = self._stage.place
         for note in (clipping.note(place), exchanges.note(self._options.averaging, place.plan)):
             if note is not None:
@@ -212,7 +213,11 @@ class EpochLoop:
                 f"note: --checkpoint-minibatches {every} is no multiple of {group}, so updates before a checkpoint "
                 "average fewer minibatches"
             )
+
+    def _say_start(self, resumed: Manifest | None) -> None:
         after_fault = self._groups.attempt.after_fault()
+        if not after_fault:  # or they have been said
+            self._say_notes()
         if resumed is None:
             if after_fault:
                 say(f"{after_fault}training begins anew, as there is no checkpoint yet")

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.files import explain_errors
 
 ERROR = "error.txt"
+LOCK = "in-use"
 _BLOCK = 2**20
 
 
 def new_run(plan_folder: Path, chosen: Path | None) -> Path:
     """Make the folder for a new run: `chosen`, else `runs/<UTC time>` in the plan folder."""
     if chosen is not None:
-        if (chosen / "checkpoints").exists() or (chosen / "metrics").exists():
+        if _has_checkpoint(chosen):
             raise LaunchError(
                 f"{chosen} already holds a run: add --resume to go on with it, or choose another --run-dir"
             )
+        if any(path.stat().st_size for path in (chosen / "metrics").glob("rank-*.jsonl")):
+            raise LaunchError(f"{chosen} holds a run that ended before its first checkpoint: choose another --run-dir")
         return _make(chosen)
     runs = plan_folder / "runs"
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -42,6 +48,32 @@ def run_to_resume(plan_folder: Path, chosen: Path | None) -> Path:
     if not found:
         raise LaunchError(f"{runs} has no run with a complete checkpoint: start anew without --resume")
     return found[-1]
+
+
+_held: list[IO[bytes]] = []
+
+
+def hold(run: Path, patience_s: float = 10.0) -> None:
+    """Keep a run folder for this launch until this process ends. Raises `LaunchError` if another launch has it.
+
+    `patience_s`: for what is left of an attempt before this one to be gone.
+    """
+    until = time.monotonic() + patience_s
+    with explain_errors(run / LOCK, "opening"):
+        file = (run / LOCK).open("wb")
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                file.close()
+                raise LaunchError(f"{run} is in use by another launch: wait for it, or choose another run") from None
+            time.sleep(0.1)
+        except OSError:
+            break  # a file system without locks
+        else:
+            break
+    _held.append(file)
 
 
 def reopen(run: Path, epoch: int, minibatch: int) -> None:

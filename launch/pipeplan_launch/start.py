@@ -45,6 +45,7 @@ def decide(options: Options, plan: LaunchPlan) -> Start:
         start = _again(before, options, plan)
     elif options.resume:
         run = runfolder.run_to_resume(options.plan_folder, options.run_dir)
+        runfolder.hold(run, patience_s=0.0)
         start = _go_on(run, checkpoint.at(run), options, plan)
     elif options.resume_from is not None:
         manifest = checkpoint.at(options.resume_from)
@@ -52,12 +53,11 @@ def decide(options: Options, plan: LaunchPlan) -> Start:
         if manifest.finished >= epochs_of(options):
             start = Start(options.resume_from, manifest.seed, finished=manifest.finished)
         else:
-            run = runfolder.new_run(options.plan_folder, options.run_dir)
-            start = Start(run, manifest.seed, manifest.folder)
+            start = Start(_new_run(options), manifest.seed, manifest.folder)
     else:
         if options.weights is not None:
             checkpoint.at(options.weights)
-        start = Start(runfolder.new_run(options.plan_folder, options.run_dir), options.seed or 0)
+        start = Start(_new_run(options), options.seed or 0)
     if start.finished is None:
         restarts.remember_run(start.run)
     return start
@@ -95,6 +95,12 @@ def _check(options: Options, plan: LaunchPlan) -> None:
         raise LaunchError(f"inference has nothing to go on with: give --weights in place of {chosen[0]}")
 
 
+def _new_run(options: Options) -> Path:
+    run = runfolder.new_run(options.plan_folder, options.run_dir)
+    runfolder.hold(run, patience_s=0.0)
+    return run
+
+
 def _go_on(run: Path, manifest: Manifest, options: Options, plan: LaunchPlan) -> Start:
     """In the same run folder."""
     _check_fits(manifest, options, plan)
@@ -106,6 +112,7 @@ def _go_on(run: Path, manifest: Manifest, options: Options, plan: LaunchPlan) ->
 
 def _again(run: Path, options: Options, plan: LaunchPlan) -> Start:
     """After a restart: from the run's last checkpoint, or as the first attempt began if it has none."""
+    runfolder.hold(run)
     manifest = checkpoint.latest(run)
     if manifest is not None:
         return _go_on(run, manifest, options, plan)

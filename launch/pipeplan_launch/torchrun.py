@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SAID = 2  # the status of a worker that has told what is wrong, or that another one has
 STOPPED = restarts.INTERRUPTED  # of a worker that was asked to end
 QUIET = (SAID, STOPPED, restarts.LOST)
-STOPPED_LINE = "stopped: --resume goes on from the last checkpoint"
+STOPPED_LINE = "stopped: --resume goes on from the last checkpoint, if there is one"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,5 +16,5 @@ def user_code(what: str) -> Iterator[None]:
         yield
     except LaunchError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a job that ends its process would look like a fault
         raise LaunchError(f"{what} failed: {describe(error)}") from error
