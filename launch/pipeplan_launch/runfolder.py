@@ -60,7 +60,7 @@ def hold(run: Path, patience_s: float = 10.0) -> None:
     """
     until = time.monotonic() + patience_s
     with explain_errors(run / LOCK, "opening"):
-        file = (run / LOCK).open("wb")
+        file = (run / LOCK).open("ab")  # a run that is left as it is keeps its times
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -293,7 +293,9 @@ def exact_sum(given: list[Group]) -> State:
 
 
 @pytest.mark.parametrize(
-    ("make", "servers"), [(make_powersgd, [[0], [1]]), (make_filter, [[0], [1]]), (make_filter, [[0, 1], [2]])], ids=str
+    ("make", "servers"),
+    [(make_powersgd, [[0], [1]]), (make_filter, [[0], [1]]), (make_filter, [[0, 1], [2]])],
+    ids=["powersgd", "filter", "filter-of-two-on-a-server"],
 )
 def test_nothing_is_lost(tmp_path: Path, make: Any, servers: list[list[int]]) -> None:
     """What is held back travels later, and all that is left of it with the segment's last update."""
