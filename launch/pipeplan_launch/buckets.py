@@ -84,6 +84,10 @@ class Exchange(Protocol):
         """Make `bucket.values` what all replicas agree on, and `bucket.flags` their sum over the replicas."""
         ...
 
+    def draws(self, bucket: Bucket, of: Round) -> bool:
+        """Whether averaging this bucket will take random numbers from the generator that all of the process shares."""
+        ...
+
     def reset(self) -> None:
         """Forget what was held back."""
         ...

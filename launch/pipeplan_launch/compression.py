@@ -71,6 +71,10 @@ class Bfloat16:
         _run(bf16_compress_hook, self._group, bucket)
         dist.all_reduce(bucket.flags, group=self._group)
 
+    def draws(self, bucket: Bucket, of: Round) -> bool:
+        """Nothing is random."""
+        return False
+
     def reset(self) -> None:
         """Nothing is held back."""
 
@@ -89,7 +93,7 @@ class PowerSGD:
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
 
-        if of.whole or of.number < self._exact:
+        if self._is_exact(of):
             self._add_what_was_held_back(bucket)
             _run(allreduce_hook, self._group, bucket)
         else:
@@ -98,9 +102,16 @@ class PowerSGD:
             _begin_anew_where_zero(state.q_memory_dict[bucket.index], of.number)
         dist.all_reduce(bucket.flags, group=self._group)
 
+    def draws(self, bucket: Bucket, of: Round) -> bool:
+        """torch's hook seeds the process's generator, draws the first matrices, and puts it back."""
+        return not self._is_exact(of) and (self._state is None or bucket.index not in self._state.q_memory_dict)
+
     def reset(self) -> None:
         """Forget what was held back, and the matrices that the next update would begin with."""
         self._state = None
+
+    def _is_exact(self, of: Round) -> bool:
+        return of.whole or of.number < self._exact
 
     def _add_what_was_held_back(self, bucket: Bucket) -> None:
         held = None if self._state is None else self._state.error_dict.pop(bucket.index, None)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_until_done
 from contextlib import contextmanager
 from functools import partial
 
@@ -219,7 +220,11 @@ class GradientReducer:
             self._sum(bucket.flat)
         else:
             assert self._thread is not None
-            self._waits.append(self._thread.submit(self._exchange, bucket, self._round).result)
+            alone = self._exchange.draws(bucket, self._round)
+            averaging = self._thread.submit(self._exchange, bucket, self._round)
+            if alone:  # a forward meanwhile would draw other numbers for its dropout
+                wait_until_done([averaging])
+            self._waits.append(averaging.result)
 
     def _sum(self, tensor: Tensor) -> None:
         try:

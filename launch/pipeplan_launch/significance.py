@@ -137,6 +137,10 @@ class SignificanceFilter:
             dist.broadcast(values, servers.speaker, group=servers.here)
         dist.all_reduce(bucket.flags, group=servers.everyone)
 
+    def draws(self, bucket: Bucket, of: Round) -> bool:
+        """Nothing is random."""
+        return False
+
     def reset(self) -> None:
         """Forget what was held back."""
         self._held = {}
