@@ -54,9 +54,9 @@ def test_workers_end_with_the_same_bits(tmp_path: Path, replicas: list[int]) -> 
 @pytest.mark.parametrize(
     ("replicas", "depth", "flags"),
     [
-        ([3, 2, 1], None, [True, True, True]),
+        pytest.param([3, 2, 1], None, [True, True, True], marks=pytest.mark.slow),
         ([1, 2, 3], None, [True, False, True]),
-        ([1, 1, 1], [12, 3, 1], [True, True, False]),
+        pytest.param([1, 1, 1], [12, 3, 1], [True, True, False], marks=pytest.mark.slow),
         ([2, 2], [9, 1], [True, False]),
         ([3, 1], [2, 2], [False, True]),
     ],

@@ -26,6 +26,11 @@ ASYNCHRONOUS, FLUSHED = ("1f1b-stashing", "vertical-sync"), ("gpipe", "1f1b-flus
 SCHEDULES = (*ASYNCHRONOUS, "2bw", *FLUSHED)
 SHAPES = {(1, 1, 1): 3, (2, 1): 5, (1, 2): 3, (2, 1, 1): 4}
 """Replicas, and minibatches per update where the schedule has them: a multiple of the replicas or not."""
+SOME_SCHEDULES = [
+    schedule if schedule in ("1f1b-stashing", "2bw") else pytest.param(schedule, marks=pytest.mark.slow)
+    for schedule in SCHEDULES
+]
+"""The others are slow tests."""
 
 
 def case_of(subject: str, schedule: str, replicas: tuple[int, ...], optimizer: str, accumulate: int = 0) -> Case:
@@ -90,7 +95,7 @@ def test_equals_the_formula(workers: Workers, tmp_path: Path, case: Case) -> Non
     assert min(trained.updates) >= 20
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", SOME_SCHEDULES)
 @pytest.mark.parametrize(
     ("replicas", "accumulate", "samples"),
     [
