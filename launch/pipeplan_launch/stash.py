@@ -64,10 +64,10 @@ class WeightVersions:
             self._held.append(version)
         version.in_flight += 1
         self._users[minibatch] = version
-        self.expect(following)
+        self._expect(following)
         return version.leaves
 
-    def expect(self, following: int | None) -> None:
+    def _expect(self, following: int | None) -> None:
         """Say which version the next minibatch will ask for, as in `acquire`; hold what it needs and no more."""
         self._next = following
         for version in list(self._held):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from attempts import run_attempts
+from launching import curve
 from toy_workers import Toy, run_plan, stage_contents, write_plan
 
 from pipeplan_launch import gathering, restarts
@@ -23,18 +23,6 @@ from pipeplan_launch.gathering import AllOver, Attempt
 from pipeplan_launch.torchrun import main
 
 OPTIONS = ("--epochs", "2", "--checkpoint-minibatches", "6", "--log-every", "0")
-
-
-def curve(run: Path) -> dict[tuple[int, int], float]:
-    """(epoch, minibatch) -> loss; every minibatch once."""
-    found: dict[tuple[int, int], float] = {}
-    for path in run.glob("metrics/rank-*.jsonl"):
-        for line in path.read_text().splitlines():
-            step = json.loads(line)
-            if step["loss"] is not None:
-                assert (step["epoch"], step["minibatch"]) not in found
-                found[step["epoch"], step["minibatch"]] = step["loss"]
-    return found
 
 
 @pytest.fixture(scope="module")
