@@ -22,7 +22,7 @@ PACKAGES = {"pipeplan": ROOT / "planner" / "pipeplan", "pipeplan_launch": ROOT /
 PLANNER = (
     {"", "errors", "interrupts", "resources", "suggest", "text"},
     {"files", "graph", "units"},
-    {"profile", "cluster", "cluster_check", "cost"},
+    {"profile", "profile_file", "cluster", "cluster_check", "cost"},
     {"plan"},
     {"alter", "cluster_file", "cluster_json", "links", "local", "problem", "importers"},
     {"batch", "cuts", "stages", "contention", "layouts"},

@@ -86,6 +86,8 @@ class LaunchPlan:
     """Workers on every server, where servers differ in that."""
     accumulate: int | None = None
     """Minibatches per update, the same at all stages, where the schedule takes a number of them."""
+    granularity: str = "layer"
+    """What one layer is: the model is traced as its profile was."""
 
     @property
     def world(self) -> int:
@@ -195,6 +197,7 @@ def _shared(content: dict[str, Any], where: str) -> LaunchPlan:
     if graph_hash is not None and not isinstance(graph_hash, str):
         raise LaunchError(f"{where}: model.graph_hash must be a string or null")
     schedule = _schedule(content, mode, where)
+    granularity = fields.choice({"granularity": "layer"} | model, "granularity", where, ("module", "layer", "op"))
     return LaunchPlan(
         plan=fields.text(content, "plan", where),
         mode=mode,
@@ -210,6 +213,7 @@ def _shared(content: dict[str, Any], where: str) -> LaunchPlan:
         predictions=(),
         server_sizes=_server_sizes(content, where),
         accumulate=_accumulate(content, schedule, where),
+        granularity=granularity,
     )
 
 

@@ -53,21 +53,24 @@ class Grouping:
     """The layer of every node that belongs to one; the output node belongs to `loss`."""
 
 
-def group(graph_module: fx.GraphModule, model: nn.Module, behaviour: Behaviour) -> Grouping:
-    """Assign every node that does work to a layer, so that the layers form a DAG."""
+def group(graph_module: fx.GraphModule, model: nn.Module, behaviour: Behaviour, granularity: str = "layer") -> Grouping:
+    """Assign every node that does work to a layer, so that the layers form a DAG.
+
+    With granularity `op` every operator is a layer; with `module` what is a member of a list or a sequence of modules.
+    """
     nodes = list(graph_module.graph.nodes)
     copied = _copied(graph_module, behaviour)
     work = [node for node in nodes if node.op == "call_function" and node not in copied]
     key_of: dict[fx.Node, Hashable] = {}
     for node in work:
-        key_of[node] = _key(node, key_of, _leaf_call(node, model))
+        key_of[node] = _key(node, key_of, _leaf_call(node, model, granularity))
     order, component_of = _contract(work, key_of, behaviour)
     namer = _Namer()
     name_of: dict[int, str] = {}
     modules: dict[str, tuple[str, str]] = {}
     first = {component: node for node in reversed(work) for component in [component_of[node]]}
     for component in order:
-        path, op, label = _describe(first[component], model)
+        path, op, label = _describe(first[component], model, granularity)
         name_of[component] = namer.unique(label)
         modules[name_of[component]] = (path, op)
     layer_of = {node: name_of[component_of[node]] for node in work}
@@ -134,17 +137,27 @@ def _is_shape_only(node: fx.Node) -> bool:
     return operator_name(node) in SHAPE_OPERATORS
 
 
-def _leaf_call(node: fx.Node, model: nn.Module) -> tuple[str, str] | None:
+def _leaf_call(node: fx.Node, model: nn.Module, granularity: str) -> tuple[str, str] | None:
     """(identity of the call, module path) of the outermost module around the node that counts as one layer."""
+    if granularity == "op":
+        return None
     for call, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
         if not path or not _has_module(model, path):
             continue
         module = model.get_submodule(path)
         home = type(module).__module__
         composite = home.startswith(("torch.nn.modules.container", "torch.nn.modules.transformer"))
+        if granularity == "module" and not composite and _is_member(model, path):
+            return call, path
         if (home.startswith("torch.nn.") and not composite) or not any(True for _ in module.children()):
             return call, path
     return None
+
+
+def _is_member(model: nn.Module, path: str) -> bool:
+    """Whether a module stands in a list, a dictionary or a sequence of modules."""
+    around = model.get_submodule(path.rpartition(".")[0])
+    return type(around).__module__.startswith("torch.nn.modules.container")
 
 
 def _has_module(model: nn.Module, path: str) -> bool:
@@ -162,9 +175,9 @@ def _key(node: fx.Node, key_of: dict[fx.Node, Hashable], leaf: tuple[str, str] |
     return leaf[0] if leaf is not None else node
 
 
-def _describe(node: fx.Node, model: nn.Module) -> tuple[str, str, str]:
+def _describe(node: fx.Node, model: nn.Module, granularity: str) -> tuple[str, str, str]:
     """(module path, what it does, label) of the layer that starts with this node."""
-    leaf = _leaf_call(node, model)
+    leaf = _leaf_call(node, model, granularity)
     if leaf is not None:
         path = leaf[1]
         return path, type(model.get_submodule(path)).__name__, path

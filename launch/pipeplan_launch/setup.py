@@ -106,7 +106,7 @@ def _load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) -
     job = load_job(plan.model_ref, seed)
     if plan.mode == "training" and job.data is not None:
         job = _with_data(job, plan.minibatch)
-    traced = trace(job, plan.minibatch)
+    traced = trace(job, plan.minibatch, plan.granularity)
     if plan.graph_hash is not None and plan.graph_hash != traced.graph_hash:
         raise LaunchError(
             f"the model {plan.model_ref!r} is not the one that the plan was made for (its graph is "

@@ -87,17 +87,17 @@ class TracedModel:
         return tuple(_dimension(size) for size in self.input_nodes[index].meta["val"].shape)
 
 
-def trace(job: Job, minibatch: int) -> TracedModel:
-    """Trace the job's model in training mode at this minibatch size.
+def trace(job: Job, minibatch: int, granularity: str = "layer") -> TracedModel:
+    """Trace the job's model in training mode at this minibatch size, into layers of this granularity.
 
     Raises `LaunchError`, with the offending line, for a model that cannot be traced.
     """
     # Example inputs are often random: whoever traces keeps the random numbers that come next.
     with torch.random.fork_rng(devices=[]):
-        return _trace(job, minibatch)
+        return _trace(job, minibatch, granularity)
 
 
-def _trace(job: Job, minibatch: int) -> TracedModel:
+def _trace(job: Job, minibatch: int, granularity: str) -> TracedModel:
     exported = export(job, minibatch)
     graph_module = exported.graph_module
     inputs = job.example_inputs(exported.minibatch)
@@ -105,7 +105,7 @@ def _trace(job: Job, minibatch: int) -> TracedModel:
         behaviour = aliasing.observe(graph_module, inputs)
         if aliasing.functionalise(graph_module, behaviour):
             behaviour = aliasing.observe(graph_module, inputs)
-    grouping = layers.group(graph_module, job.model, behaviour)
+    grouping = layers.group(graph_module, job.model, behaviour, granularity)
     state_names = _state_names(job.model)
     infos = _infos(graph_module, grouping, job.model, state_names)
     node_of, tensors = _tensors(graph_module, grouping, behaviour)

@@ -15,11 +15,12 @@ from typing import Any
 
 from pipeplan import graph
 from pipeplan.errors import InputError
-from pipeplan.files import Node, read_document, write_json
+from pipeplan.files import read_document, write_json
 
 FORMAT = "pipeplan-profile"
 VERSION = 1
 LARGEST_MINIBATCH = 10**7
+GRANULARITIES = ("module", "layer", "op")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,12 @@ class Layer:
     backward_spread_s: float = 0.0
     buffer_bytes: int = 0
     """Bytes of state that is not a parameter (running statistics)."""
+    update_s: float = 0.0
+    """Median time of the optimiser's step over its parameters."""
+    workspace_bytes: int = 0
+    """The most that it takes while it runs beyond what it is given, makes and keeps; 0 where that is not known."""
+    like: str = ""
+    """The layer that was measured in its place, being the same computation; empty where it was measured itself."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,23 @@ class Provenance:
     threads: int = 0
     warmup: int = 0
     repeats: int = 0
+    traced: str = ""
+    """How the model became layers."""
+    processes: int = 1
+    """How many measured at the same time: the times are those under that load."""
+    notes: tuple[str, ...] = ()
+    """What a reader should know of these numbers: drift, spread, corrections, errors."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The layers and tensors at another minibatch size, in the order of the profile."""
+
+    minibatch: int
+    layers: tuple[Layer, ...]
+    tensors: tuple[Tensor, ...]
+    whole_forward_s: float | None = None
+    whole_backward_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +115,8 @@ class Profile:
     graph_hash: str = ""
     """Hash of the traced graph; empty where the profile cannot be run (imported, modelled)."""
     dynamic_batch: bool = True
+    granularity: str = "layer"
+    """What one layer is, `module`, `layer` or `op`: the executor traces the model likewise."""
     provenance: Provenance = field(default_factory=Provenance)
     optimizer_name: str = "SGD with momentum"
     optimizer_state_ratio: float = 1.0
@@ -99,6 +125,10 @@ class Profile:
     """Groups of layers that must share a stage (tied weights, views of one storage)."""
     whole_forward_s: float | None = None
     whole_backward_s: float | None = None
+    peak_bytes: int = 0
+    """Peak memory of one forward and backward pass and update of the whole model; 0 where it was not measured."""
+    sizes: tuple[Size, ...] = ()
+    """Other minibatch sizes that were measured in the same run."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -141,9 +171,6 @@ class Profile:
 
     def to_json(self) -> dict[str, Any]:
         """The document that `save` writes."""
-        whole = None
-        if self.whole_forward_s is not None and self.whole_backward_s is not None:
-            whole = {"forward_s": self.whole_forward_s, "backward_s": self.whole_backward_s}
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -152,14 +179,15 @@ class Profile:
                 "name": self.model_name,
                 "graph_hash": self.graph_hash,
                 "dynamic_batch": self.dynamic_batch,
+                "granularity": self.granularity,
             },
             "minibatch": self.minibatch,
-            "provenance": asdict(self.provenance),
+            "provenance": {**asdict(self.provenance), "notes": list(self.provenance.notes)},
             "optimizer": {"name": self.optimizer_name, "state_bytes_per_parameter_byte": self.optimizer_state_ratio},
-            "whole": whole,
-            "layers": [asdict(layer) for layer in self.layers],
-            "tensors": [{**asdict(tensor), "consumers": list(tensor.consumers)} for tensor in self.tensors],
+            "peak_bytes": self.peak_bytes,
+            **_measured(self),
             "together": [list(group) for group in self.together],
+            "sizes": [{"minibatch": size.minibatch, **_measured(size)} for size in self.sizes],
         }
 
     def digest(self) -> str:
@@ -174,9 +202,11 @@ class Profile:
     @staticmethod
     def load(path: Path) -> Profile:
         """Read and check a profile; an `InputError` names the file and the field that is wrong."""
+        from pipeplan.profile_file import parse
+
         root = read_document(path, FORMAT, VERSION)
         try:
-            return _parse(root)
+            return parse(root)
         except InputError as error:
             message = str(error)
             raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from None
@@ -201,6 +231,29 @@ def check(profile: Profile) -> None:
     cycle = graph.find_cycle(names, edges(profile.tensors))
     if cycle:
         raise InputError(f"the layers form a cycle: {' → '.join(cycle)}")
+    if profile.granularity not in GRANULARITIES:
+        raise InputError(f"the granularity {profile.granularity!r} is not one of {', '.join(GRANULARITIES)}")
+    for size in profile.sizes:
+        _check_size(profile, size)
+
+
+def _check_size(profile: Profile, size: Size) -> None:
+    if [one.name for one in size.layers] != [one.name for one in profile.layers]:
+        raise InputError(f"the layers at minibatch {size.minibatch} are not those at {profile.minibatch}")
+    if [one.name for one in size.tensors] != [one.name for one in profile.tensors]:
+        raise InputError(f"the tensors at minibatch {size.minibatch} are not those at {profile.minibatch}")
+
+
+def _measured(one: Profile | Size) -> dict[str, Any]:
+    """What both a profile and another size of it say of the layers."""
+    whole = None
+    if one.whole_forward_s is not None and one.whole_backward_s is not None:
+        whole = {"forward_s": one.whole_forward_s, "backward_s": one.whole_backward_s}
+    return {
+        "whole": whole,
+        "layers": [asdict(layer) for layer in one.layers],
+        "tensors": [{**asdict(tensor), "consumers": list(tensor.consumers)} for tensor in one.tensors],
+    }
 
 
 def edges(tensors: Iterable[Tensor]) -> list[tuple[str, str]]:
@@ -212,69 +265,3 @@ def _check_unique(what: str, names: list[str]) -> None:
     for name, count in Counter(names).items():
         if count > 1:
             raise InputError(f"the {what} {name!r} appears {count} times")
-
-
-def _parse(root: Node) -> Profile:
-    model, optimizer, whole = root["model"], root["optimizer"], root.get("whole")
-    return Profile(
-        layers=tuple(_layer(node) for node in root["layers"].items()),
-        tensors=tuple(_tensor(node) for node in root["tensors"].items()),
-        minibatch=root["minibatch"].integer(minimum=1),
-        model_ref=model["ref"].text(),
-        model_name=model["name"].text(),
-        graph_hash=model["graph_hash"].text(),
-        dynamic_batch=model["dynamic_batch"].boolean(),
-        provenance=_provenance(root["provenance"]),
-        optimizer_name=optimizer["name"].text(),
-        optimizer_state_ratio=optimizer["state_bytes_per_parameter_byte"].number(),
-        together=tuple(tuple(name.text() for name in group.items()) for group in root["together"].items()),
-        whole_forward_s=whole["forward_s"].number() if whole else None,
-        whole_backward_s=whole["backward_s"].number() if whole else None,
-    )
-
-
-def _layer(node: Node) -> Layer:
-    node = Node(node.value, f"{node.where} ({_name_of(node)})")
-    return Layer(
-        name=node["name"].text(),
-        module=node["module"].text(),
-        op=node["op"].text(),
-        forward_s=node["forward_s"].number(),
-        backward_s=node["backward_s"].number(),
-        forward_spread_s=node["forward_spread_s"].number(),
-        backward_spread_s=node["backward_spread_s"].number(),
-        parameter_bytes=node["parameter_bytes"].integer(),
-        buffer_bytes=node["buffer_bytes"].integer(),
-        saved_bytes=node["saved_bytes"].integer(),
-    )
-
-
-def _tensor(node: Node) -> Tensor:
-    node = Node(node.value, f"{node.where} ({_name_of(node)})")
-    return Tensor(
-        name=node["name"].text(),
-        producer=node["producer"].text(),
-        consumers=tuple(consumer.text() for consumer in node["consumers"].items()),
-        bytes=node["bytes"].integer(),
-        gradient_bytes=node["gradient_bytes"].integer(),
-    )
-
-
-def _name_of(node: Node) -> str:
-    name = node["name"].text()
-    return repr(name) if len(name) <= 60 else repr(name[:57] + "…")
-
-
-def _provenance(node: Node) -> Provenance:
-    return Provenance(
-        kind=node["kind"].text(),
-        device=node["device"].text(),
-        device_name=node["device_name"].text(),
-        when=node["when"].text(),
-        how=node["how"].text(),
-        torch=node["torch"].text(),
-        pipeplan=node["pipeplan"].text(),
-        threads=node["threads"].integer(),
-        warmup=node["warmup"].integer(),
-        repeats=node["repeats"].integer(),
-    )

@@ -135,7 +135,11 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
         "version": VERSION,
         "plan": "sha256:" + hashlib.sha256(identity.encode()).hexdigest(),
         "mode": "inference" if plan.inference else "training",
-        "model": {"ref": profile.model_ref, "graph_hash": profile.graph_hash or None},
+        "model": {
+            "ref": profile.model_ref,
+            "graph_hash": profile.graph_hash or None,
+            "granularity": profile.granularity,
+        },
         "minibatch": profile.minibatch,
         "device": cluster.device.kind,
         "servers": cluster.servers,

@@ -1,6 +1,6 @@
 """The examples in docs/file-formats.md load with the real parsers, are what pipeplan writes, and no field is left out.
 
-After a change of a format, `python tests/docs/test_file_formats.py` prints the last two examples anew.
+After a change of a format, `python tests/docs/test_file_formats.py` writes the last two examples anew.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def compact(value: Any, indent: int = 0, used: int = 0) -> str:
 
 
 def main() -> None:
-    """Print the examples that follow from the first two."""
+    """Write the examples that follow from the first two."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -204,7 +204,13 @@ def main() -> None:
         (path / "profile.json").write_text(example("profile.json"), encoding="utf-8")
         (path / "lab.toml").write_text(example("Cluster files", "toml"), encoding="utf-8")
         made = solve(Problem(Profile.load(path / "profile.json"), clusters.parse(path / "lab.toml"), Options()))
-    print(compact(render.plan_document(made)), compact(render.stage_documents(made)[0]), sep="\n\n")
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for title, document in (
+        ("plan.json", render.plan_document(made)),
+        ("stages/stage-N.json", render.stage_documents(made)[0]),
+    ):
+        text = text.replace(example(title), compact(document) + "\n")
+    DOCUMENT.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
