@@ -17,7 +17,7 @@ from pipeplan.profile import Profile
 from pipeplan.profiler import Options, profile_model
 from pipeplan_launch.models import BUNDLED
 
-QUICK = Options(minibatch=8, repeats=2, warmup=1)
+QUICK = Options(batches=(8,), repeats=2, warmup=1)
 
 
 def test_profile_of_mnist() -> None:
@@ -114,7 +114,7 @@ def nothing(): return None
         ("FILE:loss_fails", {}, r"cannot be run on a minibatch of its data: IndexError: .*jobs.py:27"),
         ("FILE:frozen", {}, "does not depend on any parameter"),
         ("FILE:nothing", {}, "returned NoneType"),
-        ("mnist", {"minibatch": 0}, "minibatch size must be at least 1, not 0"),
+        ("mnist", {"batches": (0,)}, "minibatch size must be at least 1, not 0"),
         ("mnist", {"repeats": -1}, "repeats must be at least 1, not -1"),
         ("mnist", {"threads": 0}, "threads must be at least 1, not 0"),
         ("mnist", {"device": "tpu"}, "there is no device 'tpu'"),
@@ -124,7 +124,7 @@ def test_errors(tmp_path: Path, ref: str, options: dict, says: str) -> None:
     (tmp_path / "jobs.py").write_text(JOBS)
     with pytest.raises(InputError, match=says) as caught:
         profile_model(
-            ref.replace("FILE", str(tmp_path / "jobs.py")), Options(**{"minibatch": 8, "repeats": 1, **options})
+            ref.replace("FILE", str(tmp_path / "jobs.py")), Options(**{"batches": (8,), "repeats": 1, **options})
         )
     assert "\n" not in str(caught.value)
 

@@ -30,8 +30,9 @@ from pipeplan_launch.trace import TracedModel, trace
 class Options:
     """How to measure."""
 
-    minibatch: int | None = None
-    """Samples in a minibatch; the job's own by default."""
+    batches: tuple[int, ...] = ()
+    """Samples in a minibatch: the size of the profile, and others to measure in the same run; the job's own by default.
+    """
     device: str = "cpu"
     threads: int = 1
     """Threads that torch computes with on the CPU."""
@@ -40,6 +41,13 @@ class Options:
     warmup: int = 2
     """Passes before those; one is enough where they are long."""
     seed: int = 0
+    granularity: str = "layer"
+    """What one layer is: `module`, `layer` or `op`."""
+
+    @property
+    def minibatch(self) -> int | None:
+        """The size of the profile, if one was given."""
+        return self.batches[0] if self.batches else None
 
 
 def profile_model(ref: str, options: Options, progress: Progress = lambda done, total, what: None) -> Profile:
@@ -52,7 +60,7 @@ def profile_model(ref: str, options: Options, progress: Progress = lambda done, 
         job = load_job(ref, options.seed)
         minibatch = options.minibatch or job.minibatch
         progress(0, 0, "tracing")
-        traced = trace(job, minibatch)
+        traced = trace(job, minibatch, options.granularity)
         return _measure(ref, job, traced, minibatch, options, progress)
     except LaunchError as error:
         raise InputError(str(error)) from error
@@ -64,7 +72,8 @@ def profile_model(ref: str, options: Options, progress: Progress = lambda done, 
 
 
 def _check(options: Options) -> None:
-    for what, value in (("minibatch size", options.minibatch), ("number of repeats", options.repeats)):
+    counts = [*(("minibatch size", size) for size in options.batches), ("number of repeats", options.repeats)]
+    for what, value in counts:
         if value is not None and value < 1:
             raise InputError(f"the {what} must be at least 1, not {value}")
     if options.threads < 1:
@@ -95,6 +104,7 @@ def _measure(ref: str, job: Job, traced: TracedModel, minibatch: int, options: O
         model_name=job.name,
         graph_hash=traced.graph_hash,
         dynamic_batch=traced.dynamic_batch,
+        granularity=options.granularity,
         provenance=_provenance(options, passes, clock, repeats, has_loss=loss is job.loss),
         optimizer_name=optimizer,
         optimizer_state_ratio=ratio,

@@ -1,0 +1,109 @@
+"""`pipeplan profile MODEL`: what a model's layers cost, measured here or estimated for a device."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from pipeplan.cli.profile.table import print_profile
+from pipeplan.errors import InputError
+from pipeplan.profile import GRANULARITIES, Profile
+
+
+class _Measure(click.Command):
+    def format_usage(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        # This is what `profile` does unless told otherwise: its usage is that of the whole.
+        formatter.write_usage("pipeplan profile", "MODEL [OPTIONS] | --links [OPTIONS] | show FILE | diff FILE FILE")
+
+
+@click.command("measure", cls=_Measure)
+@click.argument("model")
+@click.option(
+    "--batch",
+    "batches",
+    metavar="N[,N…]",
+    help="Samples in a minibatch; several sizes are measured in one run.  [default: the model's own]",
+)
+@click.option("--device", default="cpu", metavar="cpu|cuda", show_default=True, help="Where to measure.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("profile.json"),
+    show_default=True,
+    help="The file to write; one that is there is replaced.",
+)
+@click.option("--threads", type=int, default=1, metavar="N", show_default=True, help="Threads to compute with.")
+@click.option(
+    "--granularity",
+    type=click.Choice(GRANULARITIES),
+    default="layer",
+    show_default=True,
+    help="What one layer is: a member of a list of modules, the call of a leaf module, or one operator.",
+)
+@click.option("--repeats", type=int, metavar="N", help="Measured passes.  [default: 3 to 30, as fit in 30 s]")
+@click.option("--seed", type=int, default=0, metavar="N", show_default=True, help="Seed of the initial weights.")
+@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON instead of a table.")
+def command(
+    model: str,
+    batches: str | None,
+    output: Path,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Measure what each layer of MODEL takes: time forward and backward, bytes sent, held and kept for backward.
+
+    MODEL is a bundled name (`pipeplan models` lists them), path/to/file.py:callable or package.module:callable; the
+    callable takes nothing and returns a torch module with `example_input_array`, or a pipeplan_launch.Job.
+    """
+    if output.is_dir():
+        raise InputError(f"{output} is a folder: name the file to write, as in -o {output / 'profile.json'}")
+    profile = _measure(model, {"batches": _sizes(batches), **given})
+    profile.save(output)
+    if as_json:
+        click.echo(json.dumps(profile.to_json(), indent=1))
+    else:
+        print_profile(profile, Console())
+        click.echo(f"Wrote {output}. Next: pipeplan solve --cluster local --workers 3")
+
+
+def _sizes(text: str | None) -> tuple[int, ...]:
+    """`32` or `8,16,32`."""
+    if text is None:
+        return ()
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--batch: expected a number of samples, or several as in 8,16,32, found {text!r}") from None
+
+
+def _measure(model: str, given: dict[str, Any]) -> Profile:
+    try:
+        from pipeplan.profiler import Options, profile_model
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InputError("profiling needs torch: pip install 'pipeplan[torch]'") from error
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}")
+    # What the user's code prints goes with the progress: standard output is for the result.
+    # The stream itself: while the model is traced, sys.stderr is another one.
+    console = Console(file=sys.stderr)
+    with (
+        Progress(
+            *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
+        ) as bar,
+        redirect_stdout(sys.stderr),
+    ):
+        task = bar.add_task("loading", total=None)
+
+        def show(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total or None, description=what)
+
+        return profile_model(model, Options(**given), show)
