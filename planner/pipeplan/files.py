@@ -49,8 +49,8 @@ def read_text(path: Path) -> str:
         raise InputError(f"{path} is not text: it has bytes that are not UTF-8") from error
 
 
-def read_document(path: Path, kind: str, version: int) -> Node:
-    """Parse a versioned JSON document and check that it is of the expected `format` and not from a newer pipeplan."""
+def read_json(path: Path, kind: str) -> Node:
+    """The JSON value in a file, unchecked; an `InputError` names the file and says what it is not (`kind`)."""
     text = read_text(path)
     try:
         value = json.loads(text)
@@ -60,7 +60,12 @@ def read_document(path: Path, kind: str, version: int) -> Node:
         raise InputError(f"{path} is nested too deeply to be a {kind}") from error
     except ValueError as error:
         raise InputError(f"{path} has a number with too many digits") from error
-    root = Node(value, str(path))
+    return Node(value, str(path))
+
+
+def read_document(path: Path, kind: str, version: int) -> Node:
+    """Parse a versioned JSON document and check that it is of the expected `format` and not from a newer pipeplan."""
+    root = read_json(path, kind)
     found = root.get("format")
     if found is None or found.value != kind:
         raise InputError(f"{path} is not a {kind} file: its `format` says {found.value if found else 'nothing'!r}")
