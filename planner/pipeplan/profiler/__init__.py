@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from pipeplan.profiler.profiler import Options, profile_model
+from pipeplan.profiler.options import Options
+from pipeplan.profiler.profiler import profile_model
 
 __all__ = ["Options", "profile_model"]

@@ -26,12 +26,16 @@ class Clock(Protocol):
 class CPUClock:
     """The time that this thread computes (one thread), else wall-clock time.
 
-    With one thread both passes run on the calling thread; its own time leaves out what other processes take.
+    With one thread both passes run on the calling thread; its own time leaves out what other processes take. Where
+    these belong to what is measured (`processes`), time spent waiting for a core counts.
     """
 
-    def __init__(self, threads: int) -> None:
-        self._now = time.thread_time if threads == 1 else time.perf_counter
-        self.how = "CPU time of the one computing thread" if threads == 1 else f"wall-clock time with {threads} threads"
+    def __init__(self, threads: int, processes: int = 1) -> None:
+        own = threads == 1 and processes == 1
+        self._now = time.thread_time if own else time.perf_counter
+        self.how = "CPU time of the one computing thread" if own else f"wall-clock time with {counted(threads)}"
+        if processes > 1:
+            self.how += f" in each of {processes} processes at the same time"
 
     def measure(self, call: Callable[[], None]) -> Callable[[], float]:
         """Run the call; its time is known at once."""
@@ -42,6 +46,11 @@ class CPUClock:
 
     def settle(self) -> None:
         """Nothing runs behind the caller's back."""
+
+
+def counted(threads: int) -> str:
+    """`1 thread`, `2 threads`."""
+    return f"{threads} thread{'' if threads == 1 else 's'}"
 
 
 class CUDAClock:

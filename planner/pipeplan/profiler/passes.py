@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pipeplan.errors import InputError
 from pipeplan.profiler.clock import Clock
+from pipeplan.profiler.company import Company
 from pipeplan.profiler.layer_run import LayerRun
+from pipeplan.profiler.options import Progress
 from pipeplan.profiler.overhead import Overhead, measure_overhead
+from pipeplan.profiler.samples import Samples, settled
 from pipeplan.profiler.saved import SavedBytes
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job import Job
@@ -21,30 +22,18 @@ from pipeplan_launch.layers import LOSS
 from pipeplan_launch.loading import describe
 
 BUDGET_S = 30.0
-"""What the repeats may take, unless their number is given: at least 3 and at most 30 of them run."""
-
+"""What the repeats may take, unless their number is given: at least 3 of them run."""
+FEWEST, MOST = 3, 200
+"""Of the measured passes, unless their number is given."""
 LONG_S = 5.0
 """A pass of this length warms up all that there is: no second one."""
-
-Progress = Callable[[int, int, str], None]
-"""Called with the steps done, the steps in all, and what comes next."""
-
-
-@dataclass
-class Samples:
-    """Measured times in seconds: one for each repeat."""
-
-    forward: dict[str, list[float]]
-    backward: dict[str, list[float]]
-    whole_forward: list[float]
-    whole_backward: list[float]
 
 
 class Passes:
     """Runs passes over the model, layer by layer and whole."""
 
-    def __init__(self, job: Job, run: LayerRun, clock: Clock, progress: Progress) -> None:
-        self.job, self.run, self.clock, self.progress = job, run, clock, progress
+    def __init__(self, job: Job, run: LayerRun, clock: Clock, progress: Progress, company: Company) -> None:
+        self.job, self.run, self.clock, self.progress, self.company = job, run, clock, progress, company
         self.overhead = Overhead(0.0, 0.0)
         self.warmed = 0
         """Passes that did not count, by layers and whole."""
@@ -54,9 +43,12 @@ class Passes:
         self.progress(0, 0, "first pass")
         model = self.job.model
         saved = SavedBytes([*model.parameters(), *model.buffers(), *self.run.batch.inputs])
+        modules = {layer.name: layer.module for layer in self.run.traced.layers}
         try:
-            self.run.forward(self.clock.measure, saved.watch, lambda layer, made: _look(ref, layer, made))
-        except (LaunchError, InputError, torch.OutOfMemoryError):
+            self.run.forward(
+                self.clock.measure, saved.watch, lambda layer, made: _look(ref, layer, modules[layer], made)
+            )
+        except (LaunchError, InputError, torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:
             raise InputError(f"{ref!r} cannot be run on a minibatch of its data: {describe(error)}") from error
@@ -64,8 +56,8 @@ class Passes:
         self._clear()
         return dict(saved.by_layer)
 
-    def warm_up(self, passes: int, repeats: int | None) -> int:
-        """Passes that do not count; how many shall, given or by the time that these took."""
+    def warm_up(self, passes: int) -> None:
+        """Passes that do not count, and what an empty layer takes."""
         took_s = 0.0
         while self.warmed == 0 or (self.warmed < passes and took_s < LONG_S):
             self.progress(0, 0, "warming up")
@@ -76,15 +68,23 @@ class Passes:
         self.progress(0, 0, "calibrating")
         passes = 1 if took_s > LONG_S / 10 else 5
         self.overhead = measure_overhead(self.run, self.clock, self.run.batch.inputs[0].device, passes)
-        return repeats or max(3, min(30, int(BUDGET_S / took_s)))
 
-    def measure(self, repeats: int) -> Samples:
-        """Measured passes."""
-        samples = Samples(defaultdict(list), defaultdict(list), [], [])
-        for done in range(repeats):
-            self.progress(done, repeats, "measuring")
+    def measure(self, repeats: int | None) -> Samples:
+        """Measured passes: so many, or until their spread is small or the budget is spent."""
+        samples = Samples()
+        self.company.start()
+        start, enough = time.perf_counter(), False
+        while not enough:
+            self.progress(samples.passes, repeats or 0, "measuring")
             self._both(samples)
-        self.progress(repeats, repeats, "done")
+            done, spent_s = samples.passes, time.perf_counter() - start
+            if repeats is not None:
+                enough = done >= repeats
+            else:
+                spent = spent_s * (done + 1) / done > BUDGET_S
+                enough = done >= FEWEST and (spent or done >= MOST or settled(samples))
+        self.company.finish(lambda: self._both(None))
+        self.progress(samples.passes, samples.passes, "done")
         return samples
 
     def _both(self, samples: Samples | None) -> None:
@@ -119,13 +119,14 @@ class Passes:
         self.job.model.zero_grad(set_to_none=True)
 
 
-def _look(ref: str, layer: str, made: Sequence[Tensor]) -> None:
+def _look(ref: str, layer: str, module: str, made: Sequence[Tensor]) -> None:
     """Raise an `InputError` for NaN in what a layer made, and for a loss that cannot be trained on."""
     if layer == LOSS:
         _check_loss(ref, made[0])
     elif any(bool(tensor.isnan().any()) for tensor in made if tensor.is_floating_point()):
+        where = f" (in the module {module!r})" if module and module != layer else ""
         raise InputError(
-            f"layer {layer!r} of {ref!r} produces NaN on a minibatch of its data: "
+            f"layer {layer!r}{where} of {ref!r} produces NaN on a minibatch of its data: "
             "check the inputs and the initial weights"
         )
 

@@ -48,7 +48,15 @@ class _Measure(click.Command):
     show_default=True,
     help="What one layer is: a member of a list of modules, the call of a leaf module, or one operator.",
 )
-@click.option("--repeats", type=int, metavar="N", help="Measured passes.  [default: 3 to 30, as fit in 30 s]")
+@click.option("--repeats", type=int, metavar="N", help="Measured passes.  [default: until the spread is small]")
+@click.option(
+    "--processes",
+    type=int,
+    default=1,
+    metavar="N",
+    show_default=True,
+    help="So many measure at the same time: for a plan whose workers share this machine.",
+)
 @click.option("--seed", type=int, default=0, metavar="N", show_default=True, help="Seed of the initial weights.")
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON instead of a table.")
 def command(

@@ -1,0 +1,113 @@
+"""Several processes that measure at the same time: how they meet, and what is made of their profiles."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import replace
+from multiprocessing import Pipe
+from pathlib import Path
+
+import pytest
+
+from pipeplan.errors import InputError
+from pipeplan.profile import Layer, Profile, Size
+from pipeplan.profiler import Options, profile_model
+from pipeplan.profiler.company import Alone, Member
+from pipeplan.profiler.together import combined
+
+
+def profile(scale: float, peak: int = 0) -> Profile:
+    layers = (Layer("a", 1.0 * scale, 2.0 * scale, 10, 20, update_s=scale), Layer("b", 3.0, 4.0, 0, 7))
+    sizes = (Size(8, (replace(layers[0], forward_s=9.0 * scale), layers[1]), (), 5.0 * scale, 6.0),)
+    return Profile(
+        layers, (), 4, graph_hash="h", whole_forward_s=scale, whole_backward_s=7.0, peak_bytes=peak, sizes=sizes
+    )
+
+
+def test_combined_takes_medians_of_times_and_the_most_memory() -> None:
+    made = combined([profile(1.0, 5), profile(4.0, 9), profile(2.0, 3)])
+    assert (made.layers[0].forward_s, made.layers[0].backward_s, made.layers[0].update_s) == (2.0, 4.0, 2.0)
+    assert made.layers[1] == profile(1.0).layers[1]
+    assert (made.whole_forward_s, made.whole_backward_s, made.peak_bytes) == (2.0, 7.0, 9)
+    assert (made.sizes[0].layers[0].forward_s, made.sizes[0].whole_forward_s) == (18.0, 10.0)
+
+
+def test_combined_refuses_other_graphs() -> None:
+    with pytest.raises(InputError, match="did not trace the same graph"):
+        combined([profile(1.0), replace(profile(1.0), graph_hash="other")])
+
+
+def test_a_member_waits_for_the_others_and_keeps_its_load_up() -> None:
+    ours, theirs = Pipe()
+    steps: list[str] = []
+
+    def work() -> None:
+        member = Member(theirs, 2)
+        member.start()
+        steps.append("started")
+        member.finish(lambda: steps.append("load"))
+        steps.append("finished")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert ours.recv() == Member.HERE
+    assert steps == []
+    ours.send(Member.GO)
+    assert ours.recv() == Member.HERE
+    while "load" not in steps:
+        time.sleep(0)
+    assert "finished" not in steps
+    ours.send(Member.GO)
+    thread.join(10)
+    assert (steps[0], steps[-1]) == ("started", "finished")
+
+
+def test_alone_there_is_nobody_to_load_for() -> None:
+    Alone().start()
+    Alone().finish(lambda: pytest.fail("no load is needed"))
+
+
+JOB = """
+import os, torch
+from pipeplan_launch import Job
+def make():
+    return Job(torch.nn.Linear(4, 4), inputs=lambda n: torch.ones(n, 4))
+def dies():
+    os._exit(7)
+def empty():
+    return None
+"""
+
+
+@pytest.mark.slow
+def test_processes_measure_together(tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text(JOB)
+    made = profile_model(f"{tmp_path}/jobs.py:make", Options(batches=(2, 4), repeats=3, processes=2))
+    assert made.provenance.processes == 2
+    assert "in each of 2 processes" in made.provenance.how
+    assert [size.minibatch for size in made.sizes] == [4]
+    assert all(layer.forward_s > 0 for layer in made.layers)
+    assert children() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "says"), [("dies", "ended with status 7"), ("empty", "returned NoneType")])
+def test_what_goes_wrong_in_a_process_is_one_line(tmp_path: Path, name: str, says: str) -> None:
+    (tmp_path / "jobs.py").write_text(JOB)
+    with pytest.raises(InputError, match=says):
+        profile_model(f"{tmp_path}/jobs.py:{name}", Options(processes=2))
+    assert children() == []
+
+
+def children() -> list[int]:
+    """Processes that this one started and has not seen end."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+        found += [int(folder.name)] if parent == os.getpid() else []
+    return found
