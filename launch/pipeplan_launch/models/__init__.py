@@ -2,11 +2,53 @@
 
 from __future__ import annotations
 
-BUNDLED: dict[str, str] = {
-    "mnist": "two convolutions and three linear layers on scikit-learn's scanned digits (real data)",
-    "vgg16": "VGG-16, 138 M parameters, on generated 224×224 images",
-    "resnet50": "ResNet-50, 25.6 M parameters, on generated 224×224 images",
-    "alexnet": "AlexNet, 61 M parameters, on generated 224×224 images",
-    "resnet-tiny": "a ResNet of three stages for 32×32 images, 0.08 M parameters, on generated images",
+from typing import TypedDict
+
+
+class Bundled(TypedDict):
+    """What a list of models says of one."""
+
+    description: str
+    parameters: int
+    """Their number; each has 4 bytes."""
+    minibatch: int
+    """Samples in a minibatch, unless the command line says otherwise."""
+    source: str
+    """The paper that the model is from: its first author and year."""
+
+
+def _model(description: str, parameters: int, minibatch: int, source: str) -> Bundled:
+    return {"description": description, "parameters": parameters, "minibatch": minibatch, "source": source}
+
+
+BUNDLED: dict[str, Bundled] = {
+    "mnist": _model(
+        "digits: 2 convolutions, 3 linear layers; real scans from scikit-learn",
+        *(369_258, 32, "course slides"),
+    ),
+    "vgg16": _model(
+        "VGG-16; generated 224×224 images",
+        *(138_357_544, 64, "Simonyan 2014"),
+    ),
+    "resnet50": _model(
+        "ResNet-50; generated 224×224 images",
+        *(25_557_032, 128, "He 2015"),
+    ),
+    "alexnet": _model(
+        "AlexNet, one column; generated 224×224 images",
+        *(61_100_840, 256, "Krizhevsky 2014"),
+    ),
+    "gnmt8": _model(
+        "GNMT, 4 + 4 LSTM layers; generated sentences of 48 tokens",
+        *(193_765_952, 64, "Wu 2016"),
+    ),
+    "gnmt16": _model(
+        "GNMT, 8 + 8 LSTM layers; generated sentences of 25 tokens",
+        *(277_717_568, 64, "Wu 2016"),
+    ),
+    "resnet-tiny": _model(
+        "a small ResNet, to test with; generated 32×32 images",
+        *(78_042, 32, "He 2015"),
+    ),
 }
-"""Name and one line about each."""
+"""What there is, by name."""

@@ -39,5 +39,5 @@ def build() -> Job:
         loss=functional.cross_entropy,
         data=lambda: generated_images((3, 224, 224), classes=1000),
         name="alexnet",
-        minibatch=128,
+        minibatch=256,
     )

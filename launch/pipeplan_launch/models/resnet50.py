@@ -83,5 +83,5 @@ def build() -> Job:
         loss=functional.cross_entropy,
         data=lambda: generated_images((3, 224, 224), classes=1000),
         name="resnet50",
-        minibatch=32,
+        minibatch=128,
     )

@@ -13,15 +13,20 @@ from pipeplan_launch.models import BUNDLED
 
 
 @click.command("models")
-@click.option("--json", "as_json", is_flag=True, help="Print the names and descriptions as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print names, descriptions and sizes as JSON.")
 def command(as_json: bool) -> None:
-    """List the bundled models."""
+    """List the bundled models: parameters, samples in a minibatch, where they are from."""
     if as_json:
         click.echo(json.dumps(BUNDLED, indent=1, ensure_ascii=False))
         return
-    table = Table("model", "what it is", box=None, pad_edge=False)
-    for name, description in BUNDLED.items():
-        table.add_row(Text(name), Text(description))
+    table = Table("model", box=None, pad_edge=False)
+    table.add_column("parameters", justify="right", no_wrap=True)
+    table.add_column("minibatch", justify="right", no_wrap=True)
+    table.add_column("what it is")
+    table.add_column("from")
+    for name, model in BUNDLED.items():
+        size = f"{model['parameters'] / 1e6:.{1 if model['parameters'] > 1e6 else 2}f} M"
+        table.add_row(Text(name), size, str(model["minibatch"]), Text(model["description"]), Text(model["source"]))
     console = Console()
     console.print(table)
     console.print("\nYour own: path/to/file.py:callable or package.module:callable", highlight=False)

@@ -1,0 +1,171 @@
+"""GNMT (Wu et al., 2016): an encoder and a decoder of LSTM layers with residuals and attention.
+
+In the shape that PipeDream's published profiles have. It differs from the paper in what attention asks with: the output
+of the decoder's first layer at the same step, not at the one before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pipeplan_launch.job import Job
+from pipeplan_launch.models.generated_text import FIRST_WORD, PAD, Lengths, generated_pairs
+
+DROPOUT = 0.2
+INITIAL = 0.04
+"""Parameters begin uniformly between minus this and this (Wu et al.)."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """What distinguishes GNMT-8 from GNMT-16, and both from a tiny one."""
+
+    layers: int
+    """LSTM layers in the encoder, and as many in the decoder."""
+    source: int
+    """Tokens in a padded source sentence."""
+    target: int
+    """Tokens in a padded target sentence."""
+    vocabulary: int = 32_320
+    width: int = 1024
+
+    @property
+    def lengths(self) -> Lengths:
+        """What the data needs of it."""
+        return Lengths(self.source, self.target, self.vocabulary)
+
+
+GNMT8 = Size(layers=4, source=48, target=47)
+GNMT16 = Size(layers=8, source=25, target=25)
+
+
+class Encoder(nn.Module):
+    """An LSTM in both directions, then LSTMs in one, from the second of these on with a residual."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        width = size.width
+        self.embedding = nn.Embedding(size.vocabulary, width, padding_idx=PAD)
+        self.bidirectional = nn.LSTM(width, width, batch_first=True, bidirectional=True)
+        widths = [2 * width] + [width] * (size.layers - 2)
+        self.lstms = nn.ModuleList(nn.LSTM(one, width, batch_first=True) for one in widths)
+        self.dropout = nn.Dropout(DROPOUT)
+
+    def forward(self, source: Tensor) -> Tensor:
+        """Token ids of samples × length to states of samples × length × width."""
+        x, _ = self.bidirectional(self.embedding(source))
+        x, _ = self.lstms[0](self.dropout(x))
+        for lstm in self.lstms[1:]:
+            out, _ = lstm(self.dropout(x))
+            x = out + x
+        states: Tensor = x
+        return states
+
+
+class Attention(nn.Module):
+    """Additive attention (Bahdanau et al., 2015): v · tanh(Q query + K key), over the source's words."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.empty(width, width))
+        self.key = nn.Parameter(torch.empty(width, width))
+        self.v = nn.Parameter(torch.empty(width))
+
+    def forward(self, queries: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
+        """For every query (samples × target × width) the mean of the encoder's states that it attends to."""
+        asked = functional.linear(queries, self.query).unsqueeze(2)
+        offered = functional.linear(states, self.key).unsqueeze(1)
+        scores = torch.tanh(asked + offered) @ self.v
+        positions = torch.arange(states.shape[1], device=states.device)
+        padding = positions >= lengths.unsqueeze(1)
+        weights = scores.masked_fill(padding.unsqueeze(1), float("-inf")).softmax(dim=2)
+        return weights @ states
+
+
+class Decoder(nn.Module):
+    """An LSTM over the target so far, attention from it to the source, and LSTMs that read both."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        width = size.width
+        self.embedding = nn.Embedding(size.vocabulary, width, padding_idx=PAD)
+        self.first = nn.LSTM(width, width, batch_first=True)
+        self.attention = Attention(width)
+        self.lstms = nn.ModuleList(nn.LSTM(2 * width, width, batch_first=True) for _ in range(size.layers - 1))
+        self.dropout = nn.Dropout(DROPOUT)
+        self.classifier = nn.Linear(width, size.vocabulary)
+
+    def forward(self, target: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
+        """Scores of samples × length × vocabulary for the word after each word of the target."""
+        x, _ = self.first(self.embedding(target))
+        attended = self.attention(x, states, lengths)
+        x, _ = self.lstms[0](torch.cat([self.dropout(x), attended], dim=2))
+        for lstm in self.lstms[1:]:
+            out, _ = lstm(torch.cat([self.dropout(x), attended], dim=2))
+            x = out + x
+        scores: Tensor = self.classifier(x)
+        return scores
+
+
+class GNMT(nn.Module):
+    """The whole, trained with the right target so far as the decoder's input (teacher forcing)."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.encoder = Encoder(size)
+        self.decoder = Decoder(size)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -INITIAL, INITIAL)
+        for embedding in (self.encoder.embedding, self.decoder.embedding):
+            nn.init.zeros_(embedding.weight[PAD])
+
+    def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        """Scores for the next word at each place of `target`; `lengths` counts the words of each source sentence."""
+        scores: Tensor = self.decoder(target, self.encoder(source), lengths)
+        return scores
+
+
+def loss(scores: Tensor, target: Tensor) -> Tensor:
+    """Cross entropy per place of the padded target, nought where it is padded.
+
+    Not per word: then the mean over minibatches of equal size is that over all their samples.
+    """
+    total = functional.cross_entropy(scores.flatten(0, 1), target.flatten(), ignore_index=PAD, reduction="sum")
+    return total / target.numel()
+
+
+def right_sentences(scores: Tensor, target: Tensor) -> Tensor:
+    """How many target sentences have every word right."""
+    return ((scores.argmax(dim=2) == target) | (target == PAD)).all(dim=1).sum()
+
+
+def right_words(scores: Tensor, target: Tensor) -> Tensor:
+    """The part of the target's words that are right."""
+    words = target != PAD
+    return ((scores.argmax(dim=2) == target) & words).sum() / words.sum()
+
+
+def example(size: Size, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs for n pairs of sentences that fill all of their room."""
+    source = torch.randint(FIRST_WORD, size.vocabulary, (n, size.source))
+    return source, torch.full((n,), size.source), torch.randint(FIRST_WORD, size.vocabulary, (n, size.target))
+
+
+def job(size: Size, name: str) -> Job:
+    """Adam and clipping as PipeDream and GNMT have them, on generated pairs of sentences."""
+    return Job(
+        GNMT(size),
+        inputs=lambda n: example(size, n),
+        loss=loss,
+        data=lambda: generated_pairs(size.lengths),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=3e-4),
+        clip_norm=5.0,
+        metric=right_sentences,
+        metrics={"words right": right_words},
+        name=name,
+        minibatch=64,
+    )
