@@ -24,7 +24,7 @@ PLANNER = (
     {"files", "graph", "units"},
     {"profile", "profile_file", "cluster", "cluster_check", "cost"},
     {"plan"},
-    {"alter", "cluster_file", "cluster_json", "links", "local", "problem", "importers"},
+    {"alter", "cluster_edit", "cluster_file", "cluster_json", "links", "local", "problem", "importers"},
     {"batch", "cuts", "stages", "contention", "layouts"},
     {"check", "evaluate", "simulate"},
     {"solvers", "baselines", "improve"},

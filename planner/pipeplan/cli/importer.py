@@ -1,35 +1,144 @@
-"""`pipeplan import`: other tools' profiles."""
+"""`pipeplan import`: other tools' profiles, and their measurements of links."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
+from pipeplan import cluster_edit
+from pipeplan.cluster import Level
 from pipeplan.errors import InputError
-from pipeplan.importers import pipedream
-from pipeplan.units import show_size, show_time
+from pipeplan.importers import dnn_partitioning, nccl_tests, pipedream, piper
+from pipeplan.importers.given import UNITS, Given
+from pipeplan.importers.level import Measured, measured
+from pipeplan.importers.recognise import DNN_PARTITIONING, FORMATS, NCCL_TESTS, PIPEDREAM, recognise
+from pipeplan.profile import Profile
+from pipeplan.text import one_line
+from pipeplan.units import parse_rate, show_rate, show_size, show_time
+
+_OF_LINKS = ("operation", "into", "level")
+_OF_PROFILES = ("minibatch", "time_unit", "device_name")
 
 
 @click.command("import")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--minibatch", type=int, required=True, help="Samples in the minibatch that the file was measured with.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("profile.json"), show_default=True)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.option(
+    "--format", "kind", type=click.Choice(FORMATS), help="Which tool wrote it.  [default: seen from the file]"
+)
+@click.option("--minibatch", type=int, metavar="N", help="Samples in the minibatch that a profile was measured with.")
+@click.option("--time-unit", type=click.Choice(list(UNITS)), help="Of the times in dnn-partitioning and Piper files.")
+@click.option(
+    "--bandwidth", metavar="RATE", help="What a file leaves out, or (of links) what efficiencies are a share of."
+)
+@click.option("--device-name", default="", metavar="NAME", help="What a profile was measured on, for people.")
+@click.option("--operation", type=click.Choice(["all_reduce", "sendrecv"]), help="Of an nccl-tests file without it.")
+@click.option("--into", type=click.Path(path_type=Path), metavar="CLUSTER", help="A cluster file to put links into.")
+@click.option("--level", metavar="NAME", help="The level of it that they are of.  [default: the outermost]")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write.  [default: profile.json]")
 @click.option("--force", is_flag=True, help="Replace the output file.")
-def command(file: Path, minibatch: int, output: Path, force: bool) -> None:
-    """Read a graph.txt of PipeDream's profiler and write a profile.
+def command(files: tuple[Path, ...], kind: str | None, output: Path | None, force: bool, **given: Any) -> None:
+    """Read another tool's profile and write it as one of pipeplan's, or measured links as a level of a cluster.
 
     \b
     pipeplan import graph.txt --minibatch 128 -o vgg16.json
+    pipeplan import bert24_training.json --minibatch 8 --time-unit ms
+    pipeplan import all_reduce.json sendrecv.json --into lab.toml --level cluster -o measured.toml
     """
-    if minibatch < 1:
-        raise InputError(f"--minibatch must be at least 1, not {minibatch}")
+    kinds = {kind or recognise(file) for file in files}
+    if kinds == {NCCL_TESTS}:
+        _refuse(given, _OF_PROFILES, "a profile", files)
+        _links(files, output, force, given)
+    elif len(files) > 1:
+        raise InputError("one profile at a time: only the runs of nccl-tests for one level are read together")
+    else:
+        _refuse(given, _OF_LINKS, "nccl-tests output", files)
+        _profile(files[0], kinds.pop(), output or Path("profile.json"), force, given)
+
+
+def _refuse(given: dict[str, Any], names: tuple[str, ...], what: str, files: tuple[Path, ...]) -> None:
+    for name in names:
+        if given[name]:
+            raise InputError(f"--{name.replace('_', '-')} is for {what}, which {files[0]} is not: leave it out")
+
+
+def _free(output: Path, force: bool) -> None:
+    if output.is_dir():
+        raise InputError(f"{output} is a folder: name the file to write with -o")
     if output.exists() and not force:
         raise InputError(f"{output} exists; give another file with -o, or --force to replace it")
-    profile = pipedream.load(file, minibatch)
+
+
+def _profile(file: Path, kind: str, output: Path, force: bool, options: dict[str, Any]) -> None:
+    _free(output, force)
+    if kind == PIPEDREAM and options["time_unit"] not in (None, "ms"):
+        raise InputError("the times of PipeDream's format are milliseconds: leave --time-unit out")
+    rate = None if options["bandwidth"] is None else parse_rate(options["bandwidth"], "--bandwidth")
+    given = Given(options["minibatch"], options["time_unit"], rate, options["device_name"])
+    profile = _read(file, kind, given)
     profile.save(output)
     size = sum(layer.parameter_bytes for layer in profile.layers)
     click.echo(
         f"{output}: {len(profile.layers)} layers, {show_time(profile.total_s)} forward and backward, "
-        f"{show_size(size)} of parameters, minibatch {minibatch}"
+        f"{show_size(size)} of parameters, minibatch {profile.minibatch}"
     )
+    for note in profile.provenance.notes:
+        click.echo(f"  {one_line(note)}")
+
+
+def _read(file: Path, kind: str, given: Given) -> Profile:
+    if kind == PIPEDREAM:
+        return pipedream.load(file, given.samples(file), given.device_name)
+    return dnn_partitioning.load(file, given) if kind == DNN_PARTITIONING else piper.load(file, given)
+
+
+def _links(files: tuple[Path, ...], output: Path | None, force: bool, options: dict[str, Any]) -> None:
+    into, name = options["into"], options["level"]
+    if into is None and output is not None:
+        raise InputError("one level is no cluster: name a cluster file with --into to put it into, or leave out -o")
+    if into is None and name is not None:
+        raise InputError("--level names a level of a cluster file: give that with --into")
+    if into is not None and output is None:
+        raise InputError("say which file to write with -o (the cluster file itself, with --force, to change it)")
+    runs = [nccl_tests.load(file, options["operation"]) for file in files]
+    nominal = None if options["bandwidth"] is None else parse_rate(options["bandwidth"], "--bandwidth")
+    if into is None or output is None:
+        found = measured(runs, nominal)
+        head: dict[str, cluster_edit.Value] = {"name": "cluster" if found.servers else "server", "count": found.spans}
+        click.echo("\n".join(["[[level]]", *cluster_edit.toml(head | _fields(found))]))
+    else:
+        _free(output, force)
+        level = cluster_edit.level_of(into, name)
+        # Its bandwidth is the nominal one: what an all-reduce reaches of it says nothing of messages.
+        found = _alone(measured(runs, nominal or level.bandwidth), level)
+        fields = _fields(found)
+        if found.bandwidth == level.bandwidth:
+            del fields["bandwidth"]
+        cluster_edit.save(output, cluster_edit.with_level(into, level.name, fields))
+        click.echo(
+            f"{output}: level {one_line(level.name)} at {show_rate(found.bandwidth)}, all-reduce reaches "
+            f"{found.allreduce_efficiency:.0%} of it, {show_time(found.latency_s)} a step"
+        )
+    for line in found.errors:
+        click.echo(one_line(line), err=into is None)
+
+
+def _alone(found: Measured, level: Level) -> Measured:
+    """Where no run of sendrecv was given, messages keep the rate that the cluster file had for them."""
+    if found.sendrecv_efficiency is not None or not level.bandwidth or found.bandwidth == level.bandwidth:
+        return found
+    kept = min(1.0, level.sendrecv_efficiency * level.bandwidth / found.bandwidth)
+    return replace(found, sendrecv_efficiency=kept)
+
+
+def _fields(found: Measured) -> dict[str, cluster_edit.Value]:
+    fields: dict[str, cluster_edit.Value] = {
+        "bandwidth": f"{found.bandwidth / 1e9:.6g} GB/s",
+        "latency": f"{found.latency_s * 1e6:.4g} us",
+        "allreduce_efficiency": round(min(1.0, found.allreduce_efficiency), 4),
+    }
+    if found.sendrecv_efficiency is not None:
+        fields["sendrecv_efficiency"] = round(min(1.0, found.sendrecv_efficiency), 4)
+    return fields | {"source": one_line(found.source)}

@@ -1,1 +1,1 @@
-"""Readers of other projects' profile formats."""
+"""Readers of other projects' files: profiles of layers, and measurements of links."""

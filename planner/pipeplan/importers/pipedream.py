@@ -2,7 +2,8 @@
 
 A node line is `id -- description -- forward_compute_time=…, backward_compute_time=…, activation_size=…,
 parameter_size=…`, optionally ` -- stage_id=…`; an edge line begins with a tab. Times are milliseconds, sizes bytes; an
-activation size may be a list `[a; b]`, to be summed.
+activation size may be a list `[a; b]`, to be summed. (Read by `Graph.from_str` and `Node.from_str` of that repository's
+graph/graph.py.)
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from pathlib import Path
 from pipeplan import graph
 from pipeplan.errors import InputError
 from pipeplan.files import read_text
-from pipeplan.profile import Layer, Profile, Provenance, Tensor
+from pipeplan.importers.given import Given
+from pipeplan.profile import Layer, Profile, Tensor
+
+TOOL = "the text format of PipeDream's profiler"
 
 _NUMBER = r"-?(?:[0-9.]+(?:[eE][+-]?[0-9]+)?|nan|inf)"
 _NODE = re.compile(
@@ -25,7 +29,7 @@ _NODE = re.compile(
 _EDGE = re.compile(r"\t(\S+) -- (\S+)\s*")
 
 
-def load(path: Path, minibatch: int) -> Profile:
+def load(path: Path, minibatch: int, device_name: str = "") -> Profile:
     """Read a graph.txt measured at `minibatch` samples (the format does not say).
 
     `Input*` nodes are data loading, and `__getitem__` nodes that nothing reads carry no work: both are left out. The
@@ -50,7 +54,7 @@ def load(path: Path, minibatch: int) -> Profile:
                 raise InputError(f"{path}: the edge {arrow[0]} -- {arrow[1]} is dangling: there is no node {end!r}")
     if not nodes:
         raise InputError(f"{path} has no nodes: it is not a graph.txt of PipeDream")
-    return _profile(path, nodes, arrows, minibatch)
+    return _profile(path, nodes, arrows, Given(minibatch, device_name=device_name))
 
 
 def _node(match: re.Match[str], where: str) -> tuple[str, Layer, int]:
@@ -78,7 +82,7 @@ def _number(text: str, where: str) -> float:
 
 
 def _profile(
-    path: Path, nodes: dict[str, tuple[str, Layer, int]], arrows: list[tuple[str, str]], minibatch: int
+    path: Path, nodes: dict[str, tuple[str, Layer, int]], arrows: list[tuple[str, str]], given: Given
 ) -> Profile:
     read = {source for source, _ in arrows}
     kept = {
@@ -91,6 +95,7 @@ def _profile(
         if source in kept and target in kept:
             consumers.setdefault(source, []).append(target)
     edges = [(source, target) for source, targets in consumers.items() for target in targets]
+    minibatch = given.samples(path)
     # The published files list nodes in no order; a cycle shows as a component of several nodes, which Profile names.
     order = [name for group in graph.strong_components([n for n in nodes if n in kept], edges) for name in group]
     return Profile(
@@ -102,5 +107,15 @@ def _profile(
         ),
         minibatch=minibatch,
         model_name=path.stem,
-        provenance=Provenance(kind="imported", how=f"imported from PipeDream's {path.name}; saved = output bytes"),
+        provenance=given.provenance(TOOL, path, _assumed(minibatch, len(nodes) - len(kept))),
     )
+
+
+def _assumed(minibatch: int, left_out: int) -> list[str]:
+    notes = [
+        f"times in ms; a minibatch of {minibatch}: as the user said, the file does not",
+        "kept for backward is taken to be a layer's output, and nothing for a ReLU in place",
+    ]
+    if left_out:
+        notes.append(f"{left_out} nodes that are inputs, or take items that nothing reads, were left out")
+    return notes

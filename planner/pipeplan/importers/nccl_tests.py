@@ -1,0 +1,144 @@
+"""The JSON that nccl-tests writes with `-J` (github.com/NVIDIA/nccl-tests, src/util.cu, version 2 of its file).
+
+`results` has one entry for each size: `size` in bytes, and `out_of_place` and `in_place` (or null) with `time` in µs
+(`cpu_time` under `-C`, which is not that of the operation), `alg_bw` = size / time and `bus_bw`, both in GB/s, and
+`nwrong`. `config` has `nthreads`, `ngpus` and `devices`, the ranks and their hosts (all of them under MPI). Which
+operation it was stands in `args` alone. For an all-reduce among n ranks bus_bw / alg_bw = 2 (n - 1) / n
+(doc/PERFORMANCE.md), which gives n.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeplan.errors import InputError
+from pipeplan.files import Node, read_json
+
+KIND = "nccl-tests file"
+ALL_REDUCE, SENDRECV = "all_reduce", "sendrecv"
+_PROGRAM = re.compile(r"(?:.*/)?([a-z_]+?)_perf(?:_mpi)?(?:\.exe)?")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of one of its programs."""
+
+    file: str
+    operation: str
+    ranks: int
+    hosts: int
+    device: str
+    """What the file calls the devices, empty where it does not."""
+    points: tuple[tuple[float, float], ...]
+    """Bytes that each rank sends, and seconds, by size."""
+
+    @property
+    def steps(self) -> int:
+        """Messages that follow each other in a ring, each of which the cost model charges one latency."""
+        return 2 * (self.ranks - 1) if self.operation == ALL_REDUCE else 1
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Time = steps · latency + bytes / bandwidth, fitted to a run."""
+
+    bandwidth: float
+    """Bytes/s of each rank, each direction."""
+    latency_s: float
+    error: float
+    """The largest relative error of the fit over the sizes measured."""
+
+
+def load(path: Path, operation: str | None = None) -> Run:
+    """Read a run of all_reduce_perf or sendrecv_perf; an `InputError` says what is malformed or cannot be used."""
+    root = read_json(path, KIND)
+    operation = operation or _operation(root)
+    rows = [(node["size"].number(), *_best(node)) for node in root["results"].items()]
+    rows = [row for row in rows if row[0] > 0]
+    if not rows:
+        root["results"].fail("there are no sizes above 0")
+    hosts, listed, device = _devices(root)
+    ranks = listed
+    if operation == ALL_REDUCE:
+        ranks = _ranks(root, max(rows)[2]) or listed
+    if ranks < 2:
+        root.fail(f"{ranks} rank moves no data between devices: run it on at least two")
+    share = 2 * (ranks - 1) / ranks if operation == ALL_REDUCE else 1.0
+    points = tuple(sorted((size * share, seconds) for size, seconds, _ in rows))
+    return Run(path.name, operation, ranks, hosts, device, points)
+
+
+def _operation(root: Node) -> str:
+    found = root.get("args")
+    names = [match[1] for one in (found.items() if found else []) if (match := _PROGRAM.fullmatch(one.text()))]
+    if not names:
+        root.fail("its `args` do not name the program: give --operation all_reduce or sendrecv")
+    if names[0] not in (ALL_REDUCE, SENDRECV):
+        root.fail(
+            f"it is a run of {names[0]}_perf; a level is made of all_reduce_perf, and sendrecv_perf if there is one"
+        )
+    return names[0]
+
+
+def _best(node: Node) -> tuple[float, float]:
+    """Seconds of the operation, and bus_bw / alg_bw (0 where not known): in place, as gradients are, where measured."""
+    one = node.get("in_place") or node.get("out_of_place")
+    if one is None:
+        node.fail("it has neither in_place nor out_of_place")
+    if (wrong := one.get("nwrong")) is not None and wrong.number():
+        node.fail(f"{wrong.value:g} values came out wrong: these links, or their drivers, do not work")
+    if "cpu_time" in one.mapping():
+        one.fail("it has the CPU's time (-C), not the operation's: run it without -C")
+    seconds = one["time"].number() / 1e6
+    if seconds <= 0 and node["size"].number():
+        one["time"].fail("a time must be above 0")
+    algorithm, bus = one.get("alg_bw"), one.get("bus_bw")
+    known = algorithm is not None and bus is not None and algorithm.number() > 0
+    return seconds, bus.number() / algorithm.number() if known and algorithm and bus else 0.0
+
+
+def _devices(root: Node) -> tuple[int, int, str]:
+    """Hosts, ranks and the name of the devices."""
+    config = root.get("config")
+    if config is None:
+        return 1, 0, ""
+    listed = config.get("devices")
+    devices = listed.items() if listed else []
+    hosts = {one["hostname"].text() for one in devices}
+    names = {name.text() for one in devices if (name := one.get("device_info"))}
+    threads, gpus = config.get("nthreads"), config.get("ngpus")
+    local = (threads.integer() if threads else 1) * (gpus.integer() if gpus else 1)
+    return max(1, len(hosts)), max(len(devices), local), names.pop().strip() if len(names) == 1 else ""
+
+
+def _ranks(root: Node, ratio: float) -> int:
+    """n, from bus_bw / alg_bw = 2 (n - 1) / n; 0 where that is not known."""
+    if not ratio:
+        return 0
+    if not 0.99 <= ratio < 2:
+        root.fail(f"bus_bw / alg_bw is {ratio:.3g}; for an all-reduce it is 2 (n - 1) / n, from 1 up to 2")
+    return round(2 / (2 - ratio))
+
+
+def fit(run: Run) -> Fit:
+    """The latency and bandwidth that miss the times of a run least, by the sum of squared relative errors.
+
+    With x bytes and time t, a + b x minimises Σ (1 - (a + b x) / t)²: weighted least squares in closed form, a ≥ 0.
+    """
+    s0 = sum(1 / t**2 for _, t in run.points)
+    s1 = sum(x / t**2 for x, t in run.points)
+    s2 = sum(x**2 / t**2 for x, t in run.points)
+    t0 = sum(1 / t for _, t in run.points)
+    t1 = sum(x / t for x, t in run.points)
+    determinant = s0 * s2 - s1**2
+    start, slope = 0.0, t1 / s2
+    if len({x for x, _ in run.points}) > 1 and determinant > 1e-12 * s0 * s2:
+        start, slope = (t0 * s2 - t1 * s1) / determinant, (s0 * t1 - s1 * t0) / determinant
+        if start < 0:
+            start, slope = 0.0, t1 / s2
+    if slope <= 0:
+        raise InputError(f"{run.file}: its times do not grow with the size: measure larger ones, as with -e 1G")
+    error = max(abs(1 - (start + slope * x) / t) for x, t in run.points)
+    return Fit(1 / slope, start / run.steps, error)

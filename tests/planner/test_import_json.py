@@ -1,0 +1,231 @@
+"""The workloads of dnn-partitioning and Piper, against the profiles that they are made from and figures by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import foreign
+import pytest
+from commandline import Run
+
+from pipeplan.errors import InputError
+from pipeplan.importers import dnn_partitioning, pipedream, piper
+from pipeplan.importers.given import Given
+from pipeplan.profile import Layer, Profile, Tensor
+
+GIVEN = Given(minibatch=8, time_unit="ms")
+
+
+def branchy() -> Profile:
+    layers = (
+        Layer("stem", 0.002, 0.004, 1000, 512),
+        Layer("left", 0.001, 0.0, 200, 64),
+        Layer("right", 0.003, 0.009, 0, 32),
+        Layer("join", 0.0005, 0.0005, 0, 16),
+        Layer("head", 0.004, 0.008, 70_000, 4096),
+    )
+    tensors = (
+        Tensor("stem", "stem", ("left", "right", "join"), 512, 512),
+        Tensor("left", "left", ("join",), 64, 64),
+        Tensor("right", "right", ("join",), 32, 32),
+        Tensor("join", "join", ("head",), 16, 16),
+    )
+    return Profile(layers, tensors, 8)
+
+
+def same(found: Profile, wanted: Profile) -> None:
+    """The same graph, times, weights and kept bytes."""
+    theirs = {layer.name: layer for layer in wanted.layers}
+    assert {layer.name for layer in found.layers} == set(theirs)
+    for layer in found.layers:
+        other = theirs[layer.name]
+        assert (layer.forward_s, layer.backward_s) == pytest.approx((other.forward_s, other.backward_s), abs=1e-12)
+        assert (layer.parameter_bytes, layer.saved_bytes) == (other.parameter_bytes, other.saved_bytes), layer.name
+    edges = {(t.producer, c, t.bytes) for t in found.tensors for c in t.consumers}
+    assert edges == {(t.producer, c, t.bytes) for t in wanted.tensors for c in t.consumers}
+
+
+def test_a_training_graph_is_joined_into_layers(tmp_path: Path) -> None:
+    path = foreign.written(tmp_path / "work.json", foreign.dnn_partitioning(branchy()))
+    found = dnn_partitioning.load(path, GIVEN)
+    same(found, branchy())
+    assert (found.minibatch, found.model_name, found.provenance.kind) == (8, "work", "imported")
+    assert "times in ms" in found.provenance.notes[0]
+    assert len(found.tensors) == 4, "one tensor for each output, however many read it"
+
+
+def test_an_inference_graph_has_no_backward_pass(tmp_path: Path) -> None:
+    path = foreign.written(tmp_path / "work.json", foreign.dnn_partitioning(branchy(), training=False))
+    found = dnn_partitioning.load(path, GIVEN)
+    assert all(layer.backward_s == 0 for layer in found.layers)
+    assert all(tensor.gradient_bytes == 0 for tensor in found.tensors)
+    head = next(layer for layer in found.layers if layer.name == "head")
+    assert (head.parameter_bytes, head.saved_bytes) == (0, 74_096), "of what nobody reads the output is not known"
+    assert any("of head the output is not known" in note for note in found.provenance.notes)
+
+
+def operators() -> dict[str, Any]:
+    """Two weights, two products, and a gradient node of a class of its own between the products' backward nodes."""
+
+    def node(number: int, name: str, latency: float, size: float, backward: bool, colour: int | None) -> dict[str, Any]:
+        one: dict[str, Any] = {"id": number, "name": name, "supportedOnFpga": True, "cpuLatency": latency * 10}
+        one |= {"fpgaLatency": latency, "size": size, "isBackwardNode": backward}
+        return one if colour is None else one | {"colorClass": colour}
+
+    nodes = [
+        node(0, "w1", 0, 4000, False, 1),
+        node(1, "mul1", 2.0, 64, False, 1),
+        node(2, "w2", 0, 8000, False, 2),
+        node(3, "mul2", 3.0, 32, False, 2),
+        node(4, "mul2_grad", 5.0, 0, True, 2),
+        node(5, "cast_grad", 0.5, 0, True, 9),
+        node(6, "mul1_grad", 4.0, 0, True, 1),
+        node(7, "relu", 0.25, 64, False, None),
+    ]
+    pairs = [(0, 1, 4000), (1, 7, 64), (2, 3, 8000), (7, 3, 64), (3, 4, 32), (4, 5, 64), (5, 6, 64), (1, 6, 64)]
+    edges = [{"sourceId": a, "destId": b, "cost": size / 12e6} for a, b, size in pairs]
+    return {"maxSizePerFPGA": 1e10, "maxFPGAs": 2, "maxCPUs": 1, "nodes": nodes, "edges": edges}
+
+
+def test_operators_of_one_colour_are_one_layer(tmp_path: Path) -> None:
+    path = foreign.written(tmp_path / "op.json", operators())
+    with pytest.raises(InputError, match="give --bandwidth"):
+        dnn_partitioning.load(path, GIVEN)
+    found = dnn_partitioning.load(path, Given(8, "ms", bandwidth=12e9))
+    layers = {layer.name: layer for layer in found.layers}
+    assert set(layers) == {"mul1", "relu", "mul2", "cast_grad"}
+    assert (layers["mul1"].forward_s, layers["mul1"].backward_s) == (0.002, 0.004)
+    assert (layers["mul2"].parameter_bytes, layers["mul2"].saved_bytes) == (8000, 32)
+    assert layers["mul1"].op == "2 nodes"
+    assert (layers["cast_grad"].forward_s, layers["cast_grad"].backward_s) == (0.0, 0.0005)
+    edges = {(t.producer, c): (t.bytes, t.gradient_bytes) for t in found.tensors for c in t.consumers}
+    assert edges == {
+        ("mul1", "relu"): (64, 64),
+        ("relu", "mul2"): (64, 64),
+        ("mul1", "cast_grad"): (0, 64),
+        ("cast_grad", "mul2"): (0, 64),
+    }, "gradients pass where a class with backward nodes alone lies, by the mirror image of its edges"
+
+
+def test_classes_that_need_each_other_are_joined(tmp_path: Path) -> None:
+    document = operators()
+    document["nodes"][7]["colorClass"] = 3
+    document["nodes"].append(document["nodes"][7] | {"id": 8, "name": "late"})
+    document["edges"] += [{"sourceId": 3, "destId": 8, "cost": 0.1}, {"sourceId": 8, "destId": 7, "cost": 0}]
+    document["edges"] = [edge for edge in document["edges"] if edge["sourceId"] != 8]
+    found = dnn_partitioning.load(foreign.written(tmp_path / "op.json", document), Given(8, "ms", bandwidth=12e9))
+    assert {layer.name for layer in found.layers} == {"mul1", "mul2", "cast_grad"}
+    assert any("both ways" in note for note in found.provenance.notes)
+
+
+def test_piper_at_degree_one(tmp_path: Path) -> None:
+    document = foreign.piper(branchy())
+    found = piper.load(foreign.written(tmp_path / "work.json", document), GIVEN)
+    same(found, branchy())
+    assert "tensor-parallel degree 1; degrees 2 are not read" in found.provenance.notes
+    for node in document["nodes"]:
+        del node["TMPCs"]["1"][1]
+    alone = piper.load(foreign.written(tmp_path / "alone.json", document), GIVEN)
+    stem = next(layer for layer in alone.layers if layer.name == "stem")
+    assert (stem.forward_s, stem.backward_s) == pytest.approx((0.002, 0.004)), "a third of 6 ms"
+    assert any("forward is a third" in note for note in alone.provenance.notes)
+
+
+def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    document = foreign.piper(branchy())
+    for node in document["nodes"][1:3]:
+        node["name"] = "block"
+    found = piper.load(foreign.written(tmp_path / "work.json", document), GIVEN)
+    assert {layer.name: layer.op for layer in found.layers if "block" in layer.name} == {
+        "block#1": "block",
+        "block#2": "block",
+    }
+
+
+def test_what_carries_nothing_is_left_out(tmp_path: Path) -> None:
+    document = foreign.piper(branchy())
+    blank = {"id": "vanilla", "timePerSample": 0.0, "parameterSize": 0.0, "memoryUsageA": 0.0, "memoryUsageB": 0.0}
+    document["nodes"] += [{"id": number, "name": f"in{number}", "TMPCs": {"1": [blank]}} for number in (7, 8, 9)]
+    document["edges"] += [
+        {"sourceId": 7, "destId": 8, "communicationCost": 0.0},
+        {"sourceId": 8, "destId": 0, "communicationCost": 0.0},
+        {"sourceId": 4, "destId": 9, "communicationCost": 64.0},
+    ]
+    found = piper.load(foreign.written(tmp_path / "work.json", document), GIVEN)
+    same(found, branchy())
+    assert "3 nodes without work, weights or readers were left out" in found.provenance.notes
+
+
+@pytest.mark.parametrize("name", ["resnet50", "gnmt16"])
+def test_published_profiles_come_out_the_same_by_all_three_formats(reference: Path, tmp_path: Path, name: str) -> None:
+    """The published workloads of both are PipeDream's profiles, of the very same models."""
+    original = pipedream.load(reference / "pipedream" / f"{name}.txt", 8)
+    path = foreign.written(tmp_path / "one.json", foreign.dnn_partitioning(original))
+    by_output = {t.producer: t.bytes for t in original.tensors}
+    ours = {layer.name: layer for layer in dnn_partitioning.load(path, GIVEN).layers}
+    theirs = {layer.name: layer for layer in piper.load(foreign.written(path, foreign.piper(original)), GIVEN).layers}
+    assert len(ours) == len(theirs) > 60
+    for layer in original.layers:
+        for found in (ours.get(layer.name), theirs.get(layer.name)):
+            if found is None:
+                assert not layer.forward_s + layer.backward_s + by_output.get(layer.name, 0)
+                continue
+            assert found.forward_s == pytest.approx(layer.forward_s, abs=1e-9)
+            assert found.backward_s == pytest.approx(layer.backward_s, abs=1e-9)
+            assert found.parameter_bytes == layer.parameter_bytes
+
+
+@pytest.mark.parametrize(
+    ("make", "path", "value", "complaint"),
+    [
+        (foreign.dnn_partitioning, ("nodes", 0, "id"), 1, "there are two nodes 1"),
+        (foreign.dnn_partitioning, ("nodes", 0, "fpgaLatency"), -1.0, r"nodes\[0\]: fpgaLatency: expected at least 0"),
+        (foreign.dnn_partitioning, ("nodes", 0, "supportedOnFpga"), 0, "cannot run on the accelerator"),
+        (foreign.dnn_partitioning, ("nodes", 0, "isBackwardNode"), "no", "isBackwardNode: expected a number"),
+        (foreign.dnn_partitioning, ("edges", 0, "destId"), 99, "dangling edge: there is no node 99"),
+        (foreign.dnn_partitioning, ("edges", 0, "sourceId"), 6, "leads from a backward to a forward node"),
+        (foreign.dnn_partitioning, ("nodes",), [], "there are no forward nodes"),
+        (foreign.piper, ("nodes", 0, "id"), 1, "two nodes have the same id"),
+        (foreign.piper, ("nodes", 0, "TMPCs"), {"2": []}, "no values for tensor-parallel degree 1"),
+        (foreign.piper, ("edges", 0, "communicationCost"), "x", "communicationCost: expected a number"),
+        (foreign.piper, ("edges", 0, "sourceId"), 4, "form a cycle"),
+        (foreign.piper, ("nodes",), [], "no layers|dangling"),
+    ],
+    ids=range(12),
+)
+def test_a_malformed_workload_is_one_line(
+    tmp_path: Path, make: Any, path: tuple[Any, ...], value: Any, complaint: str
+) -> None:
+    document = make(branchy())
+    inner = document
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    load = dnn_partitioning.load if make is foreign.dnn_partitioning else piper.load
+    with pytest.raises(InputError, match=complaint):
+        load(foreign.written(tmp_path / "work.json", document), GIVEN)
+
+
+def test_the_command_sees_the_format_and_asks_for_what_it_leaves_out(run: Run) -> None:
+    foreign.written(Path("work.json"), foreign.dnn_partitioning(branchy()))
+    assert "give --minibatch" in run("import", "work.json").err
+    refused = run("import", "work.json", "--minibatch", "8")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "give --time-unit" in refused.err
+    assert not Path("profile.json").exists()
+    done = run("import", "work.json", "--minibatch", "8", "--time-unit", "ms", "--device-name", "V100")
+    assert done.code == 0, done.err
+    assert "5 layers, 32 ms forward and backward" in done.out
+    assert Profile.load(Path("profile.json")).provenance.device_name == "V100"
+    assert "exists" in run("import", "work.json", "--minibatch", "8", "--time-unit", "ms").err
+    again = run("import", "profile.json", "--minibatch", "8", "-o", "b.json")
+    assert "is a profile of pipeplan already" in again.err
+    Path("other.json").write_text("[]")
+    assert "none of the formats" in run("import", "other.json", "--minibatch", "8", "-o", "b.json").err
+    Path("other.txt").write_text("hello")
+    assert "none of the formats" in run("import", "other.txt", "--minibatch", "8", "-o", "b.json").err
+    assert "--into is for nccl-tests" in run("import", "work.json", "--into", "x.toml", "-o", "b.json").err
+    assert not Path("b.json").exists()
+    assert json.loads(Path("profile.json").read_text())["provenance"]["kind"] == "imported"
