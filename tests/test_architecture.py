@@ -24,7 +24,10 @@ PLANNER = (
     {"files", "graph", "units"},
     {"profile", "profile_file", "cluster", "cluster_check", "cost"},
     {"plan"},
-    {"alter", "cluster_edit", "cluster_file", "cluster_json", "links", "local", "problem", "importers"},
+    {
+        *("alter", "cluster_edit", "cluster_file", "cluster_json", "cluster_write", "importers", "linkfit", "links"),
+        *("local", "problem"),
+    },
     {"batch", "cuts", "stages", "contention", "layouts"},
     {"check", "evaluate", "simulate"},
     {"solvers", "baselines", "improve"},

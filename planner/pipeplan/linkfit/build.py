@@ -1,0 +1,214 @@
+"""The cluster that measurements describe.
+
+The bandwidth of a level is that of one component's link: what all workers of a component reach together, or one pair or
+an all-reduce where that is more. A message's efficiency is what one pair reaches alone over it, an all-reduce's the
+bandwidth that its times give by the ring's formula over it. The latency is that of messages.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.linkfit.fit import Fit
+from pipeplan.linkfit.levels import Nesting
+from pipeplan.linkfit.series import MESSAGE, RING, TOGETHER, Series, cards, fit_all
+from pipeplan.units import show_rate, show_size, show_time
+
+DIFFERENT = 1.5
+"""Servers differ where what is inside them, or their cards, are further apart than this."""
+SMALLEST_EFFICIENCY = 1e-3
+
+
+@dataclass(frozen=True)
+class Link:
+    """One level, as measured; or one server's own part of it."""
+
+    bandwidth: float
+    """Bytes/s of a component's link."""
+    message: Fit
+    ring: Fit
+    series: tuple[Series, ...]
+
+    @property
+    def latency_s(self) -> float:
+        """Of a message."""
+        return _rounded(self.message.latency_s)
+
+    @property
+    def sendrecv_efficiency(self) -> float:
+        """Of a pair that has the link to itself."""
+        return _share(self.message.bandwidth / self.bandwidth)
+
+    @property
+    def allreduce_efficiency(self) -> float:
+        """By the formula of a ring."""
+        return _share(self.ring.bandwidth / self.bandwidth)
+
+
+@dataclass(frozen=True)
+class Built:
+    """The cluster, and what its figures come from."""
+
+    cluster: Cluster
+    links: tuple[Link | None, ...]
+    """Of every level; None where it joins nothing."""
+    notes: tuple[str, ...]
+
+
+def build(name: str, nesting: Nesting, series: Sequence[Series], devices: Sequence[Device], when: str) -> Built:
+    """The cluster of workers 0 … D-1 with these devices; `when` goes into every level's source."""
+    links = [_link(series, nesting, number) for number in range(len(nesting.partitions))]
+    levels = [
+        _level(nesting, number, link, when) if link else Level(nesting.names[number], 1, 0.0)
+        for number, link in enumerate(links)
+    ]
+    notes = list(nesting.notes)
+    machines = _servers(nesting, series, devices, levels, notes) if len(nesting.partitions[nesting.server]) > 1 else []
+    if machines:
+        above = levels[nesting.server + 1 :]
+        cluster = Cluster.of_servers(name, machines, [_carded(above[0], machines), *above[1:]])
+    else:
+        cluster = Cluster(name, _least(devices), tuple(levels))
+    return Built(cluster, tuple(links), tuple(notes))
+
+
+def _link(series: Sequence[Series], nesting: Nesting, level: int, within: Sequence[int] | None = None) -> Link | None:
+    """One level by all its series, or by those among some workers."""
+    some = None if within is None else set(within)
+    own = [one for one in series if one.level == level and (some is None or some.issuperset(one.ranks))]
+    messages, rings = ([one for one in own if one.kind == kind] for kind in (MESSAGE, RING))
+    if not messages or not rings:
+        return None
+    message, ring = fit_all(messages), fit_all(rings)
+    # Inside a server two workers share no card: what all pairs reach at once says nothing of one worker's link.
+    together = cards(own, nesting, level).values() if len(nesting.below(level)[0]) > 1 else ()
+    carried = max((one.bandwidth for one in together), default=0.0)
+    return Link(_rounded(max(message.bandwidth, ring.bandwidth, carried)), message, ring, tuple(own))
+
+
+def _level(nesting: Nesting, number: int, link: Link, when: str) -> Level:
+    count = len(nesting.below(number)) // len(nesting.partitions[number])
+    return Level(nesting.names[number], count, *_figures(link), source=_source(link, when))
+
+
+def _figures(link: Link) -> tuple[float, float, float, float]:
+    return link.bandwidth, link.latency_s, link.allreduce_efficiency, link.sendrecv_efficiency
+
+
+def _servers(
+    nesting: Nesting, series: Sequence[Series], devices: Sequence[Device], levels: list[Level], notes: list[str]
+) -> list[Server]:
+    """The servers one by one if they differ, else nothing."""
+    servers, at = nesting.partitions[nesting.server], nesting.server
+    of_each = [_least([devices[rank] for rank in ranks]) for ranks in servers]
+    sizes = [len(ranks) for ranks in servers]
+    # What is inside a server with islands is not one level: such servers must be alike.
+    own = [_link(series, nesting, at, ranks) if at == 0 else None for ranks in servers]
+    outward = _cards_of(nesting, series, at + 1)
+    inside = [link.message.bandwidth for link in own if link] or [1.0]
+    if len(set(sizes)) == 1 and len(set(of_each)) == 1 and max(_spread(inside), _spread(outward)) < DIFFERENT:
+        return []
+    if at > 0:
+        notes.append("servers differ, and islands inside servers that differ cannot be said: the slowest stand for all")
+        return []
+    slowest = min(outward)
+    machines = []
+    for device, size, link, card in zip(_named(of_each), sizes, own, outward, strict=True):
+        level = Level("server", size, 0.0)
+        if link:
+            figures = _figures(link)
+            level = replace(
+                level,
+                bandwidth=figures[0],
+                latency_s=figures[1],
+                allreduce_efficiency=figures[2],
+                sendrecv_efficiency=figures[3],
+                source=levels[at].source,
+            )
+        machines.append(Server(device, level, _rounded(card) if card > DIFFERENT * slowest else _rounded(slowest)))
+    return machines
+
+
+def _cards_of(nesting: Nesting, series: Sequence[Series], level: int) -> list[float]:
+    """What the link of every component of a level reached at best: with a faster one at the other end it is its own."""
+    home = {rank: number for number, ranks in enumerate(nesting.below(level)) for rank in ranks}
+    reached = {pair: fit.bandwidth for pair, fit in cards(series, nesting, level).items()}
+    for one in series:
+        if (one.kind, one.level) == (MESSAGE, level):
+            first, last = sorted(home[rank] for rank in one.ranks)
+            reached[first, last] = max(reached.get((first, last), 0.0), fit_all([one]).bandwidth)
+    best = [0.0] * len(nesting.below(level))
+    for pair, bandwidth in reached.items():
+        for number in pair:
+            best[number] = max(best[number], bandwidth)
+    return best
+
+
+def _carded(level: Level, machines: Sequence[Server]) -> Level:
+    """The level above servers with cards of their own: its efficiencies are those of the slowest of them."""
+    slowest, fastest = (choose(machine.card for machine in machines) for choose in (min, max))
+    lift = max(1.0, level.bandwidth / slowest)
+    return replace(
+        level,
+        bandwidth=fastest,
+        sendrecv_efficiency=_share(level.sendrecv_efficiency * lift),
+        allreduce_efficiency=_share(level.allreduce_efficiency * lift),
+    )
+
+
+def _least(devices: Sequence[Device]) -> Device:
+    """Of devices that are alike: the smallest memory and speed."""
+    memory, speed = min(one.memory_bytes for one in devices), min(one.speed for one in devices)
+    return replace(devices[0], memory_bytes=memory, speed=speed)
+
+
+def _named(devices: Sequence[Device]) -> list[Device]:
+    """Devices that differ, under names that do: a cluster file refers to them so."""
+    kinds = list(dict.fromkeys(devices))
+    alike = {name: [one for one in kinds if one.name == name] for name in {one.name for one in kinds}}
+    renamed = {}
+    for kind in kinds:
+        same = alike[kind.name]
+        renamed[kind] = replace(kind, name=f"{kind.name} #{same.index(kind) + 1}") if len(same) > 1 else kind
+    return [renamed[device] for device in devices]
+
+
+def _source(link: Link, when: str) -> str:
+    """What was measured, in one line."""
+    sizes = [size for one in link.series for size, _ in one.samples]
+    ways = {kind: " and ".join(dict.fromkeys(one.way for one in link.series if one.kind == kind)) for kind in _KINDS}
+    groups = sorted({len(one.ranks) for one in link.series if one.kind == RING})
+    among = " and ".join(map(str, groups))
+    text = (
+        f"measured {when}, {show_size(min(sizes))} to {show_size(max(sizes))}: "
+        f"messages both ways through {ways[MESSAGE]} {show_rate(link.message.bandwidth)} "
+        f"({_off(link.message)}); all-reduce among {among} by {ways[RING]} {show_rate(link.ring.bandwidth)} and "
+        f"{show_time(link.ring.latency_s)} a step ({_off(link.ring)})"
+    )
+    loaded = [one for one in link.series if one.kind == TOGETHER]
+    if loaded:
+        text += f"; a pair while others send too {show_rate(fit_all(loaded).bandwidth)}"
+    return text
+
+
+_KINDS = (MESSAGE, RING, TOGETHER)
+
+
+def _off(fit: Fit) -> str:
+    return f"times within {fit.error:.0%}, at worst {fit.worst:.0%}"
+
+
+def _spread(values: Sequence[float]) -> float:
+    return max(itertools.chain(values, [1e-300])) / max(min(values), 1e-300)
+
+
+def _rounded(value: float) -> float:
+    """Three digits: more were not measured."""
+    return float(f"{value:.3g}")
+
+
+def _share(value: float) -> float:
+    return min(1.0, max(SMALLEST_EFFICIENCY, round(value, 3)))

@@ -1,0 +1,164 @@
+"""Which workers are near each other: nested levels, found by clear gaps in what pairs of them reach.
+
+Join the workers in the order of their rates, fastest first, and only where that joins two groups (a maximum spanning
+tree, or single linkage). In a cluster of levels the rates of these joins fall in steps: a step by `GAP` or more ends a
+level. The slowest such step splits all workers into components, and each of these is looked at again on its own, so
+that a fast and a slow server are not taken for two levels.
+
+Where a worker runs is known besides. The server is the level by which a plan is launched, so it is a level in any case,
+also where its rates do not set it apart. What was found across servers' edges is left out, and so is what a cluster
+file cannot say: components of one level that join unequal numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeplan.errors import InputError
+
+GAP = 1.7
+"""How many times slower than the slowest link of a level the next one's fastest must be."""
+
+Component = tuple[int, ...]
+Partition = tuple[Component, ...]
+"""Components in the order of their lowest ranks."""
+
+
+@dataclass(frozen=True)
+class Nesting:
+    """The levels, innermost first."""
+
+    partitions: tuple[Partition, ...]
+    """The components that each level makes; the last has one, of all workers."""
+    names: tuple[str, ...]
+    server: int
+    """Which of them is the server."""
+    notes: tuple[str, ...] = ()
+    """What was seen and is not in it."""
+
+    def below(self, level: int) -> Partition:
+        """The components that level number `level` joins: those of the level inside it, or single workers."""
+        workers = [rank for component in self.partitions[level] for rank in component]
+        return self.partitions[level - 1] if level else tuple((rank,) for rank in sorted(workers))
+
+
+def find(rates: Mapping[tuple[int, int], float], places: Sequence[Hashable], *, islands: bool = True) -> Nesting:
+    """The levels of workers 0 … D-1, from what pairs of them reach, in bytes/s, and where each of them runs.
+
+    The pairs must connect all workers. Without `islands` nothing is looked for inside a server: processes that may run
+    on any core have none. Raises `InputError` where components are not runs of consecutive ranks.
+    """
+    servers = _by_place(places)
+    _check_order(servers, "of one server", places)
+    everyone = (tuple(range(len(places))),)
+    notes: list[str] = []
+    found = [servers, everyone]
+    partition: Partition = everyone
+    while True:
+        finer = tuple(part for component in partition for part in _split(component, rates))
+        if finer == partition:
+            break
+        partition = tuple(sorted(finer))
+        if _refines(servers, partition) or (islands and _refines(partition, servers)):
+            found.append(partition)
+        elif not _refines(partition, servers):
+            notes.append(f"{_shown(partition)} look near each other too, across the edges of servers")
+    chain = sorted(set(found), key=len, reverse=True)
+    at = chain.index(servers)
+    inside, outside = _regular_inside(chain[:at], servers, notes), _regular_outside(chain[at:], notes)
+    for partition in (*inside, *outside):
+        _check_order(partition, "that are near each other", places)
+    names = [f"island {number}" if len(inside) > 1 else "island" for number in range(1, len(inside) + 1)]
+    above = [f"group {number}" if len(outside) > 3 else "group" for number in range(1, len(outside) - 1)]
+    names += ["server", *above, *(["cluster"] if len(outside) > 1 else [])]
+    return Nesting((*inside, *outside), tuple(names), len(inside), tuple(notes))
+
+
+def _by_place(places: Sequence[Hashable]) -> Partition:
+    found: dict[Hashable, list[int]] = {}
+    for rank, place in enumerate(places):
+        found.setdefault(place, []).append(rank)
+    return tuple(sorted(tuple(ranks) for ranks in found.values()))
+
+
+def _split(component: Component, rates: Mapping[tuple[int, int], float]) -> list[Component]:
+    """The components that the slowest clear gap leaves, or the component itself where there is none."""
+    joins, groups = [], {rank: {rank} for rank in component}
+    members = set(component)
+    edges = [(rate, *pair) for pair, rate in rates.items() if members.issuperset(pair)]
+    for rate, one, other in sorted(edges, reverse=True):
+        if groups[one] is not groups[other]:
+            joins.append((rate, one, other))
+            groups[one] |= groups[other]
+            for rank in groups[other].copy():
+                groups[rank] = groups[one]
+    assert len(joins) == len(component) - 1, "some workers are in no measured pair"
+    ends = [number for number, (a, b) in enumerate(itertools.pairwise(joins), 1) if a[0] >= GAP * b[0]]
+    if not ends:
+        return [component]
+    labels = {rank: rank for rank in component}
+    for _, one, other in joins[: ends[-1]]:
+        old, new = labels[other], labels[one]
+        labels = {rank: new if label == old else label for rank, label in labels.items()}
+    parts: dict[int, list[int]] = {}
+    for rank, label in labels.items():
+        parts.setdefault(label, []).append(rank)
+    return [tuple(part) for part in parts.values()]
+
+
+def _refines(finer: Partition, coarser: Partition) -> bool:
+    home = {rank: number for number, component in enumerate(coarser) for rank in component}
+    return all(len({home[rank] for rank in component}) == 1 for component in finer)
+
+
+def _regular_inside(chain: Sequence[Partition], servers: Partition, notes: list[str]) -> list[Partition]:
+    """The levels inside servers that all servers have, in equal numbers."""
+    kept: list[Partition] = []
+    for partition in chain:
+        sizes = {len(component) for component in partition}
+        per_server = {len(server) for server in servers}
+        if len(sizes) == 1 and len(per_server) == 1 and sizes != {1}:
+            kept.append(partition)
+        elif sizes != {1}:
+            notes.append(f"{_shown(partition)} are near each other; servers that differ cannot say so")
+    return kept
+
+
+def _regular_outside(chain: Sequence[Partition], notes: list[str]) -> list[Partition]:
+    """The servers and the levels above them, each of which joins the same number everywhere."""
+    kept = [chain[0]]
+    for partition in chain[1:]:
+        joined = {sum(set(inner) <= set(component) for inner in kept[-1]) for component in partition}
+        if len(joined) == 1:
+            kept.append(partition)
+        else:
+            notes.append(f"{_shown(partition)} are near each other, in unequal numbers of servers")
+    return kept
+
+
+def _check_order(partition: Partition, which: str, places: Sequence[Hashable]) -> None:
+    """Workers are numbered so that every component is a run of them: plans rely on it."""
+    if all(component[-1] - component[0] == len(component) - 1 for component in partition):
+        return
+    order = ",".join(str(rank) for component in partition for rank in component)
+    if len(set(places)) == 1:
+        how = f"set CUDA_VISIBLE_DEVICES={order}, here and where plans run"
+    else:
+        how = (
+            f"start them in the order {order} (torchrun numbers each server's one after the other; srun: "
+            "--distribution=block)"
+        )
+    raise InputError(f"workers {which} must have consecutive ranks, and have {_shown(partition)}: {how}")
+
+
+def _shown(partition: Partition) -> str:
+    """`0-3 | 4-7`, of no more than four components."""
+    shown = []
+    for component in partition[:4]:
+        if len(component) > 1 and component[-1] - component[0] == len(component) - 1:
+            shown.append(f"{component[0]}-{component[-1]}")
+        else:
+            shown.append(",".join(map(str, component)))
+    return " | ".join(shown) + (" | …" if len(partition) > 4 else "")
