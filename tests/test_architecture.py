@@ -25,8 +25,8 @@ PLANNER = (
     {"profile", "profile_file", "cluster", "cluster_check", "cost"},
     {"plan"},
     {
-        *("alter", "cluster_edit", "cluster_file", "cluster_json", "cluster_write", "importers", "linkfit", "links"),
-        *("local", "problem"),
+        *("alter", "cluster_edit", "cluster_file", "cluster_json", "cluster_write", "devices", "importers", "linkfit"),
+        *("links", "local", "problem"),
     },
     {"batch", "cuts", "stages", "contention", "layouts"},
     {"check", "evaluate", "simulate"},
@@ -41,7 +41,7 @@ PLANNER = (
 )
 # Beside that list: it measures, and so it needs torch and the executor's tracer.
 PROFILER = "pipeplan.profiler"
-PROFILER_MAY_IMPORT = {"", "errors", "profile", "profiler", "units"}
+PROFILER_MAY_IMPORT = {"", "devices", "errors", "profile", "profiler", "units"}
 
 # What the checker of plans may use: readers of files, and nothing that plans or costs.
 CHECK_MAY_IMPORT = {"", "check", "cluster", "cluster_json", "errors", "files", "profile", "text", "units"}

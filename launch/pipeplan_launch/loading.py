@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -32,16 +33,18 @@ JOB_FILE_HINT = (
 )
 
 
-def load_job(ref: str, seed: int) -> Job:
+def load_job(ref: str, seed: int, device: str | None = None) -> Job:
     """Build the job that `ref` names. All random numbers are seeded first, and again before its `data`: every worker
     builds the same initial weights and the same data.
 
-    Raises `LaunchError` for whatever is wrong with the reference or happens in the user's code.
+    With `device` the model is built there: on `meta` it has shapes and types and no data, however large it is. Raises
+    `LaunchError` for whatever is wrong with the reference or happens in the user's code.
     """
     seed_everything(seed)
     build = _find(ref)
     seed_everything(seed)
-    made = _run(ref, build)
+    with torch.device(device) if device is not None else nullcontext():
+        made = _run(ref, build)
     if isinstance(made, nn.Module):
         made = _job_of(ref, made)
     if not isinstance(made, Job):

@@ -1,0 +1,227 @@
+"""Reads device files: what a device could do, and what share of that each kind of operator reaches.
+
+docs/file-formats.md describes the format; the bundled files are in profiles/devices/.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeplan import resources
+from pipeplan.errors import InputError
+from pipeplan.files import Node, read_text
+from pipeplan.suggest import did_you_mean
+from pipeplan.units import parse_rate, parse_size, parse_time
+
+FORMAT = "pipeplan-device"
+VERSION = 1
+MEASURED = ("cpu", "cuda")
+"""What `--device` takes besides: devices that are here, and are measured."""
+
+KINDS = (
+    "matmul",
+    "convolution",
+    "weight_gradient",
+    "recurrent",
+    "attention",
+    "normalisation",
+    "pooling",
+    "embedding",
+    "elementwise",
+)
+"""Kinds of operator. `weight_gradient` is that of a convolution; `recurrent` what a step of one waits for."""
+
+ARITHMETICS = ("float64", "float32", "tf32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a kind of operator reaches of the device's peaks, each above 0 and at most 1."""
+
+    compute: float
+    memory: float
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Winograd:
+    """Convolutions by Winograd's algorithm, for the arithmetic that has it."""
+
+    arithmetic: str
+    workspace_bytes: int
+    """What the transformed tensors of one convolution may take: larger ones go without."""
+
+
+@dataclass(frozen=True)
+class DeviceModel:
+    """A device to estimate for."""
+
+    name: str
+    kind: str
+    """`cuda` or `cpu`: what the executor would run on."""
+    memory_bytes: int
+    bandwidth: float
+    """Bytes per second, peak."""
+    kernel_s: float
+    """What one kernel takes at least, however small."""
+    peaks: dict[str, float]
+    """FLOP/s by arithmetic."""
+    shares: dict[str, Share]
+    """By kind, all of `KINDS`."""
+    float32_as: dict[str, str]
+    """The arithmetic of float32 operators, by kind, where it is another one."""
+    tile: tuple[int, int]
+    """The blocks that matrix products are computed in: sides are rounded up to them."""
+    winograd: Winograd | None = None
+    checked: tuple[str, ...] = ()
+    """What is known of the errors of estimates for this device, in sentences."""
+
+
+def bundled_names() -> list[str]:
+    """The devices that come with pipeplan."""
+    return sorted(path.stem for path in (resources.folder("profiles") / "devices").glob("*.toml"))
+
+
+def load(name: str) -> DeviceModel:
+    """A bundled device by name, or one from a TOML file by path."""
+    folded = name.lower()
+    if folded in bundled_names():
+        return parse(resources.folder("profiles") / "devices" / f"{folded}.toml")
+    path = Path(name)
+    if path.is_file():
+        return parse(path)
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        raise InputError(f"there is no device file {name}")
+    known = [*MEASURED, *bundled_names()]
+    raise InputError(f"there is no device {name!r}; {did_you_mean(name, known)} (or give a TOML file)")
+
+
+def parse(path: Path) -> DeviceModel:
+    """Read and check a device file; an `InputError` names the file and the field that is wrong."""
+    try:
+        document = tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise InputError(f"{path} is nested too deeply to be a {FORMAT}") from error
+    root = Node(document, str(path))
+    if (found := root.get("format")) is None or found.value != FORMAT:
+        raise InputError(f'{path} is not a device file: it does not say format = "{FORMAT}"')
+    if (number := root["version"].integer(minimum=1)) > VERSION:
+        raise InputError(
+            f"{path} is version {number} of {FORMAT}; this pipeplan reads up to {VERSION}: upgrade pipeplan"
+        )
+    try:
+        return _device(root)
+    except InputError as error:
+        message = str(error)
+        raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from None
+
+
+def _device(root: Node) -> DeviceModel:
+    _known(root, {"format", "version", "name", "kind", "memory", "checked", "bandwidth", "kernel", "peak", "share"},
+           {"float32_as", "tile", "winograd"})  # fmt: skip
+    kind = root["kind"].text()
+    if kind not in MEASURED:
+        root["kind"].fail(f"expected 'cuda' or 'cpu', found {kind!r}")
+    peaks = {name: _peak(node) for name, node in _table(root["peak"], ARITHMETICS).items()}
+    if "float32" not in peaks:
+        root["peak"].fail("the peak rate of 'float32' is missing")
+    checked = root.get("checked")
+    return DeviceModel(
+        name=root["name"].text(),
+        kind=kind,
+        memory_bytes=parse_size(root["memory"].value, root["memory"].where),
+        bandwidth=_sourced(root["bandwidth"], "rate", parse_rate),
+        kernel_s=_sourced(root["kernel"], "time", parse_time, zero=True),
+        peaks=peaks,
+        shares=_shares(root["share"]),
+        float32_as=_float32_as(root, peaks),
+        tile=_tile(root),
+        winograd=_winograd(root, peaks),
+        checked=tuple(one.text() for one in checked.items()) if checked else (),
+    )
+
+
+def _sourced(node: Node, field: str, read: object, *, zero: bool = False) -> float:
+    """A figure in a table of its own, which says where it is from."""
+    _known(node, {field, "source"})
+    node["source"].text()
+    assert callable(read)
+    value = float(read(node[field].value, node[field].where))
+    if not value and not zero:
+        node[field].fail("must be above 0")
+    return value
+
+
+def _peak(node: Node) -> float:
+    _known(node, {"flops", "source"})
+    node["source"].text()
+    rate = node["flops"].number()
+    if not rate:
+        node["flops"].fail("must be above 0 (FLOP/s)")
+    return rate
+
+
+def _shares(node: Node) -> dict[str, Share]:
+    tables = _table(node, KINDS)
+    for kind in KINDS:
+        if kind not in tables:
+            node.fail(f"the kind {kind!r} is missing")
+    return {kind: _share(table) for kind, table in tables.items()}
+
+
+def _share(node: Node) -> Share:
+    _known(node, {"compute", "memory", "source"})
+    for field in ("compute", "memory"):
+        if not 0 < node[field].number() <= 1:
+            node[field].fail(f"expected a share above 0 and at most 1, found {node[field].value!r}")
+    return Share(node["compute"].number(), node["memory"].number(), node["source"].text())
+
+
+def _float32_as(root: Node, peaks: dict[str, float]) -> dict[str, str]:
+    node = root.get("float32_as")
+    if node is None:
+        return {}
+    table = _table(node, KINDS, {"source"})
+    for kind, one in table.items():
+        if one.text() not in peaks:
+            one.fail(f"there is no peak rate of {one.text()!r}; there are: {', '.join(peaks)}")
+        assert kind in KINDS
+    return {kind: one.text() for kind, one in table.items()}
+
+
+def _tile(root: Node) -> tuple[int, int]:
+    node = root.get("tile")
+    if node is None:
+        return 1, 1
+    _known(node, {"sides", "source"})
+    sides = [one.integer(minimum=1) for one in node["sides"].items()]
+    if len(sides) != 2:
+        node["sides"].fail(f"expected two numbers as in [128, 64], found {len(sides)}")
+    return max(sides), min(sides)
+
+
+def _winograd(root: Node, peaks: dict[str, float]) -> Winograd | None:
+    node = root.get("winograd")
+    if node is None:
+        return None
+    _known(node, {"arithmetic", "workspace", "source"})
+    arithmetic = node["arithmetic"].text()
+    if arithmetic not in peaks:
+        node["arithmetic"].fail(f"there is no peak rate of {arithmetic!r}; there are: {', '.join(peaks)}")
+    return Winograd(arithmetic, parse_size(node["workspace"].value, node["workspace"].where))
+
+
+def _table(node: Node, names: tuple[str, ...], besides: set[str] | None = None) -> dict[str, Node]:
+    _known(node, {*names, *(besides or ())})
+    return {key: node[key] for key in node.mapping() if key in names}
+
+
+def _known(node: Node, names: set[str], more: set[str] | None = None) -> None:
+    known = names | (more or set())
+    for key in node.mapping():
+        if key not in known:
+            node.fail(f"there is no field {key!r}; {did_you_mean(key, sorted(known))}")

@@ -1,0 +1,151 @@
+"""A profile for a device that is not here."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from pipeplan import __version__, devices
+from pipeplan.devices import DeviceModel
+from pipeplan.errors import InputError
+from pipeplan.profile import Layer, Profile, Provenance, Size, Tensor
+from pipeplan.profiler.estimate.building import Built, build
+from pipeplan.profiler.estimate.counting import Counts, count
+from pipeplan.profiler.estimate.timing import total
+from pipeplan.profiler.estimate.work import Work
+from pipeplan.profiler.optimizer import optimizer_state
+from pipeplan.profiler.options import Options, Progress
+from pipeplan.profiler.outcome import own_parameters
+from pipeplan.profiler.profiler import sum_of_outputs
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.loading import canonical_ref, describe
+from pipeplan_launch.trace import TracedModel
+
+HOW = (
+    "estimated, not measured: for every operator the larger of FLOPs and bytes, each over the rate that this kind of "
+    "operator reaches on the device, by its device file"
+)
+UPDATE_PASSES = 3
+"""Tensors of the size of a parameter that a step of an optimiser reads or writes besides its state: the parameter
+twice, the gradient once."""
+
+
+def estimate_model(ref: str, options: Options, progress: Progress = lambda done, total, what: None) -> Profile:
+    """Estimate the model that `ref` names for the device that `options` names, a bundled one or a file.
+
+    Nothing is computed: the model is traced and run on tensors without data. Raises `InputError` for whatever is wrong
+    with the model, the options or the device.
+    """
+    device = devices.load(options.device)
+    if options.processes > 1:
+        raise InputError("--processes is for the CPU that is here: leave it out with an estimate")
+    for size in options.batches:
+        if size < 1:
+            raise InputError(f"the minibatch size must be at least 1, not {size}")
+    progress(0, 0, "tracing")
+    try:
+        built = build(ref, options.seed, options.minibatch, options.granularity)
+        sizes = options.batches or (built.job.minibatch,)
+        made = []
+        for done, size in enumerate(sizes):
+            progress(done, len(sizes), "counting")
+            made.append(estimate_size(ref, built, size, device))
+        return _profile(ref, built, device, made, options)
+    except LaunchError as error:
+        raise InputError(str(error)) from error
+
+
+def estimate_size(ref: str, built: Built, minibatch: int, device: DeviceModel) -> Size:
+    """The layers and tensors at one minibatch size."""
+    traced = built.traced
+    if minibatch != traced.minibatch and not traced.dynamic_batch:
+        raise LaunchError(f"{ref!r} was traced at minibatch {traced.minibatch}, and does not run at {minibatch}")
+    batch = built.job.example_batch(minibatch)
+    loss = built.job.loss if built.job.loss is not None and batch.target is not None else sum_of_outputs
+    try:
+        counts = count(traced, batch, loss)
+    except LaunchError:
+        raise
+    except Exception as error:
+        raise LaunchError(f"{ref!r} cannot be run on tensors without data: {describe(error)}") from error
+    _, ratio = optimizer_state(built.job)
+    layers = _layers(traced, counts, device, ratio)
+    tensors = tuple(
+        Tensor(
+            name=spec.name,
+            producer=spec.producer,
+            consumers=spec.consumers,
+            bytes=counts.tensor_bytes[spec.name],
+            gradient_bytes=counts.tensor_bytes[spec.name] if spec.requires_grad else 0,
+        )
+        for spec in traced.tensors
+    )
+    return Size(minibatch, layers, tensors)
+
+
+def _layers(traced: TracedModel, counts: Counts, device: DeviceModel, state: float) -> tuple[Layer, ...]:
+    own, parameters = own_parameters(traced), dict(traced.model.named_parameters())
+    buffers = dict(traced.model.named_buffers())
+    return tuple(
+        Layer(
+            name=info.name,
+            module=info.module,
+            op=info.op,
+            forward_s=_rounded(total(counts.forward[info.name], device)),
+            backward_s=_rounded(total(counts.backward[info.name], device)),
+            parameter_bytes=sum(parameters[name].nbytes for name in own[info.name]),
+            buffer_bytes=sum(buffers[name].nbytes for name in info.buffers),
+            saved_bytes=counts.saved_bytes.get(info.name, 0),
+            update_s=_rounded(_update(sum(_trained(parameters[name]) for name in own[info.name]), state, device)),
+        )
+        for info in traced.layers
+    )
+
+
+def _trained(parameter: Any) -> int:
+    return int(parameter.nbytes) if parameter.requires_grad else 0
+
+
+def _update(parameter_bytes: int, state: float, device: DeviceModel) -> float:
+    """An optimiser reads parameters, gradients and state, and writes parameters and state."""
+    if not parameter_bytes:
+        return 0.0
+    moved = parameter_bytes * (UPDATE_PASSES + 2 * state)
+    return total([Work("elementwise", "float32", bytes=moved)], device)
+
+
+def _rounded(time_s: float) -> float:
+    """More digits would say more than is known."""
+    return float(f"{time_s:.4g}")
+
+
+def _profile(ref: str, built: Built, device: DeviceModel, made: list[Size], options: Options) -> Profile:
+    traced = built.traced
+    first, *others = made
+    optimizer, ratio = optimizer_state(built.job)
+    return Profile(
+        layers=first.layers,
+        tensors=first.tensors,
+        minibatch=first.minibatch,
+        model_ref=canonical_ref(ref),
+        model_name=built.job.name,
+        dynamic_batch=traced.dynamic_batch,
+        granularity=options.granularity,
+        provenance=Provenance(
+            kind="modelled",
+            device=device.kind,
+            device_name=device.name,
+            when=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+            how=HOW,
+            torch=torch.__version__,
+            pipeplan=__version__,
+            traced=getattr(traced, "how", ""),
+            notes=(*device.checked, *([built.note] if built.note else [])),
+        ),
+        optimizer_name=optimizer,
+        optimizer_state_ratio=ratio,
+        together=traced.together,
+        sizes=tuple(others),
+    )

@@ -1,0 +1,94 @@
+"""The work of an operator of ATen, as it is dispatched on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from pipeplan.profiler.estimate.convolutions import Convolution
+from pipeplan.profiler.estimate.tensors import arithmetic, size_of, tensors
+from pipeplan.profiler.estimate.work import Work
+
+aten = torch.ops.aten
+
+_KIND_BY_WORD = (
+    ("pool", "pooling"),
+    ("norm", "normalisation"),
+    ("softmax", "normalisation"),
+    ("embedding", "embedding"),
+)
+_ALLOCATE = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "detach", "alias", "lift_fresh")
+_OVERWRITE = ("zero_", "fill_", "copy_")
+
+
+def works_of(func: Any, args: Any, kwargs: Any, out: Any) -> list[Work]:
+    """What one call of an operator does. Views and allocations do nothing."""
+    packet = func.overloadpacket
+    name = packet.__name__
+    if name in _ALLOCATE or _is_view(func) or not tensors(out):
+        return []
+    special = _SPECIAL.get(packet)
+    if special is not None:
+        return special(args, kwargs, out)
+    if packet in flop_registry:
+        return [_product(packet, args, kwargs, out)]
+    kind = next((kind for word, kind in _KIND_BY_WORD if word in name), "elementwise")
+    given = args[1:] if name in _OVERWRITE else args
+    return [Work(kind, arithmetic(args, out), bytes=size_of(given, kwargs) + size_of(out))]
+
+
+def _is_view(func: Any) -> bool:
+    """Whether all that it returns is memory that it was given and does not write to."""
+    returned = [one.alias_info for one in func._schema.returns]
+    return bool(returned) and all(one is not None and not one.is_write for one in returned)
+
+
+def _product(packet: Any, args: Any, kwargs: Any, out: Any) -> Work:
+    flops = float(flop_registry[packet](*args, **kwargs, out_val=out))
+    made = tensors(out)[0]
+    return Work("matmul", arithmetic(made), flops, size_of(args, out), (made.shape[-2], made.shape[-1]))
+
+
+def _convolve(args: Any, kwargs: Any, out: Any) -> list[Work]:
+    x, weight, bias, stride, _, dilation, transposed, _, groups = args
+    one = Convolution(x, weight, out, stride, dilation, transposed=transposed, groups=groups)
+    return one.forward(bias=bias is not None)
+
+
+def _convolve_backward(args: Any, kwargs: Any, out: Any) -> list[Work]:
+    gradient, x, weight, _, stride, _, dilation, transposed, _, groups, wanted = args
+    one = Convolution(x, weight, gradient, stride, dilation, transposed=transposed, groups=groups)
+    return one.backward(wanted)
+
+
+def _look_up(args: Any, kwargs: Any, out: Any) -> list[Work]:
+    return [Work("embedding", arithmetic(out), bytes=size_of(args[1]) + 2 * size_of(out))]
+
+
+def _look_up_backward(args: Any, kwargs: Any, out: Any) -> list[Work]:
+    gradient, indices = args[:2]
+    # All rows are set to 0, and those that were looked up are read, added to and written.
+    cleared = Work("elementwise", arithmetic(out), bytes=size_of(out))
+    return [cleared, Work("embedding", arithmetic(out), bytes=size_of(indices) + 3 * size_of(gradient))]
+
+
+def _normalise(args: Any, kwargs: Any, out: Any) -> list[Work]:
+    # The input is read once for its statistics, and again.
+    return [Work("normalisation", arithmetic(args[0]), bytes=size_of(args, out) + size_of(args[0]))]
+
+
+def _normalise_backward(args: Any, kwargs: Any, out: Any) -> list[Work]:
+    return [Work("normalisation", arithmetic(args[0]), bytes=size_of(args, out) + size_of(args[0], args[1]))]
+
+
+_SPECIAL: dict[Any, Callable[[Any, Any, Any], list[Work]]] = {
+    aten.convolution: _convolve,
+    aten.convolution_backward: _convolve_backward,
+    aten.embedding: _look_up,
+    aten.embedding_dense_backward: _look_up_backward,
+    aten.native_batch_norm: _normalise,
+    aten.native_batch_norm_backward: _normalise_backward,
+}
