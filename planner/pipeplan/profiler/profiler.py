@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeplan import __version__
+from pipeplan.devices import MEASURED
 from pipeplan.errors import InputError
 from pipeplan.profile import Profile, Provenance
 from pipeplan.profiler.clock import Clock, CPUClock, CUDAClock
@@ -30,6 +31,10 @@ from pipeplan_launch.trace import TracedModel, trace
 
 def profile_model(ref: str, options: Options, progress: Progress = lambda done, total, what: None) -> Profile:
     """Profile the model that `ref` names. Raises `InputError` for whatever is wrong with it or with the options."""
+    if options.device not in MEASURED:
+        from pipeplan.profiler.estimate import estimate_model
+
+        return estimate_model(ref, options, progress)
     _check(options)
     if options.processes > 1:
         progress(0, 0, f"starting {options.processes} processes")
@@ -70,8 +75,6 @@ def _check(options: Options) -> None:
             raise InputError(f"the {what} must be at least 1, not {value}")
     if len(set(options.batches)) < len(options.batches):
         raise InputError(f"a minibatch size is given twice: {', '.join(map(str, options.batches))}")
-    if options.device not in ("cpu", "cuda"):
-        raise InputError(f"there is no device {options.device!r}: write cpu or cuda")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise InputError("there is no CUDA device that this torch can use: write --device cpu, or install a CUDA build")
     if options.device == "cuda" and options.processes > 1:
@@ -91,7 +94,7 @@ def _measure(
     passes.warm_up(options.warmup)
     samples = passes.measure(options.repeats)
     waits = company.processes > 1
-    return Measured(traced, minibatch, samples, saved, passes.overhead, passes.warmed, waits)
+    return Measured(traced, minibatch, samples, saved, run.alike, passes.overhead, passes.warmed, waits)
 
 
 def _loss(job: Job, batch: Batch) -> Any:

@@ -31,7 +31,13 @@ class _Measure(click.Command):
     metavar="N[,N…]",
     help="Samples in a minibatch; several sizes are measured in one run.  [default: the model's own]",
 )
-@click.option("--device", default="cpu", metavar="cpu|cuda", show_default=True, help="Where to measure.")
+@click.option(
+    "--device",
+    default="cpu",
+    metavar="cpu|cuda|NAME",
+    show_default=True,
+    help="Where to measure; or a device to estimate for, as v100, a100, h100, h200, titan-x, or a TOML file.",
+)
 @click.option(
     "-o",
     "--output",
