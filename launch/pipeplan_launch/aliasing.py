@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.opaque import is_impure
 
 NORMS_WITH_STATE = ("batch_norm", "instance_norm")
 """Operators that write their running statistics without saying so in their schema."""
@@ -25,6 +26,17 @@ NORMS_WITH_STATE = ("batch_norm", "instance_norm")
 OTHER_BACKWARD = ("elu_", "celu_", "selu_", "rrelu_", "rrelu_with_noise_")
 """In-place operators whose backward pass computes from the result what others compute from the argument: it rounds
 elsewhere."""
+
+
+class DependsOnData(LaunchError):
+    """A number or a shape in the graph depends on the data."""
+
+    def __init__(self, node: fx.Node) -> None:
+        super().__init__(
+            f"the model cannot be split: the shape or a number in it depends on the data, at {source_line(node)}; "
+            "compute it with fixed shapes, or move it into a submodule of its own, which is then one layer"
+        )
+        self.node = node
 
 
 @dataclass(frozen=True)
@@ -108,10 +120,7 @@ def _call(node: fx.Node, values: dict[fx.Node, Any]) -> tuple[Any, tuple[fx.Node
     except Exception as error:
         if "data" not in type(error).__name__.lower() and "Dynamic" not in type(error).__name__:
             raise
-        raise LaunchError(
-            f"the model cannot be split: the shape or a number in it depends on the data, at {source_line(node)}; "
-            "compute it with fixed shapes, or move it out of forward()"
-        ) from error
+        raise DependsOnData(node) from error
     writes = [one for one in arguments if before[one] != [tensor._version for tensor in tensors_in(values[one])]]
     writes += [one for one in _statistics(node) if one not in writes]
     return result, tuple(writes)
@@ -166,7 +175,7 @@ def functionalise(graph_module: fx.GraphModule, behaviour: Behaviour) -> bool:
             for writer, arguments in behaviour.written.items():
                 behaviour.written[writer] = tuple(fresh if one is node else one for one in arguments)
     if changed:
-        graph.eliminate_dead_code()
+        graph.eliminate_dead_code(is_impure)
         graph_module.recompile()
     return changed
 

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from pipeplan_launch.aliasing import operator_name
+from pipeplan_launch.whole import ModuleCall
 
 FLAGS = {"train": False, "training": False, "use_input_stats": False, "dropout_p": 0.0}
 """What arguments of these names are in evaluation mode."""
@@ -31,6 +32,8 @@ def is_training_only(node: fx.Node) -> bool:
 
 def set_evaluation(node: fx.Node) -> None:
     """Change the arguments of a node that say that the model trains."""
+    if isinstance(node.target, ModuleCall):
+        node.target = node.target.evaluated()
     if not isinstance(node.target, torch._ops.OpOverload):
         return
     args, kwargs = list(node.args), dict(node.kwargs)

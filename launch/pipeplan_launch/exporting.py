@@ -1,25 +1,28 @@
-"""torch.export of an unmodified module, in training mode, and what to say when it cannot be done."""
+"""torch.export of an unmodified module, in training mode."""
 
 from __future__ import annotations
 
 import inspect
 import io
 import logging
-import re
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from pipeplan_launch import evalmode
-from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job import Job
-from pipeplan_launch.loading import describe, user_line
+from pipeplan_launch import evalmode, opaque
+from pipeplan_launch.aliasing import Behaviour, DependsOnData, observe, operator_name
+from pipeplan_launch.hazards import watched
+from pipeplan_launch.job import Batch, Job
+from pipeplan_launch.loading import describe
+from pipeplan_launch.outputs import plain_outputs
 from pipeplan_launch.precision import autocast
+from pipeplan_launch.whole import Calls, forwards, learn, recorders
 
 DynamicShapes = tuple[dict[int, object], ...]
 """For each input the dimensions that are dynamic."""
@@ -30,47 +33,124 @@ class Exported:
     """A flat graph of ATen operators whose `get_attr` nodes name the model's own parameters and buffers."""
 
     graph_module: fx.GraphModule
+    """Its placeholders follow the order of the job's inputs."""
+    behaviour: Behaviour
+    """What a run of the graph on tensors without data showed."""
     dynamic_batch: bool
     """Whether the graph holds for any minibatch size, or only for the one it was traced at."""
     minibatch: int
     """Samples in the minibatch that it was traced at."""
+    batch: Batch
+    """The inputs that it was traced with."""
     evaluation_problem: str | None
     """Why the graph cannot stand for the model in evaluation mode, or None."""
+    left_out: tuple[str, ...]
+    """Classes of objects that the model returns and the graph does not."""
 
 
-def export(job: Job, minibatch: int) -> Exported:
-    """Export the job's model at this minibatch size, with a dynamic one where the model allows it."""
+def export(job: Job, minibatch: int, whole: Sequence[str] = ()) -> Exported:
+    """Export the job's model at this minibatch size, with a dynamic one where the model allows it.
+
+    `whole` are the paths of submodules to take whole. Raises whatever torch.export does, `Refused`, or `DependsOnData`.
+    """
     # A dimension of size 1 is always taken as a constant, and so would make the graph static.
     traced_at = max(2, minibatch)
-    inputs = job.example_inputs(traced_at)
-    dynamic = _batch_dimensions(inputs, job.example_inputs(traced_at + 1), traced_at)
+    batch = job.example(traced_at)
+    dynamic = _batch_dimensions(batch.inputs, job.example_inputs(traced_at + 1), traced_at)
     if any(dynamic):
         try:
-            graph_module = _export(job, inputs, dynamic)
-        except Exception:
+            calls = _learn(job, whole, (traced_at, traced_at + 1))
+            made = _Attempt(job, batch, traced_at, dynamic, calls).run()
+        except Exception as error:
+            if depends_on_data(error):
+                raise
             # What is really wrong shows again below, where nothing is dynamic.
-            graph_module = None
-        if graph_module is not None and _is_dynamic(graph_module, dynamic):
-            return Exported(graph_module, True, traced_at, _evaluation_problem(job, inputs, dynamic, graph_module))
+            made = None
+        if made is not None and _is_dynamic(made.graph_module, dynamic):
+            return made
     if traced_at != minibatch:
-        inputs = job.example_inputs(minibatch)
-    static: DynamicShapes = tuple({} for _ in inputs)
-    try:
-        graph_module = _export(job, inputs, static)
-    except Exception as error:
-        raise LaunchError(_why(job, inputs, error)) from error
-    return Exported(graph_module, False, minibatch, _evaluation_problem(job, inputs, static, graph_module))
+        batch = job.example(minibatch)
+    static: DynamicShapes = tuple({} for _ in batch.inputs)
+    return _Attempt(job, batch, minibatch, static, _learn(job, whole, (minibatch,))).run()
 
 
-def _export(job: Job, inputs: tuple[Tensor, ...], dynamic: DynamicShapes, *, train: bool = True) -> fx.GraphModule:
-    precision = autocast(job.autocast, torch.device("cpu"))
-    with mode(job.model, train), precision, warnings.catch_warnings(), _quiet():
-        # Export warns of what an LSTM does to itself while it is traced, which has no effect afterwards.
-        warnings.simplefilter("ignore")
-        exported = torch.export.export(job.model, inputs, dynamic_shapes=dynamic, strict=False)
-        module = exported.module(check_guards=False)
-    assert isinstance(module, fx.GraphModule)
-    return _cleaned(module)
+def depends_on_data(error: BaseException) -> bool:
+    """Whether an error says that what the model does depends on its data."""
+    kind = type(error).__name__
+    return "data-dependent" in str(error).lower() or "DataDependent" in kind or isinstance(error, DependsOnData)
+
+
+def _learn(job: Job, whole: Sequence[str], minibatches: Sequence[int]) -> Calls:
+    def run(minibatch: int) -> None:
+        with mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")):
+            job.example(minibatch).call(job.model)
+
+    return learn(job.model, whole, run, minibatches) if whole else {}
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """To export a model, with some dimensions dynamic and some submodules taken whole."""
+
+    job: Job
+    batch: Batch
+    samples: int
+    dynamic: DynamicShapes
+    calls: Calls
+
+    def run(self) -> Exported:
+        """Export, in training mode, and in evaluation mode where that might give another graph."""
+        graph_module, left_out = self._export()
+        with mode(self.job.model, train=True), autocast(self.job.autocast, torch.device("cpu")):
+            behaviour = observe(graph_module, self.batch.inputs)
+        problem = self._evaluation_problem(graph_module)
+        return Exported(graph_module, behaviour, any(self.dynamic), self.samples, self.batch, problem, tuple(left_out))
+
+    def _export(self, *, train: bool = True) -> tuple[fx.GraphModule, dict[str, None]]:
+        job = self.job
+        args: tuple[Tensor, ...] = self.batch.inputs
+        kwargs: dict[str, Any] = {}
+        dynamic: Any = self.dynamic
+        if self.batch.names:
+            args, kwargs = (), dict(zip(self.batch.names, self.batch.inputs, strict=True))
+            dynamic = dict(zip(self.batch.names, self.dynamic, strict=True))
+        with ExitStack() as stack:
+            for one in (mode(job.model, train), autocast(job.autocast, torch.device("cpu")), _quiet(), watched()):
+                stack.enter_context(one)
+            stack.enter_context(forwards(job.model, recorders(job.model, self.calls)))
+            left_out = stack.enter_context(plain_outputs(job.model))
+            # Export warns of what an LSTM does to itself while it is traced, which has no effect afterwards.
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            stack.callback(opaque.forget)
+            exported = torch.export.export(job.model, args, kwargs, dynamic_shapes=dynamic, strict=False)
+            module = exported.module(check_guards=False)
+            assert isinstance(module, fx.GraphModule)
+            opaque.put_in_place(module)
+        if self.batch.names:
+            _order(module.graph, list(exported.call_spec.in_spec.child(1).context), self.batch.names)
+        return _cleaned(module), left_out
+
+    def _evaluation_problem(self, trained: fx.GraphModule) -> str | None:
+        """Why the graph cannot stand for the model in evaluation mode, or None.
+
+        Operators carry their mode and are changed, but a branch of the user's own on `self.training` is not in the
+        graph. Only where the user's code mentions it is the model exported in evaluation mode as well, and compared.
+        """
+        traced = [
+            type(module)
+            for path, module in self.job.model.named_modules()
+            if not any(path == one or path.startswith(f"{one}.") for one in self.calls)
+        ]
+        suspects = sorted({kind.__name__ for kind in dict.fromkeys(traced) if _mentions_mode(kind)})
+        if not suspects:
+            return None
+        problem = f"{', '.join(suspects)} does other work in evaluation mode than in training mode (self.training)"
+        try:
+            evaluated, _ = self._export(train=False)
+        except Exception as error:
+            return f"{problem}, and cannot be traced in evaluation mode: {describe(error)}"
+        return None if _operators(trained) == _operators(evaluated) else problem
 
 
 @contextmanager
@@ -125,27 +205,19 @@ def _cleaned(graph_module: fx.GraphModule) -> fx.GraphModule:
     for node in reversed(graph_module.graph.nodes):
         if node.op == "call_function" and not node.users and "_assert" in str(node.target):
             graph_module.graph.erase_node(node)
-    graph_module.graph.eliminate_dead_code()
+    graph_module.graph.eliminate_dead_code(opaque.is_impure)
     return graph_module
 
 
-def _evaluation_problem(
-    job: Job, inputs: tuple[Tensor, ...], dynamic: DynamicShapes, trained: fx.GraphModule
-) -> str | None:
-    """Why the graph cannot stand for the model in evaluation mode, or None.
-
-    Operators carry their mode and are changed, but a branch of the user's own on `self.training` is not in the graph.
-    Only where the user's code mentions it is the model exported in evaluation mode as well, and compared.
-    """
-    suspects = sorted({type(module).__name__ for module in job.model.modules() if _mentions_mode(type(module))})
-    if not suspects:
-        return None
-    problem = f"{', '.join(suspects)} does other work in evaluation mode than in training mode (self.training)"
-    try:
-        evaluated = _export(job, inputs, dynamic, train=False)
-    except Exception as error:
-        return f"{problem}, and cannot be traced in evaluation mode: {describe(error)}"
-    return None if _operators(trained) == _operators(evaluated) else problem
+def _order(graph: fx.Graph, given: Sequence[str], wanted: Sequence[str]) -> None:
+    """Put placeholders, which export may have put in the order of forward()'s parameters, into the wanted order."""
+    by_name = dict(zip(given, graph.find_nodes(op="placeholder"), strict=True))
+    start = next(iter(graph.nodes))
+    for name in wanted:
+        if by_name[name] is not start:
+            start.prepend(by_name[name])
+        else:
+            start = start.next
 
 
 def _mentions_mode(kind: type) -> bool:
@@ -159,30 +231,10 @@ def _mentions_mode(kind: type) -> bool:
 
 def _operators(graph_module: fx.GraphModule) -> list[str]:
     nodes = graph_module.graph.nodes
-    return [str(node.target) for node in nodes if node.op == "call_function" and not evalmode.is_training_only(node)]
+    return [operator(node) for node in nodes if node.op == "call_function" and not evalmode.is_training_only(node)]
 
 
-def _why(job: Job, inputs: tuple[Tensor, ...], error: Exception) -> str:
-    """One line: whether the model itself fails on its inputs, or only cannot be traced."""
-    try:
-        with mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")), torch.no_grad():
-            job.model(*inputs)
-    except Exception as own:
-        shapes = ", ".join("×".join(map(str, one.shape)) for one in inputs)
-        return f"the model {job.name!r} fails on its example inputs ({shapes}): {describe(own)}"
-    place = user_line(error)
-    at = f" ({place})" if place else ""
-    if "data-dependent" in str(error).lower() or "DataDependent" in type(error).__name__:
-        return (
-            f"the model {job.name!r} cannot be traced, because what it does depends on the data{at}; "
-            "write it with torch.where or torch.cond, or move it out of forward()"
-        )
-    unknown = re.search(r"<class '([^']+)'> in output", str(error))
-    if unknown is not None:
-        kind = unknown[1].rpartition(".")[2]
-        return (
-            f"the model {job.name!r} returns an object of class {kind}, in which torch.export sees no tensors: call "
-            f"torch.export.register_dataclass({kind}) where it is defined, or return tensors, tuples and dictionaries"
-        )
-    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
-    return f"the model {job.name!r} cannot be traced by torch.export{at}: {reason}"
+def operator(node: fx.Node) -> str:
+    """A name of what a node does that is the same in every process: an overload's own, where there is one."""
+    # A plain function would print its address.
+    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else operator_name(node)

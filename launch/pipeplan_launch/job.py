@@ -21,12 +21,17 @@ from pipeplan_launch.errors import LaunchError
 
 @dataclass(frozen=True)
 class Data:
-    """The samples of a job: map-style data sets whose samples are `(input, target)`, the input a tensor or a tuple."""
+    """The samples of a job: map-style data sets whose samples are `(input, target)`.
+
+    The input is a tensor, a tuple of tensors, or a dictionary of tensors, with which the model is called by keywords.
+    A sample that is such a dictionary itself is input and target in one.
+    """
 
     train: Dataset[Any]
     test: Dataset[Any] | None = None
     collate: Callable[[list[Any]], Any] | None = None
-    """collate(samples): a minibatch `(input, target)` from a list of samples; by default torch's `default_collate`."""
+    """collate(samples): a minibatch `(input, target)`, or one dictionary that is both, from a list of samples; by
+    default torch's `default_collate`."""
     order: Callable[[int], Sequence[int]] | None = None
     """order(epoch): indices of the training samples to use in that epoch, as many in each; by default all, shuffled."""
     processes: int = 0
@@ -43,6 +48,17 @@ class Batch:
 
     inputs: tuple[Tensor, ...]
     target: Any
+    names: tuple[str, ...] = ()
+    """The keywords that the inputs are given by, in the same order; empty where they are positional."""
+
+    def call(self, model: nn.Module) -> Any:
+        """What the model returns for this minibatch."""
+        return call_model(model, self.inputs, self.names)
+
+
+def call_model(model: nn.Module, inputs: Sequence[Tensor], names: Sequence[str] = ()) -> Any:
+    """Run a model on inputs, by keywords where they have names."""
+    return model(**dict(zip(names, inputs, strict=True))) if names else model(*inputs)
 
 
 @dataclass(frozen=True)
@@ -72,8 +88,9 @@ class Job:
 
     model: nn.Module
     """The model, unmodified."""
-    inputs: Callable[[int], Tensor | tuple[Tensor, ...]] | None = None
-    """Example inputs for a minibatch of n samples; without it, the first n samples of `data.train`."""
+    inputs: Callable[[int], Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]] | None = None
+    """Example inputs for a minibatch of n samples, a dictionary for keywords; without it, the first n samples of
+    `data.train`."""
     loss: Callable[[Any, Any], Tensor] | None = None
     """loss(output, target): a scalar, the mean over the minibatch."""
     data: Callable[[], Data] | None = None
@@ -141,14 +158,19 @@ class Job:
 
     def example_inputs(self, minibatch: int) -> tuple[Tensor, ...]:
         """The model's inputs for a minibatch of that many samples."""
+        return self.example(minibatch).inputs
+
+    def example(self, minibatch: int) -> Batch:
+        """The model's inputs for a minibatch of that many samples, with their names; maybe without a target."""
         if self.inputs is None:
-            return self.example_batch(minibatch).inputs
-        return _as_inputs(self.inputs(minibatch), "the job's `inputs`")
+            return self.example_batch(minibatch)
+        inputs, names = _as_inputs(self.inputs(minibatch), "the job's `inputs`")
+        return Batch(inputs, None, names)
 
     def example_batch(self, minibatch: int) -> Batch:
         """The first samples of the training data, repeated where there are too few; else the inputs alone."""
         if self.data is None:
-            return Batch(self.example_inputs(minibatch), None)
+            return self.example(minibatch)
         train: Any = self.datasets.train
         if len(train) == 0:
             raise LaunchError("the job's training data is empty")
@@ -213,19 +235,40 @@ def _call(build: Callable[..., Any], what: Any, stage: StageInfo) -> Any:
 
 
 def collate(samples: Sequence[Any], stack: Callable[[list[Any]], Any] | None = None) -> Batch:
-    """Stack samples `(input or tuple of inputs, target)` into a minibatch, or whatever `stack` makes such a pair of."""
+    """Stack samples `(input, target)` into a minibatch, or whatever `stack` makes such a pair of.
+
+    Where that gives one dictionary instead, as the collators of Hugging Face do, it is the input and the target, too.
+    """
     stacked = (stack or default_collate)(list(samples))
+    if isinstance(stacked, Mapping):
+        stacked = (stacked, dict(stacked))
     if not isinstance(stacked, list | tuple) or len(stacked) != 2:
         what = "a sample of the job's data must be" if stack is None else "the data's `collate` must return"
-        raise LaunchError(f"{what} a pair (input, target)")
-    return Batch(_as_inputs(stacked[0], "the input of a sample of the job's data"), stacked[1])
+        raise LaunchError(f"{what} a pair (input, target), or a dictionary of tensors")
+    inputs, names = _as_inputs(stacked[0], "the input of a sample of the job's data")
+    return Batch(inputs, stacked[1], names)
 
 
-def _as_inputs(value: Any, whence: str) -> tuple[Tensor, ...]:
-    inputs = (value,) if isinstance(value, Tensor) else value
+def _as_inputs(value: Any, whence: str) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
+    """Tensors and names in the order that all workers agree on: that of a dictionary is often an accident."""
+    names: tuple[str, ...] = ()
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        names = tuple(sorted(value))
+        inputs: Any = [value[name] for name in names]
+    else:
+        inputs = (value,) if isinstance(value, Tensor) else value
     if not isinstance(inputs, list | tuple) or not inputs or not all(isinstance(one, Tensor) for one in inputs):
-        raise LaunchError(f"{whence} must be a tensor or a tuple of tensors, not {type(value).__name__}")
-    return tuple(inputs)
+        raise LaunchError(
+            f"{whence} must be a tensor, a tuple of tensors or a dictionary of tensors, not {_kind(value)}"
+        )
+    return tuple(inputs), names
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Mapping):
+        wrong = next((f"{name!r} {type(one).__name__}" for name, one in value.items() if not isinstance(one, Tensor)), "")
+        return f"a dictionary with {wrong}" if wrong else "an empty dictionary"
+    return type(value).__name__
 
 
 def repeat_to(example: Tensor, minibatch: int) -> Tensor:

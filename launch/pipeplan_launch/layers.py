@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from pipeplan_launch.aliasing import Behaviour, attribute, operator_name
+from pipeplan_launch.opaque import Opaque
 
 SHAPE_OPERATORS = frozenset(
     {"view", "view_as", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "expand_as", "contiguous"}
@@ -126,7 +127,7 @@ def _copied(graph_module: fx.GraphModule, behaviour: Behaviour) -> set[fx.Node]:
 
 
 def _is_random(node: fx.Node) -> bool:
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
+    if isinstance(node.target, torch._ops.HigherOrderOperator | Opaque):
         return True  # Anything may be inside.
     return isinstance(node.target, torch._ops.OpOverload) and (
         torch.Tag.nondeterministic_seeded in node.target.tags or "dropout" in operator_name(node)
@@ -140,7 +141,7 @@ def _is_shape_only(node: fx.Node) -> bool:
 def _leaf_call(node: fx.Node, model: nn.Module, granularity: str) -> tuple[str, str] | None:
     """(identity of the call, module path) of the outermost module around the node that counts as one layer."""
     if granularity == "op":
-        return None
+        return _whole_call(node)
     for call, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
         if not path or not _has_module(model, path):
             continue
@@ -151,7 +152,14 @@ def _leaf_call(node: fx.Node, model: nn.Module, granularity: str) -> tuple[str, 
             return call, path
         if (home.startswith("torch.nn.") and not composite) or not any(True for _ in module.children()):
             return call, path
-    return None
+    return _whole_call(node)
+
+
+def _whole_call(node: fx.Node) -> tuple[str, str] | None:
+    """(identity of the call, module path) of a module that is taken whole."""
+    if not isinstance(node.target, Opaque) or node.target.path is None:
+        return None
+    return f"{node.target.path} as {node.name}", node.target.path
 
 
 def _is_member(model: nn.Module, path: str) -> bool:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from pipeplan_launch import aliasing, layers
-from pipeplan_launch.aliasing import operator_name
-from pipeplan_launch.exporting import export, mode
+from pipeplan_launch.exporting import mode, operator
 from pipeplan_launch.job import Job
 from pipeplan_launch.layers import LayerInfo
 from pipeplan_launch.precision import autocast
+from pipeplan_launch.second_way import export_somehow
 
 Dimension: TypeAlias = Any
 """A size: an int, or a sympy expression in the minibatch size."""
@@ -73,6 +73,10 @@ class TracedModel:
     """Why no stage can be put in evaluation mode, or None where all can."""
     autocast: torch.dtype | None
     """What the model was traced under, and runs under."""
+    how: str
+    """How it was traced, for people: by torch.export alone, or with what taken whole, or left out."""
+    input_names: tuple[str, ...]
+    """The keywords that the model's inputs are given by; empty where they are positional."""
     model: nn.Module = field(repr=False)
     graph_module: fx.GraphModule = field(repr=False)
     layer_of: dict[fx.Node, str] = field(repr=False)
@@ -98,13 +102,11 @@ def trace(job: Job, minibatch: int, granularity: str = "layer") -> TracedModel:
 
 
 def _trace(job: Job, minibatch: int, granularity: str) -> TracedModel:
-    exported = export(job, minibatch)
-    graph_module = exported.graph_module
-    inputs = job.example_inputs(exported.minibatch)
+    exported, how = export_somehow(job, minibatch)
+    graph_module, behaviour, batch = exported.graph_module, exported.behaviour, exported.batch
     with mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")):
-        behaviour = aliasing.observe(graph_module, inputs)
         if aliasing.functionalise(graph_module, behaviour):
-            behaviour = aliasing.observe(graph_module, inputs)
+            behaviour = aliasing.observe(graph_module, batch.inputs)
     grouping = layers.group(graph_module, job.model, behaviour, granularity)
     state_names = _state_names(job.model)
     infos = _infos(graph_module, grouping, job.model, state_names)
@@ -119,6 +121,8 @@ def _trace(job: Job, minibatch: int, granularity: str) -> TracedModel:
         minibatch=minibatch,
         evaluation_problem=exported.evaluation_problem,
         autocast=job.autocast,
+        how=how,
+        input_names=batch.names,
         model=job.model,
         graph_module=graph_module,
         layer_of=grouping.layer_of,
@@ -239,9 +243,7 @@ def _hash(
     operators: dict[str, list[str]] = {info.name: [] for info in infos}
     for node in graph_module.graph.nodes:
         if node in grouping.layer_of:
-            # An operator's overload has a stable name; a plain function would print its address.
-            overload = isinstance(node.target, torch._ops.OpOverload)
-            operators[grouping.layer_of[node]].append(str(node.target) if overload else operator_name(node))
+            operators[grouping.layer_of[node]].append(operator(node))
     document: dict[str, Any] = {
         "layers": [[info.name, info.parameters, info.buffers, operators[info.name]] for info in infos],
         "tensors": [[one.name, one.consumers, str(one.dtype), one.requires_grad, one.shape(batch)] for one in tensors],

@@ -57,7 +57,8 @@ def test_no_targets_without_data() -> None:
     ("call", "says"),
     [
         (lambda: collate([torch.ones(2)]), "must be a pair"),
-        (lambda: collate([({"x": torch.ones(2)}, 1)]), "must be a tensor or a tuple of tensors, not dict"),
+        (lambda: collate([({"x": "text"}, 1)]), "a dictionary of tensors, not a dictionary with 'x' list"),
+        (lambda: collate([({}, 1)]), "a dictionary of tensors, not an empty dictionary"),
         (lambda: job(data=lambda: Data([])).example_batch(1), "is empty"),
         (lambda: job(data=lambda: SAMPLES).datasets, "must return pipeplan_launch.Data, not TensorDataset"),
         (lambda: job(inputs=lambda n: [n]).example_inputs(1), "the job's `inputs` must be"),

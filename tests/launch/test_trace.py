@@ -6,7 +6,6 @@ import inspect
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -218,20 +217,3 @@ def test_untraceable(kind: type, says: str, capfd: pytest.CaptureFixture[str]) -
 def test_inputs_of_the_wrong_shape() -> None:
     with pytest.raises(LaunchError, match=r"fails on its example inputs \(4×5\): .*\(4x5 and 2x2\)"):
         trace(Job(nn.Sequential(nn.Linear(2, 2)), inputs=lambda n: torch.randn(n, 5)), 4)
-
-
-@dataclass
-class Answer:
-    scores: torch.Tensor
-
-
-class Answers(nn.Linear):
-    def forward(self, x):
-        return Answer(super().forward(x))
-
-
-def test_an_output_that_torch_does_not_know() -> None:
-    with pytest.raises(
-        LaunchError, match=r"returns an object of class Answer, .* call torch\.export\.register_dataclass\(Answer\)"
-    ):
-        trace(Job(Answers(2, 2), inputs=lambda n: torch.randn(n, 2)), 4)

@@ -1,0 +1,122 @@
+"""Export a model by torch.export where that can be done, and else with as little as possible of it taken whole."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from pipeplan_launch import blame
+from pipeplan_launch.aliasing import DependsOnData
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.exporting import Exported, depends_on_data, export, mode
+from pipeplan_launch.job import Job
+from pipeplan_launch.loading import describe, user_line
+from pipeplan_launch.outputs import plain
+from pipeplan_launch.precision import autocast
+from pipeplan_launch.whole import Refused
+
+
+def export_somehow(job: Job, minibatch: int) -> tuple[Exported, str]:
+    """(the exported model, how that was done, for people). Raises `LaunchError`, with the user's line."""
+    taken = _Taken(job.model)
+    while True:
+        try:
+            exported = export(job, minibatch, taken.paths)
+            break
+        except Refused as refused:
+            path, why = blame.around(job.model, refused.path), refused
+        except Exception as error:
+            if not taken.paths:
+                _check_that_it_runs(job, minibatch)
+            path, why = taken.next(error), error
+        if path is None:
+            raise LaunchError(_reason(job, why, taken.paths)) from why
+        taken.add(path)
+    if exported.left_out:
+        _check_that_the_loss_does_without(job, exported.left_out)
+    parts = ["torch.export"]
+    if taken.paths:
+        parts.append(f"taken whole: {', '.join(taken.paths)}")
+    if exported.left_out:
+        parts.append(f"left out of what it returns: {', '.join(exported.left_out)}")
+    return exported, "; ".join(parts)
+
+
+class _Taken:
+    """The submodules that are taken whole: none lies inside another."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.paths: list[str] = []
+        self._kinds: set[type] = set()
+
+    def next(self, error: Exception) -> str | None:
+        """The path of the submodule to take because of this error; None where there is none."""
+        if isinstance(error, DependsOnData):
+            path = blame.module_of_node(self.model, error.node)
+        else:
+            path = blame.module_of_error(self.model, error)
+        while path is not None and any(blame.inside(path, one) for one in self.paths):
+            path = blame.around(self.model, path)
+        return path
+
+    def add(self, path: str) -> None:
+        """Take this module, and from the second of a class on all of that class: each try is an export."""
+        kind = type(self.model.get_submodule(path))
+        chosen = blame.alike(self.model, path) if kind in self._kinds else [path]
+        self._kinds.add(kind)
+        for one in chosen:
+            self.paths = [other for other in self.paths if not blame.inside(other, one)]
+            if not any(blame.inside(one, other) for other in self.paths):
+                self.paths.append(one)
+
+
+def _check_that_it_runs(job: Job, minibatch: int) -> None:
+    """Raises `LaunchError` for a model that fails on its inputs by itself."""
+    batch = job.example(minibatch)
+    try:
+        with mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")), torch.no_grad():
+            batch.call(job.model)
+    except Exception as own:
+        shapes = ["×".join(map(str, one.shape)) for one in batch.inputs]
+        if batch.names:
+            shapes = [f"{name} {shape}" for name, shape in zip(batch.names, shapes, strict=True)]
+        raise LaunchError(
+            f"the model {job.name!r} fails on its example inputs ({', '.join(shapes)}): {describe(own)}"
+        ) from own
+
+
+def _reason(job: Job, error: Exception, whole: list[str]) -> str:
+    """One line on a model that runs, but cannot be traced."""
+    if isinstance(error, Refused):
+        return (
+            f"the model {job.name!r} cannot be traced by torch.export, and its part {error.path!r} cannot be taken "
+            f"whole either: it {error.why}; {_advice()}"
+        )
+    if isinstance(error, LaunchError):
+        return str(error)
+    place = user_line(error)
+    at = f" ({place})" if place else ""
+    if depends_on_data(error):
+        return f"the model {job.name!r} cannot be traced, because what it does depends on the data{at}; {_advice()}"
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
+    return f"the model {job.name!r} cannot be traced by torch.export{at}: {reason}"
+
+
+def _advice() -> str:
+    return "write it with torch.where or torch.cond, or move it into a submodule of its own, which is then one layer"
+
+
+def _check_that_the_loss_does_without(job: Job, left_out: tuple[str, ...]) -> None:
+    """Raises `LaunchError` where the job's loss needs an object that no stage can send."""
+    if job.loss is None:
+        return
+    batch = job.example_batch(2)
+    try:
+        with mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")), torch.no_grad():
+            job.loss(plain(batch.call(job.model), {}), batch.target)
+    except Exception as error:
+        raise LaunchError(
+            f"the model {job.name!r} returns an object of class {left_out[0]}, in which torch sees no tensors, and the "
+            f"loss needs it ({describe(error)}): return tensors, dataclasses, tuples and dictionaries"
+        ) from error
