@@ -46,6 +46,14 @@ BUNDLED: dict[str, Bundled] = {
         "GNMT, 8 + 8 LSTM layers; generated sentences of 25 tokens",
         *(277_717_568, 64, "Wu 2016"),
     ),
+    "awd-lm": _model(
+        "AWD-LM, 4 LSTMs whose weights drop out; generated text",
+        *(102_058_000, 80, "Merity 2018"),
+    ),
+    "s2vt": _model(
+        "S2VT, video to text; generated features of frames",
+        *(87_362_668, 80, "Venugopalan 2015"),
+    ),
     "resnet-tiny": _model(
         "a small ResNet, to test with; generated 32×32 images",
         *(78_042, 32, "He 2015"),

@@ -1,66 +1,71 @@
-"""Generated sentences for models of language: token ids of the right vocabulary, lengths as in the real data."""
+"""Generated sentences for models of language: ids of the right vocabulary, as frequent as words are (Zipf's law)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.data import Dataset
 
 from pipeplan_launch.job import Data
-
-PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
-FIRST_WORD = 4
-"""Ids below it are the four marks above."""
+from pipeplan_launch.models.words import BEGIN, END, FIRST_WORD, PAD
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """The sizes to which sentences are padded, in tokens, and the vocabulary of both languages."""
+class Generated(Dataset[Any]):
+    """Samples that are each made from their own random numbers when they are asked for."""
 
-    source: int
-    target: int
-    vocabulary: int
-
-
-def generator(seed: int, index: int) -> torch.Generator:
-    """Random numbers that belong to one sample, whoever asks for it and in which order."""
-    return torch.Generator().manual_seed(seed * 1_000_003 + index)
-
-
-class GeneratedPairs(Dataset[tuple[tuple[Tensor, Tensor, Tensor], Tensor]]):
-    """Pairs of a sentence and its "translation": the same words, each id moved on by one, in the same order.
-
-    A sample is ((source, length of the source, target from BEGIN on), target up to END). Source sentences fill from
-    half of their room to all of it; ids are padded with PAD.
-    """
-
-    def __init__(self, samples: int, sizes: Lengths, seed: int) -> None:
-        self.samples, self.sizes, self.seed = samples, sizes, seed
+    def __init__(self, samples: int, make: Callable[[torch.Generator], Any], seed: int) -> None:
+        self.samples, self.make, self.seed = samples, make, seed
 
     def __len__(self) -> int:
         return self.samples
 
-    def __getitem__(self, index: int) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    def __getitem__(self, index: int) -> Any:
         if not 0 <= index < self.samples:
             raise IndexError(index)
-        sizes, chance = self.sizes, generator(self.seed, index)
-        length = int(torch.randint(max(1, sizes.source // 2), sizes.source + 1, (), generator=chance))
-        words = torch.randint(FIRST_WORD, sizes.vocabulary, (length,), generator=chance)
-        translated = (words - FIRST_WORD + 1) % (sizes.vocabulary - FIRST_WORD) + FIRST_WORD
-        sentence = torch.cat([torch.tensor([BEGIN]), translated[: sizes.target - 1], torch.tensor([END])])
-        inputs = (_padded(words, sizes.source), torch.tensor(length), _padded(sentence[:-1], sizes.target))
-        return inputs, _padded(sentence[1:], sizes.target)
+        return self.make(torch.Generator().manual_seed(self.seed * 1_000_003 + index))
 
 
-def _padded(ids: Tensor, length: int) -> Tensor:
-    return torch.nn.functional.pad(ids, (0, length - len(ids)), value=PAD)
+def generated(make: Callable[[torch.Generator], Any], samples: int = 1024) -> Data:
+    """A training set of that many samples and a test set of a quarter of it."""
+    return Data(Generated(samples, make, seed=1), Generated(max(1, samples // 4), make, seed=2))
 
 
-def generated_pairs(sizes: Lengths, samples: int = 1024) -> Data:
-    """A training set of that many pairs and a test set of a quarter of it."""
-    return Data(
-        train=GeneratedPairs(samples, sizes, seed=1),
-        test=GeneratedPairs(max(1, samples // 4), sizes, seed=2),
-    )
+def words(count: int, vocabulary: int, chance: torch.Generator) -> Tensor:
+    """Ids of so many words: the logarithm of a word's rank is uniform, so that its frequency falls as 1 / rank."""
+    rank = (vocabulary - FIRST_WORD + 1) ** torch.rand(count, generator=chance, dtype=torch.float64)
+    return FIRST_WORD - 1 + rank.long()
+
+
+def between(low: int, high: int, chance: torch.Generator) -> int:
+    """A whole number from `low` to `high`, both included."""
+    return int(torch.randint(low, high + 1, (), generator=chance))
+
+
+def pair(
+    source: int, target: int, vocabulary: int, chance: torch.Generator
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    """A sentence and its "translation", the same words with every id moved on by one, padded to these lengths.
+
+    ((source, its length, target from BEGIN on), target up to END). Sources fill from half of their room to all of it.
+    """
+    length = between(max(1, source // 2), source, chance)
+    said = words(length, vocabulary, chance)
+    translated = (said - FIRST_WORD + 1) % (vocabulary - FIRST_WORD) + FIRST_WORD
+    sentence = torch.cat([torch.tensor([BEGIN]), translated[: target - 1], torch.tensor([END])])
+    inputs = (padded(said, source), torch.tensor(length), padded(sentence[:-1], target))
+    return inputs, padded(sentence[1:], target)
+
+
+def window(length: int, vocabulary: int, chance: torch.Generator) -> tuple[Tensor, Tensor]:
+    """(a piece of text, the same piece one word later)."""
+    text = words(length + 1, vocabulary, chance)
+    return text[:-1], text[1:]
+
+
+def padded(ids: Tensor, length: int, before: int = 0) -> Tensor:
+    """The ids after so many PADs, with more to the end."""
+    return functional.pad(ids, (before, length - before - len(ids)), value=PAD)

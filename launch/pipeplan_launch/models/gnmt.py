@@ -7,13 +7,15 @@ of the decoder's first layer at the same step, not at the one before.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeplan_launch.job import Job
-from pipeplan_launch.models.generated_text import FIRST_WORD, PAD, Lengths, generated_pairs
+from pipeplan_launch.models.generated_text import generated, pair
+from pipeplan_launch.models.words import FIRST_WORD, PAD, loss, right
 
 DROPOUT = 0.2
 INITIAL = 0.04
@@ -32,11 +34,6 @@ class Size:
     """Tokens in a padded target sentence."""
     vocabulary: int = 32_320
     width: int = 1024
-
-    @property
-    def lengths(self) -> Lengths:
-        """What the data needs of it."""
-        return Lengths(self.source, self.target, self.vocabulary)
 
 
 GNMT8 = Size(layers=4, source=48, target=47)
@@ -129,26 +126,6 @@ class GNMT(nn.Module):
         return scores
 
 
-def loss(scores: Tensor, target: Tensor) -> Tensor:
-    """Cross entropy per place of the padded target, nought where it is padded.
-
-    Not per word: then the mean over minibatches of equal size is that over all their samples.
-    """
-    total = functional.cross_entropy(scores.flatten(0, 1), target.flatten(), ignore_index=PAD, reduction="sum")
-    return total / target.numel()
-
-
-def right_sentences(scores: Tensor, target: Tensor) -> Tensor:
-    """How many target sentences have every word right."""
-    return ((scores.argmax(dim=2) == target) | (target == PAD)).all(dim=1).sum()
-
-
-def right_words(scores: Tensor, target: Tensor) -> Tensor:
-    """The part of the target's words that are right."""
-    words = target != PAD
-    return ((scores.argmax(dim=2) == target) & words).sum() / words.sum()
-
-
 def example(size: Size, n: int) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs for n pairs of sentences that fill all of their room."""
     source = torch.randint(FIRST_WORD, size.vocabulary, (n, size.source))
@@ -161,11 +138,10 @@ def job(size: Size, name: str) -> Job:
         GNMT(size),
         inputs=lambda n: example(size, n),
         loss=loss,
-        data=lambda: generated_pairs(size.lengths),
+        data=lambda: generated(partial(pair, size.source, size.target, size.vocabulary)),
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=3e-4),
         clip_norm=5.0,
-        metric=right_sentences,
-        metrics={"words right": right_words},
+        metric=right,
         name=name,
         minibatch=64,
     )
