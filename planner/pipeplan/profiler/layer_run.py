@@ -2,13 +2,15 @@
 
 The layers run in place, in one pass over the model: memory and caches are as in training. Between layers the
 tensors are detached, so that the backward pass of each layer can be run by itself.
+
+Layers that others stand for (`LayerRun.alike`) are left out: whoever reads what they make gets what the layer in their
+place made, and a gradient that would come from them is one of the same type, shape and strides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,30 +18,16 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_unflatten
 
-from pipeplan_launch.aliasing import attribute
+from pipeplan.profiler.prepared import Kind, RunLayer, Watcher, prepare
 from pipeplan_launch.job import Batch
 from pipeplan_launch.layers import LOSS
 from pipeplan_launch.precision import autocast
-from pipeplan_launch.segment import Segment, cut
 from pipeplan_launch.split import output_spec
 from pipeplan_launch.trace import TensorSpec, TracedModel
 
 Measure = Callable[[Callable[[], None]], Callable[[], float]]
 Loss = Callable[[Any, Any], Tensor]
 Look = Callable[[str, Sequence[Tensor]], None]
-
-
-@dataclass(frozen=True, eq=False)
-class _Layer:
-    name: str
-    segment: Segment
-    state: tuple[Tensor, ...]
-    trained: tuple[Tensor, ...]
-    """Its parameters that take gradients."""
-    receives: tuple[TensorSpec, ...]
-    makes: tuple[TensorSpec, ...]
-    writes_in_place: bool
-    """Whether it may write to what it receives: then it gets a copy, which may be written."""
 
 
 class _Arrive(torch.autograd.Function):
@@ -62,7 +50,7 @@ class LayerRun:
         self.traced, self.batch, self.loss, self.minibatch = traced, batch, loss, minibatch
         self.device = device
         self._output_spec = output_spec(traced)
-        self.layers = tuple(_prepare(traced, info.name, device) for info in traced.layers)
+        self.layers = tuple(prepare(traced, info.name, device) for info in traced.layers)
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         # By tensor, until its last reader has run; then only where its gradient goes in is kept.
         self._values: dict[str, Tensor] = {}
@@ -72,6 +60,30 @@ class LayerRun:
         self._gradients: dict[str, dict[str, Tensor | None]] = {}
         self._of_parameters: list[Tensor | None] = []
         self._loss: Tensor | None = None
+        self.watcher: Watcher | None = None
+        """Told of every layer that runs, if there is one."""
+        self._came: dict[tuple[str, str], Kind | None] = {}
+        self._alike: dict[str, str] = {}
+        self._last_of: dict[str, str] = {}
+        self._lent: dict[str, list[Tensor]] = {}
+
+    @property
+    def alike(self) -> dict[str, str]:
+        """For each layer that is not run the earlier one that stands for it. Set after one full pass."""
+        return self._alike
+
+    @alike.setter
+    def alike(self, alike: dict[str, str]) -> None:
+        self._alike = alike
+        self._last_of = {source: name for name, source in alike.items()}
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """How many layers a layer stands for, where others are left out for it."""
+        found: dict[str, int] = {}
+        for source in self._alike.values():
+            found[source] = found.get(source, 1) + 1
+        return found
 
     def forward(
         self,
@@ -79,13 +91,16 @@ class LayerRun:
         around: Callable[[str], AbstractContextManager[Any]] = nullcontext,
         look: Look = lambda layer, made: None,
     ) -> dict[str, Callable[[], float]]:
-        """Run all layers forwards; the times by layer.
+        """Run the layers forwards, but for those that others stand for; the times by layer.
 
         `around` gives a context to run each layer in, by its name; `look` is shown what each one made: tensors, and
         in the end the loss.
         """
         times = {}
         for layer in self.layers:
+            if layer.name in self._alike:
+                self._borrow(layer)
+                continue
             results: list[Any] = []
             times[layer.name] = self._forward_one(layer, results, measure, around)
             look(layer.name, results)
@@ -96,11 +111,28 @@ class LayerRun:
                 self._values[spec.name] = made
                 if spec.requires_grad:
                     self._made[spec.name] = get_gradient_edge(made)
+            if layer.name in self._last_of:
+                self._lent[layer.name] = [made.detach() for made in results]
         return times
+
+    def _borrow(self, layer: RunLayer) -> None:
+        """What the layer would make is what the one in its place made."""
+        source = self._alike[layer.name]
+        for spec, made in zip(layer.makes, self._lent[source], strict=True):
+            self._values[spec.name] = made
+        self._let_go(layer)
+        if self._last_of[source] == layer.name:
+            del self._lent[source]
+
+    def _let_go(self, layer: RunLayer) -> None:
+        """Forget the tensors that nobody reads after this layer."""
+        for spec in layer.receives:
+            if spec.consumers[-1] == layer.name:
+                del self._values[spec.name]
 
     def _forward_one(
         self,
-        layer: _Layer,
+        layer: RunLayer,
         results: list[Any],
         measure: Measure,
         around: Callable[[str], AbstractContextManager[Any]],
@@ -116,16 +148,22 @@ class LayerRun:
                 results.extend(made)
 
         with around(layer.name), self.precision():
-            return measure(call)
+            taken = measure(call)
+        if self.watcher is not None:
+            self.watcher.forward(layer, received, data, results)
+        return taken
 
     def precision(self) -> AbstractContextManager[object]:
         """The autocast that the model runs forwards under."""
         return autocast(self.traced.autocast, self.device)
 
     def backward(self, measure: Measure) -> dict[str, Callable[[], float]]:
-        """Run all layers backwards, after `forward`; the times by layer. What forward kept is let go on the way."""
+        """Run the layers backwards, after `forward`; the times by layer. What forward kept is let go on the way."""
         times = {}
         for layer in reversed(self.layers):
+            if layer.name in self._alike:
+                continue
+            self._bring(layer)
             times[layer.name] = self._backward_one(layer, measure)
             del self._arrived[layer.name]
             for spec in layer.makes:
@@ -137,7 +175,21 @@ class LayerRun:
         self._of_parameters.clear()
         return times
 
-    def _backward_one(self, layer: _Layer, measure: Measure) -> Callable[[], float]:
+    def _bring(self, layer: RunLayer) -> None:
+        """The gradients that consumers which are left out would send: made now, as theirs would be."""
+        for spec in layer.makes:
+            for consumer in spec.consumers:
+                if consumer in self._alike:
+                    kind = self._came[consumer, spec.name]
+                    self._gradients.setdefault(consumer, {})[spec.name] = None if kind is None else kind.make()
+        if self.watcher is not None:
+            came = [[self._gradients[one].get(spec.name) for one in spec.consumers] for spec in layer.makes]
+            self.watcher.backward(layer, came)
+            for spec, gradients in zip(layer.makes, came, strict=True):
+                for consumer, gradient in zip(spec.consumers, gradients, strict=True):
+                    self._came[consumer, spec.name] = None if gradient is None else Kind.of(gradient)
+
+    def _backward_one(self, layer: RunLayer, measure: Measure) -> Callable[[], float]:
         edges = self._arrived[layer.name]
         targets: list[Any] = [*edges.values(), *layer.trained]
 
@@ -149,7 +201,7 @@ class LayerRun:
 
         return measure(call)
 
-    def _differentiate(self, layer: _Layer, targets: list[Any]) -> Sequence[Tensor | None]:
+    def _differentiate(self, layer: RunLayer, targets: list[Any]) -> Sequence[Tensor | None]:
         if not targets:
             return ()
         if layer.name == LOSS:
@@ -162,7 +214,7 @@ class LayerRun:
         # Not `backward`: it would copy a gradient that the layer passes on unchanged, as `add` does.
         return torch.autograd.grad([one for one, _ in given], targets, [one for _, one in given], allow_unused=True)
 
-    def _receive(self, layer: _Layer) -> list[Tensor]:
+    def _receive(self, layer: RunLayer) -> list[Tensor]:
         edges, received = {}, []
         for spec in layer.receives:
             tensor = self._values[spec.name].detach()
@@ -172,8 +224,7 @@ class LayerRun:
             else:
                 tensor = tensor.clone() if layer.writes_in_place else tensor
             received.append(tensor)
-            if spec.consumers[-1] == layer.name:
-                del self._values[spec.name]
+        self._let_go(layer)
         self._arrived[layer.name] = edges
         return received
 
@@ -185,22 +236,3 @@ class LayerRun:
             if gradient is not None:
                 total = gradient if total is None else total + gradient
         return total
-
-
-def _prepare(traced: TracedModel, name: str, device: torch.device) -> _Layer:
-    receives = tuple(spec for spec in traced.tensors if name in spec.consumers)
-    makes = tuple(spec for spec in traced.tensors if spec.producer == name)
-    segment = cut(traced, [name], [spec.name for spec in receives], [spec.name for spec in makes], device=device)
-    parameters, buffers = dict(traced.model.named_parameters()), dict(traced.model.named_buffers())
-    state = tuple(
-        parameters[one] if one in parameters else buffers[one] if one in buffers else _constant(traced, one, device)
-        for one in segment.state
-    )
-    grouped = any(name in group for group in traced.together)
-    trained = tuple(one for one in state if one.requires_grad)
-    return _Layer(name, segment, state, trained, receives, makes, grouped)
-
-
-def _constant(traced: TracedModel, name: str, device: torch.device) -> Tensor:
-    tensor: Tensor = attribute(traced.graph_module, name)
-    return tensor.to(device)

@@ -23,6 +23,8 @@ class Measured:
     samples: Samples
     saved_bytes: dict[str, int]
     """By layer."""
+    alike: dict[str, str]
+    """For each layer that was not measured the one that was in its place."""
     overhead: Overhead
     warmed: int
     """Passes before those that count."""
@@ -47,21 +49,25 @@ def layers_of(found: Measured) -> tuple[Layer, ...]:
     sizes = {name: one.nbytes for name, one in traced.model.named_parameters()}
     forward = waiting(samples, samples.forward) if found.waits else 1.0
     backward = waiting(samples, samples.backward) if found.waits else 1.0
-    return tuple(
-        Layer(
-            name=info.name,
-            module=info.module,
-            op=info.op,
-            forward_s=median(samples.forward[info.name]) * forward,
-            backward_s=median(samples.backward[info.name]) * backward,
-            forward_spread_s=spread(samples.forward[info.name]),
-            backward_spread_s=spread(samples.backward[info.name]),
-            parameter_bytes=sum(sizes[name] for name in parameters[info.name]),
-            buffer_bytes=sum(buffers[name].nbytes for name in info.buffers),
-            saved_bytes=found.saved_bytes.get(info.name, 0),
+    layers = []
+    for info in traced.layers:
+        ran = found.alike.get(info.name, info.name)
+        layers.append(
+            Layer(
+                name=info.name,
+                module=info.module,
+                op=info.op,
+                forward_s=median(samples.forward[ran]) * forward,
+                backward_s=median(samples.backward[ran]) * backward,
+                forward_spread_s=spread(samples.forward[ran]),
+                backward_spread_s=spread(samples.backward[ran]),
+                parameter_bytes=sum(sizes[name] for name in parameters[info.name]),
+                buffer_bytes=sum(buffers[name].nbytes for name in info.buffers),
+                saved_bytes=found.saved_bytes.get(info.name, 0),
+                like="" if ran == info.name else ran,
+            )
         )
-        for info in traced.layers
-    )
+    return tuple(layers)
 
 
 def own_parameters(traced: TracedModel) -> dict[str, tuple[str, ...]]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pipeplan.errors import InputError
+from pipeplan.profiler.alike import Observer
 from pipeplan.profiler.clock import Clock
 from pipeplan.profiler.company import Company
 from pipeplan.profiler.layer_run import LayerRun
@@ -25,8 +26,11 @@ BUDGET_S = 30.0
 """What the repeats may take, unless their number is given: at least 3 of them run."""
 FEWEST, MOST = 3, 200
 """Of the measured passes, unless their number is given."""
-LONG_S = 5.0
-"""A pass of this length warms up all that there is: no second one."""
+LONG_S = 1.0
+"""A pass of this length warms up all that there is: no second one. And it leaves nothing in any cache for the next one,
+so that the whole model need not run after every pass over the layers."""
+WHOLE_EVERY = 3
+"""Then it runs after the first passes, as many as this, and later after every one in so many."""
 
 
 class Passes:
@@ -37,13 +41,15 @@ class Passes:
         self.overhead = Overhead(0.0, 0.0)
         self.warmed = 0
         """Passes that did not count, by layers and whole."""
+        self._long = False
 
-    def inspect(self, ref: str) -> dict[str, int]:
-        """One pass that looks for NaN and counts what is saved for backward."""
+    def inspect(self, ref: str, *, measure_all: bool = False) -> dict[str, int]:
+        """One full pass that looks for NaN, counts what is saved for backward, and finds layers that are alike."""
         self.progress(0, 0, "first pass")
         model = self.job.model
         saved = SavedBytes([*model.parameters(), *model.buffers(), *self.run.batch.inputs])
         modules = {layer.name: layer.module for layer in self.run.traced.layers}
+        self.run.watcher = observer = Observer(self.run)
         try:
             self.run.forward(
                 self.clock.measure, saved.watch, lambda layer, made: _look(ref, layer, modules[layer], made)
@@ -53,7 +59,10 @@ class Passes:
         except Exception as error:
             raise InputError(f"{ref!r} cannot be run on a minibatch of its data: {describe(error)}") from error
         self.run.backward(self.clock.measure)
+        self.run.watcher = None
         self._clear()
+        if not measure_all:
+            self.run.alike = observer.classes()
         return dict(saved.by_layer)
 
     def warm_up(self, passes: int) -> None:
@@ -65,13 +74,14 @@ class Passes:
             self._both(None)
             took_s = time.perf_counter() - start
             self.warmed += 1
+        self._long = took_s >= LONG_S
         self.progress(0, 0, "calibrating")
         passes = 1 if took_s > LONG_S / 10 else 5
         self.overhead = measure_overhead(self.run, self.clock, self.run.batch.inputs[0].device, passes)
 
     def measure(self, repeats: int | None) -> Samples:
         """Measured passes: so many, or until their spread is small or the budget is spent."""
-        samples = Samples()
+        samples = Samples(self.run.weights)
         self.company.start()
         start, enough = time.perf_counter(), False
         while not enough:
@@ -89,10 +99,11 @@ class Passes:
 
     def _both(self, samples: Samples | None) -> None:
         """The layers and the whole in turn, so that a machine that slows down slows both."""
+        done = samples.passes if samples is not None else 0
         forward = self.run.forward(self.clock.measure)
         backward = self.run.backward(self.clock.measure)
         self._clear()
-        whole = self._whole()
+        whole = self._whole() if not self._long or done < WHOLE_EVERY or done % WHOLE_EVERY == 0 else ()
         self._clear()
         self.clock.settle()
         if samples is not None:
@@ -100,8 +111,9 @@ class Passes:
                 samples.forward[name].append(max(0.0, taken() - self.overhead.forward_s))
             for name, taken in backward.items():
                 samples.backward[name].append(max(0.0, taken() - self.overhead.backward_s))
-            samples.whole_forward.append(whole[0]())
-            samples.whole_backward.append(whole[1]())
+            if whole:
+                samples.whole_forward.append(whole[0]())
+                samples.whole_backward.append(whole[1]())
 
     def _whole(self) -> tuple[Callable[[], float], Callable[[], float]]:
         """Forward and backward of the model as its author wrote it."""
@@ -110,7 +122,7 @@ class Passes:
 
         def forward() -> None:
             with self.run.precision():
-                losses.append(self.run.loss(self.job.model(*batch.inputs), batch.target))
+                losses.append(self.run.loss(batch.call(self.job.model), batch.target))
 
         taken = self.clock.measure(forward)
         return taken, self.clock.measure(lambda: losses.pop().backward())  # type: ignore[no-untyped-call]

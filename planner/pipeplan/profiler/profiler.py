@@ -90,7 +90,7 @@ def _measure(
     batch = _batch(job, minibatch, device)
     run = LayerRun(traced, batch, _loss(job, batch), minibatch, device)
     passes = Passes(job, run, clock, progress, company)
-    saved = passes.inspect(ref)
+    saved = passes.inspect(ref, measure_all=options.measure_all)
     passes.warm_up(options.warmup)
     samples = passes.measure(options.repeats)
     waits = company.processes > 1
@@ -155,6 +155,7 @@ def _provenance(options: Options, job: Job, found: Sequence[Measured]) -> Proven
         repeats=first.samples.passes,
         processes=options.processes,
         notes=tuple(notes),
+        traced=first.traced.how,
     )
 
 
@@ -172,4 +173,4 @@ def _batch(job: Job, minibatch: int, device: torch.device) -> Batch:
     def move(value: Any) -> Any:
         return torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), value)
 
-    return Batch(move(batch.inputs), move(batch.target))
+    return Batch(move(batch.inputs), move(batch.target), batch.names)

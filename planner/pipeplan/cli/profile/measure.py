@@ -63,6 +63,7 @@ class _Measure(click.Command):
     show_default=True,
     help="So many measure at the same time: for a plan whose workers share this machine.",
 )
+@click.option("--measure-all", is_flag=True, help="Measure each layer, also where several are the same computation.")
 @click.option("--seed", type=int, default=0, metavar="N", show_default=True, help="Seed of the initial weights.")
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON instead of a table.")
 def command(
