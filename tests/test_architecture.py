@@ -35,7 +35,7 @@ PLANNER = (
     {"solve"},
     {"auto", "fewest"},
     {"render", "show"},
-    {"explain", "sweep"},
+    {"explain", "picture", "sweep"},
     {"replan"},
     {"cli", "__main__"},
 )

@@ -2,54 +2,194 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from pipeplan.profile import Layer, Profile
+from pipeplan.picture.chains import expensive, total_s
+from pipeplan.profile import Layer, Profile, Size, Tensor
+from pipeplan.text import one_line
+from pipeplan.units import show_size, show_time
 
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
+WIDE = 10 * GIB
+"""From here on a column is in GiB."""
+LONGEST = 18
+"""Characters of an operation: other tools' have all their arguments."""
 
 
 def print_profile(profile: Profile, console: Console) -> None:
-    """The layers as a table, and how their sum compares with the whole model."""
+    """The layers as a table, what they sum to, and what a reader of the numbers should know."""
+    where = profile.provenance
+    heading = (
+        f"{profile.model_name}, minibatch {profile.minibatch}, on {where.device_name or where.device or 'unknown'}"
+    )
+    if where.processes > 1:
+        heading += f", measured in {where.processes} processes at the same time"
+    _print(console, heading)
+    print_table(table(profile), console)
+    for line in (*totals(profile), *(f"Note: {note}" for note in where.notes)):
+        _print(console, line)
+
+
+def print_table(found: Table, console: Console) -> None:
+    """Folded to the width of a terminal; in a file or a pipe as wide as it needs to be."""
+    if not console.is_terminal:
+        console.width = max(
+            console.width, Measurement.get(console, console.options.update(width=10_000), found).maximum
+        )
+    console.print(found)
+
+
+def _print(console: Console, line: str) -> None:
+    console.print(one_line(line), highlight=False, markup=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of bytes, in MiB or GiB."""
+
+    heading: str
+    size: Callable[[Layer], int]
+
+    def of(self, layers: Sequence[Layer]) -> int:
+        return sum(map(self.size, layers))
+
+
+def table(profile: Profile, top: int | None = None) -> Table:
+    """All layers in their order, or the `top` most expensive ones first; below them their sums."""
+    layers = list(profile.layers)
+    if top is not None:
+        layers = sorted(layers, key=total_s, reverse=True)[:top]
+    columns = _columns(profile)
+    units = [GIB if column.of(profile.layers) >= WIDE else MIB for column in columns]
+    spread = any(layer.forward_spread_s or layer.backward_spread_s for layer in profile.layers)
+    updates = any(layer.update_s for layer in profile.layers)
+    found = Table(box=None, pad_edge=False)
+    for heading in ("layer", "operation"):
+        found.add_column(heading, overflow="fold")
+    headings = ["forward\nms", "backward\nms", *(["±\n%"] if spread else []), "share\n%"]
+    headings += ["update\nms"] if updates else []
+    headings += [
+        f"{column.heading}\n{'GiB' if unit == GIB else 'MiB'}" for column, unit in zip(columns, units, strict=True)
+    ]
+    for heading in headings:
+        found.add_column(heading, justify="right", no_wrap=True)
+
+    def cells(part: Sequence[Layer], deviation: str) -> list[str]:
+        forward, backward = sum(one.forward_s for one in part), sum(one.backward_s for one in part)
+        share = (forward + backward) / profile.total_s if profile.total_s else 0.0
+        return [
+            _ms(forward),
+            _ms(backward),
+            *([deviation] if spread else []),
+            f"{share * 100:.1f}",
+            *([_ms(sum(one.update_s for one in part))] if updates else []),
+            *(f"{column.of(part) / unit:.2f}" for column, unit in zip(columns, units, strict=True)),
+        ]
+
+    hot = set(expensive(profile))
+    for layer in layers:
+        style = "bold" if layer.name in hot else ""
+        row = [layer.name, _operation(layer), *cells([layer], _deviation(layer))]
+        found.add_row(*(Text(one_line(cell), style) for cell in row))
+    if len(layers) < len(profile.layers):
+        shown = {layer.name for layer in layers}
+        rest = [layer for layer in profile.layers if layer.name not in shown]
+        found.add_row(*(Text(cell, "dim") for cell in [f"{len(rest)} others", "", *cells(rest, "")]))
+    found.add_row(*(Text(cell) for cell in ["sum", f"{len(profile.layers)} layers", *cells(profile.layers, "")]))
+    return found
+
+
+def _columns(profile: Profile) -> list[_Column]:
     made = {layer.name: 0 for layer in profile.layers}
     for tensor in profile.tensors:
         made[tensor.producer] += tensor.bytes
-    table = Table(box=None, pad_edge=False)
-    for heading in ("layer", "operation"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("forward\nms", "±", "backward\nms", "±", "output\nMiB", "weights\nMiB", "kept\nMiB"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for layer in profile.layers:
-        table.add_row(*_row(layer, made[layer.name]))
-    where = profile.provenance
-    console.print(
-        f"{profile.model_name}, minibatch {profile.minibatch}, on {where.device_name or where.device}",
-        highlight=False,
-        markup=False,
-    )
-    console.print(table)
-    for line in _totals(profile):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    found = [
+        _Column("output", lambda layer: made[layer.name]),
+        _Column("weights", lambda layer: layer.parameter_bytes),
+        _Column("kept", lambda layer: layer.saved_bytes),
+    ]
+    if any(layer.workspace_bytes for layer in profile.layers):
+        found.append(_Column("work", lambda layer: layer.workspace_bytes))
+    return found
 
 
-def _row(layer: Layer, made: int) -> list[Text]:
-    times = (layer.forward_s, layer.forward_spread_s, layer.backward_s, layer.backward_spread_s)
-    sizes = (made, layer.parameter_bytes, layer.saved_bytes)
-    cells = [layer.name, layer.op, *(f"{time * 1e3:.3f}" for time in times), *(f"{size / MIB:.2f}" for size in sizes)]
-    return [Text(cell) for cell in cells]
+def _operation(layer: Layer) -> str:
+    """What it computes, and the layer that was measured in its place."""
+    made = layer.op if len(layer.op) <= LONGEST else layer.op[: LONGEST - 1] + "…"
+    return f"{made} = {layer.like}" if layer.like else made
 
 
-def _totals(profile: Profile) -> list[str]:
+def _deviation(layer: Layer) -> str:
+    """The spread as a share of the time."""
+    spread = layer.forward_spread_s + layer.backward_spread_s
+    return f"{spread / total_s(layer) * 100:.0f}" if total_s(layer) else ""
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f}" if seconds < 0.1 else f"{seconds * 1e3:.1f}"
+
+
+def totals(profile: Profile) -> list[str]:
+    """Below the table: what ± is, the sum against the whole, the optimiser's step, memory, and other sizes."""
+    lines = []
+    if any(layer.forward_spread_s or layer.backward_spread_s for layer in profile.layers):
+        lines.append(
+            f"± is the interquartile range of {profile.provenance.repeats} passes, forward plus backward, of the time."
+        )
+    lines += _whole(profile)
+    alike = sum(bool(layer.like) for layer in profile.layers)
+    if alike:
+        lines.append(f"Layers with the times of another that is the same computation (= its name): {alike}.")
+    update = sum(layer.update_s for layer in profile.layers)
+    if update:
+        lines.append(f"The optimiser's step: {show_time(update)}.")
+    if profile.peak_bytes:
+        lines.append(f"Peak memory of a pass and update of the whole model: {show_size(profile.peak_bytes)}.")
+    buffers = sum(layer.buffer_bytes for layer in profile.layers)
+    if buffers:
+        lines.append(f"Buffers (state that is not a weight): {show_size(buffers)}.")
+    if profile.sizes:
+        lines += ["Minibatch sizes of the same run:", *(_size(one) for one in _by_size(profile))]
+    if any(layer.workspace_bytes for layer in profile.layers):
+        lines.append("work: the most that a layer takes while it runs, beyond what it is given, makes and keeps.")
+    return lines
+
+
+def _whole(profile: Profile) -> list[str]:
+    if not profile.whole_forward_s or not profile.whole_backward_s:
+        return []
     forward = sum(layer.forward_s for layer in profile.layers)
     backward = sum(layer.backward_s for layer in profile.layers)
-    lines = [f"± is the interquartile range of {profile.provenance.repeats} passes."]
-    if profile.whole_forward_s and profile.whole_backward_s:
-        whole_forward, whole_backward = profile.whole_forward_s, profile.whole_backward_s
-        lines.append(
-            f"Sum of the layers: forward {forward * 1e3:.2f} ms, backward {backward * 1e3:.2f} ms. "
-            f"The whole model: {whole_forward * 1e3:.2f} ms, {whole_backward * 1e3:.2f} ms. "
-            f"Sum / whole: {forward / whole_forward:.2f}, {backward / whole_backward:.2f}."
-        )
-    return lines
+    whole_forward, whole_backward = profile.whole_forward_s, profile.whole_backward_s
+    line = (
+        f"Sum of the layers: forward {forward * 1e3:.2f} ms, backward {backward * 1e3:.2f} ms. "
+        f"The whole model: {whole_forward * 1e3:.2f} ms, {whole_backward * 1e3:.2f} ms. "
+        f"Sum / whole: {forward / whole_forward:.2f}, {backward / whole_backward:.2f}."
+    )
+    return [line]
+
+
+def _by_size(profile: Profile) -> list[Size]:
+    own = Size(profile.minibatch, profile.layers, profile.tensors, profile.whole_forward_s, profile.whole_backward_s)
+    return sorted((own, *profile.sizes), key=lambda size: size.minibatch)
+
+
+def _size(size: Size) -> str:
+    forward, backward = sum(one.forward_s for one in size.layers), sum(one.backward_s for one in size.layers)
+    line = (
+        f"  {size.minibatch}: forward {show_time(forward)}, backward {show_time(backward)}, "
+        f"{show_time((forward + backward) / size.minibatch)} a sample, "
+        f"kept {show_size(sum(one.saved_bytes for one in size.layers))}, outputs {show_size(_made(size.tensors))}"
+    )
+    whole = (size.whole_forward_s or 0.0) + (size.whole_backward_s or 0.0)
+    return line + (f"; sum / whole {(forward + backward) / whole:.2f}" if whole else "")
+
+
+def _made(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.bytes for tensor in tensors)

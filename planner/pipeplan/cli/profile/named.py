@@ -1,0 +1,27 @@
+"""A profile by the name that a user gives: a file, or one that comes with pipeplan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeplan import resources
+from pipeplan.errors import InputError
+from pipeplan.profile import Profile
+from pipeplan.suggest import did_you_mean
+
+
+def bundled() -> dict[str, Path]:
+    """The profiles that come with pipeplan, by name."""
+    return {path.stem: path for path in sorted(resources.folder("profiles").glob("*.json"))}
+
+
+def read(name: str) -> Profile:
+    """The profile in the file `name`, else the bundled one called so; `InputError` where there is neither."""
+    path = Path(name)
+    if path.is_file():
+        return Profile.load(path)
+    if name in bundled():
+        return Profile.load(bundled()[name])
+    if path.suffix == ".json" or len(path.parts) > 1 or path.exists():
+        return Profile.load(path)
+    raise InputError(f"there is no profile {name!r}; {did_you_mean(name, bundled())} (or give a file)")

@@ -1,0 +1,149 @@
+"""`pipeplan profile show`: a profile as tables and as a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from pipeplan.cli.profile.named import read
+from pipeplan.cli.profile.table import print_table, table, totals
+from pipeplan.files import write_text
+from pipeplan.picture.chains import expensive, total_s
+from pipeplan.picture.terminal import picture
+from pipeplan.profile import Profile
+from pipeplan.text import one_line
+from pipeplan.units import show_time
+
+PIPED_WIDTH = 80
+KINDS = {"measured": "measured on", "modelled": "modelled, not measured, for", "imported": "imported, measured on"}
+
+
+@click.command("show")
+@click.argument("profile", metavar="FILE")
+@click.option("--top", type=click.IntRange(min=1), metavar="N", help="Only the N most expensive layers, these first.")
+@click.option("--no-picture", is_flag=True, help="Leave out the picture of the graph.")
+@click.option(
+    "--svg", "svg_file", type=click.Path(path_type=Path, dir_okay=False), help="Draw the whole graph to a file."
+)
+@click.option("--dot", "dot_file", type=click.Path(path_type=Path, dir_okay=False), help="Write it for Graphviz.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def command(
+    profile: str, top: int | None, no_picture: bool, svg_file: Path | None, dot_file: Path | None, as_json: bool
+) -> None:
+    """Show a profile: where its numbers come from, what each layer costs, and its graph.
+
+    FILE is a profile, or the name of a bundled one, such as vgg16-v100.
+
+    \b
+    pipeplan profile show profile.json --top 10
+    pipeplan profile show vgg16-v100 --svg vgg16.svg
+    """
+    found = read(profile)
+    _draw(found, svg_file, dot_file)
+    if as_json:
+        click.echo(json.dumps(document(found, top), indent=1, ensure_ascii=False))
+    else:
+        _show(found, top, Console(highlight=False, markup=False), not no_picture)
+    for path in (svg_file, dot_file):
+        if path is not None:
+            click.echo(f"written: {path}", err=True)
+
+
+def _draw(profile: Profile, svg_file: Path | None, dot_file: Path | None) -> None:
+    if svg_file is None and dot_file is None:
+        return
+    # What fills in templates brings the whole planner with it.
+    from pipeplan.picture import drawing
+
+    for path, text in ((svg_file, drawing.svg), (dot_file, drawing.dot)):
+        if path is not None:
+            write_text(path, text(profile))
+
+
+def _show(profile: Profile, top: int | None, console: Console, drawn: bool) -> None:
+    for line in heading(profile):
+        console.print(one_line(line), soft_wrap=True)
+    console.print()
+    print_table(table(profile, top), console)
+    for line in totals(profile):
+        console.print(one_line(line), soft_wrap=True)
+    if not drawn:
+        return
+    hot = expensive(profile)
+    share = sum(total_s(layer) for layer in profile.layers if layer.name in hot) / (profile.total_s or 1.0)
+    console.print()
+    console.print(f"The graph, and each part's share of the time; ● marks {len(hot)} layers that take {share:.0%}:")
+    for text in picture(profile, console.width if console.is_terminal else min(console.width, PIPED_WIDTH)):
+        console.print(text, soft_wrap=True)
+
+
+def heading(profile: Profile) -> list[str]:
+    """Where the numbers come from, in lines."""
+    origin = profile.provenance
+    lines = [f"{profile.model_name or 'a model'}, minibatch {profile.minibatch}: {len(profile.layers)} layers"]
+    lines[0] += f" ({profile.granularity}), {show_time(profile.total_s)} forward and backward"
+    where = origin.device_name or origin.device or "an unnamed device"
+    made = [
+        f"{KINDS.get(origin.kind, origin.kind)} {where}"
+        + (f" ({origin.device})" if origin.device and origin.device_name else "")
+    ]
+    made += [f"in {origin.processes} processes at the same time"] if origin.processes > 1 else []
+    made += [f"{origin.threads} thread{'s' if origin.threads > 1 else ''}"] if origin.threads else []
+    made += [f"{origin.repeats} passes after {origin.warmup}"] if origin.repeats else []
+    lines.append("  " + ", ".join([*made, *([origin.when] if origin.when else [])]))
+    lines += [f"  {text}" for text in (origin.how, origin.traced and f"traced by {origin.traced}") if text]
+    versions = [f"{name} {value}" for name, value in (("torch", origin.torch), ("pipeplan", origin.pipeplan)) if value]
+    lines += ["  " + ", ".join(versions)] if versions else []
+    ratio = profile.optimizer_state_ratio
+    lines.append(f"  {profile.optimizer_name}, whose state is {ratio:g} times the weights")
+    if profile.model_ref:
+        lines.append(f"  model {profile.model_ref}" + (f", graph {profile.graph_hash}" if profile.graph_hash else ""))
+    for group in profile.together:
+        rest = f" and {len(group) - 3} more" if len(group) > 3 else ""
+        lines.append(f"  layers that stay together: {', '.join(group[:3])}{rest}")
+    lines += [f"  note: {note}" for note in origin.notes]
+    lines.append("  times and sizes are for one minibatch: ms, and MiB of 2^20 or GiB of 2^30 bytes")
+    lines.append(f"  {profile.digest()}")
+    return lines
+
+
+def document(profile: Profile, top: int | None) -> dict[str, Any]:
+    """What `--json` prints: the digest, sums, and the layers with their shares; seconds and bytes."""
+    layers = list(profile.layers)
+    if top is not None:
+        layers = sorted(layers, key=total_s, reverse=True)[:top]
+    content = profile.to_json()
+    by_name = {layer["name"]: layer for layer in content["layers"]}
+    whole = profile.total_s or 1.0
+    made: dict[str, int] = {layer.name: 0 for layer in profile.layers}
+    for tensor in profile.tensors:
+        made[tensor.producer] += tensor.bytes
+    rows = [
+        by_name[layer.name] | {"output_bytes": made[layer.name], "share": total_s(layer) / whole} for layer in layers
+    ]
+    sums = {
+        name: sum(layer[name] for layer in content["layers"])
+        for name in ("forward_s", "backward_s", "update_s", "parameter_bytes", "buffer_bytes", "saved_bytes")
+    }
+    kept = {key: content[key] for key in ("model", "minibatch", "provenance", "optimizer", "peak_bytes", "whole")}
+    sizes = [
+        {
+            "minibatch": size.minibatch,
+            "forward_s": sum(layer.forward_s for layer in size.layers),
+            "backward_s": sum(layer.backward_s for layer in size.layers),
+        }
+        for size in profile.sizes
+    ]
+    expensive_layers = expensive(profile)
+    return {
+        "digest": profile.digest(),
+        **kept,
+        "sum": sums,
+        "expensive": expensive_layers,
+        "layers": rows,
+        "sizes": sizes,
+    }

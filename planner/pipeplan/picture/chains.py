@@ -1,0 +1,86 @@
+"""The DAG of a profile with its chains drawn together: what is left is where it branches, and the expensive layers."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from pipeplan.profile import Layer, Profile, edges
+
+HALF = 0.5
+AS_LONG = 0.99
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Layers that follow each other with nothing beside them: each reads only the one before, and alone reads it."""
+
+    layers: tuple[Layer, ...]
+    reads: tuple[int, ...]
+    """Numbers of the chains that it reads, all before it."""
+
+    @property
+    def total_s(self) -> float:
+        """Forward and backward time of its layers."""
+        return sum(map(total_s, self.layers))
+
+
+def total_s(layer: Layer) -> float:
+    """Forward and backward time."""
+    return layer.forward_s + layer.backward_s
+
+
+def expensive(profile: Profile, most: int = 12) -> list[str]:
+    """The fewest layers that take half of the time together, the most expensive first, and those that take as long as
+    the last of them; at most `most`.
+    """
+    found: list[str] = []
+    taken, last = 0.0, 0.0
+    for layer in sorted(profile.layers, key=total_s, reverse=True)[:most]:
+        if not total_s(layer) or (taken >= HALF * profile.total_s and total_s(layer) < AS_LONG * last):
+            break
+        found.append(layer.name)
+        last = total_s(layer)
+        taken += last
+    return found
+
+
+def chains(profile: Profile, alone: Collection[str] = ()) -> list[Chain]:
+    """The chains in a topological order; the layers named in `alone` are chains of their own."""
+    before: dict[str, list[str]] = defaultdict(list)
+    after: dict[str, list[str]] = defaultdict(list)
+    for source, target in edges(profile.tensors):
+        before[target].append(source)
+        after[source].append(target)
+    apart = set(alone)
+    members: list[list[Layer]] = []
+    home: dict[str, int] = {}
+    for layer in _in_order(profile, before, after):
+        name = layer.name
+        feeds = before[name]
+        joined = len(feeds) == 1 and len(after[feeds[0]]) == 1 and not apart & {name, feeds[0]}
+        home[name] = home[feeds[0]] if joined else len(members)
+        if joined:
+            members[home[name]].append(layer)
+        else:
+            members.append([layer])
+    return [Chain(tuple(layers), tuple(sorted({home[name] for name in before[layers[0].name]}))) for layers in members]
+
+
+def _in_order(profile: Profile, before: dict[str, list[str]], after: dict[str, list[str]]) -> list[Layer]:
+    """The layers in a topological order, the profile's own where that is one: it must be, but files differ."""
+    position = {layer.name: number for number, layer in enumerate(profile.layers)}
+    left = {name: len(before[name]) for name in position}
+    ready = [position[name] for name, count in left.items() if not count]
+    heapq.heapify(ready)
+    found = []
+    while ready:
+        layer = profile.layers[heapq.heappop(ready)]
+        found.append(layer)
+        for name in after[layer.name]:
+            left[name] -= 1
+            if not left[name]:
+                heapq.heappush(ready, position[name])
+    return found

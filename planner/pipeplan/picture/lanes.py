@@ -1,0 +1,100 @@
+"""Draws a DAG as `git log --graph` draws commits: one line for each node, and a lane for each output that is awaited.
+
+● a        a makes something that b and c read
+├─● b      b reads it, and c still will
+●─╯ c      c reads both, and nobody else does
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NODE, MARKED = "○", "●"
+WIDEST = 16
+"""Lanes drawn; further ones are there, and not shown."""
+
+
+@dataclass
+class _Lane:
+    producer: int
+    left: int
+    """Readers that are still to come."""
+
+
+def lanes(reads: Sequence[Sequence[int]], marked: Sequence[bool]) -> list[str]:
+    """One line for every node of a DAG given as what each node reads, in a topological order.
+
+    A lane is a column: it begins at the node that makes an output and ends at the last one that reads it. At a node,
+    `├` and `┤` are lanes that it reads and others will, `╰` and `╯` those that end with it; `┼` is one that it reads
+    on the way to another, `│` one that it does not.
+    """
+    readers = [0] * len(reads)
+    for node in reads:
+        for source in node:
+            readers[source] += 1
+    columns: list[_Lane | None] = []
+    lines = []
+    for number, sources in enumerate(reads):
+        inputs = [column for column, lane in enumerate(columns) if lane is not None and lane.producer in sources]
+        for column in inputs:
+            _read(columns, column)
+        ending = [column for column in inputs if not _lane(columns, column).left]
+        place = _place(columns, inputs, ending)
+        lines.append(_line(columns, place, inputs, MARKED if marked[number] else NODE))
+        for column in ending:
+            columns[column] = None
+        columns[place] = _Lane(number, readers[number]) if readers[number] else None
+        while columns and columns[-1] is None:
+            columns.pop()
+    return lines
+
+
+def _lane(columns: list[_Lane | None], column: int) -> _Lane:
+    lane = columns[column]
+    assert lane is not None
+    return lane
+
+
+def _read(columns: list[_Lane | None], column: int) -> None:
+    _lane(columns, column).left -= 1
+
+
+def _place(columns: list[_Lane | None], inputs: list[int], ending: list[int]) -> int:
+    """The column of a node: the leftmost lane that ends with it, else a free one, added if there is none."""
+    if ending:
+        return ending[0]
+    first = inputs[0] + 1 if inputs else 0
+    for column in range(first, len(columns)):
+        if columns[column] is None:
+            return column
+    columns.append(None)
+    return len(columns) - 1
+
+
+def _line(columns: list[_Lane | None], place: int, inputs: list[int], mark: str) -> str:
+    left, right = min([place, *inputs]), max([place, *inputs])
+    cells = []
+    for column in range(min(len(columns), WIDEST)):
+        cells.append(_cell(columns, column, place, inputs, left, right) if column != place else mark)
+        cells.append("─" if left <= column < right else " ")
+    if len(columns) > WIDEST:
+        cells[-1] = f"{mark}…" if place >= WIDEST else "…"
+    return "".join(cells).rstrip()
+
+
+def _cell(columns: list[_Lane | None], column: int, place: int, inputs: list[int], left: int, right: int) -> str:
+    lane = columns[column]
+    if column not in inputs:
+        return "│" if lane is not None else "─" if left < column < right else " "
+    assert lane is not None
+    if left < column < right and (column - left) * (right - column) and not _outermost(column, place, inputs):
+        return "┼" if lane.left else "┴"
+    if column < place:
+        return "├" if lane.left else "╰"
+    return "┤" if lane.left else "╯"
+
+
+def _outermost(column: int, place: int, inputs: list[int]) -> bool:
+    """Whether no input lies beyond a column, seen from the node."""
+    return column == (min(inputs) if column < place else max(inputs))

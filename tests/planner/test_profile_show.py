@@ -1,0 +1,233 @@
+"""`pipeplan profile show`: all that a profile says is there, and pictures are of its graph."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from commandline import Run
+
+from pipeplan.importers import pipedream
+from pipeplan.picture import drawing
+from pipeplan.picture.chains import chains, expensive
+from pipeplan.picture.lanes import WIDEST, lanes
+from pipeplan.picture.layout import layout
+from pipeplan.picture.terminal import picture
+from pipeplan.profile import Layer, Profile, Provenance, Size, Tensor, edges
+
+
+def profile_of(arrows: str, times: dict[str, float] | None = None) -> Profile:
+    """A profile of layers of one letter, from edges such as `ab bc`."""
+    names = sorted(set(arrows) - {" "})
+    layers = tuple(Layer(name, (times or {}).get(name, 0.001), 0.0, 0, 0) for name in names)
+    targets: dict[str, list[str]] = {}
+    for source, target in arrows.split():
+        targets.setdefault(source, []).append(target)
+    tensors = tuple(Tensor(name, name, tuple(found), 8, 8) for name, found in targets.items())
+    return Profile(layers, tensors, 4, model_name="letters")
+
+
+def lines(profile: Profile, width: int = 80) -> list[str]:
+    return [text.plain for text in picture(profile, width)]
+
+
+@pytest.mark.parametrize(
+    ("reads", "drawn"),
+    [
+        ([[], [0], [0, 1]], ["○", "├─○", "○─╯"]),
+        ([[], [0], [0], [1, 2]], ["○", "├─○", "○ │", "○─╯"]),
+        ([[], [], [0, 1]], ["○", "│ ○", "○─╯"]),
+        ([[], [0], [0], [0, 1, 2]], ["○", "├─○", "├─│─○", "○─┴─╯"]),
+        # The second lane is read on the way to the third, and again by the last; then it is not read on the way.
+        ([[], [], [], [0, 1, 2], [1, 3]], ["○", "│ ○", "│ │ ○", "○─┼─╯", "○─╯"]),
+        ([[], [], [], [0, 2], [1, 3]], ["○", "│ ○", "│ │ ○", "○─│─╯", "○─╯"]),
+        ([[], [0], [], [1, 2]], ["○", "○", "│ ○", "○─╯"]),
+        ([[], []], ["○", "○"]),
+    ],
+    ids=range(8),
+)
+def test_lanes(reads: list[list[int]], drawn: list[str]) -> None:
+    assert lanes(reads, [False] * len(reads)) == drawn
+
+
+def test_very_many_lanes_stay_within_their_room() -> None:
+    count = 40
+    drawn = lanes([[] for _ in range(count)] + [list(range(count))], [False] * count + [True])
+    assert max(map(len, drawn)) <= 2 * WIDEST + 1
+    assert drawn[-1].startswith("●─┴")
+
+
+def test_every_edge_is_a_stroke_between_two_nodes() -> None:
+    """Read the picture back: following its strokes from a node upwards gives what the node reads."""
+    reads = [[], [0], [0], [1, 2], [0, 3], [3], [4, 5], [1, 6]]
+    drawn = lanes(reads, [False] * len(reads))
+    columns: dict[int, int] = {}
+    for number, line in enumerate(drawn):
+        place = line.index("○")
+        left, right = place, place
+        while left >= 2 and line[left - 1] == "─":
+            left -= 2
+        while right + 2 < len(line) + 1 and line[right + 1 : right + 2] == "─":
+            right += 2
+        joined = {at for at in range(left, right + 1, 2) if line[at] in "├┤╰╯┴┼"}
+        joined |= {place} if place in columns and columns[place] in reads[number] else set()
+        assert sorted(columns[at] for at in joined) == sorted(reads[number]), drawn
+        columns = {at: source for at, source in columns.items() if line[at : at + 1] not in ("╰", "╯", "┴")}
+        columns[place] = number
+
+
+def test_chains_are_drawn_together_but_for_what_is_expensive() -> None:
+    plain = profile_of("ab bc cd de ae ef")
+    assert ["".join(layer.name for layer in chain.layers) for chain in chains(plain)] == ["a", "bcd", "ef"]
+    assert [chain.reads for chain in chains(plain)] == [(), (0,), (0, 1)]
+    hot = profile_of("ab bc cd de ae ef", {"c": 1.0})
+    assert expensive(hot) == ["c"]
+    shown = [re.sub(r"[^a-z…]+", " ", line.replace("layers", "")).split() for line in lines(hot)]
+    assert shown == [["a"], ["b"], ["c"], ["d"], ["e", "…", "f"]]
+    assert "●" in lines(hot)[2]
+    assert lines(hot)[2].rstrip().endswith("█" * 10)
+    assert sum("●" in line for line in lines(hot)) == 1
+
+
+def test_what_takes_as_long_as_the_last_is_marked_too() -> None:
+    assert expensive(profile_of("ab bc cd", {"a": 4.0, "b": 3.0, "c": 3.0, "d": 0.1})) == ["a", "b", "c"]
+    assert expensive(profile_of("ab", {"a": 0.0, "b": 0.0})) == []
+
+
+@pytest.mark.parametrize(("name", "most"), [("resnet50", 90), ("gnmt8", 40), ("gnmt16", 80), ("vgg16", 15)])
+def test_published_models_are_readable_at_80_columns(reference: Path, name: str, most: int) -> None:
+    drawn = lines(pipedream.load(reference / "pipedream" / f"{name}.txt", 64))
+    assert len(drawn) <= most
+    assert max(map(len, drawn)) <= 80
+    assert max(line.index("node") for line in drawn) <= 20, "lanes leave room for names"
+
+
+def full() -> Profile:
+    """A profile that says everything."""
+    layers = (
+        Layer("h.0", 0.001, 0.002, 4 << 20, 1 << 20, "h.0", "Block", 1e-4, 1e-4, 4096, 0.0005, 2 << 20),
+        Layer("h.1", 0.001, 0.002, 4 << 20, 1 << 20, "h.1", "Block", 1e-4, 1e-4, 4096, 0.0005, 2 << 20, "h.0"),
+        Layer("loss", 0.0, 0.0, 0, 0, "", "loss"),
+    )
+    tensors = (Tensor("h.0", "h.0", ("h.1",), 1 << 20, 1 << 20), Tensor("h.1", "h.1", ("loss",), 1 << 20, 1 << 20))
+    double = tuple(replace(layer, forward_s=layer.forward_s * 1.5) for layer in layers)
+    return Profile(
+        layers,
+        tensors,
+        8,
+        model_ref="gpt.py:build",
+        model_name="gpt",
+        graph_hash="sha256:1f6c",
+        provenance=Provenance(
+            *("measured", "cpu", "AMD EPYC", "2026-01-31T12:00:00Z", "monotonic clock", "2.13.0", "0.1.0"),
+            *(2, 3, 30, "torch.export", 3, ("the machine was noisy",)),
+        ),
+        together=(("h.0", "loss"),),
+        whole_forward_s=0.002,
+        whole_backward_s=0.005,
+        peak_bytes=3 << 30,
+        sizes=(Size(16, double, tensors, 0.003, 0.005),),
+    )
+
+
+def test_all_that_a_profile_says_is_shown(run: Run) -> None:
+    full().save(Path("gpt.json"))
+    shown = run("profile", "show", "gpt.json")
+    assert shown.code == 0, shown.err
+    text = " ".join(shown.out.split())
+    for said in (
+        "gpt, minibatch 8: 3 layers (layer), 6 ms forward and backward",
+        "measured on AMD EPYC (cpu), in 3 processes at the same time, 2 threads, 30 passes after 3",
+        "2026-01-31T12:00:00Z",
+        "monotonic clock",
+        "traced by torch.export",
+        "torch 2.13.0, pipeplan 0.1.0",
+        "model gpt.py:build, graph sha256:1f6c",
+        "note: the machine was noisy",
+        full().digest(),
+        "layers that stay together: h.0, loss",
+        "Block = h.0 1.000 2.000 7 50.0 0.500 1.00 4.00 1.00 2.00",
+        "Sum / whole: 1.00, 0.80",
+        "Layers with the times of another that is the same computation (= its name): 1.",
+        "The optimiser's step: 1 ms",
+        "Peak memory of a pass and update of the whole model: 3 GiB",
+        "Buffers (state that is not a weight): 8 KiB",
+        "8: forward 2 ms, backward 4 ms, 750 µs a sample",
+        "16: forward 3 ms, backward 4 ms, 438 µs a sample",
+        "● h.0",
+    ):
+        assert said in text, said
+    assert "\x1b" not in shown.out
+
+
+def test_the_most_expensive_come_first(run: Run) -> None:
+    profile_of("ab bc cd", {"c": 0.003, "a": 0.002, "b": 0.0, "d": 0.005}).save(Path("p.json"))
+    shown = run("profile", "show", "p.json", "--top", "2", "--no-picture")
+    rows = [line.split() for line in shown.out.splitlines() if re.match(r"(c|d|2 others|sum) ", line)]
+    assert [row[0] for row in rows] == ["d", "c", "2", "sum"]
+    assert rows[2][1:4] == ["others", "2.000", "0.000"]
+    assert rows[3][-4] == "100.0"
+    assert "graph" not in shown.out
+    found = json.loads(run("profile", "show", "p.json", "--top", "1", "--json").out)
+    assert [(layer["name"], layer["share"]) for layer in found["layers"]] == [("d", 0.5)]
+    assert (found["sum"]["forward_s"], found["expensive"]) == (pytest.approx(0.010), ["d"])
+    assert found["digest"] == Profile.load(Path("p.json")).digest()
+
+
+def test_a_bundled_profile_by_name_and_names_that_are_none(run: Run) -> None:
+    shown = run("profile", "show", "vgg16-v100", "--top", "3")
+    assert shown.code == 0, shown.err
+    assert "modelled, not measured, for V100" in shown.out
+    wrong = run("profile", "show", "vgg16-v10")
+    assert (wrong.code, wrong.err.count("\n")) == (2, 1)
+    assert "did you mean 'vgg16-v100'?" in wrong.err
+    for name in ("missing.json", "."):
+        assert run("profile", "show", name).code == 2
+
+
+def test_the_drawing_has_every_layer_and_every_edge(run: Run) -> None:
+    profile = replace(full(), model_name='<gpt> & "co"')
+    profile.save(Path("p.json"))
+    done = run("profile", "show", "p.json", "--svg", "p.svg", "--dot", "p.dot")
+    assert done.code == 0, done.err
+    root = ElementTree.parse("p.svg").getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    assert root.find(f"{space}title").text.startswith('<gpt> & "co", minibatch 8')  # type: ignore[union-attr]
+    groups = root.findall(f"{space}g")
+    assert [group.find(f"{space}text").text for group in groups] == ["h.0", "h.1", "loss"]  # type: ignore[union-attr]
+    fills = [group.find(f"{space}rect").get("fill") for group in groups]  # type: ignore[union-attr]
+    assert fills == ["#d55e00", "#d55e00", "#ffffff"]
+    assert len(root.findall(f"{space}path")) == 2
+    text = Path("p.dot").read_text()
+    assert text.count("->") == 2
+    assert text.count("fillcolor") == 3
+
+
+def test_nothing_in_a_drawing_lies_on_anything_else(reference: Path) -> None:
+    profile = pipedream.load(reference / "pipedream" / "gnmt16.txt", 64)
+    placed = layout(profile)
+    spots = list(placed.place.values())
+    assert len(set(spots)) == len(spots)
+    assert set(placed.paths) == set(edges(profile.tensors))
+    for points in placed.paths.values():
+        assert all(lower[1] == upper[1] + 1 for upper, lower in itertools.pairwise(points)), "a point in every rank"
+    assert all(0 <= place <= placed.width - 1 for place, _ in spots)
+    ElementTree.fromstring(drawing.svg(profile))
+
+
+def test_names_from_a_file_cannot_reach_the_terminal(run: Run) -> None:
+    profile = profile_of("ab")
+    layers = (replace(profile.layers[0], name="\x1b[31mred\n", op="[bold]"), profile.layers[1])
+    tensors = (replace(profile.tensors[0], producer="\x1b[31mred\n"),)
+    replace(profile, layers=layers, tensors=tensors, model_name="[/x]\x1b").save(Path("p.json"))
+    shown = run("profile", "show", "p.json", "--svg", "p.svg", "--dot", "p.dot")
+    assert shown.code == 0, shown.err
+    assert "\x1b" not in shown.out
+    assert "[bold]" in shown.out
+    assert "\x1b" not in Path("p.svg").read_text() + Path("p.dot").read_text()
+    ElementTree.parse("p.svg")
