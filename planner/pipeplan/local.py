@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeplan.cluster import Cluster, Device, Level
@@ -25,6 +25,23 @@ _LOOPBACK = Level(
 _PCIE = Level(name="server", count=1, bandwidth=12e9, source="PCIe 3.0 x16: about 12 GB/s of its 15.75 GB/s")
 
 
+@dataclass(frozen=True)
+class Hardware:
+    """What workers of this machine compute on: all its processors, or one of its GPUs."""
+
+    name: str
+    kind: str
+    memory_bytes: int
+    cores: int
+    """That CPU workers share; 1 for a GPU, which is one worker's."""
+
+    def shared_by(self, workers: int) -> Device:
+        """The device of one of so many workers. Memory is divided evenly; more workers than cores share these."""
+        if self.kind == "cuda":
+            return Device(self.name, self.kind, self.memory_bytes)
+        return Device(self.name, self.kind, self.memory_bytes // workers, min(1.0, self.cores / workers))
+
+
 def local(workers: int | None) -> Cluster:
     """This machine with `workers` workers; by default one a GPU, or one a processor core where there is no GPU.
 
@@ -33,16 +50,19 @@ def local(workers: int | None) -> Cluster:
     """
     if workers is not None and workers < 1:
         raise InputError(f"the number of workers must be at least 1, not {workers}")
-    gpus = _gpus()
-    if gpus and (workers is None or workers <= len(gpus)):
-        name, memory = gpus[0]
-        device = Device(name=name, kind="cuda", memory_bytes=memory)
-        return _cluster(device, _PCIE, workers or len(gpus))
-    cores = len(os.sched_getaffinity(0))
-    count = workers or cores
+    found = gpus()
+    if found and (workers is None or workers <= len(found)):
+        count = workers or len(found)
+        return _cluster(found[0].shared_by(count), _PCIE, count)
+    here = processors()
+    count = workers or here.cores
+    return _cluster(here.shared_by(count), _LOOPBACK, count)
+
+
+def processors() -> Hardware:
+    """The processors that this process may use, and the machine's memory."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    device = Device(name=_processor(), kind="cpu", memory_bytes=total // count, speed=min(1.0, cores / count))
-    return _cluster(device, _LOOPBACK, count)
+    return Hardware(_processor(), "cpu", total, len(os.sched_getaffinity(0)))
 
 
 def _cluster(device: Device, level: Level, workers: int) -> Cluster:
@@ -59,8 +79,8 @@ def _processor() -> str:
     return platform.machine() or "cpu"
 
 
-def _gpus() -> list[tuple[str, int]]:
-    """Name and memory of every GPU, by NVIDIA's own tool: importing torch for it would cost seconds."""
+def gpus() -> list[Hardware]:
+    """Every GPU, by NVIDIA's own tool: importing torch for it would cost seconds."""
     if shutil.which("nvidia-smi") is None:
         return []
     command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
@@ -69,4 +89,6 @@ def _gpus() -> list[tuple[str, int]]:
     except (OSError, subprocess.SubprocessError):
         return []
     rows = [line.rsplit(",", 1) for line in answer.splitlines() if line.count(",")]
-    return [(name.strip(), parse_size(f"{memory.strip()} MiB", "nvidia-smi")) for name, memory in rows]
+    return [
+        Hardware(name.strip(), "cuda", parse_size(f"{memory.strip()} MiB", "nvidia-smi"), 1) for name, memory in rows
+    ]

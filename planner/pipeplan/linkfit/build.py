@@ -35,7 +35,7 @@ class Link:
     @property
     def latency_s(self) -> float:
         """Of a message."""
-        return _rounded(self.message.latency_s)
+        return float(f"{self.message.latency_s:.3g}")
 
     @property
     def sendrecv_efficiency(self) -> float:
@@ -206,8 +206,8 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def _rounded(value: float) -> float:
-    """Three digits: more were not measured."""
-    return float(f"{value:.3g}")
+    """Three digits of bits: more were not measured."""
+    return float(f"{value * 8:.3g}") / 8
 
 
 def _share(value: float) -> float:

@@ -1,0 +1,171 @@
+"""What every worker does: all pairs, then each level that rank 0 has found in them.
+
+All workers go through the same steps, whether they have a part in one or not, and wait for each other between them:
+what one does while it waits disturbs nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipeplan_launch import processes
+from pipeplan_launch.linkprobe import turns
+from pipeplan_launch.linkprobe.meeting import Meeting, Silent, shares_memory
+from pipeplan_launch.linkprobe.settings import (
+    KIB,
+    MESSAGE,
+    MIB,
+    RING,
+    SIZES,
+    TOGETHER,
+    Found,
+    Levels,
+    Measured,
+    Partition,
+    Settings,
+    Show,
+    Timed,
+)
+from pipeplan_launch.linkprobe.traffic import Direct, Exchange, Limits, Operation, Reduction, over_sizes
+from pipeplan_launch.transport import Transport, explained
+
+PAIR_SIZES = (4 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
+TOGETHER_SIZES = (64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
+ENOUGH_S = 0.01
+"""Of one message of a pair: larger ones would tell no more about who is near whom."""
+PAIRS_SHARE = 0.4
+"""Of the time, for finding levels."""
+SHORTEST_S, LONGEST_S, LONGEST_PAIR_S = 0.15, 2.0, 0.3
+
+
+class Survey:
+    """One worker's part in it."""
+
+    def __init__(self, meeting: Meeting, settings: Settings, device: torch.device, backend: str) -> None:
+        """All workers make theirs at the same time."""
+        self._meeting, self._settings, self._device, self._backend = meeting, settings, device, backend
+        self._rank, self._world = meeting.rank, meeting.world
+        self._began = time.monotonic()
+        self._number = 0
+        """Messages counted so far, the same everywhere: no two have the same number."""
+        timeout = timedelta(seconds=settings.timeout_s + 10 * LONGEST_S)
+        with explained("the workers could not connect to each other"):
+            self.everyone: Any = dist.new_group(list(range(self._world)), backend="gloo", timeout=timeout)
+            others = [rank for rank in range(self._world) if rank != self._rank]
+            self._transport = Transport(0, self._rank, device, others, settings.timeout_s, self.everyone)
+            self._transport.open()
+
+    def run(self, levels: Levels, show: Show) -> Measured | None:
+        """What was measured, at rank 0. Raises `LaunchError`, of which `PeerLost`, or `Silent`."""
+        with explained("a link failed"):
+            return self._run(levels, show)
+
+    def _run(self, levels: Levels, show: Show) -> Measured | None:
+        pairs = self._pairs(show)
+        found = Found(self._meeting.places, {(one.ranks[0], one.ranks[1]): _rate(one) for one in pairs})
+        partitions: tuple[Partition, ...] | None = None
+        try:
+            partitions = levels(found) if self._rank == 0 else None
+        finally:  # also where there are none to be found: the others wait for it
+            partitions = processes.share(partitions, 0, self.everyone)
+        if partitions is None:
+            raise Silent
+        timed = self._levels(partitions, show)
+        if self._rank:
+            return None
+        facts = tuple(one.facts for one in self._meeting.hellos)
+        return Measured(found, self._meeting.machines, facts, tuple(timed))
+
+    def _pairs(self, show: Show) -> list[Timed]:
+        rounds = turns.pair_rounds(self._meeting.places, self._meeting.machines)
+        each = self._settings.budget_s * PAIRS_SHARE / len(rounds)
+        limits = Limits(min(LONGEST_PAIR_S, max(SHORTEST_S / 3, each)), ENOUGH_S)
+        direct = self._backend == "nccl"
+        if direct:  # or the first message would have to wait for everyone
+            dist.all_reduce(torch.zeros(1, device=self._device))
+        mine: list[Timed] = []
+        for number, pairs in enumerate(rounds):
+            show(number, len(rounds), f"pairs of workers: {' '.join(f'{one}-{two}' for one, two in pairs[:4])}")
+            mine += self._measure(turns.Job(MESSAGE, -1, tuple(pairs)), PAIR_SIZES, limits, direct=direct)
+        return self._collected(mine)
+
+    def _levels(self, partitions: Iterable[Partition], show: Show) -> list[Timed]:
+        jobs = turns.jobs(tuple(partitions), self._meeting.machines)
+        groups = self._groups(jobs)
+        left = processes.share(self._began + self._settings.budget_s - time.monotonic(), 0, self.everyone)
+        limits = Limits(min(LONGEST_S, max(SHORTEST_S, left / len(jobs))))
+        mine: list[Timed] = []
+        for number, job in enumerate(jobs):
+            show(number, len(jobs), f"level {job.level + 1}: {_WHAT[job.kind]}")
+            sizes = TOGETHER_SIZES if job.kind == TOGETHER else SIZES
+            mine += self._measure(job, sizes, limits, groups)
+        show(len(jobs), len(jobs), "done")
+        return self._collected(mine)
+
+    def _groups(self, jobs: Iterable[turns.Job]) -> dict[tuple[int, ...], Any]:
+        """A process group for every group that reduces; all workers make all of them, in one order."""
+        timeout = timedelta(seconds=self._settings.timeout_s)
+        wanted = dict.fromkeys(team for job in jobs if job.kind == RING for team in job.teams)
+        return {team: dist.new_group(list(team), timeout=timeout, backend=self._backend) for team in wanted}
+
+    def _measure(
+        self,
+        job: turns.Job,
+        sizes: tuple[int, ...],
+        limits: Limits,
+        groups: dict[tuple[int, ...], Any] | None = None,
+        *,
+        direct: bool = False,
+    ) -> list[Timed]:
+        """This worker's times, if it has a part in the job."""
+        team = next((team for team in job.teams if self._rank in team), None)
+
+        def make(size: int, number: int) -> Operation | None:
+            if team is None:
+                return None
+            if job.kind == RING:
+                assert groups is not None
+                return Reduction(groups[team], size, self._device)
+            peer = team[0] if team[1] == self._rank else team[1]
+            if direct:
+                return Direct(self._rank, peer, size, self._device, None)
+            return Exchange(self._transport, self._rank, peer, size, self._number + number, self._device)
+
+        samples, messages = over_sizes(sizes, limits, self._agree, make)
+        self._number += messages
+        return [] if team is None else [Timed(job.kind, job.level, team, self._way(job, team, direct), samples)]
+
+    def _way(self, job: turns.Job, team: tuple[int, ...], direct: bool) -> str:
+        if direct or (job.kind == RING and self._backend == "nccl"):
+            return "NCCL"
+        one_place = len({self._meeting.places[rank] for rank in team}) == 1
+        return "shared memory" if job.kind != RING and one_place and shares_memory(self._device) else "Gloo"
+
+    def _agree(self, value: float) -> float:
+        largest = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.everyone)
+        return float(largest)
+
+    def _collected(self, mine: list[Timed]) -> list[Timed]:
+        """At rank 0, every team's times once: at each size those of the member for which it took longest."""
+        found: dict[tuple[str, int, tuple[int, ...]], Timed] = {}
+        for one in (one for each in processes.collect(mine, 0, self.everyone) for one in each):
+            known = found.setdefault((one.kind, one.level, one.ranks), one)
+            samples = tuple(max(pair) for pair in zip(known.samples, one.samples, strict=True))
+            found[one.kind, one.level, one.ranks] = Timed(one.kind, one.level, one.ranks, one.way, samples)
+        return list(found.values())
+
+
+_WHAT = {MESSAGE: "messages", TOGETHER: "messages, all at once", RING: "all-reduce"}
+
+
+def _rate(one: Timed) -> float:
+    """By the largest size."""
+    size, seconds = one.samples[-1]
+    return size / seconds

@@ -1,0 +1,147 @@
+"""Which pairs are measured, and which of them at the same time. Torch-free, and the same on every rank."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pipeplan_launch.linkprobe.settings import MESSAGE, RING, TOGETHER, Partition
+
+T = TypeVar("T")
+Pair = tuple[int, int]
+
+ALL_PAIRS = 16
+"""Up to so many workers, all pairs are measured."""
+ALONE = 64
+"""Up to so many pairs of servers, one at a time: others might share a cable with it that nobody knows of."""
+NEIGHBOURS = 3
+"""Pairs of components, of each component of a level inside a server, whose messages are timed."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What runs at the same time."""
+
+    kind: str
+    level: int
+    teams: tuple[tuple[int, ...], ...]
+    """Pairs that exchange messages, or groups that reduce; no worker is in two."""
+
+
+def tournament(players: Sequence[T]) -> list[list[tuple[T, T]]]:
+    """Rounds in which everyone meets one other, until all have met (the circle method)."""
+    seats: list[T | None] = [*players, *([None] if len(players) % 2 else [])]
+    rounds = []
+    for _ in range(len(seats) - 1):
+        half = len(seats) // 2
+        meets = zip(seats[:half], reversed(seats[half:]), strict=True)
+        rounds.append([(a, b) for a, b in meets if a is not None and b is not None])
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return rounds
+
+
+def inside(places: Sequence[str]) -> list[Pair]:
+    """Pairs of workers in one place: all, or where they are many each with those 1, 2, 4, … further."""
+    pairs = []
+    for ranks in _by_place(places):
+        if len(ranks) <= ALL_PAIRS:
+            pairs += list(itertools.combinations(ranks, 2))
+        else:
+            steps = [2**power for power in range(len(ranks).bit_length()) if 2**power < len(ranks)]
+            pairs += [(one, two) for step in steps for one, two in zip(ranks, ranks[step:], strict=False)]
+    return pairs
+
+
+def across(places: Sequence[str]) -> list[Pair]:
+    """Pairs of workers in two places: all if the workers are few, else one pair for every two places."""
+    servers = _by_place(places)
+    pairs = []
+    for number, meets in enumerate(tournament(servers)):
+        for one, two in meets:
+            if len(places) <= ALL_PAIRS:
+                pairs += list(itertools.product(one, two))
+            else:
+                pairs.append((one[number % len(one)], two[number % len(two)]))
+    return [(min(pair), max(pair)) for pair in pairs]
+
+
+def packed(teams: Iterable[T], needs: Callable[[T], set[Hashable]], alone: bool = False) -> list[list[T]]:
+    """Teams that need nothing of each other's are put together, each in the first round with room for it."""
+    rounds: list[tuple[set[Hashable], list[T]]] = []
+    for team in teams:
+        wanted = needs(team)
+        for taken, members in rounds if not alone else ():
+            if not taken & wanted:
+                taken |= wanted
+                members.append(team)
+                break
+        else:
+            rounds.append((set(wanted), [team]))
+    return [members for _, members in rounds]
+
+
+def pair_rounds(places: Sequence[str], machines: Sequence[str]) -> list[list[Pair]]:
+    """All pairs of the first part of a survey. Two on one machine never run at the same time: they share its cores."""
+
+    def needs(pair: Pair) -> set[Hashable]:
+        return {machines[rank] for rank in pair}
+
+    outward = across(places)
+    few = len(outward) <= ALONE or len(set(places)) ** 2 <= 2 * ALONE
+    return packed(inside(places), needs) + packed(outward, needs, alone=few)
+
+
+def jobs(partitions: Sequence[Partition], machines: Sequence[str]) -> list[Job]:
+    """The second part: every level's messages, one pair at a time and all at once, and all-reduces."""
+    found: list[Job] = []
+    below: Partition = tuple((rank,) for rank in range(len(machines)))
+
+    def needs(teams: tuple[tuple[int, ...], ...]) -> set[Hashable]:
+        return {machines[rank] for team in teams for rank in team}
+
+    for level, partition in enumerate(partitions):
+        for kind in (MESSAGE, TOGETHER, RING):
+            sets = []
+            for component in partition:
+                parts = [part for part in below if part[0] in component]
+                if len(parts) > 1:
+                    sets += _sets(kind, component, parts)
+            for together in packed(sets, needs):
+                found.append(Job(kind, level, tuple(team for teams in together for team in teams)))
+        below = partition
+    return found
+
+
+def _sets(kind: str, component: tuple[int, ...], parts: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], ...]]:
+    """What is measured inside one component, each to run at once."""
+    meets = [(one, two) for one, two in itertools.pairwise(parts)]
+    single = max(map(len, parts)) == 1
+    if len(parts) > 2 and not single:
+        meets.append((parts[0], parts[-1]))
+    if kind == MESSAGE:
+        chosen = meets if not single else _spread(meets, NEIGHBOURS)
+        return [((one[-1], two[0]),) for one, two in chosen]
+    if kind == TOGETHER and single:
+        at_once = tuple((one[0], two[0]) for one, two in zip(parts[::2], parts[1::2], strict=False))
+        return [at_once] if len(at_once) > 1 else []
+    if kind == TOGETHER:
+        pairs = [tuple(zip(one, two, strict=False)) for one, two in meets]
+        return [pair for pair in pairs if len(pair) > 1]
+    groups = [component, *([tuple(part[0] for part in parts)] if not single else [])]
+    if single and len(component) > 3:
+        groups.append(component[:2])
+    return [(group,) for group in groups]
+
+
+def _spread(items: Sequence[T], most: int) -> list[T]:
+    """At most so many, over all of them."""
+    return list(items) if len(items) <= most else [items[at * (len(items) - 1) // (most - 1)] for at in range(most)]
+
+
+def _by_place(places: Sequence[str]) -> list[tuple[int, ...]]:
+    found: dict[str, list[int]] = {}
+    for rank, place in enumerate(places):
+        found.setdefault(place, []).append(rank)
+    return [tuple(ranks) for ranks in found.values()]

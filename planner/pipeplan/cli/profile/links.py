@@ -1,0 +1,215 @@
+"""`pipeplan profile --links`: what joins the workers of a cluster, measured, as a cluster file."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from pipeplan import cluster_write, local
+from pipeplan.cli.profile.links_table import print_links
+from pipeplan.errors import InputError
+from pipeplan.linkfit.build import Built, build
+from pipeplan.linkfit.levels import Nesting, find
+from pipeplan.linkfit.series import Series
+
+if TYPE_CHECKING:
+    from pipeplan_launch.linkprobe import Found, Measured, Settings
+
+Show = Callable[[int, int, str], None]
+
+
+class _Links(click.Command):
+    def format_usage(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage("pipeplan profile", "--links [OPTIONS]")
+
+
+@click.command("links", cls=_Links)
+@click.option("--workers", type=int, metavar="N", help="On this machine alone.  [default: as --cluster local has]")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("cluster.toml"),
+    show_default=True,
+    help="The cluster file to write.",
+)
+@click.option("--name", help="The cluster's name.  [default: the file's]")
+@click.option(
+    "--device", type=click.Choice(("cpu", "cuda")), help="What the workers compute on.  [default: cuda where it is]"
+)
+@click.option(
+    "--budget", type=float, default=45.0, metavar="S", show_default=True, help="Seconds that measuring should take."
+)
+@click.option(
+    "--timeout", type=float, default=60.0, metavar="S", show_default=True, help="Seconds to wait for a worker."
+)
+@click.option("--force", is_flag=True, help="Replace the output file.")
+def command(
+    workers: int | None,
+    output: Path,
+    name: str | None,
+    device: str | None,
+    budget: float,
+    timeout: float,
+    force: bool,
+) -> None:
+    """Measure messages and all-reduces between workers, and write the cluster file that they give.
+
+    On one machine: pipeplan profile --links --workers 3 -o local.toml
+
+    On several, the same on each, by torchrun: torchrun --nnodes 2 --nproc-per-node 4 --node-rank … --master-addr …
+    --master-port … -m pipeplan profile --links -o cluster.toml. Rank 0 writes the file.
+    """
+    for option, value in (("--budget", budget), ("--timeout", timeout)):
+        if not 0 < value < 1e6:
+            raise InputError(f"{option} takes a number of seconds above 0, not {value:g}")
+    refusal = _refusal(output, force)
+    joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    if joined and workers is not None:
+        raise InputError("--workers is for one machine by itself; under torchrun there are as many as it starts")
+    if refusal and not joined:
+        raise InputError(refusal)
+    hardware, count = _hardware(device, workers)
+    settings = _settings(hardware, timeout, budget, refusal if os.environ.get("RANK") == "0" else "")
+    measured = _measure(settings, None if joined else count)
+    if measured is None:
+        return
+    built = _built(measured, name or output.stem)
+    cluster_write.save(built.cluster, output, _remarks(measured, built))
+    print_links(built, Console())
+    for note in built.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(f"Wrote {output}. Next: pipeplan solve --cluster {output}")
+
+
+def _refusal(output: Path, force: bool) -> str:
+    """Why the file cannot be written, if it cannot."""
+    if output.is_dir():
+        return f"{output} is a folder: name the file to write, as in -o {output / 'cluster.toml'}"
+    if output.exists() and not force:
+        return f"{output} exists; give another file with -o, or --force to replace it"
+    folder = output.absolute().parent
+    if folder.exists() and not (folder.is_dir() and os.access(folder, os.W_OK)):
+        return f"cannot write {output}: {folder} is not a folder that can be written to"
+    return ""
+
+
+def _hardware(device: str | None, workers: int | None) -> tuple[local.Hardware, int]:
+    """What each worker here computes on, and how many there are if nobody says."""
+    gpus = local.gpus() if device != "cpu" else []
+    if device == "cuda" and not gpus:
+        raise InputError("--device cuda: nvidia-smi finds no GPU here; give --device cpu, or leave --device out")
+    if gpus and (device == "cuda" or workers is None or workers <= len(gpus)):
+        return gpus[0], workers or len(gpus)
+    here = local.processors()
+    return here, workers or here.cores
+
+
+def _settings(hardware: local.Hardware, timeout: float, budget: float, refusal: str) -> Settings:
+    try:
+        from pipeplan_launch.linkprobe import Settings
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InputError("measuring links needs torch: pip install 'pipeplan[torch]'") from error
+    facts = asdict(hardware)
+    return Settings(hardware.kind, timeout, budget, facts, refusal)
+
+
+def _nesting(found: Found, kind: str) -> Nesting:
+    # Processes on a CPU run on whichever core is free: what looks like an island among them is chance.
+    return find(found.pairs, found.places, islands=kind == "cuda")
+
+
+def _measure(settings: Settings, workers: int | None) -> Measured | None:
+    """With the workers that torchrun started, or so many on this machine. None where another worker has the result."""
+    from pipeplan_launch.errors import LaunchError
+    from pipeplan_launch.linkprobe import measure_here, measure_joined
+
+    def levels(found: Found) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        return _nesting(found, settings.device).partitions
+
+    try:
+        if workers is not None:
+            with _progress() as show:
+                return measure_here(workers, settings, levels, show)
+        with _one_of_several(), _progress(os.environ.get("RANK") == "0") as show:
+            return measure_joined(settings, levels, show)
+    except LaunchError as error:
+        raise InputError(str(error)) from error
+
+
+@contextmanager
+def _one_of_several() -> Iterator[None]:
+    """Ctrl-C, and errors, where other processes may be what this one waits for."""
+    from pipeplan_launch.interrupt import watch_signals
+
+    def stop(number: int) -> None:
+        if number == signal.SIGINT and os.environ.get("RANK") == "0":
+            click.echo("error: interrupted", err=True)
+        os._exit(130)
+
+    watch_signals(stop)
+    try:
+        yield
+    except BaseException:
+        # Taking down process groups of which a part is gone can hang: this comes before that.
+        atexit.register(_end)
+        raise
+
+
+def _end() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(2)
+
+
+@contextmanager
+def _progress(shown: bool = True) -> Iterator[Show]:
+    """A bar in a terminal; elsewhere a line whenever something else begins."""
+    console = Console(file=sys.stderr)
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}")
+    begun: list[str] = []
+    with Progress(
+        *columns, TimeElapsedColumn(), console=console, transient=True, disable=not (shown and console.is_terminal)
+    ) as bar:
+        task = bar.add_task("waiting for the workers", total=None)
+
+        def show(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total or None, description=what)
+            head = what.partition(":")[0]
+            if shown and not console.is_terminal and head not in (*begun[-1:], "done"):
+                begun.append(head)
+                click.echo(f"measuring {head}", err=True)
+
+        yield show
+
+
+def _built(measured: Measured, name: str) -> Built:
+    hardware = [local.Hardware(**facts) for facts in measured.facts]  # type: ignore[arg-type]
+    nesting = _nesting(measured.found, hardware[0].kind)
+    devices = [
+        one.shared_by(measured.machines.count(machine))
+        for one, machine in zip(hardware, measured.machines, strict=True)
+    ]
+    series = [Series(one.kind, one.level, one.ranks, one.way, one.samples) for one in measured.timed]
+    return build(name, nesting, series, devices, datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"))
+
+
+def _remarks(measured: Measured, built: Built) -> list[str]:
+    workers, servers = len(measured.machines), built.cluster.servers
+    lines = [f"Measured by pipeplan profile --links, {workers} workers on {servers} server{'s' * (servers > 1)}."]
+    lines.append("How, and what the figures are: docs/links.md of pipeplan.")
+    return lines + [f"Seen, and not in this file: {note}." for note in built.notes]

@@ -1,0 +1,47 @@
+"""Measured links as a table in the terminal."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from pipeplan.linkfit.build import Built, Link
+from pipeplan.linkfit.fit import Fit
+from pipeplan.units import show_size, show_time
+
+_HEADINGS = ("level", "joins", "link\nGbit/s", "latency", "message\nGbit/s", "±", "all-reduce\nGbit/s", "±", "sizes")
+
+
+def print_links(built: Built, console: Console) -> None:
+    """A row for every level: its figures, and how far times are from what these figures give."""
+    cluster = built.cluster
+    kinds = ", ".join(f"{count} × {devices} {name}" for count, devices, name in cluster.kinds)
+    console.print(f"{cluster.name}: {kinds}", highlight=False, markup=False, soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for number, heading in enumerate(_HEADINGS):
+        table.add_column(heading, justify="left" if number in (0, 8) else "right", no_wrap=True)
+    for level, link in zip(cluster.levels, built.links, strict=False):
+        if link is not None:
+            table.add_row(level.name, str(level.count), *_row(link))
+    console.print(table)
+    console.print("± is the median difference between a time and what latency and bandwidth give for it.")
+
+
+def _row(link: Link) -> list[str]:
+    sizes = [size for one in link.series for size, _ in one.samples]
+    return [
+        _gbit(link.bandwidth),
+        show_time(link.latency_s),
+        *_fitted(link.message),
+        *_fitted(link.ring),
+        f"{show_size(min(sizes))} - {show_size(max(sizes))}",
+    ]
+
+
+def _fitted(fit: Fit) -> tuple[str, str]:
+    return _gbit(fit.bandwidth), f"{fit.error:.0%}"
+
+
+def _gbit(rate: float) -> str:
+    return f"{rate * 8 / 1e9:.3g}"
