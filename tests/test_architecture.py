@@ -22,7 +22,7 @@ PACKAGES = {"pipeplan": ROOT / "planner" / "pipeplan", "pipeplan_launch": ROOT /
 PLANNER = (
     {"", "errors", "interrupts", "resources", "suggest", "text"},
     {"files", "graph", "units"},
-    {"profile", "profile_file", "cluster", "cluster_check", "cost"},
+    {"profile", "profile_diff", "profile_file", "profile_match", "cluster", "cluster_check", "cost"},
     {"plan"},
     {
         *("alter", "cluster_edit", "cluster_file", "cluster_json", "cluster_write", "devices", "importers", "linkfit"),
