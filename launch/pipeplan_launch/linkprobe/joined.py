@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from pipeplan_launch.linkprobe.meeting import Hello, Silent, env_store, hello, j
 from pipeplan_launch.linkprobe.parting import Parting
 from pipeplan_launch.linkprobe.settings import Levels, Measured, Settings, Show
 from pipeplan_launch.linkprobe.survey import Survey
+
+QUIET_S = 1.5
+"""torchrun ends all workers as soon as one has: who has nothing to say leaves the first word to who has."""
 
 
 def measure_joined(settings: Settings, levels: Levels, show: Show) -> Measured | None:
@@ -30,6 +34,7 @@ def measure_joined(settings: Settings, levels: Levels, show: Show) -> Measured |
     try:
         return take_part(env_store(rank, settings.timeout_s), rank, world, settings, levels, show)
     except Silent:
+        time.sleep(QUIET_S)
         raise SystemExit(2) from None
 
 

@@ -26,6 +26,7 @@ from pipeplan_launch.linkprobe.settings import Settings
 from pipeplan_launch.transport import SHARED_MEMORY, explained, reason
 
 POLL_S = 0.02
+KNOCK_S = 0.1
 GRACE_S = 3.0
 """How long after its own patience a worker still waits for rank 0 to say who is missing."""
 
@@ -101,16 +102,32 @@ def env_store(rank: int, timeout_s: float) -> Any:
     if not port.isdecimal() or int(port) > 65535:
         raise LaunchError(f"MASTER_PORT is {port!r}: it must be a port number")
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    keeps = rank == 0 and not by_agent
+    if not keeps:
+        _await(address, int(port), timeout_s)
     try:
-        store = tcp_store(address, int(port), timeout_s, keeps=rank == 0 and not by_agent)
+        store = tcp_store(address, int(port), timeout_s, keeps=keeps)
     except (RuntimeError, OSError, ValueError) as error:
-        if rank == 0 and not by_agent:
-            raise LaunchError(f"rank 0 cannot listen at {address}, port {port}: {reason(error)}") from error
-        raise LaunchError(
-            f"rank 0 did not come within {timeout_s:g} s: nothing answers at {address}, port {port}"
-        ) from error
+        what = "listen" if keeps else "reach the workers' common store"
+        raise LaunchError(f"rank {rank} cannot {what} at {address}, port {port}: {reason(error)}") from error
     attempt = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     return dist.PrefixStore(f"pipeplan-links/{attempt}", store)  # type: ignore[attr-defined]
+
+
+def _await(address: str, port: int, timeout_s: float) -> None:
+    """Until rank 0 listens there. torch would wait too, and print what it thinks of every attempt."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            with socket.create_connection((address, port), timeout=max(0.1, deadline - time.monotonic())):
+                return
+        except OSError as error:
+            if time.monotonic() + KNOCK_S > deadline:
+                raise LaunchError(
+                    f"rank 0 did not come within {timeout_s:g} s: nothing answers at {address}, port {port} "
+                    f"({reason(error)})"
+                ) from error
+        time.sleep(KNOCK_S)
 
 
 def tcp_store(address: str, port: int, timeout_s: float, *, keeps: bool, listening: int | None = None) -> Any:

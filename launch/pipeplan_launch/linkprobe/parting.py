@@ -54,13 +54,10 @@ class Parting:
                 time.sleep(LOOK_S / 5)
                 silent = [one for one in silent if not store.check([f"alive/{one}"])]
             guilty = [one for one in range(world) if store.check([f"error/{one}"])]
-        except RuntimeError:  # the store is gone, and with it the worker that kept it
-            first_here = os.environ.get("LOCAL_RANK", "0") == "0"
-            return (
-                LaunchError("rank 0 was lost while links were measured; nothing was written")
-                if first_here
-                else Silent()
-            )
+        except RuntimeError:  # the store is gone, and with it the worker that kept it: each server's first one says so
+            here = [one for one in range(1, world) if self._meeting.places[one] == self._meeting.places[rank]]
+            lost = PeerLost("rank 0 was lost while links were measured; nothing was written")
+            return lost if rank in here[:1] else Silent()
         if guilty:
             return error if own and rank == guilty[0] else Silent()
         speaker = min(one for one in range(world) if one not in silent)
@@ -68,8 +65,8 @@ class Parting:
             return Silent()
         if not silent:
             return error
-        lost = f"{listed(silent)} {'was' if len(silent) == 1 else 'were'} lost"
-        return PeerLost(f"{lost} while links were measured; nothing was written")
+        who = f"{listed(silent)} {'was' if len(silent) == 1 else 'were'} lost"
+        return PeerLost(f"{who} while links were measured; nothing was written")
 
     def _watch(self) -> None:
         store, rank = self._meeting.store.clone(), self._meeting.rank

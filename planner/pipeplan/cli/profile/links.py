@@ -75,6 +75,8 @@ def command(
     for option, value in (("--budget", budget), ("--timeout", timeout)):
         if not 0 < value < 1e6:
             raise InputError(f"{option} takes a number of seconds above 0, not {value:g}")
+    if workers is not None and workers < 2:
+        raise InputError(f"there is no link with {workers} worker{'s' * (workers != 1)}: give --workers 2 or more")
     refusal = _refusal(output, force)
     joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     if joined and workers is not None:
@@ -82,6 +84,10 @@ def command(
     if refusal and not joined:
         raise InputError(refusal)
     hardware, count = _hardware(device, workers)
+    if not joined and count < 2:
+        raise InputError(
+            f"this machine would have one worker, a {hardware.name}: give --workers 2, or start by torchrun"
+        )
     settings = _settings(hardware, timeout, budget, refusal if os.environ.get("RANK") == "0" else "")
     measured = _measure(settings, None if joined else count)
     if measured is None:
@@ -118,6 +124,8 @@ def _hardware(device: str | None, workers: int | None) -> tuple[local.Hardware, 
 
 
 def _settings(hardware: local.Hardware, timeout: float, budget: float, refusal: str) -> Settings:
+    # When a worker is lost torch's library prints pages; what there is to say is one line.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:
         from pipeplan_launch.linkprobe import Settings
     except ModuleNotFoundError as error:

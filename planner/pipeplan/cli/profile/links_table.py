@@ -25,7 +25,9 @@ def print_links(built: Built, console: Console) -> None:
         if link is not None:
             table.add_row(level.name, str(level.count), *_row(link))
     console.print(table)
-    console.print("± is the median difference between a time and what latency and bandwidth give for it.")
+    console.print(
+        "± is the median difference between a time and what latency and bandwidth give for it.", soft_wrap=True
+    )
 
 
 def _row(link: Link) -> list[str]:
