@@ -136,9 +136,36 @@ def _argument(argument: click.Argument) -> list[str]:
 
 
 def importing(rng: random.Random) -> list[str]:
-    """Arguments of `import` for a damaged graph.txt."""
-    Path("graph.txt").write_bytes(damaged_text(bases.graph(rng), rng))
-    return ["import", "graph.txt", "--minibatch", rng.choice(["4", "4", "4", *INTEGERS]), "-o", "made.json"]
+    """Arguments of `import` for a damaged file of another tool."""
+    kind = rng.choice(["graph", "workload", "ways", "links"])
+    minibatch = ["--minibatch", rng.choice(["4", "4", "4", *INTEGERS])]
+    if kind == "graph":
+        Path("graph.txt").write_bytes(damaged_text(bases.graph(rng), rng))
+        return ["import", "graph.txt", *minibatch, "-o", "made.json"]
+    _write(Path("other.json"), getattr(bases, kind)(rng), as_json, rng, harm=True)
+    if kind == "links":
+        _write(Path("cluster.toml"), bases.cluster(rng), as_toml, rng, harm=rng.random() < 0.3)
+        into = ["--into", "cluster.toml", "-o", "made.toml", *(["--level", "cluster"] if rng.random() < 0.5 else [])]
+        return ["import", "other.json", *(into if rng.random() < 0.8 else [])]
+    rate = ["--bandwidth", rng.choice(["12 GB/s", "12 GB/s", *WORDS])] if rng.random() < 0.7 else []
+    return ["import", "other.json", *minibatch, "--time-unit", "ms", *rate, "-o", "made.json"]
+
+
+def looking(rng: random.Random, planned: list[Path]) -> list[str]:
+    """Arguments of `profile show` or `profile diff` for a damaged profile, `planned` or not."""
+    _write(Path("profile.json"), bases.profile(rng), as_json, rng, harm=True)
+    if rng.random() < 0.5:
+        drawn = [option for option in ("--no-picture", "--json", "--svg=a.svg", "--dot=a.dot") if rng.random() < 0.4]
+        return [
+            "profile",
+            "show",
+            "profile.json",
+            *drawn,
+            *(["--top", rng.choice(INTEGERS)] if rng.random() < 0.3 else []),
+        ]
+    _write(Path("other.json"), bases.profile(rng), as_json, rng, harm=rng.random() < 0.3)
+    files = rng.sample(["profile.json", "other.json"], 2)
+    return ["profile", "diff", *files, *(["--json"] if rng.random() < 0.3 else [])]
 
 
 def replaying(rng: random.Random, folders: list[Path]) -> list[str]:

@@ -17,7 +17,7 @@ from drive import call, complaint, listing
 STEP = 50
 """Cases of one test; a case is named by its kind and its seed."""
 QUICK, LONG = 100, 2500
-"""Cases of every kind: in the default suite, and in the slow one (the four kinds make 10,000)."""
+"""Cases of every kind: in the default suite, and in the slow one (the five kinds make 12,500)."""
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +38,7 @@ KINDS: dict[str, Case] = {
     "options": lambda rng, planned: cases.solving(rng, "options"),
     "import": lambda rng, planned: cases.importing(rng),
     "plan": cases.replaying,
+    "look": cases.looking,
 }
 
 

@@ -15,6 +15,7 @@ from pipeplan.cost import ring_allreduce_time
 from pipeplan.errors import InputError
 from pipeplan.importers import nccl_tests
 from pipeplan.importers.level import measured
+from pipeplan.units import parse_rate
 
 SIZES = [1 << power for power in range(10, 31, 2)]
 CLUSTER = """\
@@ -44,18 +45,20 @@ sendrecv_efficiency = 0.9
 """
 
 
-@pytest.mark.parametrize(("ranks", "bandwidth", "step_s"), [(2, 20e9, 3e-6), (8, 400e9, 2e-6), (16, 45e9, 0.0)])
+@pytest.mark.parametrize(("ranks", "bandwidth", "step_s"), [(2, 20e9, 3e-6), (8, 400e9, 2e-6), (16, 45e9, 1e-7)])
 def test_what_is_fitted_is_what_was_there(tmp_path: Path, ranks: int, bandwidth: float, step_s: float) -> None:
     document = foreign.nccl_tests(ranks, bandwidth, step_s, SIZES)
     run = nccl_tests.load(foreign.written(tmp_path / "a.json", document))
     assert (run.ranks, run.hosts, run.device) == (ranks, 1, "NVIDIA H100 80GB HBM3")
     found = nccl_tests.fit(run)
-    assert found.bandwidth == pytest.approx(bandwidth, rel=1e-9)
-    assert found.latency_s == pytest.approx(step_s, rel=1e-6, abs=1e-12)
-    assert found.error < 1e-9
+    assert found.bandwidth == pytest.approx(bandwidth, rel=5e-3)
+    assert found.latency_s == pytest.approx(step_s, rel=1e-3, abs=1e-10)
+    assert found.worst < 5e-3
     row = document["results"][5]
     again = ring_allreduce_time(ranks, row["size"], found.bandwidth, found.latency_s)
-    assert again == pytest.approx(row["in_place"]["time"] / 1e6), "what the planner will charge is what was measured"
+    assert again == pytest.approx(row["in_place"]["time"] / 1e6, rel=1e-3), (
+        "what the planner will charge is what was measured"
+    )
 
 
 def test_ranks_come_from_the_rates_where_devices_are_not_all_listed(tmp_path: Path) -> None:
@@ -70,10 +73,10 @@ def test_messages_and_all_reduces_make_two_efficiencies(tmp_path: Path) -> None:
     runs = [nccl_tests.load(foreign.written(tmp_path / f"{n}.json", one)) for n, one in enumerate((reduce, send))]
     found = measured(runs, 50e9)
     assert (found.bandwidth, found.servers, found.spans) == (50e9, True, 2)
-    assert (found.allreduce_efficiency, found.sendrecv_efficiency) == pytest.approx((0.8, 0.96))
-    assert found.latency_s == pytest.approx(9e-6), "one latency for both: the longer"
+    assert (found.allreduce_efficiency, found.sendrecv_efficiency) == pytest.approx((0.8, 0.96), rel=1e-3)
+    assert found.latency_s == pytest.approx(9e-6, rel=1e-3), "one latency for both: the longer"
     alone = measured(runs[:1], None)
-    assert (alone.bandwidth, alone.allreduce_efficiency) == (pytest.approx(40e9), 1.0)
+    assert (alone.bandwidth, alone.allreduce_efficiency) == (pytest.approx(40e9, rel=1e-3), 1.0)
     assert alone.sendrecv_efficiency is None
     for wrong in ([], runs[1:], [runs[0], runs[0]]):
         with pytest.raises(InputError, match="one run of all_reduce_perf"):
@@ -101,12 +104,13 @@ def test_a_run_that_cannot_be_used_is_one_line(tmp_path: Path, change: dict[str,
         nccl_tests.load(foreign.written(tmp_path / "a.json", document))
 
 
-def test_times_that_do_not_grow_are_refused(tmp_path: Path) -> None:
-    document = foreign.nccl_tests(8, 400e9, 2e-6, [8, 16, 32])
-    for row, time in zip(document["results"], (9.0, 8.0, 7.0), strict=True):
-        row["in_place"]["time"] = time
-    with pytest.raises(InputError, match="do not grow"):
-        nccl_tests.fit(nccl_tests.load(foreign.written(tmp_path / "a.json", document)))
+def test_one_size_tells_a_bandwidth_and_small_ones_tell_none(tmp_path: Path) -> None:
+    one = foreign.nccl_tests(4, 100e9, 0.0, [1 << 30])
+    found = nccl_tests.fit(nccl_tests.load(foreign.written(tmp_path / "a.json", one)))
+    assert (found.bandwidth, found.latency_s) == (pytest.approx(100e9), 0.0)
+    small = foreign.nccl_tests(8, 400e9, 2e-6, [8, 16, 32])
+    with pytest.raises(InputError, match="too small to tell a bandwidth"):
+        nccl_tests.fit(nccl_tests.load(foreign.written(tmp_path / "b.json", small)))
 
 
 def test_a_level_goes_into_a_cluster_file_and_all_else_stays(run: Run) -> None:
@@ -120,7 +124,7 @@ def test_a_level_goes_into_a_cluster_file_and_all_else_stays(run: Run) -> None:
     assert gone == ['latency = "5 us"'], "all other lines are there as they were"
     level = cluster_file.load("new.toml").levels[1]
     assert (level.name, level.bandwidth, level.sendrecv_efficiency) == ("cluster", 50e9, 0.9)
-    assert (level.allreduce_efficiency, level.latency_s) == (0.8, pytest.approx(2e-6))
+    assert (level.allreduce_efficiency, level.latency_s) == pytest.approx((0.8, 2e-6), rel=1e-3)
     assert level.source == "nccl-tests, a.json, 16 × NVIDIA H100 80GB HBM3 on 2 hosts"
     assert cluster_file.load("new.toml").levels[0] == cluster_file.load("lab.toml").levels[0]
     assert "exists" in run("import", "a.json", "--into", "lab.toml", "-o", "lab.toml").err
@@ -134,8 +138,8 @@ def test_links_faster_than_stated_raise_the_bandwidth_and_leave_messages_alone(r
     foreign.written(Path("a.json"), foreign.nccl_tests(16, 100e9, 0.0, SIZES, hosts=2))
     assert run("import", "a.json", "--into", "lab.toml", "-o", "new.toml").code == 0
     level = cluster_file.load("new.toml").levels[1]
-    assert (level.bandwidth, level.allreduce_efficiency) == (100e9, 1.0)
-    assert level.bandwidth * level.sendrecv_efficiency == pytest.approx(50e9 * 0.9)
+    assert (level.bandwidth, level.allreduce_efficiency) == (pytest.approx(100e9, rel=5e-3), 1.0)
+    assert level.bandwidth * level.sendrecv_efficiency == pytest.approx(50e9 * 0.9, rel=5e-3)
 
 
 def test_without_a_cluster_file_the_level_is_printed(run: Run) -> None:
@@ -143,8 +147,9 @@ def test_without_a_cluster_file_the_level_is_printed(run: Run) -> None:
     done = run("import", "a.json")
     assert done.code == 0, done.err
     level = tomllib.loads(done.out)["level"][0]
-    assert (level["name"], level["count"], level["bandwidth"]) == ("server", 8, "400 GB/s")
-    assert "off by at most 0%" in done.err
+    assert (level["name"], level["count"]) == ("server", 8)
+    assert parse_rate(level["bandwidth"], "") == pytest.approx(400e9, rel=1e-3)
+    assert "off by 0% (median)" in done.err
     for wrong in (["-o", "x.toml"], ["--level", "server"], ["--minibatch", "4"], ["--into", "lab.toml"]):
         refused = run("import", "a.json", *wrong)
         assert (refused.code, refused.err.count("\n")) == (2, 1), wrong

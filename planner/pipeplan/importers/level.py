@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeplan.errors import InputError
-from pipeplan.importers.nccl_tests import ALL_REDUCE, SENDRECV, Fit, Run, fit
+from pipeplan.importers.nccl_tests import ALL_REDUCE, SENDRECV, Run, fit
+from pipeplan.linkfit.fit import Fit
 from pipeplan.units import show_size
 
 
@@ -55,8 +56,9 @@ def measured(runs: Sequence[Run], nominal: float | None) -> Measured:
 def _error(run: Run, found: Fit) -> str:
     smallest, largest = run.points[0][0], run.points[-1][0]
     return (
-        f"{run.operation}, {show_size(smallest)} to {show_size(largest)} a rank in {len(run.points)} sizes: "
-        f"{found.bandwidth / 1e9:.4g} GB/s, {found.latency_s * 1e6:.3g} us a step, off by at most {found.error:.0%}"
+        f"{run.operation}, {show_size(smallest)} to {show_size(largest)} in {len(run.points)} sizes: "
+        f"{found.bandwidth / 1e9:.4g} GB/s, {found.latency_s * 1e6:.3g} us a step, off by {found.error:.0%} "
+        f"(median), at most {found.worst:.0%}"
     )
 
 

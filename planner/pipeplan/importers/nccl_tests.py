@@ -15,9 +15,13 @@ from pathlib import Path
 
 from pipeplan.errors import InputError
 from pipeplan.files import Node, read_json
+from pipeplan.linkfit import fit as linkfit
+from pipeplan.linkfit.fit import Fit, Point
 
 KIND = "nccl-tests file"
 ALL_REDUCE, SENDRECV = "all_reduce", "sendrecv"
+LEAST_SHARE = 0.2
+"""Of the time of the largest size that its bytes must take, or they tell nothing."""
 _PROGRAM = re.compile(r"(?:.*/)?([a-z_]+?)_perf(?:_mpi)?(?:\.exe)?")
 
 
@@ -32,23 +36,7 @@ class Run:
     device: str
     """What the file calls the devices, empty where it does not."""
     points: tuple[tuple[float, float], ...]
-    """Bytes that each rank sends, and seconds, by size."""
-
-    @property
-    def steps(self) -> int:
-        """Messages that follow each other in a ring, each of which the cost model charges one latency."""
-        return 2 * (self.ranks - 1) if self.operation == ALL_REDUCE else 1
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Time = steps · latency + bytes / bandwidth, fitted to a run."""
-
-    bandwidth: float
-    """Bytes/s of each rank, each direction."""
-    latency_s: float
-    error: float
-    """The largest relative error of the fit over the sizes measured."""
+    """Bytes of the whole array, and seconds, by size."""
 
 
 def load(path: Path, operation: str | None = None) -> Run:
@@ -65,8 +53,7 @@ def load(path: Path, operation: str | None = None) -> Run:
         ranks = _ranks(root, max(rows)[2]) or listed
     if ranks < 2:
         root.fail(f"{ranks} rank moves no data between devices: run it on at least two")
-    share = 2 * (ranks - 1) / ranks if operation == ALL_REDUCE else 1.0
-    points = tuple(sorted((size * share, seconds) for size, seconds, _ in rows))
+    points = tuple(sorted((size, seconds) for size, seconds, _ in rows))
     return Run(path.name, operation, ranks, hosts, device, points)
 
 
@@ -123,22 +110,19 @@ def _ranks(root: Node, ratio: float) -> int:
 
 
 def fit(run: Run) -> Fit:
-    """The latency and bandwidth that miss the times of a run least, by the sum of squared relative errors.
+    """The latency of a step and the bandwidth of a run, as `pipeplan profile --links` fits its own times.
 
-    With x bytes and time t, a + b x minimises Σ (1 - (a + b x) / t)²: weighted least squares in closed form, a ≥ 0.
+    One size tells a bandwidth alone. Raises `InputError` where all sizes are too small to tell one.
     """
-    s0 = sum(1 / t**2 for _, t in run.points)
-    s1 = sum(x / t**2 for x, t in run.points)
-    s2 = sum(x**2 / t**2 for x, t in run.points)
-    t0 = sum(1 / t for _, t in run.points)
-    t1 = sum(x / t for x, t in run.points)
-    determinant = s0 * s2 - s1**2
-    start, slope = 0.0, t1 / s2
-    if len({x for x, _ in run.points}) > 1 and determinant > 1e-12 * s0 * s2:
-        start, slope = (t0 * s2 - t1 * s1) / determinant, (s0 * t1 - s1 * t0) / determinant
-        if start < 0:
-            start, slope = 0.0, t1 / s2
-    if slope <= 0:
-        raise InputError(f"{run.file}: its times do not grow with the size: measure larger ones, as with -e 1G")
-    error = max(abs(1 - (start + slope * x) / t) for x, t in run.points)
-    return Fit(1 / slope, start / run.steps, error)
+    ring = run.operation == ALL_REDUCE
+    points = [Point.ring(run.ranks, size, t) if ring else Point.message(size, t) for size, t in run.points]
+    if len({size for size, _ in run.points}) < 2:
+        return Fit(0.0, points[-1].bytes / points[-1].seconds, 0.0, 0.0)
+    found = linkfit.fit(points)
+    largest = points[-1]
+    if largest.bytes / found.bandwidth < LEAST_SHARE * largest.seconds:
+        raise InputError(
+            f"{run.file}: its sizes are too small to tell a bandwidth, the time hardly grows with them: measure up to "
+            "larger ones, as with -e 1G"
+        )
+    return found
