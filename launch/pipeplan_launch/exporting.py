@@ -230,8 +230,10 @@ def _mentions_mode(kind: type) -> bool:
 
 
 def _operators(graph_module: fx.GraphModule) -> list[str]:
-    nodes = graph_module.graph.nodes
-    return [operator(node) for node in nodes if node.op == "call_function" and not evalmode.is_training_only(node)]
+    calls = [node for node in graph_module.graph.nodes if node.op == "call_function"]
+    # Attention lays its result out in memory by whether there is dropout: what is then contiguous needs no copy.
+    kept = [one for one in calls if not evalmode.is_training_only(one) and operator_name(one) != "contiguous"]
+    return [operator(node) for node in kept]
 
 
 def operator(node: fx.Node) -> str:

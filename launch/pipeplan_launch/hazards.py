@@ -22,7 +22,7 @@ def watched() -> Iterator[None]:
     """Inside, what is traced keeps the user's own gradients, and a hook on a tensor is `Untraceable`."""
     apply, register = torch.autograd.Function.__dict__["apply"], Tensor.register_hook
     torch.autograd.Function.apply = classmethod(partial(_apply, apply.__func__))  # type: ignore[method-assign,assignment]
-    Tensor.register_hook = _refuse_hook  # type: ignore[method-assign,assignment]
+    Tensor.register_hook = _refuse_hook  # type: ignore[method-assign]
     try:
         yield
     finally:

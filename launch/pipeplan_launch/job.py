@@ -266,7 +266,9 @@ def _as_inputs(value: Any, whence: str) -> tuple[tuple[Tensor, ...], tuple[str, 
 
 def _kind(value: Any) -> str:
     if isinstance(value, Mapping):
-        wrong = next((f"{name!r} {type(one).__name__}" for name, one in value.items() if not isinstance(one, Tensor)), "")
+        wrong = next(
+            (f"{name!r} {type(one).__name__}" for name, one in value.items() if not isinstance(one, Tensor)), ""
+        )
         return f"a dictionary with {wrong}" if wrong else "an empty dictionary"
     return type(value).__name__
 

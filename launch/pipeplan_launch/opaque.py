@@ -76,13 +76,13 @@ class FunctionCall(Opaque):
         return tensors
 
 
-_LIBRARY = torch.library.Library("pipeplan", "DEF")
-_LIBRARY.define("opaque(Tensor[] tensors, SymInt[] sizes, int call) -> Tensor[]")
+_LIBRARY = torch.library.Library("pipeplan", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY.define("opaque(Tensor[] tensors, SymInt[] sizes, int call) -> Tensor[]")  # type: ignore[no-untyped-call]
 _calls: list[Opaque] = []
 """The calls of the export that is under way: the operator says which one it is by its place here."""
 
 
-@torch.library.register_fake("pipeplan::opaque", lib=_LIBRARY)
+@torch.library.register_fake("pipeplan::opaque", lib=_LIBRARY)  # type: ignore[untyped-decorator]
 def _fake(tensors: list[Tensor], sizes: list[Any], call: int) -> list[Tensor]:
     return _calls[call](*tensors, *sizes)
 

@@ -31,16 +31,21 @@ def plain_outputs(model: nn.Module) -> Iterator[dict[str, None]]:
 
 def plain(value: Any, left_out: dict[str, None]) -> Any:
     """The value with None for every object that torch does not know."""
-    while True:
-        leaves, spec = tree_flatten(value)
-        unknown = [one for one in leaves if one is not None and not isinstance(one, (Tensor, *CONSTANTS))]
-        classes = {type(one) for one in unknown if dataclasses.is_dataclass(one)} - set(SUPPORTED_NODES)
-        if not classes:
-            break
-        for kind in sorted(classes, key=lambda one: one.__qualname__):
-            torch.export.register_dataclass(kind)
+    register(value)
+    leaves, spec = tree_flatten(value)
+    unknown = [one for one in leaves if one is not None and not isinstance(one, (Tensor, *CONSTANTS))]
     if not unknown:
         return value
     left_out.update(dict.fromkeys(type(one).__name__ for one in unknown))
     strange = set(map(id, unknown))
     return tree_unflatten([None if id(one) in strange else one for one in leaves], spec)
+
+
+def register(value: Any) -> None:
+    """Make the dataclasses in a value known to torch: their fields then count as what a list holds."""
+    while True:
+        classes = {type(one) for one in tree_flatten(value)[0] if dataclasses.is_dataclass(one)} - set(SUPPORTED_NODES)
+        if not classes:
+            return
+        for kind in classes:
+            torch.export.register_dataclass(kind)

@@ -23,15 +23,13 @@ def export_somehow(job: Job, minibatch: int) -> tuple[Exported, str]:
         try:
             exported = export(job, minibatch, taken.paths)
             break
-        except Refused as refused:
-            path, why = blame.around(job.model, refused.path), refused
         except Exception as error:
             if not taken.paths:
                 _check_that_it_runs(job, minibatch)
-            path, why = taken.next(error), error
-        if path is None:
-            raise LaunchError(_reason(job, why, taken.paths)) from why
-        taken.add(path)
+            path = taken.next(error)
+            if path is None:
+                raise LaunchError(_reason(job, error)) from error
+            taken.add(path)
     if exported.left_out:
         _check_that_the_loss_does_without(job, exported.left_out)
     parts = ["torch.export"]
@@ -52,6 +50,8 @@ class _Taken:
 
     def next(self, error: Exception) -> str | None:
         """The path of the submodule to take because of this error; None where there is none."""
+        if isinstance(error, Refused):
+            return blame.around(self.model, error.path)
         if isinstance(error, DependsOnData):
             path = blame.module_of_node(self.model, error.node)
         else:
@@ -86,7 +86,7 @@ def _check_that_it_runs(job: Job, minibatch: int) -> None:
         ) from own
 
 
-def _reason(job: Job, error: Exception, whole: list[str]) -> str:
+def _reason(job: Job, error: Exception) -> str:
     """One line on a model that runs, but cannot be traced."""
     if isinstance(error, Refused):
         return (

@@ -8,6 +8,7 @@ module that returns anything else later ends the run with a line that says so.
 from __future__ import annotations
 
 import copy
+import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.opaque import Opaque, Structure, record
+from pipeplan_launch.outputs import CONSTANTS, register
+
+KNOWN = (type(None), *CONSTANTS, slice, type(...), torch.layout, torch.memory_format, enum.Enum)
+"""What an argument may be besides a tensor."""
 
 
 class Refused(Exception):
@@ -190,7 +195,7 @@ def learn(model: nn.Module, paths: Sequence[str], run: Callable[[int], Any], min
         for minibatch in minibatches:
             for path in paths:
                 seen[path].append([])
-            recorders = {path: _recorder(model.get_submodule(path), minibatch, seen[path][-1]) for path in paths}
+            recorders = {path: _recorder(path, model.get_submodule(path), minibatch, seen[path][-1]) for path in paths}
             with forwards(model, recorders):
                 run(minibatch)
     found = {}
@@ -203,13 +208,17 @@ def learn(model: nn.Module, paths: Sequence[str], run: Callable[[int], Any], min
     return found
 
 
-def _recorder(module: nn.Module, minibatch: int, calls: list[Seen]) -> Callable[..., Any]:
+def _recorder(path: str, module: nn.Module, minibatch: int, calls: list[Seen]) -> Callable[..., Any]:
     original = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        _, tensors, _ = Structure.of((args, kwargs))
+        arguments, tensors, _ = Structure.of((args, kwargs))
+        strange = next((one for one in arguments.leaves if not isinstance(one, KNOWN)), None)
+        if strange is not None:
+            raise Refused(path, f"is given an object of class {type(strange).__name__}, which may hold tensors")
         given, before = tuple(tuple(one.shape) for one in tensors), [one._version for one in tensors]
         value = original(*args, **kwargs)
+        register(value)
         structure, made, _ = Structure.of(value)
         written = tuple(index for index, one in enumerate(tensors) if one._version != before[index])
         calls.append(Seen(minibatch, given, written, structure, tuple(made)))
@@ -224,7 +233,9 @@ def _returns(path: str, calls: Sequence[Seen]) -> Returns:
     if unknown is not None:
         # It may be another one with other data, and all that reads it is traced with this one.
         raise Refused(path, f"returns {type(unknown).__name__} beside tensors")
-    if any((one.structure.spec, one.structure.places) != (first.structure.spec, first.structure.places) for one in calls):
+    if any(
+        (one.structure.spec, one.structure.places) != (first.structure.spec, first.structure.places) for one in calls
+    ):
         raise Refused(path, "returns another structure with another minibatch")
     results = tuple(_result(path, calls, index) for index in range(len(first.made)))
     samples = None

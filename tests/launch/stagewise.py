@@ -48,7 +48,8 @@ def forward(
     received, made = [], []
     for stage in stages:
         arrived = [
-            tensor.detach().clone().requires_grad_(spec.requires_grad)
+            # Without gradients none may ask for one: some operators choose their kernel by that.
+            tensor.detach().clone().requires_grad_(spec.requires_grad and torch.is_grad_enabled())
             for spec, tensor in zip(stage.receives, sent, strict=True)
         ]
         for spec, tensor in zip(stage.receives, arrived, strict=True):

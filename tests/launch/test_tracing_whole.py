@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 import torch
 from stagewise import programs, random_pipeline
 from test_split import check_evaluation, check_training
-from torch import nn
-from traced_zoo_whole import ZOO, Cache, build
+from traced_zoo_whole import ZOO, build
 
-from pipeplan_launch import Job
-from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.split import stage_program
 from pipeplan_launch.trace import trace
 
 torch.set_num_threads(1)
