@@ -73,4 +73,5 @@ def show_size(size: float) -> str:
 
 def show_rate(rate: float) -> str:
     """Bytes per second as Gbit/s."""
-    return f"{rate * 8 / 1e9:.3g} Gbit/s"
+    gigabits = rate * 8 / 1e9
+    return f"{gigabits:.3g} Gbit/s" if gigabits < 1000 else f"{gigabits:.0f} Gbit/s"
