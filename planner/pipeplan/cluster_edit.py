@@ -26,17 +26,23 @@ def toml(fields: Mapping[str, Value]) -> list[str]:
     return [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items()]
 
 
-def level_of(path: Path, name: str | None) -> Level:
-    """The level `name` (the outermost if None) of a cluster file; an `InputError` where it has none to edit."""
-    levels = cluster_file.parse(path).levels
+def level_of(path: Path, name: str | None, *, joins_servers: bool) -> Level:
+    """The level `name` of a cluster file; where that is None the outermost, or the innermost where it is in a server.
+
+    Raises `InputError` where there is no such level, or none that can be edited.
+    """
+    cluster = cluster_file.parse(path)
     names = _names(read_text(path))
     if not names:
         raise InputError(f"{path} has no [[level]] tables to put links into")
-    name = names[-1] if name is None else name
+    if name is None and not joins_servers and not cluster.uniform:
+        raise InputError(f"{path} has a [[server]] table for the links inside each server: write them there")
+    if name is None:
+        name = names[-1] if joins_servers else names[0]
     if name not in names:
         raise InputError(f"{path} has no level {name!r}; {did_you_mean(name, names)}")
     # Where servers differ, the innermost of the cluster's levels sums them up and stands in no table.
-    return levels[len(levels) - len(names) :][names.index(name)]
+    return cluster.levels[len(cluster.levels) - len(names) :][names.index(name)]
 
 
 def _names(text: str) -> list[str]:

@@ -133,6 +133,19 @@ def test_a_level_goes_into_a_cluster_file_and_all_else_stays(run: Run) -> None:
     assert cluster_file.load("lab.toml").levels[0].allreduce_efficiency == pytest.approx(40 / 450, abs=1e-4)
 
 
+def test_links_of_one_host_are_those_inside_a_server(run: Run) -> None:
+    Path("lab.toml").write_text(CLUSTER)
+    foreign.written(Path("a.json"), foreign.nccl_tests(8, 360e9, 2e-6, SIZES))
+    done = run("import", "a.json", "--into", "lab.toml", "-o", "new.toml")
+    assert "level server at 3600 Gbit/s, all-reduce reaches 80%" in done.out
+    assert "Messages stay at 3600 Gbit/s" in done.out
+    send = foreign.nccl_tests(8, 405e9, 2e-6, SIZES, operation="sendrecv")
+    foreign.written(Path("b.json"), send)
+    assert "Messages" not in run("import", "a.json", "b.json", "--into", "lab.toml", "-o", "both.toml").out
+    level = cluster_file.load("both.toml").levels[0]
+    assert (level.allreduce_efficiency, level.sendrecv_efficiency) == pytest.approx((0.8, 0.9), rel=1e-3)
+
+
 def test_links_faster_than_stated_raise_the_bandwidth_and_leave_messages_alone(run: Run) -> None:
     Path("lab.toml").write_text(CLUSTER)
     foreign.written(Path("a.json"), foreign.nccl_tests(16, 100e9, 0.0, SIZES, hosts=2))

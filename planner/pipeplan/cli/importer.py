@@ -31,12 +31,16 @@ _OF_PROFILES = ("minibatch", "time_unit", "device_name")
 @click.option("--minibatch", type=int, metavar="N", help="Samples in the minibatch that a profile was measured with.")
 @click.option("--time-unit", type=click.Choice(list(UNITS)), help="Of the times in dnn-partitioning and Piper files.")
 @click.option(
-    "--bandwidth", metavar="RATE", help="What a file leaves out, or (of links) what efficiencies are a share of."
+    "--bandwidth",
+    metavar="RATE",
+    help="Of the link that a workload's transfers take; of measured links, the nominal one.",
 )
 @click.option("--device-name", default="", metavar="NAME", help="What a profile was measured on, for people.")
 @click.option("--operation", type=click.Choice(["all_reduce", "sendrecv"]), help="Of an nccl-tests file without it.")
 @click.option("--into", type=click.Path(path_type=Path), metavar="CLUSTER", help="A cluster file to put links into.")
-@click.option("--level", metavar="NAME", help="The level of it that they are of.  [default: the outermost]")
+@click.option(
+    "--level", metavar="NAME", help="Which level of it.  [default: the outermost; the innermost for one host's]"
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write.  [default: profile.json]")
 @click.option("--force", is_flag=True, help="Replace the output file.")
 def command(files: tuple[Path, ...], kind: str | None, output: Path | None, force: bool, **given: Any) -> None:
@@ -110,7 +114,7 @@ def _links(files: tuple[Path, ...], output: Path | None, force: bool, options: d
         click.echo("\n".join(["[[level]]", *cluster_edit.toml(head | _fields(found))]))
     else:
         _free(output, force)
-        level = cluster_edit.level_of(into, name)
+        level = cluster_edit.level_of(into, name, joins_servers=measured(runs, nominal).servers)
         # Its bandwidth is the nominal one: what an all-reduce reaches of it says nothing of messages.
         found = _alone(measured(runs, nominal or level.bandwidth), level)
         fields = _fields(found)
@@ -121,6 +125,9 @@ def _links(files: tuple[Path, ...], output: Path | None, force: bool, options: d
             f"{output}: level {one_line(level.name)} at {show_rate(found.bandwidth)}, all-reduce reaches "
             f"{found.allreduce_efficiency:.0%} of it, {show_time(found.latency_s)} a step"
         )
+        if len(runs) == 1:
+            rate = show_rate(level.bandwidth * level.sendrecv_efficiency)
+            click.echo(f"Messages stay at {rate}, as {into} has them: a run of sendrecv_perf beside it would say.")
     for line in found.errors:
         click.echo(one_line(line), err=into is None)
 
