@@ -46,8 +46,8 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Winograd:
-    """Convolutions by Winograd's algorithm, for the arithmetic that has it."""
+class Transforms:
+    """Convolutions by Winograd's algorithm or by Fourier transforms, for the arithmetic that has them."""
 
     arithmetic: str
     workspace_bytes: int
@@ -74,7 +74,7 @@ class DeviceModel:
     """The arithmetic of float32 operators, by kind, where it is another one."""
     tile: tuple[int, int]
     """The blocks that matrix products are computed in: sides are rounded up to them."""
-    winograd: Winograd | None = None
+    transforms: Transforms | None = None
     checked: tuple[str, ...] = ()
     """What is known of the errors of estimates for this device, in sentences."""
 
@@ -122,7 +122,7 @@ def parse(path: Path) -> DeviceModel:
 
 def _device(root: Node) -> DeviceModel:
     _known(root, {"format", "version", "name", "kind", "memory", "checked", "bandwidth", "kernel", "peak", "share"},
-           {"float32_as", "tile", "winograd"})  # fmt: skip
+           {"float32_as", "tile", "transforms"})  # fmt: skip
     kind = root["kind"].text()
     if kind not in MEASURED:
         root["kind"].fail(f"expected 'cuda' or 'cpu', found {kind!r}")
@@ -140,7 +140,7 @@ def _device(root: Node) -> DeviceModel:
         shares=_shares(root["share"]),
         float32_as=_float32_as(root, peaks),
         tile=_tile(root),
-        winograd=_winograd(root, peaks),
+        transforms=_transforms(root, peaks),
         checked=tuple(one.text() for one in checked.items()) if checked else (),
     )
 
@@ -204,15 +204,15 @@ def _tile(root: Node) -> tuple[int, int]:
     return max(sides), min(sides)
 
 
-def _winograd(root: Node, peaks: dict[str, float]) -> Winograd | None:
-    node = root.get("winograd")
+def _transforms(root: Node, peaks: dict[str, float]) -> Transforms | None:
+    node = root.get("transforms")
     if node is None:
         return None
     _known(node, {"arithmetic", "workspace", "source"})
     arithmetic = node["arithmetic"].text()
     if arithmetic not in peaks:
         node["arithmetic"].fail(f"there is no peak rate of {arithmetic!r}; there are: {', '.join(peaks)}")
-    return Winograd(arithmetic, parse_size(node["workspace"].value, node["workspace"].where))
+    return Transforms(arithmetic, parse_size(node["workspace"].value, node["workspace"].where))
 
 
 def _table(node: Node, names: tuple[str, ...], besides: set[str] | None = None) -> dict[str, Node]:

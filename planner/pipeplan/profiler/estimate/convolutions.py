@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.utils.flop_counter import conv_flop_count
 
 from pipeplan.profiler.estimate.tensors import arithmetic, size_of
-from pipeplan.profiler.estimate.work import Tiles, Work
+from pipeplan.profiler.estimate.work import Transformed, Work
 
-OUTPUTS_A_SIDE = 4
-"""m of F(m×m, r×r): what cuDNN multiplies in pieces of, for filters of 3×3 and 5×5."""
-FILTERS = (3, 5)
+
+@dataclass(frozen=True)
+class _Algorithm:
+    """A transform of square tiles, in which a convolution is a product point by point."""
+
+    outputs: int
+    """Of the convolution, on a side of a tile."""
+    numbers: int
+    """What a transformed tile is made of, in numbers of the tensors' type."""
+    flops: int
+    """Of a multiply-add of two transformed tiles."""
+
+
+def _algorithm(side: int) -> _Algorithm | None:
+    """For filters of this size, what cuDNN has besides direct convolution; None where it has nothing faster.
+
+    3×3: Winograd's F(4×4, 3×3), tiles of 6×6 (A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural Networks,
+    CVPR 2016). Larger ones: Fourier transforms of tiles of 32×32, half of whose complex numbers follow from the others.
+    """
+    if side == 3:
+        return _Algorithm(outputs=4, numbers=36, flops=2 * 36)
+    if 5 <= side < 32:
+        return _Algorithm(outputs=32 - side + 1, numbers=2 * 32 * 17, flops=8 * 32 * 17)
+    return None
 
 
 class Convolution:
@@ -52,20 +74,20 @@ class Convolution:
         # One channel a group is no matrix product: memory bounds it.
         alone = self.groups > 1 and 1 in (self.inputs, self.outputs)
         sides = None if alone else (rows, columns)
-        return Work(kind, arithmetic(self.x), self.flops, self.bytes, sides, tiles=self._tiles(kind, rows))
+        return Work(kind, arithmetic(self.x), self.flops, self.bytes, sides, transformed=self._transformed(kind, rows))
 
-    def _tiles(self, kind: str, rows: int) -> Tiles | None:
+    def _transformed(self, kind: str, rows: int) -> Transformed | None:
         side = self.weight.shape[-1]
-        if not self.plain or self.weight.ndim != 4 or side not in FILTERS or self.weight.shape[-2] != side:
+        square = self.weight.ndim == 4 and self.weight.shape[-2] == side
+        way = _algorithm(side) if self.plain and square else None
+        if way is None:
             return None
-        count = self.out.shape[0] * math.prod(math.ceil(size / OUTPUTS_A_SIDE) for size in self.out.shape[2:])
-        points = (OUTPUTS_A_SIDE + side - 1) ** 2
-        channels = self.inputs + self.outputs
-        transformed = float(points * count * channels * self.x.element_size())
-        return Tiles(
-            flops=2.0 * points * count * self.inputs * self.outputs,
-            bytes=size_of(self.x) + size_of(self.out) + 2 * transformed,
-            workspace_bytes=transformed,
+        count = self.out.shape[0] * math.prod(math.ceil(size / way.outputs) for size in self.out.shape[2:])
+        made = float(way.numbers * count * (self.inputs + self.outputs) * self.x.element_size())
+        return Transformed(
+            flops=float(way.flops * count * self.inputs * self.outputs),
+            bytes=size_of(self.x) + size_of(self.out) + 2 * made,
+            workspace_bytes=made,
             sides=(rows, self.inputs if kind == "weight_gradient" else count),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -51,6 +52,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.counts = counts
         self.layer = ""
+        self.backwards = False
+        self._waiting: list[Work] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -60,10 +63,14 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def note(self, works: list[Work]) -> None:
         """Charge some work to whoever does it."""
         node: Any = torch._C._current_autograd_node()
-        if node is None:
+        if not self.backwards:
             self.counts.forward[self.layer] += works
+        elif node is None:
+            # Gradients are added up between two functions: for the one that comes next, which made the tensor.
+            self._waiting += works
         else:
-            self.counts.backward[node.metadata.get(_LAYER, self.layer)] += works
+            self.counts.backward[node.metadata.get(_LAYER, self.layer)] += self._waiting + works
+            self._waiting = []
 
 
 class _Pass:
@@ -88,6 +95,7 @@ class _Pass:
                 with saved.watch(LOSS):
                     loss = self._loss()
                 _mark(loss, LOSS)
+            watch.backwards = True
             with watch:
                 loss.backward()  # type: ignore[no-untyped-call]
         self.counts.saved_bytes = dict(saved.by_layer)
@@ -106,12 +114,12 @@ class _Pass:
                 if isinstance(found, Tensor):
                     # Tied parameters are one object, and stay so.
                     found = self.state.setdefault(id(found), _without_data(found))
-                self.values[node] = found
+                self.values[node] = _on_cpu(found) if isinstance(found, fx.GraphModule) else found
 
     def _call(self, node: fx.Node, watch: _Watch, saved: SavedBytes) -> None:
         watch.layer = self.reader.get(node, LOSS)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
-        args, kwargs = fx.node.map_aggregate((args, kwargs), lambda one: CPU if isinstance(one, torch.device) else one)
+        args, kwargs = fx.node.map_aggregate((args, kwargs), _as_cpu)
         assert callable(node.target)
         with saved.watch(watch.layer):
             self.values[node] = node.target(*args, **kwargs)
@@ -122,6 +130,22 @@ class _Pass:
         made = [self.values[leaf] if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
         target = tree_map_only(Tensor, _without_data, self.batch.target)
         return self.loss(tree_unflatten(made, output_spec(self.traced)), target)
+
+
+def _as_cpu(argument: Any) -> Any:
+    return CPU if isinstance(argument, torch.device) else argument
+
+
+def _on_cpu(region: fx.GraphModule) -> fx.GraphModule:
+    """A graph inside the graph, without the devices that tracing burnt in."""
+    changed = copy.deepcopy(region)
+    for module in changed.modules():
+        if isinstance(module, fx.GraphModule):
+            for node in module.graph.nodes:
+                node.args = fx.node.map_aggregate(node.args, _as_cpu)
+                node.kwargs = fx.node.map_aggregate(node.kwargs, _as_cpu)
+            module.recompile()
+    return changed
 
 
 def _without_data(tensor: Tensor) -> Tensor:

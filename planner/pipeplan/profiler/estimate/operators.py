@@ -75,6 +75,11 @@ def _look_up_backward(args: Any, kwargs: Any, out: Any) -> list[Work]:
     return [cleared, Work("embedding", arithmetic(out), bytes=size_of(indices) + 3 * size_of(gradient))]
 
 
+def _pool_backward(args: Any, kwargs: Any, out: Any) -> list[Work]:
+    # Where each maximum was is kept: the input itself is not read.
+    return [Work("pooling", arithmetic(out), bytes=size_of(args[0], args[-1], out))]
+
+
 def _normalise(args: Any, kwargs: Any, out: Any) -> list[Work]:
     # The input is read once for its statistics, and again.
     return [Work("normalisation", arithmetic(args[0]), bytes=size_of(args, out) + size_of(args[0]))]
@@ -89,6 +94,7 @@ _SPECIAL: dict[Any, Callable[[Any, Any, Any], list[Work]]] = {
     aten.convolution_backward: _convolve_backward,
     aten.embedding: _look_up,
     aten.embedding_dense_backward: _look_up_backward,
+    aten.max_pool2d_with_indices_backward: _pool_backward,
     aten.native_batch_norm: _normalise,
     aten.native_batch_norm_backward: _normalise_backward,
 }

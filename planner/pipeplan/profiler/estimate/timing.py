@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pipeplan.devices import DeviceModel
-from pipeplan.profiler.estimate.work import Tiles, Work
+from pipeplan.profiler.estimate.work import Transformed, Work
 
 
 def total(works: Iterable[Work], device: DeviceModel) -> float:
@@ -27,10 +27,11 @@ def seconds(work: Work, device: DeviceModel) -> float:
     peak = device.peaks[arithmetic] * share.compute
     rate = device.bandwidth * share.memory
     direct = max(work.flops * padding(work.sides, device.tile) / peak, work.bytes / rate)
-    if work.tiles is not None and _has_winograd(work.tiles, arithmetic, device):
+    other = work.transformed
+    if other is not None and _has_transforms(other, arithmetic, device):
         # Its steps are kernels of their own, so that nothing hides anything. Transforms are elementwise.
-        transforms = work.tiles.bytes / (device.bandwidth * device.shares["elementwise"].memory)
-        direct = min(direct, work.tiles.flops * padding(work.tiles.sides, device.tile) / peak + transforms)
+        moving = other.bytes / (device.bandwidth * device.shares["elementwise"].memory)
+        direct = min(direct, other.flops * padding(other.sides, device.tile) / peak + moving)
     return work.kernels * device.kernel_s + direct
 
 
@@ -42,9 +43,9 @@ def _arithmetic(work: Work, device: DeviceModel) -> str:
     return wanted if wanted in device.peaks else "float32"
 
 
-def _has_winograd(tiles: Tiles, arithmetic: str, device: DeviceModel) -> bool:
-    has = device.winograd
-    return has is not None and has.arithmetic == arithmetic and tiles.workspace_bytes <= has.workspace_bytes
+def _has_transforms(other: Transformed, arithmetic: str, device: DeviceModel) -> bool:
+    has = device.transforms
+    return has is not None and has.arithmetic == arithmetic and other.workspace_bytes <= has.workspace_bytes
 
 
 def padding(sides: tuple[int, int] | None, tile: tuple[int, int]) -> float:

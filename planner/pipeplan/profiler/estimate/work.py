@@ -6,12 +6,9 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """A convolution by Winograd's algorithm F(m×m, r×r), which multiplies tiles of (m+r-1)² transformed numbers.
-
-    A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016. The three steps are kernels
-    of their own: transform both tensors, multiply, transform back.
-    """
+class Transformed:
+    """A convolution as products of transformed tiles, in three steps, each of them kernels of their own: transform
+    both tensors, multiply, transform back."""
 
     flops: float
     """Of the multiplication."""
@@ -39,5 +36,5 @@ class Work:
     """Rows and columns of the matrix product that it is, where it is one."""
     kernels: int = 1
     """How many run one after another."""
-    tiles: Tiles | None = None
+    transformed: Transformed | None = None
     """The same by another algorithm, which a device may have and which may be faster."""
