@@ -35,10 +35,16 @@ def test_profile_of_mnist() -> None:
     assert (profile.optimizer_name, profile.optimizer_state_ratio) == ("Adam", 2.0)
     assert profile.provenance.repeats == 2
     assert profile.provenance.kind == "measured"
+    stepped = {name for name, layer in layers.items() if layer.update_s > 0}
+    assert {"fc1", "fc2"} <= stepped <= {"conv1", "conv2", "fc1", "fc2", "out"}
+    parameters = sum(layer.parameter_bytes for layer in profile.layers)
+    assert 4 * parameters < profile.peak_bytes < 7 * parameters
+    assert layers["conv2"].workspace_bytes > 0
     assert profile.provenance.torch == torch.__version__
     assert profile.whole_forward_s
     assert profile.whole_backward_s
-    assert steps[-1] == (2, 2, "done")
+    assert (1, 2, "measuring") in steps
+    assert steps[-1] == (1, 1, "done")
 
 
 def test_buffers_skips_and_ties_are_charged_once(tmp_path: Path) -> None:

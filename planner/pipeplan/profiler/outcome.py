@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,21 +29,23 @@ class Measured:
     overhead: Overhead
     warmed: int
     """Passes before those that count."""
+    workspaces: dict[str, int]
+    """By layer, of those that were run."""
     waits: bool
     """Whether the times hold what was spent waiting for a core."""
 
-    def size(self) -> Size:
-        """As the profile writes it."""
+    def size(self, update_s: Mapping[str, float]) -> Size:
+        """As the profile writes it, with the optimiser's time by layer, which depends on no minibatch size."""
         return Size(
             minibatch=self.minibatch,
-            layers=layers_of(self),
+            layers=layers_of(self, update_s),
             tensors=edges_of(self.traced, self.minibatch),
             whole_forward_s=median(self.samples.whole_forward),
             whole_backward_s=median(self.samples.whole_backward),
         )
 
 
-def layers_of(found: Measured) -> tuple[Layer, ...]:
+def layers_of(found: Measured, update_s: Mapping[str, float]) -> tuple[Layer, ...]:
     """The layers with what was measured of them."""
     traced, samples = found.traced, found.samples
     parameters, buffers = own_parameters(traced), dict(traced.model.named_buffers())
@@ -64,6 +67,8 @@ def layers_of(found: Measured) -> tuple[Layer, ...]:
                 parameter_bytes=sum(sizes[name] for name in parameters[info.name]),
                 buffer_bytes=sum(buffers[name].nbytes for name in info.buffers),
                 saved_bytes=found.saved_bytes.get(info.name, 0),
+                update_s=update_s.get(info.name, 0.0),
+                workspace_bytes=found.workspaces.get(ran, 0),
                 like="" if ran == info.name else ran,
             )
         )

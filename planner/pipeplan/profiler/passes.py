@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from pipeplan.profiler.options import Progress
 from pipeplan.profiler.overhead import Overhead, measure_overhead
 from pipeplan.profiler.samples import Samples, settled
 from pipeplan.profiler.saved import SavedBytes
+from pipeplan.profiler.step import StepCost, measure_steps
+from pipeplan.profiler.workspace import measure_workspaces
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job import Job
 from pipeplan_launch.layers import LOSS
@@ -97,13 +99,31 @@ class Passes:
         self.progress(samples.passes, samples.passes, "done")
         return samples
 
+    def workspaces(self) -> dict[str, int]:
+        """One more pass, for the bytes that layers need while they run."""
+        found = measure_workspaces(self.run, self.run.device)
+        self._clear()
+        return found
+
+    def steps(self, own: Mapping[str, Sequence[str]]) -> StepCost:
+        """Whole training steps, after all other passes."""
+        self.progress(0, 0, "the optimiser's step")
+        self.company.start()
+        found = measure_steps(self.job, self.run.minibatch, own, self.clock, self._once, self.run.batch.inputs)
+        self.company.finish(self._once)
+        self.progress(1, 1, "done")
+        return found
+
+    def _once(self) -> None:
+        self.whole()
+
     def _both(self, samples: Samples | None) -> None:
         """The layers and the whole in turn, so that a machine that slows down slows both."""
         done = samples.passes if samples is not None else 0
         forward = self.run.forward(self.clock.measure)
         backward = self.run.backward(self.clock.measure)
         self._clear()
-        whole = self._whole() if not self._long or done < WHOLE_EVERY or done % WHOLE_EVERY == 0 else ()
+        whole = self.whole() if not self._long or done < WHOLE_EVERY or done % WHOLE_EVERY == 0 else ()
         self._clear()
         self.clock.settle()
         if samples is not None:
@@ -115,7 +135,7 @@ class Passes:
                 samples.whole_forward.append(whole[0]())
                 samples.whole_backward.append(whole[1]())
 
-    def _whole(self) -> tuple[Callable[[], float], Callable[[], float]]:
+    def whole(self) -> tuple[Callable[[], float], Callable[[], float]]:
         """Forward and backward of the model as its author wrote it."""
         losses: list[Tensor] = []
         batch = self.run.batch

@@ -18,9 +18,10 @@ from pipeplan.profiler.company import Alone, Company
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.optimizer import optimizer_state
 from pipeplan.profiler.options import Options, Progress
-from pipeplan.profiler.outcome import Measured, cpu_name
+from pipeplan.profiler.outcome import Measured, cpu_name, own_parameters
 from pipeplan.profiler.passes import Passes
 from pipeplan.profiler.samples import notes_on
+from pipeplan.profiler.step import StepCost
 from pipeplan.profiler.together import profile_together
 from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.errors import LaunchError
@@ -52,8 +53,10 @@ def profile_here(ref: str, options: Options, progress: Progress, company: Compan
         sizes = options.batches or (job.minibatch,)
         progress(0, 0, "tracing")
         traced = trace(job, sizes[0], options.granularity)
-        found = [_measure(ref, job, traced, size, options, progress, company) for size in sizes]
-        return _profile(ref, job, found, options)
+        passes = [_passes(job, traced, size, options, progress, company) for size in sizes]
+        found = [_measure(ref, one, options) for one in passes]
+        steps = passes[0].steps(own_parameters(traced))
+        return _profile(ref, job, found, steps, options)
     except LaunchError as error:
         raise InputError(str(error)) from error
     except torch.OutOfMemoryError as error:
@@ -81,29 +84,42 @@ def _check(options: Options) -> None:
         raise InputError("--processes is for the CPU, which the workers of a machine share: leave it out with cuda")
 
 
-def _measure(
-    ref: str, job: Job, traced: TracedModel, minibatch: int, options: Options, progress: Progress, company: Company
-) -> Measured:
+def _passes(
+    job: Job, traced: TracedModel, minibatch: int, options: Options, progress: Progress, company: Company
+) -> Passes:
     device = torch.device(options.device)
     clock: Clock = CUDAClock() if device.type == "cuda" else CPUClock(options.threads, company.processes)
     job.model.to(device).train()
     batch = _batch(job, minibatch, device)
     run = LayerRun(traced, batch, _loss(job, batch), minibatch, device)
-    passes = Passes(job, run, clock, progress, company)
+    return Passes(job, run, clock, progress, company)
+
+
+def _measure(ref: str, passes: Passes, options: Options) -> Measured:
     saved = passes.inspect(ref, measure_all=options.measure_all)
     passes.warm_up(options.warmup)
     samples = passes.measure(options.repeats)
-    waits = company.processes > 1
-    return Measured(traced, minibatch, samples, saved, run.alike, passes.overhead, passes.warmed, waits)
+    run = passes.run
+    return Measured(
+        run.traced,
+        run.minibatch,
+        samples,
+        saved,
+        run.alike,
+        passes.overhead,
+        passes.warmed,
+        passes.workspaces(),
+        waits=passes.company.processes > 1,
+    )
 
 
 def _loss(job: Job, batch: Batch) -> Any:
     return job.loss if job.loss is not None and batch.target is not None else sum_of_outputs
 
 
-def _profile(ref: str, job: Job, found: Sequence[Measured], options: Options) -> Profile:
+def _profile(ref: str, job: Job, found: Sequence[Measured], steps: StepCost, options: Options) -> Profile:
     optimizer, ratio = optimizer_state(job)
-    first, *others = (one.size() for one in found)
+    first, *others = (one.size(steps.update_s) for one in found)
     traced = found[0].traced
     return Profile(
         layers=first.layers,
@@ -120,6 +136,7 @@ def _profile(ref: str, job: Job, found: Sequence[Measured], options: Options) ->
         together=traced.together,
         whole_forward_s=first.whole_forward_s,
         whole_backward_s=first.whole_backward_s,
+        peak_bytes=steps.peak_bytes,
         sizes=tuple(others),
     )
 

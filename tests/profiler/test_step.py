@@ -1,0 +1,123 @@
+"""The optimiser's step by layer, and the peak memory of a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+
+from pipeplan.profiler.clock import CPUClock
+from pipeplan.profiler.step import measure_steps, shared
+from pipeplan_launch import Job, StageInfo
+from pipeplan_launch.errors import LaunchError
+
+
+class Ticks:
+    """A clock on which a call takes as long as the parameters that were stepped are large."""
+
+    how = "numbers stepped"
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def measure(self, call: Callable[[], None]) -> Callable[[], float]:
+        before = self.now
+        call()
+        took = self.now - before
+        return lambda: took
+
+    def settle(self) -> None:
+        pass
+
+
+def model() -> nn.Module:
+    made = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2), nn.Linear(2, 2))
+    made[2].weight.requires_grad_(False)
+    return made
+
+
+def own(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    return {str(index): (f"{index}.weight", f"{index}.bias") for index in range(3)}
+
+
+def job(optimizer: Any, made: nn.Module) -> Job:
+    return Job(made, inputs=lambda n: torch.ones(n, 3), optimizer=optimizer)
+
+
+def backward(made: nn.Module) -> Callable[[], None]:
+    return lambda: made(torch.ones(4, 3)).sum().backward()
+
+
+@pytest.fixture
+def ticks() -> tuple[Ticks, type[SGD]]:
+    clock = Ticks()
+
+    class Counting(SGD):
+        def step(self, closure: Any = None) -> None:
+            clock.now += 7 + sum(one.numel() for group in self.param_groups for one in group["params"])
+            super().step()
+
+    return clock, Counting
+
+
+def test_layers_get_their_shares_of_the_whole_step(ticks: tuple[Ticks, type[SGD]]) -> None:
+    clock, counting = ticks
+    made = model()
+    found = measure_steps(job(lambda ps: counting(ps, lr=0.1), made), 4, own(made), clock, backward(made), [])
+    # 20, 12 and (weights frozen) 2 numbers, and 7 for a step over any.
+    assert found.update_s == pytest.approx({"0": 41 * 20 / 34, "1": 41 * 12 / 34, "2": 41 * 2 / 34})
+
+
+def test_an_optimiser_that_wants_the_whole_model_is_shared_by_bytes(ticks: tuple[Ticks, type[SGD]]) -> None:
+    clock, counting = ticks
+    made = model()
+
+    def picky(parameters: list[nn.Parameter], stage: StageInfo) -> SGD:
+        names = [name for name, _ in stage.named_parameters]
+        return counting([{"params": [parameters[names.index("0.weight")]]}, {"params": parameters[1:]}], lr=0.1)
+
+    found = measure_steps(job(picky, made), 4, own(made), clock, backward(made), [])
+    assert found.update_s == pytest.approx({"0": 41 * 20 / 34, "1": 41 * 12 / 34, "2": 41 * 2 / 34})
+
+
+def test_shares_without_a_measure_go_by_bytes() -> None:
+    assert shared(6.0, {"a": 0.0, "b": 0.0}, {"a": 100, "b": 200}, 1.0) == {"a": 2.0, "b": 4.0}
+    assert shared(6.0, {"a": 3.0, "b": 2.0}, {"a": 1, "b": 1}, 1.0) == {"a": 4.0, "b": 2.0}
+
+
+def test_nothing_is_trained() -> None:
+    made = model().requires_grad_(False)
+    found = measure_steps(job(None, made), 4, own(made), CPUClock(1), lambda: None, [])
+    assert (found.update_s, found.peak_bytes) == ({}, 0)
+
+
+def test_an_optimiser_that_cannot_step_is_one_line() -> None:
+    made = model()
+    lbfgs = job(lambda ps: torch.optim.LBFGS(ps), made)
+    with pytest.raises(LaunchError, match="a step of the job's optimizer failed"):
+        measure_steps(lbfgs, 4, own(made), CPUClock(1), backward(made), [])
+
+
+class Wide(nn.Module):
+    """4 MiB of weights, and as much in each activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(8, 1 << 17))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x * self.table).exp().cos()).sum()
+
+
+def test_the_peak_holds_weights_gradients_state_and_what_is_kept() -> None:
+    made = Wide()
+    peaked = job(lambda ps: Adam(ps, lr=0.0, foreach=False), made)
+    once: Callable[[], None] = lambda: made(torch.ones(1, 1 << 17)).backward()  # noqa: E731
+    peak = measure_steps(peaked, 1, {"all": ("table",)}, CPUClock(1), once, []).peak_bytes
+    mib = 4 << 20
+    # Weights and two moments; then what exp and cos keep, and backwards the sine, its negative or product, one more.
+    assert 3 * mib + 4 * mib <= peak <= 3 * mib + 4.2 * mib
