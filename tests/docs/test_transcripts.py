@@ -25,7 +25,7 @@ from pipeplan.sweep.rows import Row, records
 from pipeplan.sweep.run import Answer
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = ("explain.md", "sweep.md")
+PAGES = ("explain.md", "profiles.md", "sweep.md")
 BLOCK = re.compile(r"```console\n\$ (pipeplan [^\n]*)\n(.*?)```", re.DOTALL)
 
 
