@@ -177,6 +177,46 @@ def test_published_profiles_come_out_the_same_by_all_three_formats(reference: Pa
             assert found.parameter_bytes == layer.parameter_bytes
 
 
+def excerpts() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The embedding and the first LSTM of GNMT-16 as published: throughput-inputs/LayerGraphs/gnmt_training.json of
+    dnn-partitioning, without fields that are not read, and inputs/gnmt.json of Piper.
+    """
+    nodes, named = [], (("node4", 0.14, 25.538, 145489920.0), ("node5", 14.126, 0.019, 93388800.0))
+    for colour, (name, forward, backward, size) in enumerate(named):
+        one = {"supportedOnFpga": 1, "colorClass": colour, "size": size}
+        nodes.append(one | {"name": name, "id": colour, "fpgaLatency": forward, "isBackwardNode": 0})
+        nodes.append(one | {"name": f"{name}grad", "id": colour + 97, "fpgaLatency": backward, "isBackwardNode": True})
+    nodes.append({"name": "node6", "id": 6, "supportedOnFpga": 1, "fpgaLatency": 0.1, "isBackwardNode": 0, "size": 0.0})
+    edges = [{"sourceId": 0, "destId": 1, "cost": 0.006103515625, "size": 13107200.0}]
+    edges += [{"sourceId": 1, "destId": 6, "cost": 0.01220703125, "size": 26214400.0}]
+    ways = []
+    for number, (name, total, again, weights, kept) in enumerate(
+        [
+            ("node4", 25.678, 25.818, 132382720.0, 13107200.0),
+            ("node5", 14.145, 28.270999999999997, 67174400.0, 26214400.0),
+        ]
+    ):
+        one = {"parameterSize": weights, "memoryUsageA": kept, "memoryUsageB": 2 * weights}
+        vanilla = one | {"id": "vanilla", "timePerSample": total}
+        tmpcs = {"1": [vanilla, one | {"id": "activation recomp", "timePerSample": again, "memoryUsageA": 0.0}]}
+        ways.append({"id": number, "name": name, "TMPCs": tmpcs})
+    joined = [{"sourceId": 0, "destId": 1, "communicationCost": 13107200.0}]
+    return {"maxFPGAs": 6, "nodes": nodes, "edges": edges}, {"mbsInBatch": 256, "nodes": ways, "edges": joined}
+
+
+def test_what_both_published_agrees_with_what_they_made_it_from(reference: Path, tmp_path: Path) -> None:
+    original = pipedream.load(reference / "pipedream" / "gnmt16.txt", 8)
+    first, second = excerpts()
+    ours = dnn_partitioning.load(foreign.written(tmp_path / "a.json", first), GIVEN)
+    theirs = piper.load(foreign.written(tmp_path / "b.json", second), GIVEN)
+    for found in (ours, theirs):
+        for layer in found.layers:
+            if layer.name in ("node4", "node5"):
+                other = next(one for one in original.layers if one.name == layer.name)
+                assert (layer.forward_s, layer.backward_s) == pytest.approx((other.forward_s, other.backward_s))
+                assert (layer.parameter_bytes, layer.saved_bytes) == (other.parameter_bytes, other.saved_bytes)
+
+
 @pytest.mark.parametrize(
     ("make", "path", "value", "complaint"),
     [

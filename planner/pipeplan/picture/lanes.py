@@ -35,16 +35,18 @@ def lanes(reads: Sequence[Sequence[int]], marked: Sequence[bool]) -> list[str]:
             readers[source] += 1
     columns: list[_Lane | None] = []
     lines = []
+    ended = -1
     for number, sources in enumerate(reads):
         inputs = [column for column, lane in enumerate(columns) if lane is not None and lane.producer in sources]
         for column in inputs:
             _read(columns, column)
         ending = [column for column in inputs if not _lane(columns, column).left]
-        place = _place(columns, inputs, ending)
+        place = _place(columns, inputs, ending, ended)
         lines.append(_line(columns, place, inputs, MARKED if marked[number] else NODE))
         for column in ending:
             columns[column] = None
         columns[place] = _Lane(number, readers[number]) if readers[number] else None
+        ended = -1 if readers[number] else place
         while columns and columns[-1] is None:
             columns.pop()
     return lines
@@ -60,16 +62,18 @@ def _read(columns: list[_Lane | None], column: int) -> None:
     _lane(columns, column).left -= 1
 
 
-def _place(columns: list[_Lane | None], inputs: list[int], ending: list[int]) -> int:
-    """The column of a node: the leftmost lane that ends with it, else a free one, added if there is none."""
+def _place(columns: list[_Lane | None], inputs: list[int], ending: list[int], ended: int) -> int:
+    """The column of a node: the leftmost lane that ends with it, else a free one, added if there is none.
+
+    Not the one where the node in the line above ended: it would seem to be read.
+    """
     if ending:
         return ending[0]
-    first = inputs[0] + 1 if inputs else 0
-    for column in range(first, len(columns)):
-        if columns[column] is None:
-            return column
-    columns.append(None)
-    return len(columns) - 1
+    column = inputs[0] + 1 if inputs else 0
+    while column == ended or (column < len(columns) and columns[column] is not None):
+        column += 1
+    columns += [None] * (column + 1 - len(columns))
+    return column
 
 
 def _line(columns: list[_Lane | None], place: int, inputs: list[int], mark: str) -> str:
