@@ -22,7 +22,7 @@ PACKAGES = {"pipeplan": ROOT / "planner" / "pipeplan", "pipeplan_launch": ROOT /
 PLANNER = (
     {"", "errors", "interrupts", "resources", "suggest", "text"},
     {"files", "graph", "units"},
-    {"profile", "profile_diff", "profile_file", "profile_match", "cluster", "cluster_check", "cost"},
+    {"profile", "profile_diff", "profile_file", "rescale", "profile_match", "cluster", "cluster_check", "cost"},
     {"plan"},
     {
         *("alter", "cluster_edit", "cluster_file", "cluster_json", "cluster_write", "devices", "importers", "linkfit"),
@@ -33,7 +33,7 @@ PLANNER = (
     {"solvers", "baselines", "improve"},
     {"diagnose", "quick", "verdict"},
     {"solve"},
-    {"auto", "fewest"},
+    {"auto", "fewest", "sized"},
     {"render", "show"},
     {"explain", "picture", "sweep"},
     {"replan"},

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -139,35 +139,15 @@ class Profile:
         return sum(layer.forward_s + layer.backward_s for layer in self.layers)
 
     def rescaled(self, minibatch: int) -> Profile:
-        """This profile for another minibatch size: times and activations scale linearly, parameters do not."""
+        """This profile for another minibatch size: as measured where it was, else by the sizes that were.
+
+        Times and activations depend on it, parameters and the optimiser's step do not; see `pipeplan.rescale`.
+        """
+        from pipeplan.rescale import at
+
         if not 1 <= minibatch <= LARGEST_MINIBATCH:
             raise InputError(f"the minibatch size must be at least 1 and at most {LARGEST_MINIBATCH}, not {minibatch}")
-        scale = minibatch / self.minibatch
-        layers = tuple(
-            replace(
-                layer,
-                forward_s=layer.forward_s * scale,
-                backward_s=layer.backward_s * scale,
-                forward_spread_s=layer.forward_spread_s * scale,
-                backward_spread_s=layer.backward_spread_s * scale,
-                saved_bytes=round(layer.saved_bytes * scale),
-            )
-            for layer in self.layers
-        )
-        tensors = tuple(
-            replace(tensor, bytes=round(tensor.bytes * scale), gradient_bytes=round(tensor.gradient_bytes * scale))
-            for tensor in self.tensors
-        )
-        whole_forward = None if self.whole_forward_s is None else self.whole_forward_s * scale
-        whole_backward = None if self.whole_backward_s is None else self.whole_backward_s * scale
-        return replace(
-            self,
-            layers=layers,
-            tensors=tensors,
-            minibatch=minibatch,
-            whole_forward_s=whole_forward,
-            whole_backward_s=whole_backward,
-        )
+        return at(self, minibatch)
 
     def to_json(self) -> dict[str, Any]:
         """The document that `save` writes."""
@@ -233,6 +213,9 @@ def check(profile: Profile) -> None:
         raise InputError(f"the layers form a cycle: {' → '.join(cycle)}")
     if profile.granularity not in GRANULARITIES:
         raise InputError(f"the granularity {profile.granularity!r} is not one of {', '.join(GRANULARITIES)}")
+    counts = [profile.minibatch, *(size.minibatch for size in profile.sizes)]
+    if len(set(counts)) < len(counts):
+        raise InputError(f"a minibatch size appears twice: {', '.join(map(str, counts))}")
     for size in profile.sizes:
         _check_size(profile, size)
 

@@ -17,6 +17,7 @@ from pipeplan.local import local
 from pipeplan.plan import ACCUMULATING, SCHEDULES, STASHING
 from pipeplan.problem import BOUNDARIES, Options, Problem
 from pipeplan.profile import Profile
+from pipeplan.rescale import told
 from pipeplan.text import one_line
 
 DEFAULT_PROFILE = Path("profile.json")
@@ -29,7 +30,9 @@ _ARGUMENTS = (
     ),
     click.option("--servers", type=int, help="Another number of servers than the cluster's own."),
     click.option("--workers", type=int, help="With --cluster local: how many workers."),
-    click.option("--minibatch", type=int, help="Rescale the profile to another minibatch size, linearly."),
+    click.option(
+        "--minibatch", type=int, help="Another minibatch size: as measured, between measured ones, or in proportion."
+    ),
     click.option("--inference", is_flag=True, help="Plan the forward pass only."),
     click.option("--stages", type=int, help="Exactly so many stages."),
     click.option("--max-replicas", type=int, help="No stage on more workers; 1 makes the pipeline straight."),
@@ -148,7 +151,7 @@ def read_profile(path: Path | None, minibatch: int | None) -> Source:
     if origin.kind == "modelled":
         text += ", not measured"
     if minibatch is not None and minibatch != profile.minibatch:
-        text += f"; rescaled linearly from minibatch {profile.minibatch} to {minibatch}"
+        text += f"; {told(profile, minibatch)}"
         profile = profile.rescaled(minibatch)
     return Source(profile, one_line(text))
 

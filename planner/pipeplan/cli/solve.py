@@ -18,13 +18,19 @@ from pipeplan.errors import InputError
 from pipeplan.fewest import fewest_workers
 from pipeplan.problem import Problem
 from pipeplan.show import show
+from pipeplan.sized import Sized, choose_size
 from pipeplan.solve import Outcome, Settings, solve
 from pipeplan.units import show_time
 
 
 @click.command("solve")
-@problem_arguments()
+@problem_arguments("minibatch")
 @search_arguments
+@click.option(
+    "--minibatch",
+    metavar="N|auto",
+    help="Another minibatch size: as measured, between measured ones, or in proportion; auto: the best measured one.",
+)
 @click.option("--batch", type=int, metavar="SAMPLES", help="Global batch, for --schedule auto.")
 @click.option(
     "--staleness", metavar="NONE|BOUNDED|ANY", default="any", help="With --schedule auto: how old weights may be."
@@ -46,6 +52,7 @@ def command(
     staleness: str,
     fewest_workers: str | None,
     cost_model: str,
+    minibatch: str | None,
     output: Path,
     force: bool,
     no_write: bool,
@@ -62,13 +69,14 @@ def command(
     pipeplan solve profile.json --cluster my-cluster.toml --json --no-write
     pipeplan solve --cluster A --schedule auto --batch 1024 --staleness none
     pipeplan solve --cluster A --fewest-workers 5%
+    pipeplan solve profile.json --cluster A --minibatch auto
     """
     settings = replace(settings_of(given), cost_model=cost_model)
     within = None if fewest_workers is None else _share(fewest_workers)
     if not no_write:
         render.refuse_to_overwrite(output, force)
     notes = Console(stderr=True, highlight=False)
-    problem, origin, remarks = _problem(given, batch, staleness, settings)
+    problem, origin, remarks = _problem(given | {"minibatch": minibatch}, batch, staleness, settings)
     notes.print(origin, style="dim", markup=False, soft_wrap=True)
     for remark in remarks:
         notes.print(remark, style="dim", markup=False, soft_wrap=True)
@@ -88,11 +96,19 @@ def command(
 def _problem(
     given: dict[str, Any], batch: int | None, staleness: str, settings: Settings
 ) -> tuple[Problem, str, list[str]]:
-    """The problem, where its profile comes from, and what choosing a schedule for it showed."""
+    """The problem, where its profile comes from, and what choosing a schedule or a minibatch size for it showed."""
+    sized = given["minibatch"] == "auto"
+    given = given | {"minibatch": None if sized else _samples(given["minibatch"])}
     if given.get("schedule") != "auto":
         if batch is not None:
             raise InputError("--batch goes with --schedule auto; for one schedule give --accumulate")
-        return *problem_of(given), []
+        plain, origin = problem_of(given)
+        if not sized:
+            return plain, origin, []
+        problem, sizes = choose_size(plain, settings.maximum_cuts)
+        return problem, origin, [_size(one) for one in sizes]
+    if sized:
+        raise InputError("--schedule auto chooses the minibatch size itself, from --batch: leave out --minibatch auto")
     if batch is None:
         raise InputError("--schedule auto needs the global batch: give --batch, in samples per update")
     if given["accumulate"] is not None:
@@ -103,6 +119,20 @@ def _problem(
     cluster, profile = plain.cluster, plain.profile
     problem, choices = choose(profile, cluster, plain.options, batch, staleness.lower(), settings.maximum_cuts)
     return problem, origin, [_choice(choice) for choice in choices]
+
+
+def _samples(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"--minibatch: expected a number of samples or auto, found {text!r}") from None
+
+
+def _size(sized: Sized) -> str:
+    rate = "nothing fits" if sized.samples_per_s is None else f"{sized.samples_per_s:.4g} samples/s, {sized.config}"
+    return f"  minibatch {sized.minibatch}: {rate}"
 
 
 def _choice(choice: Choice) -> str:

@@ -48,7 +48,7 @@ class _Sinks:
     "--bandwidth", multiple=True, metavar="LEVEL=RATE,…", help="Rates of a level's links: cluster=10Gbit/s,25Gbit/s."
 )
 @click.option("--memory", metavar="8GiB,16GiB", help="Memory of a device.")
-@click.option("--minibatch", metavar="32,64", help="Minibatch sizes; the profile is rescaled linearly.")
+@click.option("--minibatch", metavar="32,64", help="Minibatch sizes, as with solve --minibatch.")
 @click.option("--schedule", metavar="A,B", help="Schedules of training.")
 @click.option("--price", type=click.FloatRange(min=0), help="Of a server for an hour  [default: as the cluster says]")
 @click.option("--solver", type=click.Choice(["dp", "ilp", "both"]), default="dp", show_default=True)

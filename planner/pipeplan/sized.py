@@ -1,0 +1,50 @@
+"""`--minibatch auto`: the minibatch size with the most samples per second, among those that a profile holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pipeplan.cuts import enumerate_cuts
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.problem import Problem
+from pipeplan.quick import best_plan
+from pipeplan.rescale import at, sizes_of
+
+
+@dataclass(frozen=True)
+class Sized:
+    """What one minibatch size could do."""
+
+    problem: Problem
+    samples_per_s: float | None
+    """Of its best plan; None where nothing fits."""
+    config: str
+
+    @property
+    def minibatch(self) -> int:
+        """Samples in one minibatch."""
+        return self.problem.profile.minibatch
+
+
+def choose_size(problem: Problem, maximum_cuts: int) -> tuple[Problem, list[Sized]]:
+    """The problem at its best size, and all sizes, best first. Of sizes equally fast the smallest is taken.
+
+    Raises `InputError` where the profile holds one size only, `InfeasibleError` where nothing fits at any.
+    """
+    sizes = [size.minibatch for size in sizes_of(problem.profile)]
+    if len(sizes) == 1:
+        raise InputError(
+            f"--minibatch auto chooses among measured sizes, and the profile has one, {sizes[0]}: measure several, as "
+            "in pipeplan profile MODEL --batch 8,16,32"
+        )
+    found = []
+    for size in sizes:
+        sized = replace(problem, profile=at(problem.profile, size))
+        best = best_plan(sized, enumerate_cuts(sized, maximum_cuts))
+        found.append(
+            Sized(sized, None if best is None else size / best.pace_s, "" if best is None else best.plan.config)
+        )
+    found.sort(key=lambda one: -(one.samples_per_s or 0.0))
+    if found[0].samples_per_s is None:
+        raise InfeasibleError(f"no minibatch size has a plan that fits: tried {', '.join(map(str, sizes))}")
+    return found[0].problem, found

@@ -1,0 +1,97 @@
+"""Profiles at other minibatch sizes: what was measured there, what lies between, and what lies beyond."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeplan.errors import InputError
+from pipeplan.profile import Layer, Profile, Size, Tensor
+from pipeplan.rescale import told
+
+
+def layers(forward: float, backward: float, saved: int) -> tuple[Layer, ...]:
+    return (Layer("a", forward, backward, 100, saved, update_s=3.0, buffer_bytes=7), Layer("b", 1.0, 0.0, 0, 0))
+
+
+def tensors(size: int) -> tuple[Tensor, ...]:
+    return (Tensor("a", "a", ("b",), size, size // 2),)
+
+
+def several() -> Profile:
+    """Measured at 16, 8 and 32: forward 2 + m / 8, backward falls beyond 16, saved bytes 10 m."""
+    return Profile(
+        layers=layers(4.0, 9.0, 160),
+        tensors=tensors(64),
+        minibatch=16,
+        whole_forward_s=5.0,
+        whole_backward_s=9.0,
+        peak_bytes=1000,
+        sizes=(
+            Size(8, layers(3.0, 2.0, 80), tensors(32), 4.0, 2.0),
+            Size(32, layers(6.0, 8.0, 320), tensors(128), 7.0, 8.0),
+        ),
+    )
+
+
+def times(profile: Profile) -> tuple[float, float]:
+    return profile.layers[0].forward_s, profile.layers[0].backward_s
+
+
+@pytest.mark.parametrize(("minibatch", "expected"), [(8, (3.0, 2.0)), (16, (4.0, 9.0)), (32, (6.0, 8.0))])
+def test_a_measured_size_is_what_was_measured(minibatch: int, expected: tuple[float, float]) -> None:
+    found = several().rescaled(minibatch)
+    assert times(found) == expected
+    assert found.minibatch == minibatch
+    assert found.layers[0].saved_bytes == 10 * minibatch
+    assert (found.tensors[0].bytes, found.tensors[0].gradient_bytes) == (4 * minibatch, 2 * minibatch)
+    assert (found.layers[0].parameter_bytes, found.layers[0].buffer_bytes, found.layers[0].update_s) == (100, 7, 3.0)
+    assert found.whole_forward_s == expected[0] + 1.0
+
+
+def test_between_two_sizes_there_is_a_line() -> None:
+    found = several().rescaled(12)
+    assert times(found) == (3.5, 5.5)
+    assert (found.layers[0].saved_bytes, found.tensors[0].bytes, found.whole_backward_s) == (120, 48, 5.5)
+    assert times(several().rescaled(24)) == (5.0, 8.5)
+
+
+def test_beyond_them_it_neither_falls_nor_goes_below_nothing() -> None:
+    assert times(several().rescaled(48)) == (8.0, 8.0)
+    # Forward has 2 left at no samples; backward, by its line, would have less than nothing: it is in proportion.
+    assert times(several().rescaled(4)) == (2.5, 1.0)
+    for minibatch in (1, 2, 3, 100, 10_000):
+        assert all(time >= 0 for time in times(several().rescaled(minibatch)))
+
+
+def test_a_rescaled_profile_still_knows_what_was_measured() -> None:
+    once = several().rescaled(12)
+    assert once.peak_bytes == 0
+    assert times(once.rescaled(8)) == (3.0, 2.0)
+    back = several().rescaled(8).rescaled(16)
+    assert (back.layers, back.tensors, back.whole_forward_s) == (several().layers, several().tensors, 5.0)
+    assert {size.minibatch for size in several().rescaled(8).sizes} == {16, 32}
+
+
+def test_one_size_is_scaled_in_proportion_and_stays_one() -> None:
+    found = replace(several(), sizes=()).rescaled(8)
+    assert times(found) == (2.0, 4.5)
+    assert found.sizes == ()
+
+
+def test_how_it_gets_there_is_said() -> None:
+    one = replace(several(), sizes=())
+    assert told(one, 8) == "rescaled linearly from minibatch 16 to 8"
+    assert told(several(), 8) == "at its minibatch of 8"
+    assert told(several(), 12) == "at minibatch 12 by the line between 8 and 16"
+    assert told(several(), 4) == "at minibatch 4 by the line beyond 8 and 16"
+    assert told(several(), 64) == "at minibatch 64 by the line beyond 16 and 32"
+
+
+def test_sizes_survive_the_file_and_are_unique(tmp_path: Path) -> None:
+    several().save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json") == several()
+    with pytest.raises(InputError, match="minibatch size appears twice: 16, 16"):
+        replace(several(), sizes=(replace(several().sizes[0], minibatch=16),))
