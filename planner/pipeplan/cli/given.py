@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from pipeplan import cluster_file, resources
+from pipeplan.cli.profile.named import bundled, read
 from pipeplan.cluster import Cluster
 from pipeplan.errors import InputError
 from pipeplan.files import Node
@@ -138,14 +139,15 @@ def _pin(text: str) -> tuple[str, int]:
 
 
 def read_profile(path: Path | None, minibatch: int | None) -> Source:
-    """The profile at `path`, else ./profile.json, else a bundled one; for another minibatch if asked."""
+    """The profile at `path` or bundled under that name, else ./profile.json, else VGG-16's; for another minibatch if
+    asked."""
     if path is None and DEFAULT_PROFILE.exists():
         path, why = DEFAULT_PROFILE, "profile.json in this folder"
     elif path is None:
         path, why = resources.folder("profiles") / BUNDLED_PROFILE, "bundled, as there is no profile.json here"
     else:
-        why = str(path)
-    profile = Profile.load(path)
+        why = "bundled" if str(path) in bundled() and not path.is_file() else str(path)
+    profile = read(str(path))
     origin = profile.provenance
     text = f"profile: {profile.model_name} ({why}); {origin.kind} on {origin.device_name or 'an unnamed device'}"
     if origin.kind == "modelled":
