@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pipeplan.profile import Layer, Profile
 
-NAME, ORDER, MODULE = "name", "order and kind", "module"
+NAME, ORDER, WEIGHTS, MODULE = "name", "order and kind", "order and weights", "module"
 """How layers were matched."""
 
 
@@ -40,7 +40,8 @@ def match(first: Profile, second: Profile) -> Matching:
     """Match by name where what they compute does not contradict it, then the rest.
 
     What is left is aligned in order by kind and bytes of weights (`difflib.SequenceMatcher`), as other tools have other
-    names for the same. Then a layer takes all whose names begin with its own and a dot: the parts of a module.
+    names for the same, and then by the weights alone, where there are any. Then a layer takes all whose names begin
+    with its own and a dot: the parts of a module.
     """
     others = {layer.name: layer for layer in second.layers}
     found: list[Match] = []
@@ -49,7 +50,9 @@ def match(first: Profile, second: Profile) -> Matching:
         if other is not None and _agree(layer, other):
             found.append(Match((layer,), (other,), NAME))
     left, right = _rest(first, second, found)
-    found += _aligned(left, right)
+    found += _aligned(left, right, ORDER)
+    left, right = _rest(first, second, found)
+    found += _aligned(_heavy(left), _heavy(right), WEIGHTS)
     left, right = _rest(first, second, found)
     found += [Match((layer,), parts, MODULE) for layer, parts in _parts(left, right)]
     left, right = _rest(first, second, found)
@@ -74,13 +77,17 @@ def _rest(first: Profile, second: Profile, found: Sequence[Match]) -> tuple[list
     )
 
 
-def _aligned(left: Sequence[Layer], right: Sequence[Layer]) -> list[Match]:
-    mine, theirs = ([(kind(layer), layer.parameter_bytes) for layer in layers] for layers in (left, right))
+def _heavy(layers: Sequence[Layer]) -> list[Layer]:
+    return [layer for layer in layers if layer.parameter_bytes]
+
+
+def _aligned(left: Sequence[Layer], right: Sequence[Layer], by: str) -> list[Match]:
+    mine, theirs = (
+        [(kind(layer) if by == ORDER else "", layer.parameter_bytes) for layer in layers] for layers in (left, right)
+    )
     blocks = difflib.SequenceMatcher(None, mine, theirs, autojunk=False).get_matching_blocks()
     return [
-        Match((left[block.a + step],), (right[block.b + step],), ORDER)
-        for block in blocks
-        for step in range(block.size)
+        Match((left[block.a + step],), (right[block.b + step],), by) for block in blocks for step in range(block.size)
     ]
 
 

@@ -14,7 +14,7 @@ from commandline import Run
 from pipeplan.importers import pipedream
 from pipeplan.profile import Layer, Profile, Size, Tensor
 from pipeplan.profile_diff import compare
-from pipeplan.profile_match import MODULE, NAME, ORDER, match
+from pipeplan.profile_match import MODULE, NAME, ORDER, WEIGHTS, match
 
 
 def chain(*layers: Layer, minibatch: int = 8, **rest: Any) -> Profile:
@@ -44,6 +44,12 @@ def test_layers_are_matched_by_name_then_by_order_and_kind() -> None:
     )
     assert pairs(first, second) == [("a", "a", NAME), ("b", "x", ORDER), ("c", "y", ORDER), ("d", "d", NAME)]
     assert [one.name for one in match(first, second).only_second] == ["extra"]
+
+
+def test_the_same_weights_by_another_kind_are_matched_last() -> None:
+    first = chain(layer("a", "LSTM", weights=9000), layer("b", "Linear"), layer("c", "Linear", weights=700))
+    second = chain(layer("x", "EmuBidirLSTM", weights=9000), layer("y", "Linear"), layer("z", "ReLU", weights=0))
+    assert pairs(first, second) == [("a", "x", WEIGHTS), ("b", "y", ORDER)]
 
 
 def test_a_name_that_means_something_else_matches_nothing() -> None:
