@@ -23,6 +23,8 @@ SHAPE_OPERATORS = frozenset(
     | {"transpose", "permute", "t", "movedim", "swapaxes", "alias"}
     | {"select", "slice", "narrow", "chunk", "split", "split_with_sizes", "unbind", "getitem"}
 )
+CONTAINERS = "torch.nn.modules.container"
+"""Where torch has its lists, dictionaries and sequences of modules; a class that a user derives from them is a module."""
 LOSS = "loss"
 """The last layer, which consumes the model's outputs."""
 
@@ -57,7 +59,9 @@ class Grouping:
 def group(graph_module: fx.GraphModule, model: nn.Module, behaviour: Behaviour, granularity: str = "layer") -> Grouping:
     """Assign every node that does work to a layer, so that the layers form a DAG.
 
-    With granularity `op` every operator is a layer; with `module` what is a member of a list or a sequence of modules.
+    With granularity `op` every operator is a layer. With `module` one layer is the outermost module around an operator
+    that stands in a list, a dictionary or a sequence of modules and is none itself: a block of a transformer, with the
+    experts inside. Elsewhere it is the call of a leaf module, as with `layer`.
     """
     nodes = list(graph_module.graph.nodes)
     copied = _copied(graph_module, behaviour)
@@ -147,9 +151,9 @@ def _leaf_call(node: fx.Node, model: nn.Module, granularity: str) -> tuple[str, 
             continue
         module = model.get_submodule(path)
         home = type(module).__module__
-        composite = home.startswith(("torch.nn.modules.container", "torch.nn.modules.transformer"))
-        if granularity == "module" and not composite and _is_member(model, path):
+        if granularity == "module" and not home.startswith(CONTAINERS) and _is_member(model, path):
             return call, path
+        composite = home.startswith((CONTAINERS, "torch.nn.modules.transformer"))
         if (home.startswith("torch.nn.") and not composite) or not any(True for _ in module.children()):
             return call, path
     return _whole_call(node)
@@ -165,7 +169,7 @@ def _whole_call(node: fx.Node) -> tuple[str, str] | None:
 def _is_member(model: nn.Module, path: str) -> bool:
     """Whether a module stands in a list, a dictionary or a sequence of modules."""
     around = model.get_submodule(path.rpartition(".")[0])
-    return type(around).__module__.startswith("torch.nn.modules.container")
+    return type(around).__module__.startswith(CONTAINERS)
 
 
 def _has_module(model: nn.Module, path: str) -> bool:

@@ -36,6 +36,19 @@ def random_pipeline(traced: TracedModel, stages: int, seed: int) -> list[list[st
     return [[layer.name for layer in traced.layers if stage_of[layer.name] == stage] for stage in used]
 
 
+def consecutive_pipeline(traced: TracedModel, stages: int, seed: int) -> list[list[str]]:
+    """The model's layers in their order, cut at random: random numbers are then drawn as by the whole model, too."""
+    names = [layer.name for layer in traced.layers]
+    before = [set(names[:at]) for at in range(len(names))]
+    allowed = [
+        at
+        for at in range(1, len(names))
+        if all(before[at].issuperset(group) or before[at].isdisjoint(group) for group in traced.together)
+    ]
+    cuts = sorted(random.Random(seed).sample(allowed, min(stages - 1, len(allowed))))
+    return [names[start:end] for start, end in zip([0, *cuts], [*cuts, len(names)], strict=True)]
+
+
 def programs(traced: TracedModel, pipeline: Sequence[Sequence[str]]) -> list[StageProgram]:
     return [stage_program(traced, pipeline, stage) for stage in range(len(pipeline))]
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 import pytest
 import torch
-from stagewise import programs, random_pipeline
+from stagewise import consecutive_pipeline, programs, random_pipeline
 from test_split import check_evaluation, check_training
 from traced_zoo_hf import ZOO, build
 
@@ -29,10 +27,12 @@ def check(name: str, granularity: str, count: int) -> None:
     traced = trace(job, BATCH, granularity)
     assert traced.how == HOW.get(name, HOW["gpt2"])
     assert traced.dynamic_batch
-    found = (random_pipeline(traced, stages=2 + seed % 3, seed=seed) for seed in range(60))
-    several = list(islice((one for one in found if len(one) > 1), count))
-    assert several or name == "gpt2-tied"  # Its ends share a weight, and so one stage holds all.
-    for number, pipeline in enumerate(several or [[[layer.name for layer in traced.layers]]]):
+    # Where there are two branches, other pipelines draw the random numbers of dropout in another order.
+    pipelines = [consecutive_pipeline(traced, stages=2 + seed % 3, seed=seed) for seed in range(count)]
+    if name != "t5":
+        pipelines += [random_pipeline(traced, stages=2 + seed % 3, seed=seed) for seed in range(count)]
+    assert all(len(one) > 1 for one in pipelines[:count])
+    for number, pipeline in enumerate(pipelines):
         stages = programs(traced, pipeline)
         check_training(name, job, stages, BATCH + number)
         if traced.evaluation_problem is None:
@@ -41,11 +41,11 @@ def check(name: str, granularity: str, count: int) -> None:
 
 @pytest.mark.parametrize(("name", "granularity"), [("gpt2", "module"), ("llama", "op"), ("t5", "layer")])
 def test_split_equals_whole(name: str, granularity: str) -> None:
-    check(name, granularity, 2)
+    check(name, granularity, 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("granularity", ["module", "layer", "op"])
 @pytest.mark.parametrize("name", ZOO)
 def test_split_equals_whole_for_all(name: str, granularity: str) -> None:
-    check(name, granularity, 4)
+    check(name, granularity, 3)
