@@ -31,6 +31,13 @@ class Device:
     """What the planner may use of one device."""
     speed: float = 1.0
     """Speed relative to the device on which the profile was measured."""
+    cores: int = 0
+    """How many of a server's workers can compute at the same time, where they are more than it has processor cores; 0:
+    all of them."""
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields; the cores only where they are shared."""
+        return {name: value for name, value in asdict(self).items() if name != "cores" or value}
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,15 @@ class Cluster:
         if self.uniform:
             return self.workers * self.device.speed
         return math.fsum(machine.inside.count * machine.device.speed for machine in self.machines)
+
+    @property
+    def shared_cores(self) -> list[tuple[int, int, int]]:
+        """Of every server whose workers share its cores: the first worker, the one after the last, and the cores."""
+        if not any(device.cores for device in {self.device, *(machine.device for machine in self.machines)}):
+            return []
+        runs = itertools.pairwise(self.starts(self.server_level))
+        found = ((first, stop, self.device_of(first).cores) for first, stop in runs)
+        return [(first, stop, cores) for first, stop, cores in found if 0 < cores < stop - first]
 
     @property
     def workers(self) -> int:
@@ -261,11 +277,11 @@ class Cluster:
         """All fields, for plan.json and `--json`."""
         content: dict[str, Any] = {
             "name": self.name,
-            "device": asdict(self.device),
+            "device": self.device.to_json(),
             "levels": [asdict(level) for level in self.levels],
         }
         if self.machines:
-            content["servers"] = [asdict(machine) for machine in self.machines]
+            content["servers"] = [asdict(one) | {"device": one.device.to_json()} for one in self.machines]
         if self.server_price is not None:
             content["server_price"] = self.server_price
         return content

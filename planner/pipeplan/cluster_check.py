@@ -60,6 +60,8 @@ def _check_device(where: str, what: str, device: Device) -> None:
         raise InputError(f"{where}: {what} has no memory")
     if not 1e-6 <= device.speed <= 1e6:
         raise InputError(f"{where}: the device's speed must lie between 1e-6 and 1e6")
+    if not 0 <= device.cores <= MAXIMUM_WORKERS:
+        raise InputError(f"{where}: {device.cores} cores for the workers of a server cannot be meant")
 
 
 def _check_level(where: str, level: Level, *, needs_bandwidth: bool = True) -> None:

@@ -143,16 +143,17 @@ def _price(node: Node) -> float | None:
 
 
 def _device(node: Node) -> Device:
-    _known(node, {"name", "kind", "memory", "speed"})
+    _known(node, {"name", "kind", "memory", "speed", "cores"})
     kind = node["kind"].text()
     if kind not in ("cuda", "cpu"):
         node["kind"].fail(f"expected 'cuda' or 'cpu', found {kind!r}")
-    speed = node.get("speed")
+    speed, cores = node.get("speed"), node.get("cores")
     return Device(
         name=node["name"].text(),
         kind=kind,
         memory_bytes=parse_size(node["memory"].value, node["memory"].where),
         speed=speed.number() if speed else 1.0,
+        cores=cores.integer(minimum=1) if cores else 0,
     )
 
 

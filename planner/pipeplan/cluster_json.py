@@ -38,11 +38,13 @@ def _server(node: Node) -> Server:
 
 
 def _device(node: Node) -> Device:
+    cores = node.get("cores")
     return Device(
         name=node["name"].text(),
         kind=node["kind"].text(),
         memory_bytes=node["memory_bytes"].integer(),
         speed=node["speed"].number(),
+        cores=cores.integer(minimum=1) if cores else 0,
     )
 
 

@@ -58,7 +58,8 @@ def _listed(cluster: Cluster) -> list[str]:
 def _device(device: Device) -> list[str]:
     lines = [f"name = {_text(device.name)}", f"kind = {_text(device.kind)}"]
     lines.append(f"memory = {_quantity(device.memory_bytes, _SIZES, parse_size)}")
-    return [*lines, f"speed = {device.speed!r}"] if device.speed != 1.0 else lines
+    lines += [f"speed = {device.speed!r}"] if device.speed != 1.0 else []
+    return [*lines, f"cores = {device.cores}"] if device.cores else lines
 
 
 def _server(machine: Server, count: int) -> list[str]:

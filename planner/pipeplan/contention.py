@@ -1,4 +1,4 @@
-"""What the network cards have to carry: a server's card is shared by all that crosses it, a worker's port likewise.
+"""What workers share: a server's network card all that crosses it, a worker's port likewise, and a server's cores.
 
 The formulas of `cost` charge every transfer and every all-reduce as if it had its links alone. Here each component of
 each level (a worker at level 0, a server at level 1, …) has one card to the level above it, full duplex, and each
@@ -16,6 +16,9 @@ Interleaved copies of a pipeline need nothing more: g is then a multiple of thei
 Ring. The replicas in their order, and back to the first: each hop carries 2 (r-1)/r of the bytes per all-reduce
 (Patarasuk and Yuan, JPDC 2009). The all-reduce among m copies is r rings of m members, one for each replica, which
 share the bytes.
+
+Cores. Where a server has more workers than cores (`Device.cores`), its cores are busy with the sum of what its workers
+compute, evenly: no core is idle while a worker that could run waits for one.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from pipeplan.cluster import Cluster
 from pipeplan.links import Links
 from pipeplan.plan import ACCUMULATING, Plan, Stage
 from pipeplan.problem import Problem
+from pipeplan.stages import group_allreduce_time, units_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -45,13 +49,16 @@ class Cards:
     cluster: Cluster
     busy_s: tuple[Floats, ...]
     """By level below the outermost, 0 for the workers' ports: an array [direction, component], out before in."""
+    cores_s: tuple[tuple[float, str], ...] = ()
+    """How long each server's cores are busy, and their name, where workers share them."""
 
     def busiest(self) -> tuple[float, str]:
         """The longest of these times and whose it is, in words; among equals the outermost, then the first."""
         level = max(range(len(self.busy_s)), key=lambda k: (float(self.busy_s[k].max()), k))
         times = self.busy_s[level]
         direction, component = (int(index) for index in np.unravel_index(int(times.argmax()), times.shape))
-        return float(times[direction, component]), self._name(level, component, direction)
+        card = float(times[direction, component]), self._name(level, component, direction)
+        return max(card, *self.cores_s, key=lambda entry: entry[0]) if self.cores_s else card
 
     def _name(self, level: int, component: int, direction: int) -> str:
         way = "outgoing" if direction == OUT else "incoming"
@@ -78,7 +85,42 @@ def loads(plan: Plan, problem: Problem, links: Links) -> Cards:
             [links.card(level, int(worker)) for worker in (firsts[:1] if cluster.uniform else firsts[:-1])]
         ).T
         busy.append(messages / send + rings / reduce)
-    return Cards(cluster, tuple(busy))
+    return Cards(cluster, tuple(busy), _cores(plan, problem, links))
+
+
+def least_s(problem: Problem) -> float:
+    """The pace that no plan beats because of cores that workers share: all computing, on all cores. 0 where they do not
+    share any."""
+    cluster = problem.cluster
+    if not cluster.shared_cores or not problem.options.contention:
+        return 0.0
+    idle = sum((stop - first - cores) * cluster.device_of(first).speed for first, stop, cores in cluster.shared_cores)
+    return problem.work_s / (cluster.total_speed - idle)
+
+
+def _cores(plan: Plan, problem: Problem, links: Links) -> tuple[tuple[float, str], ...]:
+    """How long a minibatch keeps the cores of each server busy that has more workers than cores."""
+    cluster, found = problem.cluster, []
+    shared = cluster.shared_cores
+    if not shared:
+        return ()
+    times = [_of_one_worker(plan, problem, links, index) for index in range(len(plan.stages))]
+    for first, stop, cores in shared:
+        inside = [sum(first <= worker < stop for worker in stage.workers) for stage in plan.stages]
+        total = math.fsum(count * time for count, time in zip(inside, times, strict=True))
+        found.append((total / cores, f"the {cores} cores of server {cluster.server_of(first)}"))
+    return tuple(found)
+
+
+def _of_one_worker(plan: Plan, problem: Problem, links: Links, index: int) -> float:
+    """How long a minibatch of the whole pipeline keeps each worker of a stage computing."""
+    stage = plan.stages[index]
+    units = [problem.units[unit] for unit in units_of(problem, stage)]
+    forward, backward = (sum(times) for times in zip(*((one.forward_s, one.backward_s) for one in units), strict=True))
+    work = (forward + cost.backward_time(forward, backward, stage.recompute)) / problem.cluster.speed_of(stage.workers)
+    interval = (plan.accumulate or 1) if plan.schedule in ACCUMULATING else stage.replicas
+    allreduce = group_allreduce_time(plan, problem, links, index)
+    return float(cost.core_time(work, stage.replicas, allreduce, interval, problem.options.overlap))
 
 
 def _stage_bytes(plan: Plan, problem: Problem) -> tuple[Floats, Floats, Floats]:

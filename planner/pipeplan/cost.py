@@ -43,6 +43,22 @@ def overlapped(compute_s: Any, synchronisation_s: Any, overlap: float) -> Any:
     return np.maximum(compute_s, synchronisation_s) + (1.0 - overlap) * np.minimum(compute_s, synchronisation_s)
 
 
+def update_share(accumulate: int | None) -> float:
+    """How much of an optimiser's step falls to each minibatch that a worker computes, as a part of its backward pass.
+
+    Without `accumulate` a worker computes one minibatch for every update of its stage, whatever the replicas: all of
+    it. With it the workers of a stage compute `accumulate` minibatches for one: 1 / accumulate, which is exact without
+    replicas.
+    """
+    return 1.0 if accumulate is None else 1.0 / accumulate
+
+
+def core_time(work_s: Any, replicas: Any, allreduce_s: Any, interval: Any, overlap: float) -> Any:
+    """How long a minibatch of the whole pipeline keeps one replica of a stage computing: work / replicas, and of the
+    all-reduce, once for every `interval` minibatches, what does not run beside it: the cores move the data."""
+    return work_s / replicas + (1.0 - overlap) * allreduce_s / interval
+
+
 def backward_time(forward_s: Any, backward_s: Any, recompute: Any) -> Any:
     """The backward pass of a stage, which first runs forward again where the stage recomputes: b + f there, else b."""
     return backward_s + np.where(recompute, forward_s, 0.0)

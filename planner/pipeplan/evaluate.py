@@ -33,7 +33,9 @@ class StageCost:
     forward_s: float
     """Forward time of one minibatch on the slowest replica."""
     backward_s: float
-    """Backward time of one minibatch on the slowest replica, with what it computes again."""
+    """Backward time of one minibatch on the slowest replica, with what it computes again and the optimiser's step."""
+    update_s: float
+    """What of it is that step."""
     compute_s: float
     """Forward and backward, divided among the replicas."""
     synchronisation_s: float
@@ -103,7 +105,7 @@ def evaluate(plan: Plan, problem: Problem) -> Evaluation:
     alone = pace
     if problem.options.contention:
         busiest_s, card = contention.loads(plan, problem, links).busiest()
-        # Equal but for rounding is what one resource on a card is: its own name says more.
+        # Equal but for rounding is what one resource on a card is, or a core: its own name says more.
         pace, bound = (busiest_s, card) if busiest_s > pace * (1 + cost.ROUNDING) else (pace, bound)
     return Evaluation(pace, alone, bound, stages, copies_s, parts)
 
@@ -168,6 +170,7 @@ def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: S
     return StageCost(
         forward_s=mine.forward_s,
         backward_s=mine.backward_s,
+        update_s=mine.update_s,
         compute_s=compute,
         synchronisation_s=synchronisation,
         stage_s=compute if _flushes(plan) else float(together),

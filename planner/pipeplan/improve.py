@@ -45,11 +45,12 @@ def improve(plan: Plan, problem: Problem, effort: int = EFFORT) -> Plan:
     Its depths are those that the pace without contention would need, where they fit: bursts on a shared card need more
     than its own pace does (docs/cost-model.md).
 
-    It returns at once where contention does not bind. The result satisfies the constraints of the problem's options
-    and fits in memory wherever `plan` does.
+    It returns at once where contention does not bind, and where cores that workers share are never idle. The result
+    satisfies the constraints of the problem's options and fits in memory wherever `plan` does.
     """
     score = evaluate(plan, problem)
-    if score.pace_s <= score.alone_s * (1 + TOLERANCE) or not consecutive(plan, problem):
+    best_s = max(score.alone_s, contention.least_s(problem))
+    if score.pace_s <= best_s * (1 + TOLERANCE) or not consecutive(plan, problem):
         return plan
     search = _Search(plan, problem, score, _allowed(plan, problem, effort))
     here = Layout.of(plan, problem)

@@ -39,14 +39,15 @@ class Hardware:
         """The device of one of so many workers. Memory is divided evenly; more workers than cores share these."""
         if self.kind == "cuda":
             return Device(self.name, self.kind, self.memory_bytes)
-        return Device(self.name, self.kind, self.memory_bytes // workers, min(1.0, self.cores / workers))
+        shared = self.cores if workers > self.cores else 0
+        return Device(self.name, self.kind, self.memory_bytes // workers, cores=shared)
 
 
 def local(workers: int | None) -> Cluster:
     """This machine with `workers` workers; by default one a GPU, or one a processor core where there is no GPU.
 
-    More CPU workers than cores share the cores: their speed, relative to a profile measured with a core each, is
-    cores / workers. Memory is divided evenly.
+    More CPU workers than cores share the cores (`Device.cores`): a layer takes as much time of a core as it did when it
+    was measured, and a worker that waits leaves its core to another. Memory is divided evenly.
     """
     if workers is not None and workers < 1:
         raise InputError(f"the number of workers must be at least 1, not {workers}")

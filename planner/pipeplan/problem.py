@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from pipeplan import graph
+from pipeplan import cost, graph
 from pipeplan.cluster import Cluster
 from pipeplan.errors import InputError
 from pipeplan.plan import ACCUMULATING, FLUSHING, SCHEDULES, STASHING
@@ -81,6 +81,11 @@ class Options:
         """Whether the pipeline drains before every update, so that training is synchronous."""
         return not self.inference and self.schedule in FLUSHING
 
+    @property
+    def update_share(self) -> float:
+        """How much of an optimiser's step a worker makes for each of its minibatches (`cost.update_share`)."""
+        return 0.0 if self.inference else cost.update_share(self.accumulate if self.schedule in ACCUMULATING else None)
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -89,9 +94,12 @@ class Unit:
     layers: tuple[str, ...]
     forward_s: float
     backward_s: float
+    """With the optimiser's step."""
     parameter_bytes: int
     buffer_bytes: int
     saved_bytes: int
+    update_s: float = 0.0
+    """What of `backward_s` is the optimiser's step: all of it, or a minibatch's share where several make one update."""
 
 
 @dataclass(frozen=True)
@@ -192,13 +200,15 @@ def shared_by_word(profile: Profile, options: Options) -> list[tuple[str, ...]]:
 def _unit(profile: Profile, names: list[str], options: Options) -> Unit:
     inside = set(names)
     layers = [layer for layer in profile.layers if layer.name in inside]
+    update = sum(layer.update_s for layer in layers) * options.update_share
     return Unit(
         layers=tuple(layer.name for layer in layers),
         forward_s=sum(layer.forward_s for layer in layers),
-        backward_s=0.0 if options.inference else sum(layer.backward_s for layer in layers),
+        backward_s=0.0 if options.inference else sum(layer.backward_s for layer in layers) + update,
         parameter_bytes=sum(layer.parameter_bytes for layer in layers),
         buffer_bytes=sum(layer.buffer_bytes for layer in layers),
         saved_bytes=0 if options.inference else sum(layer.saved_bytes for layer in layers),
+        update_s=update,
     )
 
 

@@ -112,7 +112,8 @@ def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
     return {
         "minibatch_s": outcome.evaluation.pace_s,
         "forward_s": stage.forward_s,
-        "backward_s": stage.backward_s,
+        "backward_s": stage.backward_s - stage.update_s,
+        "update_s": stage.update_s,
         "sync_s": group_allreduce_time(outcome.plan, outcome.problem, Links.of(outcome.problem.cluster), index),
         "receive_bytes": before.boundary_bytes if before else 0,
         "send_bytes": stage.boundary_bytes,

@@ -68,8 +68,9 @@ def _proof(outcome: Outcome) -> list[str]:
     lines = []
     score = outcome.evaluation
     if outcome.published is None and score.pace_s > score.alone_s * (1 + TOLERANCE):
+        what = "cores" if outcome.problem.cluster.shared_cores else "network cards"
         lines.append(
-            f"Shared network cards slow it by {score.pace_s / score.alone_s - 1:.1%}, from {show_time(score.alone_s)}. "
+            f"Shared {what} slow it by {score.pace_s / score.alone_s - 1:.1%}, from {show_time(score.alone_s)}. "
             f"With them no plan is proven more than {outcome.gap:.2%} faster (bound {show_time(outcome.bound_s)})."
         )
     if outcome.certificate.document is not None:

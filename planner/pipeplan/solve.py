@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from pipeplan import baselines
+from pipeplan import baselines, contention
 from pipeplan.baselines import Baseline
 from pipeplan.cuts import Cuts, enumerate_cuts
 from pipeplan.diagnose import why_infeasible
@@ -57,7 +57,7 @@ class Outcome:
     phases_s: dict[str, float]
     """Seconds spent, by phase."""
     bound_s: float = 0.0
-    """No plan in the searched space is faster; without contention, which can only add to it."""
+    """No plan in the searched space is faster; of contention only what cores that workers share take at least."""
     certificate: Certificate = NO_CERTIFICATE
     published: tuple[float, float] | None = None
     """With a published variant: its own pace, and its own figure for data parallelism."""
@@ -107,9 +107,7 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
     began = time.perf_counter()
     plan, score = _best(problem, cuts, results)
     phases["contention"] = time.perf_counter() - began
-    if score.pace_s > score.alone_s * (1 + TOLERANCE):
-        # What the solvers proved is a bound on plans that share network cards, and no more.
-        verdict = Verdict(verdict.agree, False, f"{verdict.text}; all that without shared network cards")
+    verdict = _shared(problem, score, verdict)
     began = time.perf_counter()
     bound = max(result.bound_s for result in results)
     certificate = NO_CERTIFICATE if not settings.certify else Certificate(None, "the plan is not proven optimal")
@@ -119,7 +117,18 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
     began = time.perf_counter()
     compared = tuple(baselines.compare(problem, cuts))
     phases["baselines"] = time.perf_counter() - began
+    bound = max(bound, contention.least_s(problem))
     return Outcome(problem, plan, score, results, verdict, compared, phases, bound, certificate)
+
+
+def _shared(problem: Problem, score: Evaluation, verdict: Verdict) -> Verdict:
+    """What the verdict of the solvers, who leave out what workers share, is worth for a plan with this score."""
+    if score.pace_s <= score.alone_s * (1 + TOLERANCE):
+        return verdict
+    if score.pace_s <= contention.least_s(problem) * (1 + TOLERANCE):
+        return Verdict(verdict.agree, True, "proven optimal: the cores that the workers share are never idle")
+    what = "cores" if problem.cluster.shared_cores else "network cards"
+    return Verdict(verdict.agree, False, f"{verdict.text}; all that without shared {what}")
 
 
 def _objectives(results: tuple[Result, ...]) -> list[float]:

@@ -59,7 +59,9 @@ class StageTimes:
     forward_s: float
     """On the slowest replica."""
     backward_s: float
-    """Likewise; with the forward pass that a stage which recomputes runs again."""
+    """Likewise; with the forward pass that a stage which recomputes runs again, and the optimiser's step."""
+    update_s: float
+    """What of it is that step."""
     allreduce_s: float
     """One all-reduce among the replicas of one copy."""
     links: int
@@ -100,6 +102,7 @@ def stage_times(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
         depth=stage.depth,
         forward_s=forward,
         backward_s=float(cost.backward_time(forward, backward, stage.recompute)),
+        update_s=sum(unit.update_s for unit in units) / speed,
         allreduce_s=_copy_allreduce_time(plan, problem, links, index),
         links=parallel,
         sent_bytes=sent,

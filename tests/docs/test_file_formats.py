@@ -83,7 +83,8 @@ def test_the_cluster_says_everything_a_cluster_can(cluster: Cluster) -> None:
     assert cluster.workers == 4
     assert cluster.servers == 2
     for kind in (Device, Level):
-        for field in fields(kind):
+        # GPUs share no cores: the table of fields describes them.
+        for field in (one for one in fields(kind) if one.name != "cores"):
             assert re.search(rf"^{WRITTEN_AS.get(field.name, field.name)} = ", text, re.MULTILINE), field.name
 
 

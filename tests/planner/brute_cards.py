@@ -1,4 +1,5 @@
-"""How busy the network cards of a plan are, for the oracle: minibatch by minibatch, and ring hop by ring hop."""
+"""How busy the network cards of a plan are, for the oracle: minibatch by minibatch, and ring hop by ring hop; and the
+cores that workers share, worker by worker."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from brute_formulas import ACCUMULATING, Costs, Stage
+from brute_formulas import allreduce as ring_time
 from brute_machines import Component
 
 Operation = Literal["allreduce", "message"]
@@ -39,7 +41,25 @@ class Cards:
             for index in range(stage.replicas):
                 same = [self._workers(stage, copy)[index] for copy in range(copies)]
                 self._ring(same, stage.weights / stage.replicas / self.costs.update)
-        return max(self.busy.values(), default=0.0)
+        return max([*self.busy.values(), self._cores(chain)], default=0.0)
+
+    def _cores(self, chain: Sequence[Stage]) -> float:
+        """The most that the cores of a server are busy, if its workers have to share them."""
+        instance, machines = self.costs.instance, self.costs.machines
+        worked: dict[int, float] = defaultdict(float)
+        for stage in chain:
+            everyone = sorted(worker for copy in range(self.costs.copies) for worker in self._workers(stage, copy))
+            bandwidth, _, latency = machines.rate(everyone[0], everyone[-1])
+            group = ring_time(len(everyone), stage.weights, bandwidth, latency) if self.costs.training else 0.0
+            often = self.costs.update if instance.kind in ACCUMULATING else len(everyone)
+            for worker in everyone:
+                worked[worker] = stage.work / len(everyone) + (1 - instance.overlap) * group / often
+        longest = 0.0
+        for server in machines.components[1]:
+            if 0 < instance.cores < server.stop - server.start:
+                total = sum(worked[worker] for worker in range(server.start, server.stop))
+                longest = max(longest, total / instance.cores)
+        return longest
 
     def _workers(self, stage: Stage, copy: int) -> list[int]:
         return [copy * self.size + worker for worker in range(stage.start, stage.end)]

@@ -124,7 +124,11 @@ class Costs:
     def _times(self, before: int, after: int) -> tuple[float, float]:
         """Seconds of a forward and a backward pass on a worker of speed 1."""
         mine = self._members(before, after)
-        return sum(layer["f"] for layer in mine), sum(layer["b"] for layer in mine) if self.training else 0.0
+        if not self.training:
+            return sum(layer["f"] for layer in mine), 0.0
+        often = self.instance.accumulate if self.instance.kind in ACCUMULATING else None
+        behind = sum(layer["b"] + layer.get("t", 0.0) / (often or 1) for layer in mine)
+        return sum(layer["f"] for layer in mine), behind
 
     def _crossing_bytes(self, cut: int) -> tuple[float, float]:
         """Bytes across a cut, forward and backward, each tensor once."""

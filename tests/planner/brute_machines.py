@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Instance:
-    """A small problem. Layers are dictionaries with f, b, w, s, u (forward, backward, weights, saved, buffers)."""
+    """A small problem. Layers are dictionaries with f, b, w, s, u (forward, backward, weights, saved, buffers), and t
+    where the optimiser's step takes time."""
 
     layers: list[dict[str, float]]
     tensors: list[tuple[int, tuple[int, ...], float, float]]
@@ -35,6 +36,8 @@ class Instance:
     accumulate: int | None = None
     allow_copies: bool = True
     contention: bool = False
+    cores: int = 0
+    """Of every server, which its workers share; 0: one each."""
     servers: tuple[Machine, ...] = ()
     """Where servers differ: the innermost level is then one of each, whatever `levels` says of it."""
 

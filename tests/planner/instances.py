@@ -78,6 +78,9 @@ def mixed_instance(seed: int, *, layers: int = 6, schedule: str | None = None) -
         }
         for _ in range(rng.randint(min(3, layers), layers))
     ]
+    if seed % 2:
+        steps = random.Random(f"update {seed}")
+        made = [layer | {"t": float(steps.randint(0, 6)) if layer["w"] else 0.0} for layer in made]
     levels = [_level(rng, n) for n in shape]
     chosen = schedule or rng.choice(ALL_SCHEDULES)
     state = rng.choice([0.0, 1.0, 2.0])
@@ -124,14 +127,16 @@ def unequal_instance(seed: int, *, layers: int = 6, schedule: str | None = None)
 
 
 def crowded_instance(seed: int, *, layers: int = 6, schedule: str | None = None) -> Instance:
-    """Like the others, with cards that carry much from several workers at once, and charged for it."""
+    """Like the others, with cards that carry much from several workers at once, and charged for it. Workers of two
+    thirds share their server's cores."""
     draw = unequal_instance if seed % 2 else mixed_instance
     found = draw(seed, layers=layers, schedule=schedule)
     tensors = [(source, to, 2 * size, 2 * gradient) for source, to, size, gradient in found.tensors]
     levels = [(count, rate / 2, *rest) for count, rate, *rest in found.levels]
     several = min(2 + seed % 2, len(found.layers))
     free = {"together": (), "joined": (), "no_cut_after": (), "pins": (), "max_stages": None, "max_workers": None}
-    return replace(found, **free, tensors=tensors, levels=levels, stages=several, boundary="parallel", contention=True)
+    wide = {"levels": levels, "stages": several, "boundary": "parallel", "cores": seed % 3}
+    return replace(found, **free, tensors=tensors, contention=True, **wide)
 
 
 def _level(rng: random.Random, count: int) -> tuple[float, ...]:
@@ -182,7 +187,7 @@ def to_problem(instance: Instance) -> Problem:
     """The same problem in the planner's types. An infinite memory becomes an option, not a number."""
     profile = Profile(
         layers=tuple(
-            Layer(f"l{i}", d["f"], d["b"], int(d["w"]), int(d["s"]), buffer_bytes=int(d["u"]))
+            Layer(f"l{i}", d["f"], d["b"], int(d["w"]), int(d["s"]), buffer_bytes=int(d["u"]), update_s=d.get("t", 0.0))
             for i, d in enumerate(instance.layers)
         ),
         tensors=tuple(
@@ -236,10 +241,10 @@ def _cluster(instance: Instance) -> Cluster:
     memory = 1.0 if math.isinf(instance.memory) else instance.memory
     levels = [Level(f"n{i}", int(count), *rates) for i, (count, *rates) in enumerate(instance.levels)]
     if not instance.servers:
-        return Cluster("test", Device("d", "cpu", int(memory)), tuple(levels))
+        return Cluster("test", Device("d", "cpu", int(memory), cores=instance.cores), tuple(levels))
     machines = [
         Server(
-            Device(f"d{one.speed}-{one.memory}", "cpu", int(memory * one.memory), one.speed),
+            Device(f"d{one.speed}-{one.memory}", "cpu", int(memory * one.memory), one.speed, instance.cores),
             Level("server", one.workers, *one.level),
             one.card,
         )

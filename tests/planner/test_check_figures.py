@@ -57,7 +57,8 @@ def _document(problem: Problem, plan: Plan, score: Evaluation) -> dict[str, Any]
         {
             "minibatch_s": score.pace_s,
             "forward_s": stage.forward_s,
-            "backward_s": stage.backward_s,
+            "backward_s": stage.backward_s - stage.update_s,
+            "update_s": stage.update_s,
             "sync_s": group_allreduce_time(plan, problem, links, index),
             "receive_bytes": score.stages[index - 1].boundary_bytes if index else 0,
             "send_bytes": stage.boundary_bytes,

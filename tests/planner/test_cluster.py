@@ -120,7 +120,8 @@ def test_this_machine_shares_its_cores_and_memory() -> None:
     assert many.workers == 64
     if one.device.kind == many.device.kind == "cpu":
         assert many.device.memory_bytes <= one.device.memory_bytes // 64 + 1
-        assert many.device.speed < 1
-        assert one.device.speed == 1
+        assert many.device.speed == one.device.speed == 1
+        assert many.shared_cores == [(0, 64, many.device.cores)]
+        assert not one.shared_cores
     with pytest.raises(InputError, match="at least 1"):
         local(0)

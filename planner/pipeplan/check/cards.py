@@ -1,4 +1,5 @@
-"""The load of every network card and port: the busy time, per minibatch, of what leaves or enters each component.
+"""The load of every network card and port: the busy time, per minibatch, of what leaves or enters each component. And
+of the cores of servers that have more workers than cores.
 
 Minibatch i goes from the sender number i mod r to the receiver number i mod r′ and its gradient back; a ring goes from
 each replica to the next, and each hop carries 2 (r-1)/r of the bytes.
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from pipeplan.check.document import Document
 from pipeplan.check.figures import Figures
+from pipeplan.check.model import Model
 
 Ints = NDArray[np.intp]
 
@@ -42,6 +44,43 @@ def busiest_s(document: Document, found: Sequence[Figures]) -> float | None:
                     busy[direction] += load / rate
         longest = max(longest, float(busy.max()))
     return longest
+
+
+def cores_s(document: Document, found: Sequence[Figures]) -> float:
+    """The longest time that a minibatch keeps a server's cores busy; 0 where every worker has one of its own."""
+    busy = dict.fromkeys(range(document.cluster.workers), 0.0)
+    for stage, figure in zip(document.stages, found, strict=True):
+        count = len(stage.workers)
+        exposed = figure.group_s * (1.0 - document.asked.overlap)
+        every = document.accumulate if document.accumulates and document.accumulate else count
+        for worker in stage.workers:
+            busy[worker] = figure.pass_s / count + exposed / every
+    by_server: dict[int, list[float]] = {}
+    for worker, time in busy.items():
+        by_server.setdefault(document.cluster.server_of(worker), []).append(time)
+    cores = {document.cluster.server_of(worker): document.cluster.device_of(worker).cores for worker in busy}
+    shared = [sum(times) / cores[one] for one, times in by_server.items() if 0 < cores[one] < len(times)]
+    return max(shared, default=0.0)
+
+
+def least_s(document: Document, model: Model) -> float:
+    """The pace that cores shared by workers leave at best: the work of all layers, on everything that computes."""
+    if not document.asked.contention:
+        return 0.0
+    speeds: dict[int, list[float]] = {}
+    for worker in range(document.cluster.workers):
+        speeds.setdefault(document.cluster.server_of(worker), []).append(document.cluster.device_of(worker).speed)
+    cores = {server: document.cluster.device_of(first).cores for first, server in _firsts(document)}
+    total = sum(sum(each[: cores[server] or None]) for server, each in speeds.items())
+    if all(not count or count >= len(speeds[server]) for server, count in cores.items()):
+        return 0.0
+    return float((model.forward_s + model.backward_s + model.update_s).sum()) / total
+
+
+def _firsts(document: Document) -> list[tuple[int, int]]:
+    """A worker of each server, and the server."""
+    of = {document.cluster.server_of(worker): worker for worker in range(document.cluster.workers)}
+    return [(worker, server) for server, worker in of.items()]
 
 
 def _messages(document: Document, found: Sequence[Figures]) -> list[tuple[Ints, Ints, float]] | None:

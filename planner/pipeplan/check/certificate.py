@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from pipeplan.check import closure, formulas
+from pipeplan.check.cards import least_s
 from pipeplan.check.document import DOUBLE_BUFFERED, FORWARD_ONLY, STASHING, VERTICAL, Document
 from pipeplan.check.model import Model
 from pipeplan.check.rates import Rates
@@ -57,6 +58,7 @@ def check_certificate(document: Document, model: Model) -> str | None:
     for space in spaces:
         if (space, None) not in claims and not all((space, n) in claims for n in _numbers(document, model, space)):
             node["spaces"].fail(f"nothing is claimed of {_words(space)}, or not of all numbers of stages")
+    bound = max(bound, least_s(document, model))
     claimed = node.get("bound_s")
     least = claimed.number() if claimed else document.pace_s
     if bound < least * (1 - 2 * tolerance):

@@ -21,6 +21,8 @@ class Figures:
     forward_s: float
     backward_s: float
     """With the forward pass that a stage which recomputes runs again."""
+    update_s: float
+    """The optimiser's step."""
     allreduce_s: float
     """One all-reduce among the replicas of one copy."""
     group_s: float
@@ -48,8 +50,8 @@ class Figures:
 
     @property
     def pass_s(self) -> float:
-        """Forward and backward."""
-        return self.forward_s + self.backward_s
+        """Forward and backward and the optimiser's step."""
+        return self.forward_s + self.backward_s + self.update_s
 
     @property
     def busier_s(self) -> float:
@@ -117,6 +119,7 @@ def _of_stage(document: Document, model: Model, index: int) -> Figures:
         depth=stage.depth,
         forward_s=forward,
         backward_s=backward,
+        update_s=float(model.update_s[mine].sum()) / speed,
         allreduce_s=max(rings) if model.training else 0.0,
         group_s=_allreduce(network, stage.workers, weights) if model.training else 0.0,
         lanes=lanes,
@@ -131,7 +134,7 @@ def _of_stage(document: Document, model: Model, index: int) -> Figures:
         parameters=weights,
         minibatch_bytes=minibatch if model.training else 0.0,
         memory_bytes=memory,
-        before_s=float((model.forward_s + model.backward_s)[earlier].sum()),
+        before_s=float((model.forward_s + model.backward_s + model.update_s)[earlier].sum()),
     )
 
 

@@ -38,6 +38,8 @@ class Model:
     forward_s: Floats
     """By layer, on a device of speed 1."""
     backward_s: Floats
+    update_s: Floats
+    """The optimiser's step, as far as it falls to one minibatch of a worker."""
     parameters: Floats
     buffers: Floats
     saved: Floats
@@ -88,8 +90,11 @@ class Model:
         return forward, backward
 
 
-def build(profile: Profile, asked: Asked, *, inference: bool) -> Model:
-    """The model of a profile, for training or for inference (no backward pass, no gradients, nothing kept)."""
+def build(profile: Profile, asked: Asked, *, inference: bool, update_every: int = 1) -> Model:
+    """The model of a profile, for training or for inference (no backward pass, no gradients, nothing kept).
+
+    `update_every`: the minibatches of an update that all stages have in common, else 1.
+    """
     layers, training = profile.layers, not inference
     position = {layer.name: index for index, layer in enumerate(layers)}
     edges = tuple(
@@ -111,6 +116,7 @@ def build(profile: Profile, asked: Asked, *, inference: bool) -> Model:
         names=tuple(position),
         forward_s=np.array([layer.forward_s for layer in layers]),
         backward_s=np.array([layer.backward_s * training for layer in layers]),
+        update_s=np.array([layer.update_s * training / update_every for layer in layers]),
         parameters=np.array([layer.parameter_bytes for layer in layers], dtype=float),
         buffers=np.array([layer.buffer_bytes for layer in layers], dtype=float),
         saved=np.array([layer.saved_bytes * training for layer in layers], dtype=float),

@@ -84,7 +84,8 @@ def _others(document: Document, found: Sequence[Figures], share: int) -> float:
 
     if document.schedule == GPIPE:
         forward = [max(after_first(s.forward_s, s.replicas), after_first(s.send_s, s.lanes)) for s in found]
-        backward = [max(after_first(s.backward_s, s.replicas), after_first(s.return_s, s.lanes)) for s in found]
+        behind = [(stage.backward_s + stage.update_s, stage) for stage in found]
+        backward = [max(after_first(time, s.replicas), after_first(s.return_s, s.lanes)) for time, s in behind]
         return max(forward) + max(backward)
     return max(max(after_first(s.pass_s, s.replicas), after_first(s.busier_s, s.lanes)) for s in found)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pipeplan.check.cards import busiest_s
+from pipeplan.check.cards import busiest_s, cores_s
 from pipeplan.check.document import FLUSHING, Document
 from pipeplan.check.figures import Figures, among_copies_s, versions
 from pipeplan.check.formulas import WHOLE
@@ -31,6 +31,7 @@ def check_pace(document: Document, model: Model, found: tuple[Figures, ...]) -> 
         shared = busiest_s(document, found)
         if shared is None:
             raise InputError("the replicas of the stages are too many to add up what each network card carries")
+        shared = max(shared, cores_s(document, found))
         # Equal but for rounding is one resource alone on its card.
         pace = shared if shared > pace * (1 + WHOLE) else pace
     _same(prediction["minibatch_s"], pace)
@@ -49,6 +50,8 @@ def check_stages(document: Document, found: tuple[Figures, ...]) -> str:
             ("minibatch_s", document.pace_s),
             ("forward_s", figure.forward_s),
             ("backward_s", figure.backward_s),
+            # Plans from before it was charged do not have it.
+            *([("update_s", figure.update_s)] if figure.update_s or node.get("update_s") else []),
             ("sync_s", figure.group_s),
             ("receive_bytes", figure.received),
             ("send_bytes", figure.sent),

@@ -42,7 +42,7 @@ class Totals:
             cuts=cuts,
             packed=np.packbits(inside, axis=1),
             forward_s=weights @ model.forward_s,
-            backward_s=weights @ model.backward_s,
+            backward_s=weights @ (model.backward_s + model.update_s),
             parameters=weights @ model.parameters,
             buffers=weights @ model.buffers,
             saved=weights @ model.saved,

@@ -37,7 +37,8 @@ def verify(root: Node, profile: Profile) -> list[Finding]:
     document = Document.of(root)
     if profile.digest() != document.digest:
         raise InputError("the profile is not the one that the plan was made from: their digests differ")
-    model = models.build(profile, document.asked, inference=document.inference)
+    every = document.accumulate or 1 if document.accumulates else 1
+    model = models.build(profile, document.asked, inference=document.inference, update_every=every)
     found = [_try("structure", lambda: check_structure(document, model))]
     if found[0].holds is False:
         return found

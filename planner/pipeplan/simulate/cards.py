@@ -14,7 +14,7 @@ from pipeplan.links import Links
 from pipeplan.plan import Plan
 from pipeplan.simulate.flows import Card, Use
 
-OUT, IN = 0, 1
+OUT, IN, CORES = 0, 1, 2
 MESSAGES, RINGS = 0, 1
 
 
@@ -32,6 +32,19 @@ class Cards:
     def ring(self, stage: int) -> Use:
         """An all-reduce among the replicas of a stage, in a ring by their numbers, at the planner's rate."""
         return self._rings[stage]
+
+    def computing(self, worker: int) -> Use:
+        """What computing takes of the cores of a worker's server, where it has more workers than cores."""
+        return self._computing.get(worker, {})
+
+    @cached_property
+    def _computing(self) -> dict[int, Use]:
+        cluster = self.links.cluster
+        return {
+            worker: {(CORES, cluster.server_level, cluster.server_of(worker)): 1 / cores}
+            for first, stop, cores in cluster.shared_cores
+            for worker in range(first, stop)
+        }
 
     @cached_property
     def _rings(self) -> tuple[Use, ...]:

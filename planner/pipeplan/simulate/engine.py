@@ -194,9 +194,23 @@ class _Engine:
         """Keep a worker busy from now on; `began_s` is when it was held up already by the same action."""
         worker.busy = True
         start_s = self._now if began_s is None else began_s
+        cores = self._cores(worker)
+        if cores and self._network is not None:
+
+            def computed() -> None:
+                self._actions.append(Pass(worker.stage, worker.replica, action, start_s, self._now))
+                self._finish(worker, action)
+
+            self._network.start(duration_s, cores, computed)
+            return
         self._actions.append(Pass(worker.stage, worker.replica, action, start_s, self._now + duration_s))
         # Replicas that finish together send in the order of their minibatches.
         self._at(self._now + duration_s, lambda: self._finish(worker, action), action.index)
+
+    def _cores(self, worker: _Worker) -> Use:
+        """What a worker that computes takes of its server's cores, where they are shared."""
+        cards = self._scenario.cards
+        return {} if cards is None else cards.computing(self._scenario.stages[worker.stage].workers[worker.replica])
 
     def _finish(self, worker: _Worker, action: Action) -> None:
         worker.busy = False

@@ -29,6 +29,7 @@ class Load:
     depth: int
     forward_s: float
     backward_s: float
+    """With the optimiser's step, as far as it falls to one minibatch."""
     sync_s: float
     """One all-reduce of a group of minibatches among all replicas."""
     minibatch_bytes: int = 0
@@ -190,12 +191,12 @@ def _check(node: Node, plan: Plan, cluster: Cluster) -> None:
 
 
 def _load(plan: Plan, index: int, node: Node) -> Load:
-    stage = plan.stages[index]
+    stage, update = plan.stages[index], node.get("update_s")
     return Load(
         workers=stage.workers,
         depth=stage.depth,
         forward_s=node["forward_s"].number(),
-        backward_s=node["backward_s"].number(),
+        backward_s=node["backward_s"].number() + (update.number() if update else 0.0),
         sync_s=0.0 if plan.inference else node["sync_s"].number(),
         minibatch_bytes=node["minibatch_bytes"].integer(),
         memory_bytes=node["memory_bytes"].integer(),

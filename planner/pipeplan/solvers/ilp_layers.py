@@ -47,7 +47,7 @@ class Layers:
     """The blocks of a problem, when no transfer may carry more than `largest` bytes."""
 
     def __init__(self, problem: Problem, largest: float) -> None:
-        profile, training = problem.profile, problem.training
+        profile, training, share = problem.profile, problem.training, problem.options.update_share
         home = _homes(problem, largest)
         members = defaultdict(list)
         for layer in profile.layers:
@@ -56,7 +56,7 @@ class Layers:
             Block(
                 layers=tuple(layer.name for layer in group),
                 forward_s=sum(layer.forward_s for layer in group),
-                backward_s=sum(layer.backward_s for layer in group) if training else 0.0,
+                backward_s=sum(layer.backward_s + share * layer.update_s for layer in group) if training else 0.0,
                 parameters=sum(layer.parameter_bytes for layer in group),
                 buffers=sum(layer.buffer_bytes for layer in group),
                 saved=sum(layer.saved_bytes for layer in group) if training else 0.0,

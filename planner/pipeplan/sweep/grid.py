@@ -60,8 +60,9 @@ class Point:
 
     @property
     def _work_s(self) -> float:
-        inference = self.options.inference
-        return math.fsum(one.forward_s + (0.0 if inference else one.backward_s) for one in self.profile.layers)
+        inference, share = self.options.inference, self.options.update_share
+        behind = [0.0 if inference else one.backward_s + share * one.update_s for one in self.profile.layers]
+        return math.fsum(one.forward_s for one in self.profile.layers) + math.fsum(behind)
 
     def settings(self) -> dict[str, str]:
         """What may differ between points, as people read it, by a short name; workers first."""
