@@ -41,7 +41,7 @@ ENOUGH_S = 0.01
 """Of one message of a pair: larger ones would tell no more about who is near whom."""
 PAIRS_SHARE = 0.4
 """Of the time, for finding levels."""
-SHORTEST_S, LONGEST_S, LONGEST_PAIR_S = 0.15, 2.0, 0.3
+SHORTEST_S, LONGEST_S, LONGEST_PAIR_S = 0.15, 3.0, 0.3
 
 
 class Survey:

@@ -61,10 +61,13 @@ class Built:
 def build(name: str, nesting: Nesting, series: Sequence[Series], devices: Sequence[Device], when: str) -> Built:
     """The cluster of workers 0 … D-1 with these devices; `when` goes into every level's source."""
     links = [_link(series, nesting, number) for number in range(len(nesting.partitions))]
-    levels = [
-        _level(nesting, number, link, when) if link else Level(nesting.names[number], 1, 0.0)
-        for number, link in enumerate(links)
-    ]
+    levels: list[Level] = []
+    for number, link in enumerate(links):
+        made = _level(nesting, number, link, when) if link else Level(nesting.names[number], 1, 0.0)
+        # What goes further passes what is inside too: a latency that slow bytes hide is at least that.
+        levels.append(
+            replace(made, latency_s=max([made.latency_s, *(one.latency_s for one in levels)])) if link else made
+        )
     notes = list(nesting.notes)
     machines = _servers(nesting, series, devices, levels, notes) if len(nesting.partitions[nesting.server]) > 1 else []
     if machines:

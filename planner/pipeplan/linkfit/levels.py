@@ -64,7 +64,7 @@ def find(rates: Mapping[tuple[int, int], float], places: Sequence[Hashable], *, 
         if _refines(servers, partition) or (islands and _refines(partition, servers)):
             found.append(partition)
         elif not _refines(partition, servers):
-            notes.append(f"{_shown(partition)} look near each other too, across the edges of servers")
+            notes.append(f"{_shown(partition)} are near each other, across the edges of servers")
     chain = sorted(set(found), key=len, reverse=True)
     at = chain.index(servers)
     inside, outside = _regular_inside(chain[:at], servers, notes), _regular_outside(chain[at:], notes)
@@ -122,7 +122,7 @@ def _regular_inside(chain: Sequence[Partition], servers: Partition, notes: list[
         if len(sizes) == 1 and len(per_server) == 1 and sizes != {1}:
             kept.append(partition)
         elif sizes != {1}:
-            notes.append(f"{_shown(partition)} are near each other; servers that differ cannot say so")
+            notes.append(f"{_shown(partition)} are near each other, which is not said of servers that differ")
     return kept
 
 
@@ -134,7 +134,8 @@ def _regular_outside(chain: Sequence[Partition], notes: list[str]) -> list[Parti
         if len(joined) == 1:
             kept.append(partition)
         else:
-            notes.append(f"{_shown(partition)} are near each other, in unequal numbers of servers")
+            why = "faster cards, or a level of unequal numbers of servers, which a cluster file cannot say"
+            notes.append(f"{_shown(partition)} are near each other: {why}")
     return kept
 
 

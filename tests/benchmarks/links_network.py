@@ -1,0 +1,152 @@
+"""Networks on one machine: namespaces joined by virtual cables that are shaped both ways, and processes in them.
+
+Jumbo frames, a burst of one of the kernel's largest segments and TCP reno make a shaped cable behave like a real one
+(bbr measures the shaper instead of obeying it). Needs to be root of a network and mount namespace of its own:
+`INSIDE` is the command that gives one, on most machines also without root.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+INSIDE = ("unshare", "-Urnm")
+CLONE_NEWNET = 0x40000000  # from linux/sched.h
+NAMES = Path("/run/netns")
+CABLE = "cable"
+"""The interface of every server."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A server with so many workers, or a switch that joins what is below it."""
+
+    rate: str = ""
+    """Of its cable to the switch above, as tc writes it: 100mbit."""
+    workers: int = 0
+    below: tuple[Node, ...] = field(default_factory=tuple)
+
+
+def several(count: int, node: Node) -> tuple[Node, ...]:
+    """So many of the same."""
+    return (node,) * count
+
+
+class Network:
+    """The namespaces of a tree, whose root is a switch."""
+
+    def __init__(self, root: Node) -> None:
+        """Raises `RuntimeError` where the machine does not allow it."""
+        self.servers: list[tuple[str, int]] = []
+        """(namespace, workers), in order."""
+        self._count = 0
+        _run("mount -t tmpfs none /run")
+        NAMES.mkdir()
+        self._make(root)
+
+    def _make(self, node: Node) -> str:
+        name = f"ns{self._count}"
+        self._count += 1
+        _run(f"ip netns add {name}")
+        _run(f"ip -n {name} link set lo up")
+        if node.workers:
+            self.servers.append((name, node.workers))
+            _run(f"ip netns exec {name} sysctl -qw net.ipv4.tcp_congestion_control=reno")
+            return name
+        _run(f"ip -n {name} link add bridge type bridge")
+        _run(f"ip -n {name} link set bridge mtu 9000 up")
+        for number, one in enumerate(node.below):
+            self._join(name, f"port{number}", one, self._make(one))
+        return name
+
+    def _join(self, above: str, port: str, node: Node, below: str) -> None:
+        end = CABLE if node.workers else "uplink"
+        _run(f"ip link add {end} netns {below} type veth peer name {port} netns {above}")
+        for name, link in ((below, end), (above, port)):
+            _run(f"ip -n {name} link set {link} mtu 9000 up")
+            _run(f"ip netns exec {name} tc qdisc add dev {link} root tbf rate {node.rate} burst 64k latency 200ms")
+        _run(f"ip -n {above} link set {port} master bridge")
+        if node.workers:
+            _run(f"ip -n {below} addr add 10.0.0.{len(self.servers)}/24 dev {end}")
+        else:
+            _run(f"ip -n {below} link set {end} master bridge")
+
+    def run(self, work: Callable[[], object], port: int) -> list[int]:
+        """Do some work in a process for every worker, which finds RANK and the like set; their exit statuses.
+
+        What they need should be imported before: they are forked from here.
+        """
+        return wait([pid for pid, _ in self.start(work, port)])
+
+    def start(self, work: Callable[[], object], port: int) -> list[tuple[int, int]]:
+        """(process id, rank) of every worker, at once."""
+        sys.stdout.flush()
+        world = sum(workers for _, workers in self.servers)
+        found = []
+        for rank, (name, local) in enumerate(self._ranks()):
+            variables = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": local, "MASTER_PORT": port}
+            pid = os.fork()
+            if not pid:
+                _be(name, variables, work)
+            found.append((pid, rank))
+        return found
+
+    def _ranks(self) -> Iterator[tuple[str, int]]:
+        for name, workers in self.servers:
+            yield from ((name, local) for local in range(workers))
+
+
+def wait(pids: Sequence[int]) -> list[int]:
+    """The exit statuses of some processes; a signal's is negative."""
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+
+def _be(name: str, variables: Mapping[str, object], work: Callable[[], object]) -> None:
+    """One worker, to its end."""
+    status = 1
+    try:
+        with (NAMES / name).open() as place:
+            if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "setns")
+        os.environ |= {key: str(value) for key, value in variables.items()}
+        os.environ |= {"MASTER_ADDR": "10.0.0.1", "GLOO_SOCKET_IFNAME": CABLE}
+        work()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def possible() -> bool:
+    """Whether this machine lets us make such networks."""
+    try:
+        ready = "mount -t tmpfs none /run && ip link add one0 type veth peer name one1 && ip link add two type bridge"
+        shaped = f"{ready} && tc qdisc add dev one0 root tbf rate 1gbit burst 64k latency 200ms"
+        return (
+            subprocess.run([*INSIDE, "sh", "-c", shaped], capture_output=True, timeout=20, check=False).returncode == 0
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def inside(script: Path, *arguments: str) -> int:
+    """Run a script again, where it may make networks; its exit status."""
+    began = time.monotonic()
+    status = subprocess.run([*INSIDE, sys.executable, str(script), *arguments], check=False).returncode
+    print(f"({time.monotonic() - began:.0f} s)", file=sys.stderr)
+    return status
+
+
+def _run(command: str) -> None:
+    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command}: {done.stderr.strip()}")
