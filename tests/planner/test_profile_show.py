@@ -107,6 +107,7 @@ def test_chains_are_drawn_together_but_for_what_is_expensive() -> None:
 def test_what_takes_as_long_as_the_last_is_marked_too() -> None:
     assert expensive(profile_of("ab bc cd", {"a": 4.0, "b": 3.0, "c": 3.0, "d": 0.1})) == ["a", "b", "c"]
     assert expensive(profile_of("ab", {"a": 0.0, "b": 0.0})) == []
+    assert expensive(transformer(9)) == ["head"], "of many that take as long as each other none stands out"
 
 
 @pytest.mark.parametrize(("name", "most"), [("resnet50", 90), ("gnmt8", 40), ("gnmt16", 80), ("vgg16", 15)])
@@ -115,6 +116,45 @@ def test_published_models_are_readable_at_80_columns(reference: Path, name: str,
     assert len(drawn) <= most
     assert max(map(len, drawn)) <= 80
     assert max(line.index("node") for line in drawn) <= 20, "lanes leave room for names"
+
+
+def transformer(blocks: int, *, cross: bool = False) -> Profile:
+    """Blocks with two residual connections; with `cross`, each reads what comes first, as a decoder its encoder."""
+    layers, reads = [Layer("embed", 0.001, 0.0, 8, 0, op="Embedding")], {}
+    last = "embed"
+    for number in range(blocks):
+        for name, op, inputs in (
+            ("ln_1", "LayerNorm", [last]),
+            ("attn", "Attention", [f"h.{number}.ln_1", *(["embed"] if cross else [])]),
+            ("add_1", "add", [f"h.{number}.attn", last]),
+            ("mlp", "Linear", [f"h.{number}.add_1"]),
+            ("add_2", "add", [f"h.{number}.mlp", f"h.{number}.add_1"]),
+        ):
+            layers.append(Layer(f"h.{number}.{name}", 0.001, 0.0, 4, 0, op=op))
+            reads[f"h.{number}.{name}"] = inputs
+        last = f"h.{number}.add_2"
+    layers.append(Layer("head", 0.05, 0.0, 99, 0, op="Linear"))
+    reads["head"] = [last]
+    readers: dict[str, list[str]] = {}
+    for name, inputs in reads.items():
+        for source in inputs:
+            readers.setdefault(source, []).append(name)
+    tensors = tuple(Tensor(name, name, tuple(dict.fromkeys(found)), 8, 8) for name, found in readers.items())
+    return Profile(tuple(layers), tensors, 4)
+
+
+@pytest.mark.parametrize("cross", [False, True])
+def test_of_many_blocks_that_are_alike_one_is_drawn(cross: bool) -> None:
+    few, many = lines(transformer(4, cross=cross)), lines(transformer(48, cross=cross))
+    assert not any("⋮" in line for line in few)
+    assert len(many) < 20
+    elided = [line for line in many if line.startswith("⋮")]
+    assert len(elided) == 1
+    assert re.search(r"4[67] times more, as far as h\.4[67]\.", elided[0])
+    shares = [float(share) for line in many for share in re.findall(r"([0-9.]+)%", line)]
+    assert sum(shares) == pytest.approx(100, abs=1)
+    assert ["●" in line for line in many] == [False] * (len(many) - 1) + [True]
+    assert max(map(len, many)) <= 80
 
 
 def full() -> Profile:

@@ -34,17 +34,19 @@ def total_s(layer: Layer) -> float:
 
 def expensive(profile: Profile, most: int = 12) -> list[str]:
     """The fewest layers that take half of the time together, the most expensive first, and those that take as long as
-    the last of them; at most `most`.
+    the last of them; at most `most`. Of more layers that take as long as each other none stands out.
     """
-    found: list[str] = []
-    taken, last = 0.0, 0.0
-    for layer in sorted(profile.layers, key=total_s, reverse=True)[:most]:
-        if not total_s(layer) or (taken >= HALF * profile.total_s and total_s(layer) < AS_LONG * last):
+    found: list[Layer] = []
+    taken = 0.0
+    for layer in sorted(profile.layers, key=total_s, reverse=True):
+        enough = taken >= HALF * profile.total_s or len(found) >= most
+        if not total_s(layer) or (enough and total_s(layer) < AS_LONG * total_s(found[-1])):
             break
-        found.append(layer.name)
-        last = total_s(layer)
-        taken += last
-    return found
+        found.append(layer)
+        taken += total_s(layer)
+    if len(found) > most:
+        found = [layer for layer in found if total_s(layer) * AS_LONG > total_s(found[-1])]
+    return [layer.name for layer in found]
 
 
 def chains(profile: Profile, alone: Collection[str] = ()) -> list[Chain]:

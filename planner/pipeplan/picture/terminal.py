@@ -2,38 +2,67 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rich.text import Text
 
 from pipeplan.picture.chains import Chain, chains, expensive
 from pipeplan.picture.lanes import lanes
+from pipeplan.picture.repeats import Repeat, repeats
 from pipeplan.profile import Profile
 from pipeplan.text import one_line
 
 BAR = 10
 """Characters of the longest bar."""
 LEAST_NAME = 12
+MANY = 100
+"""Lines from which on blocks that are alike are drawn once."""
 
 
 def picture(profile: Profile, width: int) -> list[Text]:
-    """Lines of at most `width` characters. What takes half of the time is marked, and stands out in colour."""
-    hot = expensive(profile)
+    """Lines of at most `width` characters. What takes half of the time is marked, and stands out in colour.
+
+    Where that would be very many lines, the expensive layers are not drawn apart, and of blocks that are alike only the
+    first is drawn.
+    """
+    hot = set(expensive(profile))
     found = chains(profile, hot)
-    whole = profile.total_s or 1.0
-    shares = [chain.total_s / whole for chain in found]
-    marked = [chain.layers[0].name in hot for chain in found]
+    elided: list[Repeat] = []
+    if len(found) > MANY:
+        found = chains(profile)
+        elided = repeats(found)
+    marked = [any(layer.name in hot for layer in chain.layers) for chain in found]
     drawn = lanes([chain.reads for chain in found], marked)
-    largest = max(shares) or 1.0
-    room = max(LEAST_NAME, width - BAR - 9)
-    lines = []
-    for chain, share, mark, line in zip(found, shares, marked, drawn, strict=True):
-        left = max(LEAST_NAME, room - len(line) - 1)
-        text = Text(f"{line} ", "dim" if not mark else "")
-        text.append(_name(chain, left).ljust(max(0, room - len(line) - 1)), "bold red" if mark else "")
-        text.append(f" {share:6.1%} ")
-        text.append("█" * round(BAR * share / largest), "red" if mark else "blue")
-        text.rstrip()
-        lines.append(text)
-    return lines
+    whole = profile.total_s or 1.0
+    rows = [
+        _Row(line, chain, chain.total_s / whole, mark) for line, chain, mark in zip(drawn, found, marked, strict=True)
+    ]
+    for one in reversed(elided):
+        first = one.start + one.period
+        share = sum(row.share for row in rows[first : one.end])
+        last = one_line(found[one.end - 1].layers[-1].name)
+        rows[first : one.end] = [_Row("⋮", f"{one.times - 1} times more, as far as {last}", share, False)]
+    largest = max(row.share for row in rows) or 1.0
+    return [_text(row, width, largest) for row in rows]
+
+
+@dataclass(frozen=True)
+class _Row:
+    lanes: str
+    what: Chain | str
+    share: float
+    marked: bool
+
+
+def _text(row: _Row, width: int, largest: float) -> Text:
+    room = max(LEAST_NAME, width - BAR - 10 - len(row.lanes))
+    name = row.what if isinstance(row.what, str) else _name(row.what, room)
+    text = Text(f"{row.lanes} ", "" if row.marked else "dim")
+    text.append(_cut(name, room).ljust(room), "bold red" if row.marked else "")
+    text.append(f" {row.share:6.1%} ")
+    text.append("█" * round(BAR * row.share / largest), "red" if row.marked else "blue")
+    text.rstrip()
+    return text
 
 
 def _name(chain: Chain, room: int) -> str:

@@ -76,7 +76,8 @@ def _show(profile: Profile, top: int | None, console: Console, drawn: bool) -> N
     hot = expensive(profile)
     share = sum(total_s(layer) for layer in profile.layers if layer.name in hot) / (profile.total_s or 1.0)
     console.print()
-    console.print(f"The graph, and each part's share of the time; ● marks {len(hot)} layers that take {share:.0%}:")
+    mark = f"; ● marks {len(hot)} layers that take {share:.0%}" if hot else ""
+    console.print(f"The graph, and each part's share of the time{mark}:")
     for text in picture(profile, console.width if console.is_terminal else min(console.width, PIPED_WIDTH)):
         console.print(text, soft_wrap=True)
 
