@@ -19,10 +19,12 @@ from pipeplan_launch import evalmode, opaque
 from pipeplan_launch.aliasing import Behaviour, DependsOnData, observe, operator_name
 from pipeplan_launch.hazards import watched
 from pipeplan_launch.job import Batch, Job
+from pipeplan_launch.learning import learn
 from pipeplan_launch.loading import describe
 from pipeplan_launch.outputs import plain_outputs
 from pipeplan_launch.precision import autocast
-from pipeplan_launch.whole import Calls, forwards, learn, recorders
+from pipeplan_launch.returns import Calls
+from pipeplan_launch.whole import forwards, recorders
 
 DynamicShapes = tuple[dict[int, object], ...]
 """For each input the dimensions that are dynamic."""

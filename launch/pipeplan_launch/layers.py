@@ -24,7 +24,7 @@ SHAPE_OPERATORS = frozenset(
     | {"select", "slice", "narrow", "chunk", "split", "split_with_sizes", "unbind", "getitem"}
 )
 CONTAINERS = "torch.nn.modules.container"
-"""Where torch has its lists, dictionaries and sequences of modules; a class that a user derives from them is a module."""
+"""Where torch keeps its lists, dictionaries and sequences of modules; a class derived from them is not there."""
 LOSS = "loss"
 """The last layer, which consumes the model's outputs."""
 

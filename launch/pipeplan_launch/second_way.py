@@ -13,7 +13,7 @@ from pipeplan_launch.job import Job
 from pipeplan_launch.loading import describe, user_line
 from pipeplan_launch.outputs import plain
 from pipeplan_launch.precision import autocast
-from pipeplan_launch.whole import Refused
+from pipeplan_launch.returns import Refused
 
 
 def export_somehow(job: Job, minibatch: int) -> tuple[Exported, str]:
