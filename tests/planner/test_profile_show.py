@@ -202,6 +202,7 @@ def test_all_that_a_profile_says_is_shown(run: Run) -> None:
         full().digest(),
         "layers that stay together: h.0, loss",
         "Block = h.0 1.000 2.000 7 50.0 0.500 1.00 4.00 1.00 2.00",
+        "sum 3 layers 2.000 4.000 100.0 1.000 2.00 8.00 2.00 2.00",
         "Sum / whole: 1.00, 0.80",
         "Layers with the times of another that is the same computation (= its name): 1.",
         "The optimiser's step: 1 ms",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -55,9 +55,10 @@ class _Column:
 
     heading: str
     size: Callable[[Layer], int]
+    total: Callable[[Iterable[int]], int] = sum
 
     def of(self, layers: Sequence[Layer]) -> int:
-        return sum(map(self.size, layers))
+        return self.total(map(self.size, layers))
 
 
 def table(profile: Profile, top: int | None = None) -> Table:
@@ -115,7 +116,7 @@ def _columns(profile: Profile) -> list[_Column]:
         _Column("kept", lambda layer: layer.saved_bytes),
     ]
     if any(layer.workspace_bytes for layer in profile.layers):
-        found.append(_Column("work", lambda layer: layer.workspace_bytes))
+        found.append(_Column("work", lambda layer: layer.workspace_bytes, max))
     return found
 
 
@@ -157,7 +158,9 @@ def totals(profile: Profile) -> list[str]:
     if profile.sizes:
         lines += ["Minibatch sizes of the same run:", *(_size(one) for one in _by_size(profile))]
     if any(layer.workspace_bytes for layer in profile.layers):
-        lines.append("work: the most that a layer takes while it runs, beyond what it is given, makes and keeps.")
+        lines.append(
+            "work: what a layer takes while it runs, beyond what it is given, makes and keeps; the most of all."
+        )
     return lines
 
 
