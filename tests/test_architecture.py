@@ -233,6 +233,7 @@ def _torch_modules_after(code: str, folder: Path) -> list[str]:
         ["--help"],
         ["models"],
         ["clusters"],
+        ["profile", "show", "vgg16-v100"],
         ["solve", "--cluster", "C", "-o", "made"],
         ["explain", "--cluster", "C", "--samples", "0"],
         ["sweep", "--cluster", "C", "--jobs", "1"],
