@@ -13,6 +13,8 @@ file cannot say: components of one level that join unequal numbers.
 from __future__ import annotations
 
 import itertools
+import math
+import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -57,10 +59,10 @@ def find(rates: Mapping[tuple[int, int], float], places: Sequence[Hashable], *, 
     found = [servers, everyone]
     partition: Partition = everyone
     while True:
-        finer = tuple(part for component in partition for part in _split(component, rates))
+        finer = _split_all(partition, rates)
         if finer == partition:
             break
-        partition = tuple(sorted(finer))
+        partition = finer
         if _refines(servers, partition) or (islands and _refines(partition, servers)):
             found.append(partition)
         elif not _refines(partition, servers):
@@ -83,29 +85,53 @@ def _by_place(places: Sequence[Hashable]) -> Partition:
     return tuple(sorted(tuple(ranks) for ranks in found.values()))
 
 
-def _split(component: Component, rates: Mapping[tuple[int, int], float]) -> list[Component]:
-    """The components that the slowest clear gap leaves, or the component itself where there is none."""
-    joins, groups = [], {rank: {rank} for rank in component}
-    members = set(component)
+Join = tuple[float, int, int]
+"""(bytes/s, one worker, another)."""
+
+
+def _split_all(partition: Partition, rates: Mapping[tuple[int, int], float]) -> Partition:
+    """Every component at its slowest clear gap; one without goes with the others, where it has a gap there at all."""
+    joins = [_joins(component, rates) for component in partition]
+    ends = [_last_gap(one, GAP) for one in joins]
+    at = [math.sqrt(one[end - 1][0] * one[end][0]) for one, end in zip(joins, ends, strict=True) if end]
+    if not at:
+        return partition
+    parts: list[Component] = []
+    for component, one, end in zip(partition, joins, ends, strict=True):
+        if not end:
+            fast = sum(join[0] > statistics.median(at) for join in one)
+            end = fast if 0 < fast < len(one) and one[fast - 1][0] >= math.sqrt(GAP) * one[fast][0] else len(one)
+        parts += _joined(component, one[:end])
+    return tuple(sorted(parts))
+
+
+def _joins(component: Component, rates: Mapping[tuple[int, int], float]) -> list[Join]:
+    """The fastest pairs that connect a component, fastest first."""
+    members, home = set(component), {rank: rank for rank in component}
     edges = [(rate, *pair) for pair, rate in rates.items() if members.issuperset(pair)]
+    found = []
     for rate, one, other in sorted(edges, reverse=True):
-        if groups[one] is not groups[other]:
-            joins.append((rate, one, other))
-            groups[one] |= groups[other]
-            for rank in groups[other].copy():
-                groups[rank] = groups[one]
-    assert len(joins) == len(component) - 1, "some workers are in no measured pair"
-    ends = [number for number, (a, b) in enumerate(itertools.pairwise(joins), 1) if a[0] >= GAP * b[0]]
-    if not ends:
-        return [component]
-    labels = {rank: rank for rank in component}
-    for _, one, other in joins[: ends[-1]]:
-        old, new = labels[other], labels[one]
-        labels = {rank: new if label == old else label for rank, label in labels.items()}
-    parts: dict[int, list[int]] = {}
-    for rank, label in labels.items():
-        parts.setdefault(label, []).append(rank)
-    return [tuple(part) for part in parts.values()]
+        if home[one] != home[other]:
+            found.append((rate, one, other))
+            old, new = home[other], home[one]
+            home = {rank: new if at == old else at for rank, at in home.items()}
+    assert len(found) == len(component) - 1, "some workers are in no measured pair"
+    return found
+
+
+def _last_gap(joins: Sequence[Join], factor: float) -> int:
+    """How many joins come before the slowest gap of at least this factor; 0 if there is none."""
+    gaps = [number for number, (a, b) in enumerate(itertools.pairwise(joins), 1) if a[0] >= factor * b[0]]
+    return gaps[-1] if gaps else 0
+
+
+def _joined(component: Component, joins: Sequence[Join]) -> list[Component]:
+    home = {rank: [rank] for rank in component}
+    for _, one, other in joins:
+        together = home[one] + home[other]
+        for rank in together:
+            home[rank] = together
+    return sorted({tuple(sorted(part)) for part in home.values()})
 
 
 def _refines(finer: Partition, coarser: Partition) -> bool:
