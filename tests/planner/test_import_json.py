@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,19 @@ def test_an_inference_graph_has_no_backward_pass(tmp_path: Path) -> None:
     head = next(layer for layer in found.layers if layer.name == "head")
     assert (head.parameter_bytes, head.saved_bytes) == (0, 74_096), "of what nobody reads the output is not known"
     assert any("of head the output is not known" in note for note in found.provenance.notes)
+
+
+def test_one_input_is_not_taken_for_weights(tmp_path: Path) -> None:
+    layers = tuple(Layer(f"l{number}", 0.001, 0.002, 100, 512) for number in range(12))
+    tensors = tuple(Tensor(one.name, one.name, (two.name,), 512, 512) for one, two in itertools.pairwise(layers))
+    document = foreign.dnn_partitioning(Profile(layers, tensors, 8))
+    shared = {"supportedOnFpga": 1, "cpuLatency": 0.0, "fpgaLatency": 0.0, "isBackwardNode": 0}
+    document["nodes"].append(shared | {"name": "in", "id": 99, "size": 64.0})
+    document["edges"].append({"sourceId": 99, "destId": 0, "cost": 0.0, "size": 64.0})
+    found = dnn_partitioning.load(foreign.written(tmp_path / "a.json", document), GIVEN)
+    weights = {layer.name: layer.parameter_bytes for layer in found.layers}
+    assert weights.pop("in") == 0
+    assert set(weights.values()) == {100}
 
 
 def operators() -> dict[str, Any]:

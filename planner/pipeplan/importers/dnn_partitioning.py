@@ -7,7 +7,8 @@ accelerator), `isBackwardNode` and, where some must be on one device, `colorClas
 
 What the README leaves open is taken as the published files have it. Their layer graphs are PipeDream's profiles: a
 node's `size` is that of its output plus its weights, times are milliseconds, and the edge between two backward nodes
-runs beside the forward one and has the output of the layer that it ends at. Their operator graphs have weights as nodes
+runs beside the forward one and has the output of the layer that it ends at. (`cost` there is in seconds, at 2 GiB/s; it
+is read only where an edge has no `size`.) Their operator graphs have weights as nodes
 of their own, which take no time and read nothing.
 """
 
@@ -26,6 +27,8 @@ from pipeplan.profile import Layer, Profile, Tensor
 
 KIND = "dnn-partitioning file"
 TOOL = "the input format of dnn-partitioning (NeurIPS 2020)"
+WEIGHT_NODES = 0.1
+"""Share of forward nodes that take no time and read nothing, from which on they are weights, not the odd input."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +222,7 @@ def _memory(found: _Graph) -> tuple[dict[int, int], dict[int, int]]:
     forward = [number for number in found.operators if found.forward(number)]
     held = {n for n in forward if n not in read and not found.operators[n].latency_s and found.operators[n].size}
     weights, kept = dict.fromkeys(found.operators, 0), dict.fromkeys(found.operators, 0)
-    if held:
+    if len(held) >= WEIGHT_NODES * len(forward):
         found.notes.append(
             "nodes that take no time and read nothing are weights; the size of others is kept for backward"
         )
