@@ -141,7 +141,7 @@ def _profile(ref: str, built: Built, device: DeviceModel, made: list[Size], opti
             how=HOW,
             torch=torch.__version__,
             pipeplan=__version__,
-            traced=getattr(traced, "how", ""),
+            traced=traced.how,
             notes=(*device.checked, *([built.note] if built.note else [])),
         ),
         optimizer_name=optimizer,
