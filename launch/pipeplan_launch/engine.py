@@ -189,6 +189,7 @@ class Engine:
             return [], None
         with self.calling("reading the job's data", index):
             batch: Batch = self.segment.batches.load(self.segment.number(index))
+        self.place.job.check_names(batch)
         inputs = [batch.inputs[index].to(self.place.device) for index in wanted]
         target = to_device(batch.target, self.place.device) if self.place.is_last else None
         return inputs, target

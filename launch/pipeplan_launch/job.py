@@ -156,6 +156,20 @@ class Job:
             raise LaunchError(f"the job's `data` must return pipeplan_launch.Data, not {type(made).__name__}")
         return made
 
+    @cached_property
+    def input_names(self) -> tuple[str, ...]:
+        """The keywords that the model's inputs are given by, in wire order; empty where they are positional."""
+        with torch.random.fork_rng(devices=[]):
+            return self.example(1).names
+
+    def check_names(self, batch: Batch) -> None:
+        """Raises `LaunchError` for a minibatch with other inputs than those that the model was traced with."""
+        if batch.names and batch.names != self.input_names:
+            raise LaunchError(
+                f"a minibatch has the inputs {', '.join(batch.names)}, and the model was traced with "
+                f"{', '.join(self.input_names) or 'inputs without names'}: all must have the same"
+            )
+
     def example_inputs(self, minibatch: int) -> tuple[Tensor, ...]:
         """The model's inputs for a minibatch of that many samples."""
         return self.example(minibatch).inputs

@@ -159,3 +159,35 @@ def test_tensors_of_any_output_are_found() -> None:
         assert type(doubled) is type(output)
         leaves = [leaf for leaf in tree_leaves(doubled) if isinstance(leaf, torch.Tensor)]
         assert [leaf.tolist() for leaf in leaves] == [[2.0, 2.0]] * 2
+
+
+WORDS = [{"labels": torch.full((3,), i), "ids": torch.arange(3) + i} for i in range(8)]
+
+
+def test_inputs_by_keyword_are_in_the_order_of_their_names() -> None:
+    """Whatever the order of a dictionary; one that is the sample is the target, too."""
+    by_name = job(data=None, inputs=lambda n: {"b": torch.zeros(n, 1), "a": torch.ones(n, 2)})
+    batch = by_name.example(3)
+    assert (batch.names, by_name.input_names) == (("a", "b"), ("a", "b"))
+    assert [tuple(one.shape) for one in batch.inputs] == [(3, 2), (3, 1)]
+    batch = collate(WORDS[:2])
+    assert batch.names == ("ids", "labels")
+    assert torch.equal(batch.inputs[0], torch.tensor([[0, 1, 2], [1, 2, 3]]))
+    assert torch.equal(batch.target["labels"], batch.inputs[1])
+    batch = collate([(sample, 1) for sample in WORDS[:2]])
+    assert (batch.names, batch.target.tolist()) == (("ids", "labels"), [1, 1])
+
+
+def test_a_model_is_called_by_keyword() -> None:
+    class Model(nn.Module):
+        def forward(self, *, labels, ids):
+            return ids - labels
+
+    assert torch.equal(collate(WORDS[:2]).call(Model()), torch.tensor([[0, 1, 2], [0, 1, 2]]))
+
+
+def test_every_minibatch_has_the_same_names() -> None:
+    one = job(inputs=None, data=lambda: Data(WORDS))
+    one.check_names(collate(WORDS[2:4]))
+    with pytest.raises(LaunchError, match="a minibatch has the inputs ids, and the model was traced with ids, labels"):
+        one.check_names(collate([{"ids": torch.arange(3)}]))
