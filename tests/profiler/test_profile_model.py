@@ -97,7 +97,25 @@ class Branches(nn.Linear):
         y = super().forward(x)
         return y if y.sum() > 0 else -y
 
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Log()
+    def forward(self, x):
+        return self.inner(x)
+
+class Fixed(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).view(8, 4)
+
 def nan(): return job(Log())
+def nan_inside():
+    model = nn.Module()
+    model.deep = Deep()
+    model.forward = lambda x: model.deep(x)
+    return job(model)
+def fixed(): return job(Fixed(4, 4))
+def bad_optimizer(): return job(optimizer=torch.optim.LBFGS)
 def branches(): return job(Branches(4, 4))
 def wrong_shape(): return job(width=5)
 def loss_of_many(): return job(loss=lambda output, target: output)
@@ -117,11 +135,17 @@ def nothing(): return None
         ("FILE:wrong_shape", {}, r"fails on its example inputs \(8×5\)"),
         ("FILE:loss_of_many", {}, r"must be a single number, not \(8, 4\)"),
         ("FILE:loss_nan", {}, "the loss of .* is nan"),
-        ("FILE:loss_fails", {}, r"cannot be run on a minibatch of its data: IndexError: .*jobs.py:27"),
+        ("FILE:loss_fails", {}, r"cannot be run on a minibatch of its data: IndexError: .*jobs.py:45"),
         ("FILE:frozen", {}, "does not depend on any parameter"),
         ("FILE:nothing", {}, "returned NoneType"),
         ("mnist", {"batches": (0,)}, "minibatch size must be at least 1, not 0"),
         ("mnist", {"repeats": -1}, "repeats must be at least 1, not -1"),
+        ("mnist", {"batches": (8, 16, 8)}, "a minibatch size is given twice: 8, 16, 8"),
+        ("mnist", {"processes": 0}, "processes must be at least 1, not 0"),
+        ("mnist", {"processes": 1000}, "processes must be at most 256, not 1000"),
+        ("FILE:fixed", {"batches": (8, 16)}, "can only be traced for one minibatch size at a time"),
+        ("FILE:nan_inside", {}, r"layer 'deep.inner.log' \(in the module 'deep.inner'\) of .* produces NaN"),
+        ("FILE:bad_optimizer", {}, "a step of the job's optimizer failed: TypeError"),
         ("mnist", {"threads": 0}, "threads must be at least 1, not 0"),
         ("mnist", {"device": "tpu"}, "there is no device 'tpu'"),
     ],

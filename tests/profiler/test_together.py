@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
@@ -101,13 +105,81 @@ def test_what_goes_wrong_in_a_process_is_one_line(tmp_path: Path, name: str, say
     assert children() == []
 
 
-def children() -> list[int]:
-    """Processes that this one started and has not seen end."""
+@pytest.mark.slow
+def test_ctrl_c_ends_all_processes_and_writes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text(JOB)
+    command = [
+        sys.executable,
+        "-m",
+        "pipeplan",
+        "profile",
+        "jobs.py:make",
+        "--processes",
+        "2",
+        "--repeats",
+        "100000000",
+    ]
+    run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        until(lambda: len(children(run.pid)) == 2)
+        started = children(run.pid)
+        time.sleep(1.0)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(30) == 130
+        assert run.stderr is not None
+        assert run.stderr.read().splitlines()[-1] == "error: interrupted"
+        assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
+        assert not (tmp_path / "profile.json").exists()
+    finally:
+        run.kill()
+        run.wait()
+
+
+@pytest.mark.slow
+def test_no_process_outlives_the_one_that_started_it(tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text(JOB)
+    command = [
+        sys.executable,
+        "-m",
+        "pipeplan",
+        "profile",
+        "jobs.py:make",
+        "--processes",
+        "2",
+        "--repeats",
+        "100000000",
+    ]
+    run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    until(lambda: len(children(run.pid)) == 2)
+    started = children(run.pid)
+    time.sleep(1.0)
+    run.kill()
+    run.wait()
+    until(lambda: not [pid for pid in started if alive(pid)])
+
+
+def until(true: Callable[[], bool], within_s: float = 30.0) -> None:
+    end = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs: one that has ended may wait for its parent to notice."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def children(of: int | None = None) -> list[int]:
+    """Processes that this one, or another, started and has not seen end."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError):
             continue
-        found += [int(folder.name)] if parent == os.getpid() else []
+        found += [int(folder.name)] if parent == (of or os.getpid()) else []
     return found

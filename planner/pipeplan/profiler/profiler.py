@@ -20,6 +20,7 @@ from pipeplan.profiler.optimizer import optimizer_state
 from pipeplan.profiler.options import Options, Progress
 from pipeplan.profiler.outcome import Measured, cpu_name, own_parameters
 from pipeplan.profiler.passes import Passes
+from pipeplan.profiler.room import complaint, free_bytes, lacked, needed, refuse_the_hopeless, within
 from pipeplan.profiler.samples import notes_on
 from pipeplan.profiler.step import StepCost
 from pipeplan.profiler.together import profile_together
@@ -27,7 +28,11 @@ from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job import Batch, Job
 from pipeplan_launch.loading import canonical_ref, load_job
+from pipeplan_launch.memory import resident_bytes
 from pipeplan_launch.trace import TracedModel, trace
+
+MOST_PROCESSES = 256
+"""More than these are a slip of the finger."""
 
 
 def profile_model(ref: str, options: Options, progress: Progress = lambda done, total, what: None) -> Profile:
@@ -45,25 +50,56 @@ def profile_model(ref: str, options: Options, progress: Progress = lambda done, 
 
 def profile_here(ref: str, options: Options, progress: Progress, company: Company) -> Profile:
     """Profile it in this process, at the same time as the company."""
-    progress(0, 0, "loading the model")
+    made: list[TracedModel] = []
+    free = free_bytes() if options.device == "cpu" else None
+    free = None if free is None else free // company.processes
+    before = resident_bytes()
     try:
-        keep_freed_memory()
-        torch.set_num_threads(options.threads)
-        job = load_job(ref, options.seed)
-        sizes = options.batches or (job.minibatch,)
-        progress(0, 0, "tracing")
-        traced = trace(job, sizes[0], options.granularity)
-        passes = [_passes(job, traced, size, options, progress, company) for size in sizes]
-        found = [_measure(ref, one, options) for one in passes]
-        steps = passes[0].steps(own_parameters(traced))
-        return _profile(ref, job, found, steps, options)
-    except LaunchError as error:
-        raise InputError(str(error)) from error
-    except torch.OutOfMemoryError as error:
+        with within(free):
+            return _profile_here(ref, options, progress, company, free, made)
+    except Exception as error:
+        asked = lacked(error)
+        traced = made[0] if made else None
+        minibatch = options.minibatch or (traced.minibatch if traced else None)
+        if isinstance(error, torch.OutOfMemoryError):
+            what = " ".join(str(error).split())[:200]
+            need = f"; {needed(traced, minibatch)}" if traced is not None and minibatch else ""
+            at = f" at minibatch {minibatch}" if minibatch else ""
+            raise InputError(
+                f"{ref!r}{at} does not fit in the memory of {options.device}: {what}{need}; try a smaller --batch"
+            ) from error
+        if asked is not None:
+            largest = max(options.batches, default=minibatch)
+            raise InputError(complaint(ref, largest, free, before, asked, traced)) from error
+        if isinstance(error, LaunchError):
+            raise InputError(str(error)) from error
+        raise
+
+
+def _profile_here(
+    ref: str, options: Options, progress: Progress, company: Company, free: int | None, made: list[TracedModel]
+) -> Profile:
+    progress(0, 0, "loading the model")
+    keep_freed_memory()
+    torch.set_num_threads(options.threads)
+    job = load_job(ref, options.seed)
+    sizes = options.batches or (job.minibatch,)
+    progress(0, 0, "tracing")
+    traced = trace(job, sizes[0], options.granularity)
+    made.append(traced)
+    if len(sizes) > 1 and not traced.dynamic_batch:
         raise InputError(
-            f"{ref!r} at minibatch {options.minibatch or 'default'} does not fit in the memory of {options.device}: "
-            f"{' '.join(str(error).split())[:200]}; try a smaller --batch"
-        ) from error
+            f"{ref!r} can only be traced for one minibatch size at a time: give --batch one number, and measure the "
+            "others in runs of their own"
+        )
+    refuse_the_hopeless(ref, traced, max(sizes), free)
+    found, first = [], None
+    for size in sizes:
+        passes = _passes(job, traced, size, options, progress, company)
+        first = first or passes
+        found.append(_measure(ref, passes, options))
+    assert first is not None
+    return _profile(ref, job, found, first.steps(own_parameters(traced)), options)
 
 
 def _check(options: Options) -> None:
@@ -76,6 +112,8 @@ def _check(options: Options) -> None:
     for what, value in counts:
         if value is not None and value < 1:
             raise InputError(f"the {what} must be at least 1, not {value}")
+    if options.processes > MOST_PROCESSES:
+        raise InputError(f"the number of processes must be at most {MOST_PROCESSES}, not {options.processes}")
     if len(set(options.batches)) < len(options.batches):
         raise InputError(f"a minibatch size is given twice: {', '.join(map(str, options.batches))}")
     if options.device == "cuda" and not torch.cuda.is_available():

@@ -1,0 +1,109 @@
+"""Memory that there is, and what is said of a model that needs more."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeplan.errors import InputError
+from pipeplan.profiler import Options, profile_model
+from pipeplan.profiler import profiler as module
+from pipeplan.profiler.room import free_bytes, lacked, within
+
+MIB = 1 << 20
+
+
+def files(root: Path, contents: dict[str, str]) -> Path:
+    for name, text in contents.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+MACHINE = {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 5000 kB\n"}
+
+
+def test_without_groups_it_is_what_the_machine_has(tmp_path: Path) -> None:
+    assert free_bytes(files(tmp_path, MACHINE)) == 5000 * 1024
+    assert free_bytes(tmp_path / "elsewhere") is None
+
+
+def test_the_tightest_group_counts(tmp_path: Path) -> None:
+    """Version 2: the group's own limit leaves 3 MB, the one around it 2.5 MB with what it cached."""
+    groups = {
+        "proc/self/cgroup": "0::/outer/inner\n",
+        "sys/fs/cgroup/outer/inner/memory.max": "4000000\n",
+        "sys/fs/cgroup/outer/inner/memory.current": "1000000\n",
+        "sys/fs/cgroup/outer/memory.max": "4000000\n",
+        "sys/fs/cgroup/outer/memory.current": "2000000\n",
+        "sys/fs/cgroup/outer/memory.stat": "anon 7\ninactive_file 500000\n",
+    }
+    assert free_bytes(files(tmp_path, MACHINE | groups)) == 2_500_000
+
+
+def test_a_group_without_a_limit_does_not_count(tmp_path: Path) -> None:
+    groups = {
+        "proc/self/cgroup": "4:cpu:/x\n3:memory:/job\n",
+        "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "9223372036854771712\n",
+        "sys/fs/cgroup/memory/job/memory.usage_in_bytes": "1000\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "max\n",
+    }
+    assert free_bytes(files(tmp_path, MACHINE | groups)) == 5000 * 1024
+
+
+def test_what_is_not_there_cannot_be_had_and_the_limit_goes_again() -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with within(64 * MIB), pytest.raises(RuntimeError) as caught:
+        torch.ones(256 * MIB, dtype=torch.uint8)
+    assert lacked(caught.value) == 256 * MIB
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    assert torch.ones(256 * MIB, dtype=torch.uint8).nbytes == 256 * MIB
+
+
+def test_lack_is_found_below_other_errors() -> None:
+    outer = InputError("it failed")
+    outer.__cause__ = MemoryError()
+    assert lacked(outer) == 0
+    assert lacked(InputError("other")) is None
+
+
+JOB = """
+import torch
+from torch import nn
+from pipeplan_launch import Job
+
+class Large(nn.Module):
+    def forward(self, x):
+        return torch.cat([x] * 4096, dim=1).sum(dim=1, keepdim=True)
+
+def inside():
+    return Job(nn.Sequential(nn.Linear(64, 256), Large(), nn.Linear(1, 1)), inputs=lambda n: torch.ones(n, 64))
+
+def between():
+    layers = [layer for _ in range(20) for layer in (nn.Linear(64, 64), nn.Tanh())]
+    return Job(nn.Sequential(*layers), inputs=lambda n: torch.ones(n, 64))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        # 1 MiB of numbers, four thousand times over: 4 GiB inside one layer. Or 40 times 32 MiB.
+        ("inside", r"'.*:inside' at minibatch 1024 does not fit in memory .* more were asked for; it needs about"),
+        ("between", r"does not fit in memory: it needs about .* of weights, .* for what the layers make.* are free"),
+    ],
+)
+def test_a_model_that_does_not_fit_says_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
+) -> None:
+    (tmp_path / "large.py").write_text(JOB)
+    monkeypatch.setattr(module, "free_bytes", lambda: 512 * MIB)
+    with pytest.raises(InputError, match=says) as caught:
+        profile_model(
+            f"{tmp_path}/large.py:{name}", Options(batches=(1024 if name == "inside" else 1 << 17,), repeats=1)
+        )
+    assert "\n" not in str(caught.value)
+    assert "try a smaller --batch" in str(caught.value)
