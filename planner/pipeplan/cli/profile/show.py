@@ -65,6 +65,7 @@ def _draw(profile: Profile, svg_file: Path | None, dot_file: Path | None) -> Non
 
 
 def _show(profile: Profile, top: int | None, console: Console, drawn: bool) -> None:
+    width = console.width if console.is_terminal else min(console.width, PIPED_WIDTH)
     for line in heading(profile):
         console.print(one_line(line), soft_wrap=True)
     console.print()
@@ -78,7 +79,7 @@ def _show(profile: Profile, top: int | None, console: Console, drawn: bool) -> N
     console.print()
     mark = f"; ● marks {len(hot)} layers that take {share:.0%}" if hot else ""
     console.print(f"The graph, and each part's share of the time{mark}:")
-    for text in picture(profile, console.width if console.is_terminal else min(console.width, PIPED_WIDTH)):
+    for text in picture(profile, width):
         console.print(text, soft_wrap=True)
 
 
