@@ -1,0 +1,100 @@
+"""Device files: the bundled ones, a user's own, and what is wrong with others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commandline import Run
+
+from pipeplan import devices
+from pipeplan.errors import InputError
+
+BUNDLED = Path(__file__).resolve().parents[2] / "profiles" / "devices"
+
+
+def text() -> str:
+    return (BUNDLED / "v100.toml").read_text(encoding="utf-8")
+
+
+def test_the_bundled_devices_are_read_by_any_case() -> None:
+    assert {"v100", "a100", "h100", "h200", "titan-x"} <= set(devices.bundled_names())
+    for name in devices.bundled_names():
+        one = devices.load(name.upper())
+        assert set(one.shares) == set(devices.KINDS)
+        assert one.peaks["float32"] > 1e12
+        assert one.memory_bytes > 10**10
+        assert one.checked
+
+
+@pytest.mark.parametrize("name", devices.bundled_names())
+def test_every_figure_says_where_it_is_from(name: str) -> None:
+    content = (BUNDLED / f"{name}.toml").read_text(encoding="utf-8")
+    tables = content.count("\n[")
+    assert content.count("\nsource = ") == tables
+    assert 'source = ""' not in content
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text().replace("V100 SXM2 16 GB", "mine").replace('"900 GB/s"', '"1 TB/s"'))
+    assert (devices.load(str(path)).name, devices.load(str(path)).bandwidth) == ("mine", 1e12)
+
+
+@pytest.mark.parametrize(
+    ("find", "put", "complaint"),
+    [
+        ('format = "pipeplan-device"', 'format = "pipeplan-cluster"', "is not a device file"),
+        ("version = 1", "version = 9", "upgrade pipeplan"),
+        ('name = "V100', 'nane = "V100', "there is no field 'nane'; did you mean 'name'"),
+        ('kind = "cuda"', 'kind = "tpu"', "expected 'cuda' or 'cpu', found 'tpu'"),
+        (
+            "compute = 0.65",
+            "compute = 65",
+            "share: recurrent: compute: expected a share above 0 and at most 1, found 65",
+        ),
+        ("[share.pooling]", "[share.poling]", "there is no field 'poling'; did you mean 'pooling'"),
+        ("[peak.float32]", "[peak.float23]", "there is no field 'float23'"),
+        ("flops = 15.7e12", "flops = 0", "peak: float32: flops: must be above 0"),
+        ('rate = "900 GB/s"', 'rate = "fast"', "expected a rate such as"),
+        ("sides = [128, 64]", "sides = [128]", "expected two numbers"),
+        ('arithmetic = "float32"', 'arithmetic = "tf32"', "there is no peak rate of 'tf32'"),
+        ("[bandwidth]", "[bandwidth", "is not valid TOML"),
+    ],
+    ids=range(12),
+)
+def test_what_is_wrong_is_named(tmp_path: Path, find: str, put: str, complaint: str) -> None:
+    content = text()
+    assert find in content
+    path = tmp_path / "mine.toml"
+    path.write_text(content.replace(find, put, 1))
+    with pytest.raises(InputError) as caught:
+        devices.load(str(path))
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert "\n" not in message
+    assert complaint in message
+
+
+def test_a_kind_that_is_missing(tmp_path: Path) -> None:
+    content = text()
+    path = tmp_path / "mine.toml"
+    path.write_text(content[: content.index("[share.elementwise]")])
+    with pytest.raises(InputError, match="the kind 'elementwise' is missing"):
+        devices.load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("device", "complaint"),
+    [
+        ("h10", "there is no device 'h10'; did you mean 'h100'"),
+        ("cude", "did you mean 'cuda'"),
+        ("mine.toml", "there is no device file mine.toml"),
+    ],
+)
+def test_a_device_that_is_not_there(run: Run, device: str, complaint: str) -> None:
+    done = run("profile", "mnist", "--device", device)
+    (line,) = done.err.strip().splitlines()
+    assert done.code == 2
+    assert complaint in line
+    assert not Path("profile.json").exists()

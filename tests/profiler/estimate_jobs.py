@@ -1,0 +1,125 @@
+"""Small models for the tests of estimates."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pipeplan_launch.job import Job
+
+
+def mlp() -> Job:
+    """Two linear layers of 100 → 200 → 50."""
+    model = nn.Sequential(nn.Linear(100, 200), nn.ReLU(), nn.Linear(200, 50))
+    return Job(model, inputs=lambda n: torch.zeros(n, 100), minibatch=64)
+
+
+def mlp_in_bfloat16() -> Job:
+    """The same under autocast."""
+    job = mlp()
+    return Job(job.model, inputs=job.inputs, minibatch=64, autocast=torch.bfloat16)
+
+
+def convolutions() -> Job:
+    """A grouped, a depthwise, a strided and a transposed convolution."""
+    model = nn.Sequential(
+        nn.Conv2d(8, 8, 1, bias=False),
+        nn.Conv2d(8, 16, 3, padding=1, groups=2, bias=False),
+        nn.Conv2d(16, 16, 5, groups=16, bias=False),
+        nn.Conv2d(16, 4, 3, stride=2, bias=False),
+        nn.ConvTranspose2d(4, 6, 3, stride=2, bias=False),
+    )
+    return Job(model, inputs=lambda n: torch.zeros(n, 8, 20, 20), minibatch=4)
+
+
+class _Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.LSTM(24, 32, num_layers=2, batch_first=True, bidirectional=True)
+        self.second = nn.GRU(64, 16, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.second(self.first(x)[0])[0]
+        return made
+
+
+def recurrent() -> Job:
+    """An LSTM of two layers in both directions and a GRU, on 10 steps."""
+    return Job(_Recurrent(), inputs=lambda n: torch.zeros(n, 10, 24), minibatch=8)
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(32, 96)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x).view(len(x), -1, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def attention() -> Job:
+    """Causal attention of 4 heads of 8 over 128 places."""
+    return Job(_Attention(), inputs=lambda n: torch.zeros(n, 128, 32), minibatch=2)
+
+
+def enormous() -> Job:
+    """149 GiB of parameters."""
+    return Job(nn.Sequential(nn.Linear(200_000, 200_000)), inputs=lambda n: torch.zeros(n, 200_000), minibatch=8)
+
+
+class _Insists(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.layer(x) * self.rates[1]
+        return made
+
+
+def insists() -> Job:
+    """A model that looks at numbers while it is built."""
+    return Job(_Insists(), inputs=lambda n: torch.zeros(n, 4), minibatch=2)
+
+
+class _Looks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            x = x + 1
+        made: Tensor = self.layer(x)
+        return made
+
+
+def looks() -> Job:
+    """A model that looks at its data."""
+    return Job(_Looks(), inputs=lambda n: torch.zeros(n, 4), minibatch=2)
+
+
+def residual() -> Job:
+    """Batch norm, a skip connection, pooling, a loss and a frozen layer."""
+    return Job(
+        _Residual(), inputs=lambda n: torch.zeros(n, 3, 8, 8), loss=None, minibatch=4,
+    )  # fmt: skip
+
+
+class _Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1).requires_grad_(False)
+        self.conv = nn.Conv2d(8, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.pool = nn.MaxPool2d(2)
+        self.out = nn.Linear(8 * 16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.norm(self.conv(x)).relu()
+        made: Tensor = self.out(self.pool(x).flatten(1))
+        return made
