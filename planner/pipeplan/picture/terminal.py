@@ -57,7 +57,7 @@ class _Row:
 def _text(row: _Row, width: int, largest: float) -> Text:
     room = max(LEAST_NAME, width - BAR - 10 - len(row.lanes))
     name = row.what if isinstance(row.what, str) else _name(row.what, room)
-    text = Text(f"{row.lanes} ", "" if row.marked else "dim")
+    text = Text.assemble((f"{row.lanes} ", "" if row.marked else "dim"))
     text.append(_cut(name, room).ljust(room), "bold red" if row.marked else "")
     text.append(f" {row.share:6.1%} ")
     text.append("█" * round(BAR * row.share / largest), "red" if row.marked else "blue")

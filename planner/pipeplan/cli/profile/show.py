@@ -77,7 +77,8 @@ def _show(profile: Profile, top: int | None, console: Console, drawn: bool) -> N
     hot = expensive(profile)
     share = sum(total_s(layer) for layer in profile.layers if layer.name in hot) / (profile.total_s or 1.0)
     console.print()
-    mark = f"; ● marks {len(hot)} layers that take {share:.0%}" if hot else ""
+    marked = "1 layer that takes" if len(hot) == 1 else f"{len(hot)} layers that take"
+    mark = f"; ● marks {marked} {share:.0%}" if hot else ""
     console.print(f"The graph, and each part's share of the time{mark}:")
     for text in picture(profile, width):
         console.print(text, soft_wrap=True)
@@ -101,7 +102,8 @@ def heading(profile: Profile) -> list[str]:
     versions = [f"{name} {value}" for name, value in (("torch", origin.torch), ("pipeplan", origin.pipeplan)) if value]
     lines += ["  " + ", ".join(versions)] if versions else []
     ratio = profile.optimizer_state_ratio
-    lines.append(f"  {profile.optimizer_name}, whose state is {ratio:g} times the weights")
+    state = f"whose state is {ratio:g} times the weights" if ratio else "which keeps no state"
+    lines.append(f"  {profile.optimizer_name}, {state}")
     if profile.model_ref:
         lines.append(f"  model {profile.model_ref}" + (f", graph {profile.graph_hash}" if profile.graph_hash else ""))
     for group in profile.together:
