@@ -2,7 +2,7 @@
 
 The bandwidth of a level is that of one component's link: what all workers of a component reach together, or one pair or
 an all-reduce where that is more. A message's efficiency is what one pair reaches alone over it, an all-reduce's the
-bandwidth that its times give by the ring's formula over it. The latency is that of messages.
+bandwidth that its times give by the ring's formula over it. The latency is that of messages, there too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeplan.cluster import Cluster, Device, Level, Server
 from pipeplan.linkfit.fit import Fit
 from pipeplan.linkfit.levels import Nesting
 from pipeplan.linkfit.series import MESSAGE, RING, TOGETHER, Series, cards, fit_all
-from pipeplan.units import show_rate, show_size, show_time
+from pipeplan.units import show_rate, show_size
 
 DIFFERENT = 1.5
 """Servers differ where what is inside them, or their cards, are further apart than this."""
@@ -85,7 +85,9 @@ def _link(series: Sequence[Series], nesting: Nesting, level: int, within: Sequen
     messages, rings = ([one for one in own if one.kind == kind] for kind in (MESSAGE, RING))
     if not messages or not rings:
         return None
-    message, ring = fit_all(messages), fit_all(rings)
+    message = fit_all(messages)
+    # With the latency that a plan's all-reduces are costed with: what is predicted of them is then closest.
+    ring = fit_all(rings, message.latency_s)
     # Inside a server two workers share no card: what all pairs reach at once says nothing of one worker's link.
     together = cards(own, nesting, level).values() if len(nesting.below(level)[0]) > 1 else ()
     carried = max((one.bandwidth for one in together), default=0.0)
@@ -188,8 +190,8 @@ def _source(link: Link, when: str) -> str:
     text = (
         f"measured {when}, {show_size(min(sizes))} to {show_size(max(sizes))}: "
         f"messages both ways through {ways[MESSAGE]} {show_rate(link.message.bandwidth)} "
-        f"({_off(link.message)}); all-reduce among {among} by {ways[RING]} {show_rate(link.ring.bandwidth)} and "
-        f"{show_time(link.ring.latency_s)} a step ({_off(link.ring)})"
+        f"({_off(link.message)}); all-reduce among {among} by {ways[RING]} {show_rate(link.ring.bandwidth)} "
+        f"({_off(link.ring)})"
     )
     loaded = [one for one in link.series if one.kind == TOGETHER]
     if loaded:

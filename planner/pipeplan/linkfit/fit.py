@@ -9,7 +9,7 @@ hides behind the other. Pipelines send what is large, so that larger sizes count
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,39 +66,59 @@ class Fit:
         return point.starts * self.latency_s + point.bytes / self.bandwidth
 
 
-def fit(points: Sequence[Point]) -> Fit:
-    """The latency and bandwidth closest to all points. Two sizes at least, each with a time above 0."""
+def fit(points: Sequence[Point], latency_s: float | None = None) -> Fit:
+    """The latency and bandwidth closest to all points, or with that latency the bandwidth.
+
+    Two sizes at least, each with a time above 0.
+    """
     starts, size, seconds = (
         np.array([getattr(point, name) for point in points]) for name in ("starts", "bytes", "seconds")
     )
     weights = np.maximum(LEAST_WEIGHT, np.sqrt(size / size.max()))
-    # With q = latency · bandwidth, log t = log(starts q + bytes) - log bandwidth: for a given q only a location is
-    # left to find, and q is one number, searched between far less than any size and far more.
-    low, high = np.log(size.min() * 1e-3), np.log(size.max() * 1e3)
-    best = 0.0
-    for _ in range(4):
-        found = [
-            (*_location(np.log(seconds) - np.log(starts * np.exp(q) + size), weights), q)
-            for q in np.linspace(low, high, _SHARES)
-        ]
-        _, best, at = min(found, key=lambda one: one[0])
-        step = (high - low) / (_SHARES - 1)
-        low, high = at - step, at + step
-    bandwidth = float(np.exp(-best))
-    result = Fit(float(np.exp(at)) / bandwidth, bandwidth, 0.0, 0.0)
+
+    def with_product(product: Floats) -> tuple[Floats, Floats]:
+        # With latency · bandwidth = q, log t = log(starts q + bytes) - log bandwidth: only a location is left to find.
+        return _locations(np.log(seconds) - np.log(np.outer(product, starts) + size), weights)
+
+    def with_bandwidth(bandwidth: Floats) -> tuple[Floats, Floats]:
+        expected = starts * latency_s + np.outer(1.0 / bandwidth, size)
+        return _losses(np.log(seconds) - np.log(expected), np.zeros(len(bandwidth)), weights), -np.log(bandwidth)
+
+    if latency_s is None:
+        product, bandwidth = _least(with_product, size.min() * 1e-3, size.max() * 1e3)
+        result = Fit(product / bandwidth, bandwidth, 0.0, 0.0)
+    else:
+        rates = size / seconds
+        _, bandwidth = _least(with_bandwidth, rates.min() / 2, rates.max() * 100)
+        result = Fit(latency_s, bandwidth, 0.0, 0.0)
     off = np.array([abs(result.seconds(point) / point.seconds - 1.0) for point in points])
     return Fit(result.latency_s, bandwidth, float(np.median(off)), float(off.max()))
 
 
-def _location(values: Floats, importance: Floats) -> tuple[float, float]:
-    """(Huber's loss there, the location with the least of it), by weights that are found again from what is left."""
-    middle = float(np.average(values, weights=importance))
+def _least(losses: Callable[[Floats], tuple[Floats, Floats]], low: float, high: float) -> tuple[float, float]:
+    """(the number with the least loss, the bandwidth there), searched over decades, then closer and closer."""
+    start, stop = np.log(low), np.log(high)
+    for _ in range(4):
+        tried = np.linspace(start, stop, _SHARES)
+        loss, slowness = losses(np.exp(tried))
+        best = int(loss.argmin())
+        step = (stop - start) / (_SHARES - 1)
+        start, stop = tried[best] - step, tried[best] + step
+    return float(np.exp(tried[best])), float(np.exp(-slowness[best]))
+
+
+def _locations(rows: Floats, importance: Floats) -> tuple[Floats, Floats]:
+    """(Huber's loss, the location with the least of it) of every row, by weights found again from what is left."""
+    middle = np.average(rows, axis=1, weights=importance)
     for _ in range(_ROUNDS):
-        off = np.abs(values - middle)
-        moved = float(np.average(values, weights=importance * TOLERATED / np.maximum(off, TOLERATED)))
-        if abs(moved - middle) < 1e-12:
-            break
-        middle = moved
-    off = np.abs(values - middle)
+        off = np.abs(rows - middle[:, None])
+        weights = importance * TOLERATED / np.maximum(off, TOLERATED)
+        middle = (weights * rows).sum(axis=1) / weights.sum(axis=1)
+    return _losses(rows, middle, importance), middle
+
+
+def _losses(rows: Floats, middle: Floats, importance: Floats) -> Floats:
+    off = np.abs(rows - middle[:, None])
     loss = np.where(off <= TOLERATED, off**2 / 2, TOLERATED * (off - TOLERATED / 2))
-    return float((importance * loss).sum()), middle
+    total: Floats = (importance * loss).sum(axis=1)
+    return total

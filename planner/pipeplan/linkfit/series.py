@@ -34,9 +34,9 @@ class Series:
         return [Point.message(size, seconds) for size, seconds in self.samples]
 
 
-def fit_all(series: Sequence[Series]) -> Fit:
-    """One latency and bandwidth for several series."""
-    return fit([point for one in series for point in one.points])
+def fit_all(series: Sequence[Series], latency_s: float | None = None) -> Fit:
+    """One latency and bandwidth for several series, or with that latency one bandwidth."""
+    return fit([point for one in series for point in one.points], latency_s)
 
 
 def cards(series: Sequence[Series], nesting: Nesting, level: int) -> dict[tuple[int, int], Fit]:
