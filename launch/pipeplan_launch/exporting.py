@@ -61,7 +61,8 @@ def export(job: Job, minibatch: int, whole: Sequence[str] = ()) -> Exported:
     dynamic = _batch_dimensions(batch.inputs, job.example_inputs(traced_at + 1), traced_at)
     if any(dynamic):
         try:
-            calls = _learn(job, whole, (traced_at, traced_at + 1))
+            # Sizes that depend on the data are not likely to agree with a line through them four times.
+            calls = _learn(job, whole, (traced_at, traced_at + 1, traced_at + 2, traced_at))
             made = _Attempt(job, batch, traced_at, dynamic, calls).run()
         except Exception as error:
             if depends_on_data(error):
@@ -73,7 +74,7 @@ def export(job: Job, minibatch: int, whole: Sequence[str] = ()) -> Exported:
     if traced_at != minibatch:
         batch = job.example(minibatch)
     static: DynamicShapes = tuple({} for _ in batch.inputs)
-    return _Attempt(job, batch, minibatch, static, _learn(job, whole, (minibatch,))).run()
+    return _Attempt(job, batch, minibatch, static, _learn(job, whole, (minibatch, minibatch))).run()
 
 
 def depends_on_data(error: BaseException) -> bool:

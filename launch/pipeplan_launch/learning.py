@@ -22,7 +22,7 @@ KNOWN = (type(None), *CONSTANTS, slice, type(...), torch.layout, torch.memory_fo
 def learn(model: nn.Module, paths: Sequence[str], run: Callable[[int], Any], minibatches: Sequence[int]) -> Calls:
     """See what the modules return while `run(n)` runs the model on n samples. Raises `Refused` for one that cannot."""
     seen: dict[str, list[list[Seen]]] = {path: [] for path in paths}
-    with _unchanged(model):
+    with unchanged(model):
         for minibatch in minibatches:
             for path in paths:
                 seen[path].append([])
@@ -50,7 +50,9 @@ def _recorder(path: str, module: nn.Module, minibatch: int, calls: list[Seen]) -
         given, before = tuple(tuple(one.shape) for one in tensors), [one._version for one in tensors]
         value = original(*args, **kwargs)
         register(value)
-        structure, made, _ = Structure.of(value)
+        structure, returned, _ = Structure.of(value)
+        # Not the tensors themselves: each would keep the activations of the whole run.
+        made = [(tuple(one.shape), one.dtype, one.requires_grad) for one in returned]
         written = tuple(index for index, one in enumerate(tensors) if one._version != before[index])
         calls.append(Seen(minibatch, given, written, structure, tuple(made)))
         return value
@@ -59,7 +61,7 @@ def _recorder(path: str, module: nn.Module, minibatch: int, calls: list[Seen]) -
 
 
 @contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
+def unchanged(model: nn.Module) -> Iterator[None]:
     """Buffers and plain attributes are afterwards what they were."""
     plain = {module: {k: v for k, v in vars(module).items() if _is_plain(v)} for module in model.modules()}
     buffers = {module: dict(module._buffers) for module in model.modules()}

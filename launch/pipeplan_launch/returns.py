@@ -33,7 +33,8 @@ class Seen:
     written: tuple[int, ...]
     """Which of these it wrote to."""
     structure: Structure
-    made: tuple[Tensor, ...]
+    made: tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
+    """For each tensor that it returned: shape, type, and whether it requires a gradient."""
 
 
 @dataclass(frozen=True)
@@ -104,21 +105,23 @@ def returns_of(path: str, calls: Sequence[Seen]) -> Returns:
 
 
 def _result(path: str, calls: Sequence[Seen], index: int) -> Result:
-    made = [one.made[index] for one in calls]
-    if len({(one.dtype, one.ndim) for one in made}) != 1:
+    shapes, types, gradients = zip(*(one.made[index] for one in calls), strict=True)
+    if len({*map(len, shapes)}) != 1 or len({*types}) != 1:
         raise Refused(path, "returns tensors of another kind with another minibatch")
-    sizes = [_size(calls, [one.shape for one in made], dimension) for dimension in range(made[0].ndim)]
+    sizes = [_size(calls, shapes, dimension) for dimension in range(len(shapes[0]))]
     known = tuple(size for size in sizes if size is not None)
     if len(known) != len(sizes):
         raise Refused(path, "returns sizes that do not follow from the minibatch size")
-    return Result(known, made[0].dtype, made[0].requires_grad)
+    return Result(known, types[0], any(gradients))
 
 
 def _size(calls: Sequence[Seen], shapes: Sequence[Sequence[int]], dimension: int) -> Size | None:
     """A size as it depends on the number of samples, by the calls that were seen; None where it does otherwise."""
-    if len(calls) == 1:
-        return Size(shapes[0][dimension], 0)
-    each, rest = divmod(shapes[1][dimension] - shapes[0][dimension], calls[1].minibatch - calls[0].minibatch)
+    other = next((index for index, one in enumerate(calls) if one.minibatch != calls[0].minibatch), None)
+    each, rest = 0, 0
+    if other is not None:
+        growth = shapes[other][dimension] - shapes[0][dimension]
+        each, rest = divmod(growth, calls[other].minibatch - calls[0].minibatch)
     size = Size(shapes[0][dimension] - each * calls[0].minibatch, each)
     holds = all(size.at(call.minibatch) == shape[dimension] for call, shape in zip(calls, shapes, strict=True))
     return size if not rest and holds else None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 
@@ -10,6 +13,7 @@ from pipeplan_launch.aliasing import DependsOnData
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.exporting import Exported, depends_on_data, export, mode
 from pipeplan_launch.job import Job
+from pipeplan_launch.learning import unchanged
 from pipeplan_launch.loading import describe, user_line
 from pipeplan_launch.outputs import plain
 from pipeplan_launch.precision import autocast
@@ -75,7 +79,7 @@ def _check_that_it_runs(job: Job, minibatch: int) -> None:
     """Raises `LaunchError` for a model that fails on its inputs by itself."""
     batch = job.example(minibatch)
     try:
-        with mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")), torch.no_grad():
+        with _as_in_training(job):
             batch.call(job.model)
     except Exception as own:
         shapes = ["×".join(map(str, one.shape)) for one in batch.inputs]
@@ -84,6 +88,14 @@ def _check_that_it_runs(job: Job, minibatch: int) -> None:
         raise LaunchError(
             f"the model {job.name!r} fails on its example inputs ({', '.join(shapes)}): {describe(own)}"
         ) from own
+
+
+@contextmanager
+def _as_in_training(job: Job) -> Iterator[None]:
+    """Run the model as in training, and leave it as it was."""
+    precision = autocast(job.autocast, torch.device("cpu"))
+    with mode(job.model, train=True), unchanged(job.model), precision, torch.no_grad():
+        yield
 
 
 def _reason(job: Job, error: Exception) -> str:
@@ -113,7 +125,7 @@ def _check_that_the_loss_does_without(job: Job, left_out: tuple[str, ...]) -> No
         return
     batch = job.example_batch(2)
     try:
-        with mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")), torch.no_grad():
+        with _as_in_training(job):
             job.loss(plain(batch.call(job.model), {}), batch.target)
     except Exception as error:
         raise LaunchError(

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+import traced_zoo_whole
 from torch import nn
 from traced_zoo import ZOO, build
 
@@ -148,12 +149,16 @@ def test_modules_named_like_our_own_layers() -> None:
 
 def test_hash_is_the_same_in_every_process_and_for_every_minibatch() -> None:
     code = (
-        "from traced_zoo import build; from pipeplan_launch.trace import trace;"
-        "print(*[trace(build(name), 8).graph_hash for name in ('mnist', 'routes', 'keeps-state')])"
+        "import traced_zoo, traced_zoo_whole; from pipeplan_launch.trace import trace;"
+        "jobs = [traced_zoo.build(name) for name in ('mnist', 'routes', 'keeps-state')];"
+        "jobs += [traced_zoo_whole.build(name) for name in ('hooked', 'adversary')];"
+        "print(*[trace(job, 8).graph_hash for job in jobs])"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": os.path.dirname(__file__)}
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
-    assert found.stdout.split() == [trace(build(name), 6).graph_hash for name in ("mnist", "routes", "keeps-state")]
+    jobs = [build(name) for name in ("mnist", "routes", "keeps-state")]
+    jobs += [traced_zoo_whole.build(name) for name in ("hooked", "adversary")]
+    assert found.stdout.split() == [trace(job, 6).graph_hash for job in jobs]
     assert trace(build("mnist"), 6).graph_hash != trace(build("gpt"), 6).graph_hash
 
 
