@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,26 @@ def test_a_device_that_is_not_there(run: Run, device: str, complaint: str) -> No
     assert done.code == 2
     assert complaint in line
     assert not Path("profile.json").exists()
+
+
+def _page() -> str:
+    document = (BUNDLED.parents[1] / "docs" / "file-formats.md").read_text(encoding="utf-8")
+    return document[document.index("## Device files") : document.index("## plan.json")]
+
+
+def test_the_page_says_everything_a_device_can(tmp_path: Path) -> None:
+    page = _page()
+    example = page[page.index("```toml\n") + len("```toml\n") : page.rindex("```")]
+    path = tmp_path / "card.toml"
+    path.write_text(example, encoding="utf-8")
+    card = devices.load(str(path))
+    assert (card.float32_as["convolution"], card.tile) == ("tf32", (128, 64))
+    assert card.transforms is not None
+    assert card.checked
+    written = {"memory_bytes": "memory", "kernel_s": "kernel", "peaks": "peak", "shares": "share"}
+    for field in fields(devices.DeviceModel):
+        name = written.get(field.name, field.name)
+        assert f"`{name}`" in page, name
+        assert re.search(rf"^\[?{name}\b", example, re.MULTILINE), name
+    for kind in (*devices.KINDS, *devices.ARITHMETICS):
+        assert f"`{kind}`" in page, kind
