@@ -1,6 +1,6 @@
 """Whether `pipeplan profile --links` finds the levels and rates of a network that is known.
 
-    python tests/benchmarks/links.py [NAME …] [--runs N]
+    python tests/benchmarks/links.py [NAME …] [--runs N] [--keep FOLDER]
 
 Networks of namespaces on this machine, with cables shaped to the rates given; every worker is a process that runs
 `pipeplan profile --links` as torchrun would start it. The table has, for every level, the rate that was set and what
@@ -154,14 +154,14 @@ def right(case: Case, cluster: Cluster) -> bool:
     return tuple(level.count for level in cluster.levels) == case.counts and sizes and cards
 
 
-def measure(name: str, run: int) -> None:
+def measure(name: str, run: int, keep: Path | None) -> None:
     """One network: its table."""
     case = CASES[name]
     network = Network(case.root)
     with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
+        folder = keep or Path(text)
         took = survey(network, folder / f"{name}.toml", 29500 + run)
-        reduced, sent = bare(network, folder, 29600 + run)
+        reduced, sent = bare(network, Path(text), 29600 + run)
         cluster = cluster_file.load(str(folder / f"{name}.toml"))
     links, top = Links.of(cluster), len(cluster.levels)
     expected = cost.ring_allreduce_time(cluster.workers, SIZE, *links.allreduce(top, 0))
@@ -184,18 +184,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(CASES))
     parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="a folder for the files that are written")
     given = parser.parse_args()
     if unknown := [name for name in given.names if name not in CASES]:
         parser.error(f"there is no network {unknown[0]!r}")
     if os.environ.get(INSIDE):
-        measure(given.names[0], given.runs)
+        measure(given.names[0], given.runs, given.keep)
         return 0
     if not possible():
         print("skipped: this machine does not let us make network namespaces (unshare -Urnm)")
         return 0
     os.environ[INSIDE] = "1"
+    options = ["--keep", str(given.keep.absolute())] if given.keep else []
     return max(
-        inside(Path(__file__), name, "--runs", str(run))
+        inside(Path(__file__), name, "--runs", str(run), *options)
         for name in given.names or CASES
         for run in range(1, given.runs + 1)
     )

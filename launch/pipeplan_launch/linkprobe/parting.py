@@ -33,6 +33,7 @@ class Parting:
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
         self._over = threading.Event()
+        self._noticed = threading.Event()
         threading.Thread(target=self._watch, daemon=True, name="parting").start()
 
     def end(self) -> None:
@@ -54,7 +55,9 @@ class Parting:
                 time.sleep(LOOK_S / 5)
                 silent = [one for one in silent if not store.check([f"alive/{one}"])]
             guilty = [one for one in range(world) if store.check([f"error/{one}"])]
-        except RuntimeError:  # the store is gone, and with it the worker that kept it: each server's first one says so
+        except RuntimeError:  # the store is gone, and with it the worker that kept it
+            if self._noticed.is_set():
+                return Silent()  # that worker knew of the fault: it has said so, and ended
             here = [one for one in range(1, world) if self._meeting.places[one] == self._meeting.places[rank]]
             lost = PeerLost("rank 0 was lost while links were measured; nothing was written")
             return lost if rank in here[:1] else Silent()
@@ -73,6 +76,7 @@ class Parting:
         with suppress(RuntimeError):
             while not self._over.wait(LOOK_S):
                 if store.check(["fault"]):
+                    self._noticed.set()
                     store.set(f"alive/{rank}", "")
                     if not self._over.wait(END_S):
                         os._exit(STATUS)

@@ -1,0 +1,45 @@
+"""The links of a network that is known, measured through real sockets: levels and rates are those that were set."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from links_network import possible
+
+from pipeplan import cluster_file
+from pipeplan.links import Links
+
+SCRIPT = Path(__file__).with_name("links.py")
+MBIT = 1.25e5
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not possible(), reason="this machine does not let us make network namespaces (unshare -Urnm)"),
+]
+
+
+def measured(name: str, folder: Path) -> tuple[Links, str]:
+    command = [sys.executable, SCRIPT, name, "--keep", folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return Links.of(cluster_file.load(str(folder / f"{name}.toml"))), done.stdout
+
+
+def test_two_servers_of_two(tmp_path: Path) -> None:
+    links, said = measured("two-by-two", tmp_path)
+    cluster = links.cluster
+    assert [(level.name, level.count) for level in cluster.levels] == [("server", 2), ("cluster", 2)]
+    assert cluster.levels[1].bandwidth == pytest.approx(400 * MBIT, rel=0.1)
+    assert links.sendrecv(2, 0)[0] == pytest.approx(400 * MBIT, rel=0.1)
+    assert links.allreduce(2, 0)[0] == pytest.approx(400 * MBIT, rel=0.2)
+    assert links.sendrecv(1, 0)[0] > 5 * 400 * MBIT, "through shared memory"
+    assert "levels found" in said
+
+
+def test_servers_of_unequal_size(tmp_path: Path) -> None:
+    links, _ = measured("unequal", tmp_path)
+    assert links.cluster.server_sizes == (3, 1)
+    assert links.sendrecv(2, 0)[0] == pytest.approx(200 * MBIT, rel=0.1)

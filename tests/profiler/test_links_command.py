@@ -1,0 +1,188 @@
+"""`pipeplan profile --links`, as a user calls it: the file that it writes, and what is wrong, in one line."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeplan import cluster_file
+from pipeplan.cli import main
+from pipeplan.cli.profile import links as links_command
+
+Run = Callable[..., tuple[int, str, str]]
+JOINED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Call the command line in an empty folder: exit code, output, errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    for name in JOINED:
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["pipeplan", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        captured = capsys.readouterr()
+        return int(stopped.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def test_a_file_that_solve_takes(run: Run, tmp_path: Path) -> None:
+    code, out, err = run(
+        "profile", "--links", "--workers", "2", "--device", "cpu", "-o", "here.toml", "--budget", "0.5"
+    )
+    assert code == 0, err
+    assert err == "measuring pairs of workers\nmeasuring level 1\n"
+    assert out.endswith("Wrote here.toml. Next: pipeplan solve --cluster here.toml\n")
+    cluster = cluster_file.load("here.toml")
+    assert (cluster.name, cluster.workers, cluster.servers, cluster.device.kind) == ("here", 2, 1, "cpu")
+    assert cluster.levels[0].source.startswith("measured 20")
+    assert cluster.device.memory_bytes * 2 <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    code, out, err = run("solve", "--cluster", "here.toml", "--ignore-memory", "--solver", "dp", "-o", "plan")
+    assert code == 0, err
+    code, _, err = run("profile", "--links", "--workers", "2", "-o", "here.toml")
+    assert (code, err) == (2, "error: here.toml exists; give another file with -o, or --force to replace it\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--workers", "1"], "there is no link with 1 worker: give --workers 2 or more"),
+        (["--workers", "0"], "there is no link with 0 workers: give --workers 2 or more"),
+        (["--budget", "0"], "--budget takes a number of seconds above 0, not 0"),
+        (["--timeout", "nan"], "--timeout takes a number of seconds above 0, not nan"),
+        (["-o", "."], ". is a folder: name the file to write, as in -o cluster.toml"),
+        (["-o", "file/cluster.toml"], "cannot write file/cluster.toml: "),
+        (["--device", "tpu"], "Invalid value for '--device'"),
+        (["MODEL"], "Got unexpected extra argument"),
+    ],
+    ids=["one", "none", "budget", "timeout", "folder", "below-a-file", "device", "model"],
+)
+def test_what_is_wrong_is_said_before_anything_is_measured(
+    arguments: list[str], line: str, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    code, out, err = run("profile", "--links", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {line}")
+    assert err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_no_gpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_command.local, "gpus", list)
+    code, _, err = run("profile", "--links", "--device", "cuda")
+    assert code == 2
+    assert err.startswith("error: --device cuda: nvidia-smi finds no GPU here")
+
+
+def test_workers_are_not_given_twice(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, err = run("profile", "--links", "--workers", "2")
+    assert code == 2
+    assert err.startswith("error: --workers is for one machine by itself")
+
+
+# What follows is of processes of their own: seconds each, for importing torch.
+
+
+class Workers:
+    """As a launcher starts them, each with its own standard error."""
+
+    def __init__(self, folder: Path, ranks: list[int], world: int, *options: str) -> None:
+        port = str(20000 + os.getpid() % 20000)
+        command = [sys.executable, "-m", "pipeplan", "profile", "--links", "-o", "made.toml", *options]
+        self.processes = {}
+        for rank in ranks:
+            place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1"}
+            environment = os.environ | {key: str(value) for key, value in place.items()} | {"MASTER_PORT": port}
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            self.processes[rank] = subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes)  # type: ignore[call-overload]
+
+    def ends(self) -> dict[int, tuple[int, list[str]]]:
+        """Of every rank: exit status, and what it said of errors."""
+        found = {}
+        for rank, process in self.processes.items():
+            _, said = process.communicate(timeout=120)
+            lines = [line for line in said.splitlines() if not line.startswith("measuring")]
+            found[rank] = (process.returncode, lines)
+        return found
+
+
+@pytest.mark.slow
+def test_ranks_that_never_come(tmp_path: Path) -> None:
+    ends = Workers(tmp_path, [0, 2], 4, "--timeout", "8").ends()
+    line = "error: ranks 1 and 3 of 4 did not come within 8 s; nothing was written: start all, or wait longer with"
+    assert ends[0] == (2, [f"{line} --timeout"])
+    assert ends[2] == (2, [])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_worker_that_dies_midway(tmp_path: Path, lost: int) -> None:
+    workers = Workers(tmp_path, [0, 1, 2], 3, "--timeout", "20", "--budget", "60")
+    error = workers.processes[0].stderr
+    assert error is not None
+    assert error.readline() == "measuring pairs of workers\n"
+    time.sleep(0.3)
+    workers.processes[lost].kill()
+    ends = workers.ends()
+    assert {ends[rank][0] for rank in range(3) if rank != lost} == {2}
+    assert [line for _, lines in ends.values() for line in lines] == [
+        f"error: rank {lost} was lost while links were measured; nothing was written"
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_file_that_is_there_ends_all_at_once(tmp_path: Path) -> None:
+    (tmp_path / "made.toml").write_text("mine")
+    began = time.monotonic()
+    ends = Workers(tmp_path, [0, 1], 2).ends()
+    assert time.monotonic() - began < 50, "nobody waits for a timeout"
+    assert ends[0] == (2, ["error: made.toml exists; give another file with -o, or --force to replace it"])
+    assert ends[1] == (2, [])
+    assert (tmp_path / "made.toml").read_text() == "mine"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", ["one", "all"])
+def test_an_interrupt_leaves_no_processes(tmp_path: Path, whom: str) -> None:
+    command = [sys.executable, "-m", "pipeplan", "profile", "--links", "--workers", "3", "-o", "made.toml"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "measuring pairs of workers\n"
+    if whom == "all":
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert re.sub(r"(?m)^measuring.*\n", "", said).strip() == "error: interrupted"
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_by_torchrun(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "pipeplan", "profile", "--links", "-o", "made.toml", "--budget", "2"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Wrote made.toml") == 1
+    assert cluster_file.load(str(tmp_path / "made.toml")).workers == 2
