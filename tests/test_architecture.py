@@ -54,6 +54,8 @@ TORCH_FREE_LAUNCH = (
     "errors",
     "fields",
     "interrupt",
+    "linkprobe.settings",
+    "linkprobe.turns",
     "manifest",
     "manifest_reader",
     "models",

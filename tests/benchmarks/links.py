@@ -36,7 +36,7 @@ from pipeplan import cli, cluster_file, cost
 from pipeplan.cli.profile import links as _command  # noqa: F401  imported before the workers are forked
 from pipeplan.cluster import Cluster
 from pipeplan.links import Links
-from pipeplan_launch import linkprobe as _probe  # noqa: F401
+from pipeplan_launch.linkprobe import joined as _joined  # noqa: F401
 
 MBIT = 1.25e5
 SIZE = 2**21

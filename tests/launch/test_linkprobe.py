@@ -14,9 +14,12 @@ import torch
 import torch.distributed as dist
 
 from pipeplan_launch.errors import LaunchError, PeerLost
-from pipeplan_launch.linkprobe import Found, Settings, measure_here, measure_joined, meeting
+from pipeplan_launch.linkprobe import meeting
+from pipeplan_launch.linkprobe.here import measure_here
+from pipeplan_launch.linkprobe.joined import measure_joined
 from pipeplan_launch.linkprobe.meeting import Hello, Meeting, Silent, meet
 from pipeplan_launch.linkprobe.parting import Parting
+from pipeplan_launch.linkprobe.settings import Found, Settings
 from pipeplan_launch.linkprobe.traffic import FEWEST, WARM, Limits, over_sizes
 
 HELLO = Hello("place", "machine", "host", "cpu", 0, {})

@@ -5,15 +5,9 @@
     traffic     one message, one all-reduce, and their times over sizes
     survey      all pairs first, then every level that was found
     parting     when a worker is lost meanwhile: which
-    here        all of it on this machine, without a launcher
+    joined      one worker, as torchrun starts it
+    here        all of them on this machine, without a launcher
+    settings    what is asked and answered
 
-Finding levels in what pairs reach is the caller's: `measure` asks a function for them.
+Finding levels in what pairs reach is the caller's: a survey asks a function for them.
 """
-
-from __future__ import annotations
-
-from pipeplan_launch.linkprobe.here import measure_here
-from pipeplan_launch.linkprobe.joined import measure_joined
-from pipeplan_launch.linkprobe.settings import Found, Measured, Settings, Timed
-
-__all__ = ["Found", "Measured", "Settings", "Timed", "measure_here", "measure_joined"]

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -23,9 +22,9 @@ from pipeplan.errors import InputError
 from pipeplan.linkfit.build import Built, build
 from pipeplan.linkfit.levels import Nesting, find
 from pipeplan.linkfit.series import Series
-
-if TYPE_CHECKING:
-    from pipeplan_launch.linkprobe import Found, Measured, Settings
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.interrupt import watch_signals
+from pipeplan_launch.linkprobe.settings import Found, Measured, Settings
 
 Show = Callable[[int, int, str], None]
 
@@ -88,7 +87,8 @@ def command(
         raise InputError(
             f"this machine would have one worker, a {hardware.name}: give --workers 2, or start by torchrun"
         )
-    settings = _settings(hardware, timeout, budget, refusal if os.environ.get("RANK") == "0" else "")
+    said = refusal if os.environ.get("RANK") == "0" else ""
+    settings = Settings(hardware.kind, timeout, budget, asdict(hardware), said)
     measured = _measure(settings, None if joined else count)
     if measured is None:
         return
@@ -123,19 +123,6 @@ def _hardware(device: str | None, workers: int | None) -> tuple[local.Hardware, 
     return here, workers or here.cores
 
 
-def _settings(hardware: local.Hardware, timeout: float, budget: float, refusal: str) -> Settings:
-    # When a worker is lost torch's library prints pages; what there is to say is one line.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    try:
-        from pipeplan_launch.linkprobe import Settings
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise InputError("measuring links needs torch: pip install 'pipeplan[torch]'") from error
-    facts = asdict(hardware)
-    return Settings(hardware.kind, timeout, budget, facts, refusal)
-
-
 def _nesting(found: Found, kind: str) -> Nesting:
     # Processes on a CPU run on whichever core is free: what looks like an island among them is chance.
     return find(found.pairs, found.places, islands=kind == "cuda")
@@ -143,8 +130,15 @@ def _nesting(found: Found, kind: str) -> Nesting:
 
 def _measure(settings: Settings, workers: int | None) -> Measured | None:
     """With the workers that torchrun started, or so many on this machine. None where another worker has the result."""
-    from pipeplan_launch.errors import LaunchError
-    from pipeplan_launch.linkprobe import measure_here, measure_joined
+    # When a worker is lost torch's library prints pages; what there is to say is one line.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    try:
+        from pipeplan_launch.linkprobe.here import measure_here
+        from pipeplan_launch.linkprobe.joined import measure_joined
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InputError("measuring links needs torch: pip install 'pipeplan[torch]'") from error
 
     def levels(found: Found) -> tuple[tuple[tuple[int, ...], ...], ...]:
         return _nesting(found, settings.device).partitions
@@ -162,7 +156,6 @@ def _measure(settings: Settings, workers: int | None) -> Measured | None:
 @contextmanager
 def _one_of_several() -> Iterator[None]:
     """Ctrl-C, and errors, where other processes may be what this one waits for."""
-    from pipeplan_launch.interrupt import watch_signals
 
     def stop(number: int) -> None:
         if number == signal.SIGINT and os.environ.get("RANK") == "0":
