@@ -123,3 +123,19 @@ class _Residual(nn.Module):
         x = x + self.norm(self.conv(x)).relu()
         made: Tensor = self.out(self.pool(x).flatten(1))
         return made
+
+
+class _Alone(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.layer(x) if float(x.sum()) > 0 else x
+        return made
+
+
+def alone() -> Job:
+    """A model that looks at its data in a part of its own."""
+    model = nn.Sequential(nn.Linear(4, 4), _Alone(), nn.Linear(4, 4))
+    return Job(model, inputs=lambda n: torch.ones(n, 4), minibatch=2)

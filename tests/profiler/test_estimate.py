@@ -159,6 +159,13 @@ def test_a_model_that_looks_at_its_data_gets_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_what_is_taken_whole_is_said_to_be_known_by_its_bytes_only() -> None:
+    profile = profile_model(ref("alone"), Options(device="v100"))
+    assert profile.provenance.notes[-1].startswith("'1' is taken whole")
+    (layer,) = [layer for layer in profile.layers if layer.name == "1"]
+    assert 0 < layer.forward_s <= layer.backward_s
+
+
 def test_times_are_the_roofline() -> None:
     share = V100.shares["matmul"]
     thick = Work("matmul", "float32", flops=1e12, bytes=1e6, sides=(128, 128))

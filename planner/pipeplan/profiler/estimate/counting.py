@@ -16,11 +16,13 @@ from torch.utils._pytree import tree_map_only, tree_unflatten
 
 from pipeplan.profiler.estimate.fused import AsOnGPU
 from pipeplan.profiler.estimate.operators import works_of
+from pipeplan.profiler.estimate.tensors import size_of
 from pipeplan.profiler.estimate.work import Work
 from pipeplan.profiler.saved import SavedBytes
 from pipeplan_launch.aliasing import attribute
 from pipeplan_launch.job import Batch
 from pipeplan_launch.layers import LOSS
+from pipeplan_launch.opaque import Opaque
 from pipeplan_launch.precision import autocast
 from pipeplan_launch.split import output_spec
 from pipeplan_launch.trace import TracedModel
@@ -38,6 +40,8 @@ class Counts:
     saved_bytes: dict[str, int] = field(default_factory=dict)
     tensor_bytes: dict[str, int] = field(default_factory=dict)
     """Of each of the traced model's tensors."""
+    unseen: list[str] = field(default_factory=list)
+    """Layers that the trace does not look into: of these only the bytes around them are known."""
 
 
 def count(traced: TracedModel, batch: Batch, loss: Callable[[Any, Any], Tensor]) -> Counts:
@@ -124,6 +128,11 @@ class _Pass:
         with saved.watch(watch.layer):
             self.values[node] = node.target(*args, **kwargs)
         _mark(self.values[node], watch.layer)
+        if isinstance(node.target, Opaque):
+            moved = size_of(args, kwargs, self.values[node])
+            self.counts.unseen.append(watch.layer)
+            self.counts.forward[watch.layer].append(Work("elementwise", "float32", bytes=moved))
+            self.counts.backward[watch.layer].append(Work("elementwise", "float32", bytes=2 * moved))
 
     def _loss(self) -> Tensor:
         leaves = torch.utils._pytree.tree_leaves(self.graph.output_node().args[0])

@@ -48,30 +48,42 @@ def estimate_model(ref: str, options: Options, progress: Progress = lambda done,
     try:
         built = build(ref, options.seed, options.minibatch, options.granularity)
         sizes = options.batches or (built.job.minibatch,)
-        made = []
+        made, notes = [], dict.fromkeys([*device.checked, *([built.note] if built.note else [])])
         for done, size in enumerate(sizes):
             progress(done, len(sizes), "counting")
-            made.append(estimate_size(ref, built, size, device))
-        return _profile(ref, built, device, made, options)
+            counts = count_size(ref, built, size)
+            made.append(_size(built, counts, size, device))
+            notes.update(dict.fromkeys(_unseen(counts)))
+        return _profile(ref, built, device, made, options, tuple(notes))
     except LaunchError as error:
         raise InputError(str(error)) from error
 
 
-def estimate_size(ref: str, built: Built, minibatch: int, device: DeviceModel) -> Size:
-    """The layers and tensors at one minibatch size."""
+def count_size(ref: str, built: Built, minibatch: int) -> Counts:
+    """What the layers do at one minibatch size."""
     traced = built.traced
     if minibatch != traced.minibatch and not traced.dynamic_batch:
         raise LaunchError(f"{ref!r} was traced at minibatch {traced.minibatch}, and does not run at {minibatch}")
     batch = built.job.example_batch(minibatch)
     loss = built.job.loss if built.job.loss is not None and batch.target is not None else sum_of_outputs
     try:
-        counts = count(traced, batch, loss)
+        return count(traced, batch, loss)
     except LaunchError:
         raise
     except Exception as error:
         raise LaunchError(f"{ref!r} cannot be run on tensors without data: {describe(error)}") from error
+
+
+def _unseen(counts: Counts) -> list[str]:
+    if not counts.unseen:
+        return []
+    first, more = counts.unseen[0], len(set(counts.unseen)) - 1
+    what = f"{first!r} and {more} more layers are" if more else f"{first!r} is"
+    return [f"{what} taken whole, so that only the bytes around count: the time may be far longer"]
+
+
+def _size(built: Built, counts: Counts, minibatch: int, device: DeviceModel) -> Size:
     _, ratio = optimizer_state(built.job)
-    layers = _layers(traced, counts, device, ratio)
     tensors = tuple(
         Tensor(
             name=spec.name,
@@ -80,9 +92,9 @@ def estimate_size(ref: str, built: Built, minibatch: int, device: DeviceModel) -
             bytes=counts.tensor_bytes[spec.name],
             gradient_bytes=counts.tensor_bytes[spec.name] if spec.requires_grad else 0,
         )
-        for spec in traced.tensors
+        for spec in built.traced.tensors
     )
-    return Size(minibatch, layers, tensors)
+    return Size(minibatch, _layers(built.traced, counts, device, ratio), tensors)
 
 
 def _layers(traced: TracedModel, counts: Counts, device: DeviceModel, state: float) -> tuple[Layer, ...]:
@@ -121,7 +133,9 @@ def _rounded(time_s: float) -> float:
     return float(f"{time_s:.4g}")
 
 
-def _profile(ref: str, built: Built, device: DeviceModel, made: list[Size], options: Options) -> Profile:
+def _profile(
+    ref: str, built: Built, device: DeviceModel, made: list[Size], options: Options, notes: tuple[str, ...]
+) -> Profile:
     traced = built.traced
     first, *others = made
     optimizer, ratio = optimizer_state(built.job)
@@ -142,7 +156,7 @@ def _profile(ref: str, built: Built, device: DeviceModel, made: list[Size], opti
             torch=torch.__version__,
             pipeplan=__version__,
             traced=traced.how,
-            notes=(*device.checked, *([built.note] if built.note else [])),
+            notes=notes,
         ),
         optimizer_name=optimizer,
         optimizer_state_ratio=ratio,
