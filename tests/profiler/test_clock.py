@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from pipeplan.profiler.clock import CPUClock, median, spread
@@ -19,3 +21,10 @@ def test_clock_runs_the_call_once(threads: int) -> None:
     taken = CPUClock(threads).measure(lambda: calls.append(1))
     assert calls == [1]
     assert taken() >= 0.0
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_one_thread_is_not_charged_for_waiting(processes: int) -> None:
+    taken = CPUClock(1, processes).measure(lambda: time.sleep(0.05))
+    assert taken() < 0.04
+    assert CPUClock(2, processes).measure(lambda: time.sleep(0.05))() >= 0.05

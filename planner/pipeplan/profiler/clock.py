@@ -26,12 +26,13 @@ class Clock(Protocol):
 class CPUClock:
     """The time that this thread computes (one thread), else wall-clock time.
 
-    With one thread both passes run on the calling thread; its own time leaves out what other processes take. Where
-    these belong to what is measured (`processes`), time spent waiting for a core counts.
+    With one thread both passes run on the calling thread; its own time leaves out what other processes take. What they
+    slow it by, through caches, memory and the clock, it has in it; waiting for a core it has not, also where the others
+    belong to what is measured (`processes`): for that the planner knows how many cores a cluster's workers share.
     """
 
     def __init__(self, threads: int, processes: int = 1) -> None:
-        own = threads == 1 and processes == 1
+        own = threads == 1
         self._now = time.thread_time if own else time.perf_counter
         self.how = "CPU time of the one computing thread" if own else f"wall-clock time with {counted(threads)}"
         if processes > 1:
