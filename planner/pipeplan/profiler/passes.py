@@ -24,7 +24,7 @@ from pipeplan_launch.job import Job
 from pipeplan_launch.layers import LOSS
 from pipeplan_launch.loading import describe
 
-BUDGET_S = 30.0
+BUDGET_S = 25.0
 """What the repeats may take, unless their number is given: at least 3 of them run."""
 FEWEST, MOST = 3, 200
 """Of the measured passes, unless their number is given."""

@@ -95,6 +95,8 @@ def _profile_here(
     refuse_the_hopeless(ref, traced, max(sizes), free)
     found, first = [], None
     for size in sizes:
+        if options.device == "cuda":
+            torch.cuda.empty_cache()  # blocks kept for another size would not fit this one
         passes = _passes(job, traced, size, options, progress, company)
         first = first or passes
         found.append(_measure(ref, passes, options))

@@ -82,11 +82,13 @@ def _together(
         once()
         _step(optimizer)
 
+    start = time.perf_counter()
     step()  # the first one makes the optimiser's state
+    quick = time.perf_counter() - start < BUDGET_S / MOST
     job.model.zero_grad(set_to_none=True)
     held = [*job.model.parameters(), *job.model.buffers(), *inputs, *_state(optimizer)]
     peak = _peak(held[0].device, held, step)
-    return _timed(optimizer, clock, once), peak
+    return _timed(optimizer, clock, once if quick else lambda: None), peak
 
 
 def _owners(model: nn.Module, own: Mapping[str, Sequence[str]]) -> list[_Owner]:
@@ -114,17 +116,13 @@ def _state(optimizer: Optimizer) -> list[Tensor]:
     return [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
 
 
-def _timed(optimizer: Optimizer, clock: Clock, once: Callable[[], None]) -> float:
-    """The median time of a step, each after a pass over the model while that is quick: it leaves what training does in
-    the caches."""
+def _timed(optimizer: Optimizer, clock: Clock, between: Callable[[], None]) -> float:
+    """The median time of a step, with the gradients that there are. What runs between two steps is to leave in the
+    caches what training does; where that takes long, the parameters are larger than these."""
     handles: list[Callable[[], float]] = []
-    start, passes = time.perf_counter(), True
+    start = time.perf_counter()
     while len(handles) < FEWEST or (time.perf_counter() - start < BUDGET_S and len(handles) < MOST):
-        if passes:
-            began = time.perf_counter()
-            optimizer.zero_grad(set_to_none=True)
-            once()
-            passes = time.perf_counter() - began < BUDGET_S / MOST
+        between()
         handles.append(clock.measure(lambda: _step(optimizer)))
     clock.settle()
     return median([taken() for taken in handles])
