@@ -69,10 +69,9 @@ def _proof(outcome: Outcome) -> list[str]:
     score = outcome.evaluation
     if outcome.published is None and score.pace_s > score.alone_s * (1 + TOLERANCE):
         what = "cores" if outcome.problem.cluster.shared_cores else "network cards"
-        lines.append(
-            f"Shared {what} slow it by {score.pace_s / score.alone_s - 1:.1%}, from {show_time(score.alone_s)}. "
-            f"With them no plan is proven more than {outcome.gap:.2%} faster (bound {show_time(outcome.bound_s)})."
-        )
+        slower = f"Shared {what} slow it by {score.pace_s / score.alone_s - 1:.1%}, from {show_time(score.alone_s)}"
+        bound = f"With them no plan is proven more than {outcome.gap:.2%} faster (bound {show_time(outcome.bound_s)})."
+        lines.append(f"{slower}, and every plan to no less." if outcome.gap <= TOLERANCE else f"{slower}. {bound}")
     if outcome.certificate.document is not None:
         lines.append("Certificate: in plan.json; `pipeplan check` verifies it without the solvers.")
     return lines

@@ -1,0 +1,148 @@
+"""Workers that share a server's cores, and the optimiser's step: by hand, through every command, and replayed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeplan import cluster_file, contention, render
+from pipeplan.check.verify import verify
+from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_json import from_json
+from pipeplan.cluster_write import text_of
+from pipeplan.errors import InputError
+from pipeplan.evaluate import evaluate
+from pipeplan.files import Node
+from pipeplan.plan import Plan, Stage
+from pipeplan.problem import Options, Problem
+from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.simulate.engine import replay
+from pipeplan.simulate.report import enough_minibatches, measure
+from pipeplan.simulate.scenario import from_document
+from pipeplan.solve import Outcome, Settings, solve
+
+NO_OVERLAP = Options(overlap=0.0)
+
+
+def _profile(*times: tuple[float, float, float], size: int = 8) -> Profile:
+    """A chain of layers by forward, backward and update time, with `size` bytes of weights each."""
+    layers = tuple(Layer(f"l{i}", *time[:2], size, 0, update_s=time[2]) for i, time in enumerate(times))
+    tensors = tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), 1, 1) for i in range(len(times) - 1))
+    return Profile(layers, tensors, 1)
+
+
+def _cluster(workers: int, cores: int, bandwidth: float = 1e9) -> Cluster:
+    return Cluster("c", Device("d", "cpu", 1 << 30, cores=cores), (Level("server", workers, bandwidth),))
+
+
+def _plan(*stages: tuple[str, int], depths: tuple[int, ...]) -> Plan:
+    """Stages by the digits of their layers and their replicas, on workers from 0 on."""
+    made, first = [], 0
+    for (layers, replicas), depth in zip(stages, depths, strict=True):
+        names = tuple(f"l{digit}" for digit in layers)
+        made.append(Stage(names, tuple(range(first, first + replicas)), depth, depth))
+        first += replicas
+    return Plan(tuple(made))
+
+
+def _checked(outcome: Outcome) -> dict[str, bool | None]:
+    document = json.loads(json.dumps(render.plan_document(outcome)))
+    return {found.what: found.holds for found in verify(Node(document, "plan.json"), outcome.problem.profile)}
+
+
+def test_three_workers_on_two_cores_take_what_all_compute_on_both() -> None:
+    problem = Problem(_profile((1, 2, 0), (1, 2, 0), (2, 3, 0)), _cluster(3, 2), NO_OVERLAP)
+    score = evaluate(_plan(("0", 1), ("1", 1), ("2", 1), depths=(5, 3, 1)), problem)
+    assert score.alone_s == pytest.approx(5)
+    assert score.pace_s == pytest.approx((3 + 3 + 5) / 2)
+    assert score.bound == "the 2 cores of server 0"
+    # A stage that takes longer than all do on both cores has one for itself.
+    uneven = evaluate(_plan(("0", 1), ("12", 1), depths=(3, 1)), problem)
+    assert uneven.pace_s == uneven.alone_s == pytest.approx(8)
+
+
+def test_all_reduces_keep_the_cores_busy_too() -> None:
+    """2-1: (6 + 5) s of computing, and of one all-reduce, 4 s for two minibatches on each replica, nothing hidden."""
+    problem = Problem(_profile((2, 4, 0), (2, 3, 0), size=400), _cluster(3, 2, 100.0), NO_OVERLAP)
+    plan = _plan(("0", 2), ("1", 1), depths=(9, 1))
+    assert evaluate(plan, problem).pace_s == pytest.approx((6 + 5 + 2 * 4 / 2) / 2)
+    hidden = replace(problem, options=Options(overlap=1.0))
+    assert evaluate(plan, hidden).pace_s == pytest.approx((6 + 5) / 2)
+    assert evaluate(plan, replace(problem, options=replace(NO_OVERLAP, contention=False))).pace_s == pytest.approx(5)
+
+
+def test_servers_have_cores_of_their_own() -> None:
+    """Three workers on two cores, then two on one each: 4 s on each of four workers."""
+    level = Level("server", 3, 1e9)
+    shared, free = Device("small", "cpu", 1 << 30, cores=2), Device("large", "cpu", 1 << 30)
+    machines = [Server(shared, level), Server(free, replace(level, count=2))]
+    cluster = Cluster.of_servers("c", machines, [Level("cluster", 2, 1e9)])
+    problem = Problem(_profile(*[(2, 2, 0)] * 4), cluster, NO_OVERLAP)
+    together = _plan(("0", 1), ("1", 1), ("2", 1), ("3", 1), depths=(7, 5, 3, 1))
+    assert evaluate(together, problem).pace_s == pytest.approx(3 * 4 / 2)
+    spread = tuple(
+        replace(stage, workers=(worker,)) for stage, worker in zip(together.stages, (0, 1, 3, 4), strict=True)
+    )
+    assert evaluate(replace(together, stages=spread), problem).pace_s == pytest.approx(4)
+    assert contention.least_s(problem) == pytest.approx(16 / 4)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush"])
+def test_a_worker_updates_once_for_each_of_its_minibatches_or_for_each_group(schedule: str) -> None:
+    accumulate = 4 if schedule in ("2bw", "gpipe", "1f1b-flush") else None
+    profile = _profile((1, 2, 0.5), (1, 2, 1.0))
+    problem = Problem(profile, _cluster(1, 0), Options(schedule=schedule, accumulate=accumulate))
+    outcome = solve(problem, Settings(solver="dp"))
+    assert outcome.objective_s == pytest.approx(6 + 1.5 / (accumulate or 1))
+    (stage,) = outcome.evaluation.stages
+    assert stage.backward_s - stage.update_s == pytest.approx(4)
+    assert all(holds is not False for holds in _checked(outcome).values())
+
+
+def test_replicas_share_the_updates_as_they_share_the_minibatches() -> None:
+    score = evaluate(_plan(("01", 2), depths=(1,)), Problem(_profile((1, 2, 1), (1, 2, 1), size=0), _cluster(2, 0)))
+    assert score.pace_s == pytest.approx((6 + 2) / 2)
+
+
+def test_inference_updates_nothing() -> None:
+    problem = Problem(_profile((1, 2, 5)), _cluster(1, 0), Options(inference=True))
+    assert solve(problem, Settings(solver="dp")).objective_s == pytest.approx(1)
+
+
+def test_what_keeps_all_cores_busy_is_proven_best() -> None:
+    problem = Problem(_profile(*[(1, 2, 0.25)] * 6), _cluster(3, 2), NO_OVERLAP)
+    outcome = solve(problem)
+    assert outcome.objective_s == pytest.approx(6 * 3.25 / 2)
+    assert outcome.verdict.proven
+    assert outcome.gap == pytest.approx(0, abs=1e-9)
+    assert all(_checked(outcome).values())
+    # The same plan where the cores are said to be one more: what it states is then wrong.
+    forged = json.loads(json.dumps(render.plan_document(outcome)))
+    forged["prediction"]["minibatch_s"] = outcome.evaluation.alone_s
+    findings = {found.what: found.holds for found in verify(Node(forged, "plan.json"), problem.profile)}
+    assert findings["pace"] is False
+
+
+@pytest.mark.parametrize("replicas", [(1, 1, 1), (2, 1)])
+def test_the_replay_shares_the_cores(replicas: tuple[int, ...]) -> None:
+    problem = Problem(_profile(*[(1, 2, 0.5)] * 6, size=0), _cluster(3, 2), replace(NO_OVERLAP, stages=len(replicas)))
+    outcome = solve(problem, Settings(solver="dp"))
+    scenario = from_document(Node(json.loads(json.dumps(render.plan_document(outcome))), "plan.json"))
+    count = enough_minibatches(scenario)
+    steady = measure(scenario, replay(scenario, count), count).steady
+    assert steady is not None
+    assert steady.pace_s == pytest.approx(outcome.objective_s, rel=0.01)
+
+
+def test_cores_are_written_and_read(tmp_path: Path) -> None:
+    cluster, path = _cluster(3, 2), tmp_path / "c.toml"
+    path.write_text(text_of(cluster))
+    assert cluster_file.parse(path) == cluster
+    assert from_json(Node(json.loads(json.dumps(cluster.to_json())), "c")) == cluster
+    assert "cores" not in _cluster(3, 0).to_json()["device"]
+    path.write_text(text_of(cluster).replace("cores = 2", "cores = 0"))
+    with pytest.raises(InputError, match="cores"):
+        cluster_file.parse(path)
