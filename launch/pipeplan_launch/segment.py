@@ -80,12 +80,11 @@ class _Builder:
 
     def work(self) -> None:
         """Copy the nodes of the layers, in the order of the model."""
-        for node in self.traced.graph_module.graph.nodes:
-            if node.op == "call_function" and self.traced.layer_of.get(node) in self.layers:
-                if not self.training and evalmode.is_training_only(node):
-                    self.copies[node] = self.copy(node.args[0])
-                else:
-                    self.copy(node)
+        for node in self.traced.nodes_of(self.layers):
+            if not self.training and evalmode.is_training_only(node):
+                self.copies[node] = self.copy(node.args[0])
+            else:
+                self.copy(node)
 
     def copy(self, node: Any) -> fx.Node:
         """The node of the new graph that stands for a node of the model's; made when first needed."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -85,6 +88,19 @@ class TracedModel:
     state_names: dict[str, str] = field(repr=False)
     """For every name of a parameter or buffer, the first name of the same object."""
     input_nodes: tuple[fx.Node, ...] = field(repr=False)
+
+    @cached_property
+    def _places(self) -> dict[str, list[tuple[int, fx.Node]]]:
+        """For every layer the nodes that it runs, with their places in the graph."""
+        places: dict[str, list[tuple[int, fx.Node]]] = {layer.name: [] for layer in self.layers}
+        for place, node in enumerate(self.graph_module.graph.nodes):
+            if node.op == "call_function" and node in self.layer_of:
+                places[self.layer_of[node]].append((place, node))
+        return places
+
+    def nodes_of(self, names: Iterable[str]) -> list[fx.Node]:
+        """The nodes that these layers run, in the order of the model."""
+        return [node for _, node in sorted((one for name in names for one in self._places[name]), key=itemgetter(0))]
 
     def input_dimensions(self, index: int) -> tuple[Dimension, ...]:
         """The sizes of one of the model's inputs."""

@@ -111,15 +111,26 @@ def test_coarser_layers_are_made_of_finer_ones(name: str) -> None:
                 assert all(parameter.startswith(info.module) for parameter in info.parameters)
 
 
-@pytest.mark.parametrize("granularity", ["module", "op"])
-@pytest.mark.parametrize("name", ["nested", "gpt", "resnet-tiny", "writes-into-views", "keeps-state", "routed"])
-def test_split_equals_whole(name: str, granularity: str) -> None:
+def check(name: str, granularity: str, count: int) -> None:
     if name == "nested":
         job = nested()
     else:
         job = traced_zoo_whole.build(name) if name in traced_zoo_whole.ZOO else traced_zoo.build(name)
     traced = trace(job, BATCH, granularity)
-    for seed in range(2):
+    for seed in range(count):
         stages = programs(traced, random_pipeline(traced, stages=2 + seed, seed=seed))
         check_training(name, job, stages, BATCH)
         check_evaluation(name, job, stages, BATCH)
+
+
+@pytest.mark.parametrize("granularity", ["module", "op"])
+@pytest.mark.parametrize("name", ["nested", "gpt", "resnet-tiny", "writes-into-views", "keeps-state", "routed"])
+def test_split_equals_whole(name: str, granularity: str) -> None:
+    check(name, granularity, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("granularity", ["module", "op"])
+@pytest.mark.parametrize("name", ["nested", *traced_zoo.ZOO, *traced_zoo_whole.ZOO])
+def test_split_equals_whole_for_all(name: str, granularity: str) -> None:
+    check(name, granularity, 5)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from stagewise import backward, forward, programs, random_pipeline
@@ -248,3 +250,29 @@ def test_a_loss_that_needs_what_no_stage_can_send() -> None:
         LaunchError, match=r"returns an object of class Cache, .* and the loss needs it \(AttributeError"
     ):
         trace(job, BATCH)
+
+
+class Draws(nn.Linear):
+    """Adds noise that is not torch's."""
+
+    source = random.random
+
+    def forward(self, x):
+        return super().forward(x) * type(self).source()
+
+
+class DrawsNumpy(Draws):
+    source = np.random.rand
+
+
+@pytest.mark.parametrize("kind", [Draws, DrawsNumpy])
+def test_random_numbers_of_others_are_drawn_for_every_minibatch(kind: type) -> None:
+    traced = trace(Job(nn.Sequential(nn.Linear(2, 2), kind(2, 2)), inputs=lambda n: torch.randn(n, 2)), BATCH)
+    assert traced.how == "torch.export; taken whole: 1"
+    (stage,) = programs(traced, [[one.name for one in traced.layers]])
+    x = torch.ones(3, 2)
+    assert not torch.equal(stage([], [x], 3), stage([], [x], 3))
+    with pytest.raises(
+        LaunchError, match=r"Draws.*\.forward\(\) draws random numbers of Python or NumPy"
+    ):
+        trace(Job(kind(2, 2), inputs=lambda n: torch.randn(n, 2)), BATCH)
