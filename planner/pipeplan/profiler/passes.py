@@ -28,6 +28,8 @@ BUDGET_S = 25.0
 """What the repeats may take, unless their number is given: at least 3 of them run."""
 FEWEST, MOST = 3, 200
 """Of the measured passes, unless their number is given."""
+LEAST_S = 1.0
+"""And they go on for so long, to see whether the machine's speed changes."""
 LONG_S = 1.0
 """A pass of this length warms up all that there is: no second one. And it leaves nothing in any cache for the next one,
 so that the whole model need not run after every pass over the layers."""
@@ -94,7 +96,7 @@ class Passes:
                 enough = done >= repeats
             else:
                 spent = spent_s * (done + 1) / done > BUDGET_S
-                enough = done >= FEWEST and (spent or done >= MOST or settled(samples))
+                enough = done >= FEWEST and (spent or done >= MOST or (spent_s >= LEAST_S and settled(samples)))
         self.company.finish(lambda: self._both(None))
         self.progress(samples.passes, samples.passes, "done")
         return samples

@@ -149,7 +149,7 @@ def _measure(ref: str, passes: Passes, options: Options) -> Measured:
         passes.overhead,
         passes.warmed,
         passes.workspaces(),
-        waits=passes.company.processes > 1,
+        waits=passes.company.processes > 1 and options.threads > 1,
     )
 
 
@@ -190,8 +190,12 @@ def _provenance(options: Options, job: Job, found: Sequence[Measured]) -> Proven
         f"empty layer takes, {first.overhead.forward_s * 1e6:.1f} µs forward and "
         f"{first.overhead.backward_s * 1e6:.1f} µs backward, which a stage pays once"
     )
+    if first.alike:
+        how += "; of layers that are the same computation one was measured"
+    if options.processes > 1:
+        how += "; medians over the processes"
     if first.waits:
-        how += "; medians over the processes, with time spent waiting for a core spread over the layers of a pass"
+        how += ", with the time that a pass spends waiting for cores spread over its layers"
     if job.loss is None or job.data is None:
         how += "; without a loss or targets, the backward pass starts from the sum of the outputs"
     notes = dict.fromkeys(
