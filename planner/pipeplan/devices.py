@@ -6,12 +6,13 @@ docs/file-formats.md describes the format; the bundled files are in profiles/dev
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeplan import resources
 from pipeplan.errors import InputError
-from pipeplan.files import Node, read_text
+from pipeplan.files import LARGEST, Node, read_text
 from pipeplan.suggest import did_you_mean
 from pipeplan.units import parse_rate, parse_size, parse_time
 
@@ -145,14 +146,15 @@ def _device(root: Node) -> DeviceModel:
     )
 
 
-def _sourced(node: Node, field: str, read: object, *, zero: bool = False) -> float:
+def _sourced(node: Node, field: str, read: Callable[[object, str], float], *, zero: bool = False) -> float:
     """A figure in a table of its own, which says where it is from."""
     _known(node, {field, "source"})
     node["source"].text()
-    assert callable(read)
-    value = float(read(node[field].value, node[field].where))
+    value = read(node[field].value, node[field].where)
     if not value and not zero:
         node[field].fail("must be above 0")
+    if value > LARGEST:
+        node[field].fail(f"expected at most {LARGEST:g}, found {value:g}")
     return value
 
 
@@ -186,10 +188,10 @@ def _float32_as(root: Node, peaks: dict[str, float]) -> dict[str, str]:
     if node is None:
         return {}
     table = _table(node, KINDS, {"source"})
-    for kind, one in table.items():
+    node["source"].text()
+    for one in table.values():
         if one.text() not in peaks:
             one.fail(f"there is no peak rate of {one.text()!r}; there are: {', '.join(peaks)}")
-        assert kind in KINDS
     return {kind: one.text() for kind, one in table.items()}
 
 
@@ -198,6 +200,7 @@ def _tile(root: Node) -> tuple[int, int]:
     if node is None:
         return 1, 1
     _known(node, {"sides", "source"})
+    node["source"].text()
     sides = [one.integer(minimum=1) for one in node["sides"].items()]
     if len(sides) != 2:
         node["sides"].fail(f"expected two numbers as in [128, 64], found {len(sides)}")
@@ -209,6 +212,7 @@ def _transforms(root: Node, peaks: dict[str, float]) -> Transforms | None:
     if node is None:
         return None
     _known(node, {"arithmetic", "workspace", "source"})
+    node["source"].text()
     arithmetic = node["arithmetic"].text()
     if arithmetic not in peaks:
         node["arithmetic"].fail(f"there is no peak rate of {arithmetic!r}; there are: {', '.join(peaks)}")

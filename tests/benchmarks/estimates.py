@@ -70,6 +70,7 @@ class Piece:
 
 Pair = tuple[Piece, Piece]
 """Published, and ours."""
+Pairs = list[Pair]
 
 
 def pieces_of(layers: Iterable[Layer], name_of: Callable[[Layer], str]) -> list[Piece]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -123,3 +124,27 @@ def test_the_page_says_everything_a_device_can(tmp_path: Path) -> None:
         assert re.search(rf"^\[?{name}\b", example, re.MULTILINE), name
     for kind in (*devices.KINDS, *devices.ARITHMETICS):
         assert f"`{kind}`" in page, kind
+
+
+def test_damaged_files_are_refused_in_one_line_or_read(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    lines, path = text().splitlines(), tmp_path / "mine.toml"
+    values = ("0", "-1", "1e400", "nan", "[]", "{}", '""', "true", '"9e300 GB/s"', "[[1], 2]", "99999999999999999999")
+    complaints = []
+    for _ in range(300):
+        damaged = list(lines)
+        for _ in range(draw.randint(1, 3)):
+            place = draw.randrange(len(damaged))
+            name, equals, _ = damaged[place].partition(" = ")
+            changes = [[], [damaged[place]] * 2, [name + equals + draw.choice(values)], [damaged[place][:-2]]]
+            damaged[place : place + 1] = draw.choice(changes)
+        path.write_text("\n".join(damaged), encoding="utf-8")
+        try:
+            found = devices.load(str(path))
+        except InputError as error:
+            complaints.append(str(error))
+        else:
+            assert 0 < found.bandwidth < 1e19
+            assert all(0 < share.compute <= 1 for share in found.shares.values())
+    assert 100 < len(complaints) < 300
+    assert not any("\n" in one for one in complaints)
