@@ -55,6 +55,8 @@ class Prediction:
     """The pipeline's pace: seconds between two minibatches, the same for all stages."""
     forward_s: float | None = None
     backward_s: float | None = None
+    update_s: float | None = None
+    """The optimiser's step, as far as it falls to one minibatch."""
     sync_s: float | None = None
     receive_bytes: float | None = None
     send_bytes: float | None = None

@@ -75,9 +75,10 @@ def _stage(plan: LaunchPlan, stage: int, prediction: Prediction, reports: Sequen
         "workers": list(plan.pipeline[stage].workers),
         "forward_s": Pair(prediction.forward_s, means["forward_s"]).as_json(),
         "backward_s": Pair(prediction.backward_s, means["backward_s"]).as_json(),
+        "update_s": Pair(prediction.update_s, means["update_s"]).as_json(),
         "sync_s": Pair(prediction.sync_s, means["sync_s"]).as_json(),
         "memory_bytes": Pair(prediction.memory_bytes, max((r.memory_bytes for r in reports), default=None)).as_json(),
-        "measured": {name: means[name] for name in ("wait_s", "load_s", "update_s", "send_s")},
+        "measured": {name: means[name] for name in ("wait_s", "load_s", "send_s")},
     }
 
 
@@ -92,12 +93,11 @@ def covers(run: Path, epochs: int) -> bool:
 def table(summary: dict[str, Any]) -> str:
     """The summary as a person reads it."""
     trains = summary["mode"] == "training"
-    columns = ["forward_s", "backward_s", "sync_s", "memory_bytes"] if trains else ["forward_s", "memory_bytes"]
-    titles = {"forward_s": "forward ms", "backward_s": "backward ms", "sync_s": "sync ms", "memory_bytes": "memory MiB"}
+    titles = {"forward_s": "forward ms", "backward_s": "backward ms", "update_s": "update ms", "sync_s": "sync ms"}
+    titles["memory_bytes"] = "memory MiB"
+    columns = list(titles) if trains else ["forward_s", "memory_bytes"]
     scale = {"memory_bytes": 2**-20}
-    others = {"update_s": "update ms", "load_s": "load ms", "send_s": "send ms", "wait_s": "wait ms"}
-    if not trains:
-        del others["update_s"]
+    others = {"load_s": "load ms", "send_s": "send ms", "wait_s": "wait ms"}
     rows = [["stage", "workers", *(titles[name] for name in columns), *others.values()]]
     for stage in summary["stages"]:
         cells = [_pair(stage[name], scale.get(name, 1e3)) for name in columns]
