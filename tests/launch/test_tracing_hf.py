@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
-from stagewise import consecutive_pipeline, programs, random_pipeline
+from stagewise import backward, consecutive_pipeline, forward, programs, random_pipeline
 from test_split import check_evaluation, check_training
 from traced_zoo_hf import ZOO, build
 
+from pipeplan_launch import load_job
+from pipeplan_launch.job import collate
 from pipeplan_launch.trace import trace
 
 torch.set_num_threads(1)
 BATCH = 4
+DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
 LEFT_OUT = "left out of what it returns"
 HOW = {
     "gpt2": f"torch.export; {LEFT_OUT}: DynamicCache",
@@ -49,3 +55,29 @@ def test_split_equals_whole(name: str, granularity: str) -> None:
 @pytest.mark.parametrize("name", ZOO)
 def test_split_equals_whole_for_all(name: str, granularity: str) -> None:
     check(name, granularity, 3)
+
+
+def test_the_job_of_the_documentation(tmp_path: Path) -> None:
+    """It learns, in two stages, from dictionaries that are inputs and target in one."""
+    _, source = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (tmp_path / "counting.py").write_text(source)
+    job = load_job(f"{tmp_path / 'counting.py'}:make", seed=0)
+    traced = trace(job, 16, "module")
+    names = [layer.name for layer in traced.layers]
+    blocks = [f"model.layers.{number}" for number in range(4)]
+    assert [name for name in names if name in blocks] == blocks
+    at = names.index("model.layers.2")
+    stages = programs(traced, [names[:at], names[at:]])
+    optimizers = [job.make_optimizer(list(stage.parameters())) for stage in stages]
+    data = job.datasets.train
+    losses = []
+    for step in range(12):
+        batch = collate([data[(16 * step + index) % len(data)] for index in range(16)])
+        output, received, made = forward(stages, batch.inputs, 16)
+        loss = job.loss(output, batch.target)
+        backward(loss, received, made)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.75 * losses[0]

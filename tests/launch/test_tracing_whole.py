@@ -272,7 +272,5 @@ def test_random_numbers_of_others_are_drawn_for_every_minibatch(kind: type) -> N
     (stage,) = programs(traced, [[one.name for one in traced.layers]])
     x = torch.ones(3, 2)
     assert not torch.equal(stage([], [x], 3), stage([], [x], 3))
-    with pytest.raises(
-        LaunchError, match=r"Draws.*\.forward\(\) draws random numbers of Python or NumPy"
-    ):
+    with pytest.raises(LaunchError, match=r"Draws.*\.forward\(\) draws random numbers of Python or NumPy"):
         trace(Job(kind(2, 2), inputs=lambda n: torch.randn(n, 2)), BATCH)
