@@ -139,3 +139,10 @@ def alone() -> Job:
     """A model that looks at its data in a part of its own."""
     model = nn.Sequential(nn.Linear(4, 4), _Alone(), nn.Linear(4, 4))
     return Job(model, inputs=lambda n: torch.ones(n, 4), minibatch=2)
+
+
+def tied_with_data() -> Job:
+    """Two layers with one weight, which has its data whatever the default device is."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    model[0].weight = model[1].weight = nn.Parameter(torch.ones(4, 4, device="cpu"))
+    return Job(model, inputs=lambda n: torch.zeros(n, 4), minibatch=2)

@@ -153,6 +153,12 @@ def test_a_model_that_insists_on_numbers_is_built_with_them() -> None:
     assert "built on the CPU" in profile.provenance.notes[-1]
 
 
+def test_ties_hold_where_parameters_have_data() -> None:
+    profile = profile_model(ref("tied_with_data"), Options(device="v100"))
+    assert profile.together == (("0", "1"),)
+    assert sum(layer.parameter_bytes for layer in profile.layers) == 4 * 4 * 4
+
+
 def test_a_model_that_looks_at_its_data_gets_one_line() -> None:
     with pytest.raises(InputError) as caught:
         profile_model(ref("looks"), Options(device="v100"))

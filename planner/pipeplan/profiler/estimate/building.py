@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from pipeplan_launch.errors import LaunchError
@@ -31,8 +31,7 @@ def build(ref: str, seed: int, minibatch: int | None, granularity: str) -> Built
     """The model that `ref` names, traced. Raises `LaunchError` where it can be built in neither way."""
     try:
         job = load_job(ref, seed, device=META)
-        # What came from elsewhere (a NumPy array, a file) has its data still.
-        job.model.to(META)
+        _move(job.model)
         return Built(job, trace(without_data(job), minibatch or job.minibatch, granularity), "")
     except LaunchError as error:
         why = str(error)
@@ -40,6 +39,14 @@ def build(ref: str, seed: int, minibatch: int | None, granularity: str) -> Built
     job = load_job(ref, seed)
     traced = trace(job, minibatch or job.minibatch, granularity)
     return Built(job, traced, f"built on the CPU with all its data, as it could not be on the meta device: {why}")
+
+
+def _move(model: nn.Module) -> None:
+    """What came from elsewhere (a NumPy array, a file) has its data still. Raises `LaunchError` where ties would tear."""
+    before = len(list(model.parameters()))
+    model.to(META)
+    if len(list(model.parameters())) != before:
+        raise LaunchError("tied parameters were given their data while it was built")
 
 
 def without_data(job: Job) -> Job:
