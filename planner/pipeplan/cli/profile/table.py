@@ -15,6 +15,8 @@ from pipeplan.profile import Layer, Profile, Size, Tensor
 from pipeplan.text import one_line
 from pipeplan.units import show_size, show_time
 
+PLAINLY = "torch.export"
+"""How a model is traced of which nothing is taken whole."""
 MIB, GIB = 2**20, 2**30
 WIDE = 10 * GIB
 """From here on a column is in GiB."""
@@ -32,7 +34,8 @@ def print_profile(profile: Profile, console: Console) -> None:
         heading += f", measured in {where.processes} processes at the same time"
     _print(console, heading)
     print_table(table(profile), console)
-    for line in (*totals(profile), *(f"Note: {note}" for note in where.notes)):
+    traced = [f"Traced by {where.traced}"] if where.traced not in ("", PLAINLY) else []
+    for line in (*totals(profile), *traced, *(f"Note: {note}" for note in where.notes)):
         _print(console, line)
 
 
