@@ -165,15 +165,35 @@ class LayerRun:
                 continue
             self._bring(layer)
             times[layer.name] = self._backward_one(layer, measure)
-            del self._arrived[layer.name]
-            for spec in layer.makes:
-                self._made.pop(spec.name, None)
-                for consumer in spec.consumers:
-                    self._gradients[consumer].pop(spec.name, None)
+            self._forget(layer)
         self._loss = None
         self._gradients.clear()
         self._of_parameters.clear()
         return times
+
+    def _forget(self, layer: RunLayer) -> None:
+        """What nobody needs once the layer has run backwards."""
+        del self._arrived[layer.name]
+        for spec in layer.makes:
+            self._made.pop(spec.name, None)
+            for consumer in spec.consumers:
+                self._gradients[consumer].pop(spec.name, None)
+
+    def alone_forward(self, layer: RunLayer, given: Sequence[Tensor], measure: Measure) -> Callable[[], float]:
+        """Run a layer that is not the model's, the way that its layers are run."""
+        results: list[Any] = []
+        self._values |= {spec.name: one for spec, one in zip(layer.receives, given, strict=True)}
+        taken = self._forward_one(layer, results, measure, nullcontext)
+        self._made |= {spec.name: get_gradient_edge(one) for spec, one in zip(layer.makes, results, strict=True)}
+        return taken
+
+    def alone_backward(self, layer: RunLayer, gradients: Sequence[Tensor], measure: Measure) -> Callable[[], float]:
+        """Run it backwards, after `alone_forward`."""
+        for spec, gradient in zip(layer.makes, gradients, strict=True):
+            self._gradients.setdefault(spec.consumers[0], {})[spec.name] = gradient
+        taken = self._backward_one(layer, measure)
+        self._forget(layer)
+        return taken
 
     def _bring(self, layer: RunLayer) -> None:
         """The gradients that consumers which are left out would send: made now, as theirs would be."""

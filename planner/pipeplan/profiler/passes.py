@@ -80,7 +80,7 @@ class Passes:
             self.warmed += 1
         self._long = took_s >= LONG_S
         self.progress(0, 0, "calibrating")
-        passes = 1 if took_s > LONG_S / 10 else 5
+        passes = max(1, min(20, int(LONG_S / 2 / took_s)))
         self.overhead = measure_overhead(self.run, self.clock, self.run.batch.inputs[0].device, passes)
 
     def measure(self, repeats: int | None) -> Samples:
