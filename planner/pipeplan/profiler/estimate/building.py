@@ -42,7 +42,10 @@ def build(ref: str, seed: int, minibatch: int | None, granularity: str) -> Built
 
 
 def _move(model: nn.Module) -> None:
-    """What came from elsewhere (a NumPy array, a file) has its data still. Raises `LaunchError` where ties would tear."""
+    """What came from elsewhere (a NumPy array, a file) has its data still.
+
+    Raises `LaunchError` where that would untie parameters.
+    """
     before = len(list(model.parameters()))
     model.to(META)
     if len(list(model.parameters())) != before:
