@@ -151,6 +151,15 @@ def test_a_second_plan_is_refused_before_any_work(run: Run) -> None:
     assert run("solve", "--cluster", "C", "--force").code == 0
 
 
+def test_a_bundled_profile_is_solved_by_its_name(run: Run) -> None:
+    done = run("solve", "mnist-v100", "--cluster", "C")
+    assert done.code == 0
+    assert "profile: mnist (bundled); modelled on V100 SXM2 16 GB, not measured" in done.err
+    done = run("explain", "mnist-v10", "--cluster", "C")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "did you mean 'mnist-v100'" in done.err
+
+
 def test_clusters_are_listed(run: Run) -> None:
     done = run("clusters")
     assert done.code == 0
