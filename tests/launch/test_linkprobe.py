@@ -20,7 +20,7 @@ from pipeplan_launch.linkprobe.joined import measure_joined
 from pipeplan_launch.linkprobe.meeting import Hello, Meeting, Silent, meet
 from pipeplan_launch.linkprobe.parting import Parting
 from pipeplan_launch.linkprobe.settings import Found, Settings
-from pipeplan_launch.linkprobe.traffic import FEWEST, WARM, Limits, over_sizes
+from pipeplan_launch.linkprobe.traffic import CONNECT, FEWEST, WARM, Limits, over_sizes
 
 HELLO = Hello("place", "machine", "host", "cpu", 0, {})
 
@@ -66,7 +66,7 @@ def test_sizes_go_on_while_there_is_time(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_two_sizes_are_measured_however_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     samples, number, _ = timed([1, 4, 16], Limits(0.1), monkeypatch)
     assert [size for size, _ in samples] == [1, 4]
-    assert number == 2 * (WARM + FEWEST + 1)
+    assert number == CONNECT + 2 * (WARM + FEWEST + 1)
 
 
 def test_a_size_that_is_enough_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,8 @@ from pipeplan_launch.transport import Direction, Transport
 FEWEST, MOST = 3, 40
 """Repeats of one size."""
 WARM = 1
+CONNECT = 1
+"""Operations that nobody times: the first one may have to connect, for seconds where NCCL does."""
 ELEMENT_BYTES = 4
 
 
@@ -131,6 +133,8 @@ def over_sizes(
     number, spent = 0, 0.0
     for done, size in enumerate(sizes):
         operation = make(size, number)
+        if not done:
+            _times(operation, CONNECT)
         agree(0.0)
         slowest = agree(max(_times(operation, WARM), default=0.0))
         # Larger sizes take most of the time: what the smaller ones may have is the same for each.
@@ -141,7 +145,7 @@ def over_sizes(
             samples.append((size, median(times)))
         # Others may still be at it, and what this worker did next would disturb them.
         typical = agree(median(times) if times else 0.0)
-        number += WARM + repeats + 1
+        number += WARM + repeats + 1 + (0 if done else CONNECT)
         spent += slowest + typical * repeats
         following = typical * (WARM + FEWEST + 1) * (4 if size >= 2**18 else 1.5)
         if typical > limits.enough_s or (done > 0 and spent + following > limits.seconds):
