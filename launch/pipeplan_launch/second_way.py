@@ -7,12 +7,13 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from pipeplan_launch import blame
 from pipeplan_launch.aliasing import DependsOnData
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.exporting import Exported, depends_on_data, export, mode
-from pipeplan_launch.job import Job
+from pipeplan_launch.job import Job, call_model
 from pipeplan_launch.learning import unchanged
 from pipeplan_launch.loading import describe, user_line
 from pipeplan_launch.outputs import plain
@@ -123,10 +124,12 @@ def _check_that_the_loss_does_without(job: Job, left_out: tuple[str, ...]) -> No
     """Raises `LaunchError` where the job's loss needs an object that no stage can send."""
     if job.loss is None:
         return
+    where = next((one.device for one in job.model.parameters()), torch.device("cpu"))
     batch = job.example_batch(2)
+    inputs, target = tree_map_only(torch.Tensor, lambda one: one.to(where), (batch.inputs, batch.target))
     try:
         with _as_in_training(job):
-            job.loss(plain(batch.call(job.model), {}), batch.target)
+            job.loss(plain(call_model(job.model, inputs, batch.names), {}), target)
     except Exception as error:
         raise LaunchError(
             f"the model {job.name!r} returns an object of class {left_out[0]}, in which torch sees no tensors, and the "
