@@ -149,6 +149,22 @@ def test_a_worker_that_dies_midway(tmp_path: Path, lost: int) -> None:
 
 
 @pytest.mark.slow
+def test_a_worker_that_freezes(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, [0, 1, 2], 3, "--timeout", "20", "--budget", "100")
+    error, frozen = workers.processes[0].stderr, workers.processes.pop(1)
+    assert error is not None
+    assert error.readline() == "measuring pairs of workers\n"
+    frozen.send_signal(signal.SIGSTOP)
+    try:
+        ends = workers.ends()
+    finally:
+        frozen.kill()
+        frozen.communicate()
+    assert ends[0] == (2, ["error: rank 1 was lost while links were measured; nothing was written"])
+    assert ends[2] == (2, [])
+
+
+@pytest.mark.slow
 def test_a_file_that_is_there_ends_all_at_once(tmp_path: Path) -> None:
     (tmp_path / "made.toml").write_text("mine")
     began = time.monotonic()
