@@ -93,7 +93,35 @@ def test_workers_are_not_given_twice(run: Run, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("WORLD_SIZE", "2")
     code, _, err = run("profile", "--links", "--workers", "2")
     assert code == 2
-    assert err.startswith("error: --workers is for one machine by itself")
+    assert err.startswith("error: --workers and --servers are for starting workers")
+
+
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        (
+            {},
+            "--servers 2: run this on each with NODE_RANK=0 to 1, and MASTER_ADDR and MASTER_PORT of server 0 (not ",
+        ),
+        (
+            {"NODE_RANK": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
+            "NODE_RANK is '2': it must be this server's number",
+        ),
+        ({"NODE_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "x"}, "MASTER_PORT is 'x': it must be a port number"),
+    ],
+    ids=["unset", "beyond", "no-port"],
+)
+def test_servers_are_told_apart_by_the_environment(
+    variables: dict[str, str], line: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    code, _, err = run("profile", "--links", "--servers", "2", "--workers", "1", "--device", "cpu")
+    assert code == 2
+    assert err.startswith(f"error: {line}")
+    assert err.count("\n") == 1
 
 
 # What follows is of processes of their own: seconds each, for importing torch.
@@ -162,6 +190,42 @@ def test_a_worker_that_freezes(tmp_path: Path) -> None:
         frozen.communicate()
     assert ends[0] == (2, ["error: rank 1 was lost while links were measured; nothing was written"])
     assert ends[2] == (2, [])
+
+
+def server(number: int, folder: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "pipeplan", "profile", "--links", "--servers", "2", "--workers", "2", *options]
+    place = {"NODE_RANK": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20001 + os.getpid() % 20000)}
+    return subprocess.Popen(
+        [*command, "-o", "made.toml"], cwd=folder, env=os.environ | place, text=True, stderr=subprocess.PIPE
+    )
+
+
+@pytest.mark.slow
+def test_servers_that_start_their_own_workers(tmp_path: Path) -> None:
+    both = [server(number, tmp_path, "--budget", "3") for number in range(2)]
+    said = [process.communicate(timeout=120)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert said[1] == "", "the first server shows progress"
+    assert cluster_file.load(str(tmp_path / "made.toml")).workers == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        (0, "ranks 2 and 3 of 4 did not come within 3 s; nothing"),
+        (1, "rank 0 did not come within 3 s: nothing answers"),
+    ],
+    ids=["second", "first"],
+)
+def test_a_server_that_never_comes(tmp_path: Path, number: int, line: str) -> None:
+    """Its ranks are named by the one that is there."""
+    process = server(number, tmp_path, "--timeout", "3")
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 2
+    assert said.startswith(f"error: {line}")
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A survey of this machine alone: the workers are forked from here, so that torch is imported once."""
+"""A survey without a launcher: a machine's workers are forked from here, so that torch is imported once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -16,28 +17,34 @@ from typing import Any
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.interrupt import die_with_parent
 from pipeplan_launch.linkprobe.joined import take_part
-from pipeplan_launch.linkprobe.meeting import Silent, tcp_store
-from pipeplan_launch.linkprobe.settings import Levels, Measured, Settings, Show
+from pipeplan_launch.linkprobe.meeting import Silent, env_store, tcp_store
+from pipeplan_launch.linkprobe.settings import Levels, Measured, Settings, Share, Show
 
 SHOW, DONE, FAILED = "show", "done", "failed"
 PATIENCE_S = 10.0
 """For a worker that has told the last of it to end."""
 
 
-def measure_here(workers: int, settings: Settings, levels: Levels, show: Show) -> Measured:
+def measure_here(
+    workers: int, settings: Settings, levels: Levels, show: Show, share: Share | None = None
+) -> Measured | None:
     """Measure the links between so many workers of this machine. However it ends, none of them is left.
 
+    With a `share`, also those of other machines, where the same is called: they meet where MASTER_ADDR and MASTER_PORT
+    say, and the first has the result; None elsewhere, or `SystemExit` if something failed and another says what.
     Raises `LaunchError`, and what `levels` raises.
     """
-    if workers < 2:
+    if workers * (share or Share()).servers < 2:
         raise LaunchError(f"there is no link with {workers} worker: give --workers 2 or more")
-    with socket.create_server(("127.0.0.1", 0)) as listening, _started(workers, settings, levels, listening) as ends:
-        return _listen(ends, show)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        place = share or listening
+        with _started(workers, settings, levels, place) as ends:
+            return _listen(ends, show, share or Share())
 
 
 @contextmanager
 def _started(
-    workers: int, settings: Settings, levels: Levels, listening: socket.socket
+    workers: int, settings: Settings, levels: Levels, place: Share | socket.socket
 ) -> Iterator[dict[Connection, BaseProcess]]:
     """The workers, by what they say. What can be known before they are there is the caller's to check."""
     context = multiprocessing.get_context("fork")
@@ -45,9 +52,12 @@ def _started(
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        for rank in range(workers):
+        share = place if isinstance(place, Share) else Share()
+        for rank in range(share.number * workers, (share.number + 1) * workers):
             mine, theirs = context.Pipe(duplex=False)
-            arguments = (theirs, rank, workers, settings, levels, listening)
+            # Only one need say that the file cannot be written.
+            own = settings if rank == 0 else replace(settings, refusal="")
+            arguments = (theirs, rank, workers * share.servers, own, levels, place)
             ends[mine] = context.Process(target=_work, args=arguments, name=f"worker {rank}", daemon=True)
             ends[mine].start()
             theirs.close()
@@ -59,7 +69,7 @@ def _started(
                 process.join()
 
 
-def _listen(ends: dict[Connection, BaseProcess], show: Show) -> Measured:
+def _listen(ends: dict[Connection, BaseProcess], show: Show, share: Share) -> Measured | None:
     open_ends = dict(ends)
     while open_ends:
         for end in wait(list(open_ends)):
@@ -79,7 +89,11 @@ def _listen(ends: dict[Connection, BaseProcess], show: Show) -> Measured:
                 for process in ends.values():
                     process.join(PATIENCE_S)
                 return measured
-    raise LaunchError("all workers ended, and none said why; nothing was written")
+    if not share.number:
+        raise LaunchError("all workers ended, and none said why; nothing was written")
+    if any(process.exitcode for process in ends.values()):
+        raise SystemExit(2)
+    return None
 
 
 def _check_end(process: BaseProcess) -> None:
@@ -89,7 +103,9 @@ def _check_end(process: BaseProcess) -> None:
         raise LaunchError(f"{process.name} was ended by {signal.Signals(-status).name}; nothing was written")
 
 
-def _work(end: Connection, rank: int, world: int, settings: Settings, levels: Levels, listening: socket.socket) -> None:
+def _work(
+    end: Connection, rank: int, world: int, settings: Settings, levels: Levels, place: Share | socket.socket
+) -> None:
     """What a worker does. It never returns: what this process has of the one it was forked from is not to be undone."""
     status = 2
     try:
@@ -98,12 +114,12 @@ def _work(end: Connection, rank: int, world: int, settings: Settings, levels: Le
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ["LOCAL_RANK"] = str(rank)
         measured = take_part(
-            _store(rank, listening, settings.timeout_s),
+            _store(rank, place, settings.timeout_s),
             rank,
             world,
             settings,
             levels,
-            lambda *step: end.send((SHOW, *step)),
+            lambda *step: end.send((SHOW, *step)) if rank == 0 else None,
         )
         if rank == 0:
             end.send((DONE, measured))
@@ -117,9 +133,11 @@ def _work(end: Connection, rank: int, world: int, settings: Settings, levels: Le
         os._exit(status)
 
 
-def _store(rank: int, listening: socket.socket, timeout_s: float) -> Any:
-    """The common store, which rank 0 keeps at a port that is already open."""
-    address, port = listening.getsockname()
+def _store(rank: int, place: Share | socket.socket, timeout_s: float) -> Any:
+    """The common store, which rank 0 keeps: on one machine, at a port that is already open."""
+    if isinstance(place, Share):
+        return env_store(rank, timeout_s)
+    address, port = place.getsockname()
     if rank:
         return tcp_store(address, port, timeout_s, keeps=False)
-    return tcp_store(address, port, timeout_s, keeps=True, listening=os.dup(listening.fileno()))
+    return tcp_store(address, port, timeout_s, keeps=True, listening=os.dup(place.fileno()))

@@ -30,6 +30,15 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class Share:
+    """Which of several servers this is, each with as many workers."""
+
+    servers: int = 1
+    number: int = 0
+    """From 0; rank 0 is on the first."""
+
+
+@dataclass(frozen=True)
 class Timed:
     """Times of one operation over sizes, of one pair or group."""
 

@@ -24,7 +24,7 @@ from pipeplan.linkfit.levels import Nesting, find
 from pipeplan.linkfit.series import Series
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.interrupt import watch_signals
-from pipeplan_launch.linkprobe.settings import Found, Measured, Settings
+from pipeplan_launch.linkprobe.settings import Found, Measured, Settings, Share
 
 Show = Callable[[int, int, str], None]
 
@@ -36,6 +36,14 @@ class _Links(click.Command):
 
 @click.command("links", cls=_Links)
 @click.option("--workers", type=int, metavar="N", help="On this machine alone.  [default: as --cluster local has]")
+@click.option(
+    "--servers",
+    type=int,
+    default=1,
+    metavar="N",
+    help="On N machines, --workers on each; on each, NODE_RANK (from 0), MASTER_ADDR and MASTER_PORT say which it is "
+    "and where they meet.",
+)
 @click.option(
     "-o",
     "--output",
@@ -57,6 +65,7 @@ class _Links(click.Command):
 @click.option("--force", is_flag=True, help="Replace the output file.")
 def command(
     workers: int | None,
+    servers: int,
     output: Path,
     name: str | None,
     device: str | None,
@@ -68,28 +77,31 @@ def command(
 
     On one machine: pipeplan profile --links --workers 3 -o local.toml
 
-    On several, the same on each, by torchrun: torchrun --nnodes 2 --nproc-per-node 4 --node-rank … --master-addr …
-    --master-port … -m pipeplan profile --links -o cluster.toml. Rank 0 writes the file.
+    On several: NODE_RANK=0 MASTER_ADDR=server0 MASTER_PORT=29500 pipeplan profile --links --servers 2 --workers 4, and
+    on the second with NODE_RANK=1. Or by torchrun … -m pipeplan profile --links. The first server's worker 0 writes the
+    file.
     """
     for option, value in (("--budget", budget), ("--timeout", timeout)):
         if not 0 < value < 1e6:
             raise InputError(f"{option} takes a number of seconds above 0, not {value:g}")
-    if workers is not None and workers < 2:
+    share = _share(servers)
+    if workers is not None and workers * servers < 2:
         raise InputError(f"there is no link with {workers} worker{'s' * (workers != 1)}: give --workers 2 or more")
     refusal = _refusal(output, force)
     joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    if joined and workers is not None:
-        raise InputError("--workers is for one machine by itself; under torchrun there are as many as it starts")
-    if refusal and not joined:
+    if joined and (workers is not None or share):
+        raise InputError("--workers and --servers are for starting workers; under torchrun there are those it starts")
+    if refusal and not joined and share is None:
         raise InputError(refusal)
     hardware, count = _hardware(device, workers)
-    if not joined and count < 2:
+    if not joined and count * servers < 2:
         raise InputError(
             f"this machine would have one worker, a {hardware.name}: give --workers 2, or start by torchrun"
         )
-    said = refusal if os.environ.get("RANK") == "0" else ""
+    first = share.number == 0 if share else os.environ.get("RANK") == "0"
+    said = refusal if first else ""
     settings = Settings(hardware.kind, timeout, budget, asdict(hardware), said)
-    measured = _measure(settings, None if joined else count)
+    measured = _measure(settings, None if joined else count, share)
     if measured is None:
         return
     built = _built(measured, name or output.stem)
@@ -98,6 +110,24 @@ def command(
     for note in built.notes:
         click.echo(f"note: {note}", err=True)
     click.echo(f"Wrote {output}. Next: pipeplan solve --cluster {output}")
+
+
+def _share(servers: int) -> Share | None:
+    """Which of several servers this one is, by the variables that launch.sh reads too."""
+    if servers == 1:
+        return None
+    if servers < 1:
+        raise InputError(f"--servers takes a number from 1, not {servers}")
+    missing = [name for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        raise InputError(
+            f"--servers {servers}: run this on each with NODE_RANK=0 to {servers - 1}, and MASTER_ADDR and MASTER_PORT "
+            f"of server 0 (not set: {', '.join(missing)})"
+        )
+    number = os.environ["NODE_RANK"]
+    if not number.isdecimal() or int(number) >= servers:
+        raise InputError(f"NODE_RANK is {number!r}: it must be this server's number, 0 to {servers - 1}")
+    return Share(servers, int(number))
 
 
 def _refusal(output: Path, force: bool) -> str:
@@ -128,7 +158,7 @@ def _nesting(found: Found, kind: str) -> Nesting:
     return find(found.pairs, found.places, islands=kind == "cuda")
 
 
-def _measure(settings: Settings, workers: int | None) -> Measured | None:
+def _measure(settings: Settings, workers: int | None, share: Share | None) -> Measured | None:
     """With the workers that torchrun started, or so many on this machine. None where another worker has the result."""
     # When a worker is lost torch's library prints pages; what there is to say is one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
@@ -146,7 +176,7 @@ def _measure(settings: Settings, workers: int | None) -> Measured | None:
     try:
         if workers is not None:
             with _progress() as show:
-                return measure_here(workers, settings, levels, show)
+                return measure_here(workers, settings, levels, show, share)
         with _one_of_several(), _progress(os.environ.get("RANK") == "0") as show:
             return measure_joined(settings, levels, show)
     except LaunchError as error:
