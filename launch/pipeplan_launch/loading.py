@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -197,6 +197,8 @@ def _job_of(ref: str, model: nn.Module) -> Job:
     example = getattr(model, "example_input_array", None)
     if example is None:
         raise LaunchError(f"{ref!r} returned a bare module, {type(model).__name__}: {JOB_FILE_HINT}")
+    if isinstance(example, Mapping):
+        return Job(model, inputs=lambda n: {name: repeat_to(one, n) for name, one in example.items()})
     examples = (example,) if isinstance(example, Tensor) else tuple(example)
     return Job(model, inputs=lambda n: tuple(repeat_to(one, n) for one in examples))
 

@@ -34,6 +34,11 @@ def with_example():
     model.example_input_array = torch.zeros(1, 3)
     return model
 
+def with_keywords():
+    model = nn.Linear(3, 2)
+    model.example_input_array = {"input": torch.zeros(1, 3)}
+    return model
+
 def wrong():
     return {"model": 1}
 
@@ -81,6 +86,8 @@ def test_same_seed_same_weights(job_file: Path) -> None:
 def test_bare_module_with_example_inputs(job_file: Path) -> None:
     job = load_job(f"{job_file}:with_example", seed=0)
     assert job.example_inputs(5)[0].shape == (5, 3)
+    job = load_job(f"{job_file}:with_keywords", seed=0)
+    assert job.example(5).call(job.model).shape == (5, 2)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +100,7 @@ def test_bare_module_with_example_inputs(job_file: Path) -> None:
         ("{file}:constant", "cannot be called"),
         ("{file}:wrong", "returned dict: it must return a torch.nn.Module or a Job"),
         ("{file}:bare", "return pipeplan_launch.Job(model, inputs="),
-        ("{file}:fails", 'ValueError: two lines ({file}:25: raise ValueError("two\\nlines"))'),
+        ("{file}:fails", 'ValueError: two lines ({file}:30: raise ValueError("two\\nlines"))'),
         ("{file}:leaves", "SystemExit: 3"),
         ("{file}.py:make", "there is no file"),
         ("no_such_package.module:make", "there is no module 'no_such_package.module'"),

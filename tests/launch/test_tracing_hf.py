@@ -45,9 +45,8 @@ def check(name: str, granularity: str, count: int) -> None:
             check_evaluation(name, job, stages, BATCH)
 
 
-@pytest.mark.parametrize(("name", "granularity"), [("gpt2", "module"), ("llama", "op"), ("t5", "layer")])
-def test_split_equals_whole(name: str, granularity: str) -> None:
-    check(name, granularity, 1)
+def test_split_equals_whole() -> None:
+    check("gpt2", "layer", 1)
 
 
 @pytest.mark.slow
