@@ -219,7 +219,7 @@ def test_scaling_all_times_scales_the_answer() -> None:
     for seed, problem in enumerate(_problems(520)):
         factor = (3.0, 0.25, 1 / 128)[seed % 3]
         layers = tuple(
-            replace(layer, forward_s=factor * layer.forward_s, backward_s=factor * layer.backward_s)
+            replace(layer, **{time: factor * getattr(layer, time) for time in ("forward_s", "backward_s", "update_s")})
             for layer in problem.profile.layers
         )
         profile = replace(problem.profile, layers=layers)
