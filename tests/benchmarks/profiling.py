@@ -3,17 +3,18 @@ kind changes.
 
     .venv/bin/python tests/benchmarks/profiling.py [--only NAME] [--passes N]
 
-First table: `pipeplan profile MODEL` as a user runs it: seconds from start to end, layers, how many of them were
-measured, passes, the sum over layers against the whole model (forward, backward), the optimiser's step, peak memory.
-Second table: passes that measure all layers and passes that measure one of each kind, in turn in one process: their
-totals by medians, one over the other; the same for the layers of at least 1% of the time that were not measured (the
-median of them, and the one that is furthest off); and what a pass of each kind takes.
+First table: `pipeplan profile MODEL` as a user runs it: seconds from start to end, and how many of these a core computed
+for it; layers, how many of them were measured, passes, the sum over layers against the whole model (forward, backward),
+the optimiser's step, peak memory. Second table: passes that measure all layers and passes that measure one of each kind,
+in turn in one process: their totals by medians, one over the other; the same for the layers of at least 1% of the time
+that were not measured (the median of them, and the one that is furthest off); and what a pass of each kind takes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -48,15 +49,16 @@ def profiled(ref: str, batch: int) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
         command = [sys.executable, "-m", "pipeplan", "profile", ref, "--batch", str(batch), "-o", str(path)]
-        start = time.perf_counter()
+        start, before = time.perf_counter(), computed_s()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        took = time.perf_counter() - start
+        took, computed = time.perf_counter() - start, computed_s() - before
         found = json.loads(path.read_text())
     layers, whole = found["layers"], found["whole"]
     forward, backward = (sum(layer[key] for layer in layers) for key in ("forward_s", "backward_s"))
     measured = sum(not layer["like"] for layer in layers)
     return [
         f"{took:.0f}",
+        f"{computed:.0f}",
         f"{len(layers)}",
         f"{measured}",
         f"{found['provenance']['repeats']}",
@@ -65,6 +67,12 @@ def profiled(ref: str, batch: int) -> list[str]:
         f"{sum(layer['update_s'] for layer in layers) * 1e3:.2f}",
         f"{found['peak_bytes'] / 2**20:.0f}",
     ]
+
+
+def computed_s() -> float:
+    """Seconds that child processes have computed, up to now."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def compared(ref: str, batch: int, passes: int) -> list[str] | None:
@@ -129,7 +137,7 @@ def main() -> None:
     given = parser.parse_args()
     chosen = {name: model for name, model in MODELS.items() if given.only in (None, name)}
     torch.set_num_threads(1)
-    heading = ["seconds", "layers", "measured", "passes", "forward", "backward", "update ms", "peak MiB"]
+    heading = ["seconds", "computed", "layers", "measured", "passes", "forward", "backward", "update ms", "peak MiB"]
     show(heading, {name: profiled(*model) for name, model in chosen.items()})
     rows = {name: compared(*model, given.passes) for name, model in chosen.items()}
     heading = ["measured", "once/all", "left out", "furthest", "pass s", "all s", "saved"]
