@@ -76,6 +76,8 @@ class DeviceModel:
     tile: tuple[int, int]
     """The blocks that matrix products are computed in: sides are rounded up to them."""
     transforms: Transforms | None = None
+    channels_last: tuple[str, ...] = ()
+    """The arithmetic whose convolutions want tensors with channels last, and convert others."""
     checked: tuple[str, ...] = ()
     """What is known of the errors of estimates for this device, in sentences."""
 
@@ -123,7 +125,7 @@ def parse(path: Path) -> DeviceModel:
 
 def _device(root: Node) -> DeviceModel:
     _known(root, {"format", "version", "name", "kind", "memory", "checked", "bandwidth", "kernel", "peak", "share"},
-           {"float32_as", "tile", "transforms"})  # fmt: skip
+           {"float32_as", "tile", "transforms", "channels_last"})  # fmt: skip
     kind = root["kind"].text()
     if kind not in MEASURED:
         root["kind"].fail(f"expected 'cuda' or 'cpu', found {kind!r}")
@@ -142,6 +144,7 @@ def _device(root: Node) -> DeviceModel:
         float32_as=_float32_as(root, peaks),
         tile=_tile(root),
         transforms=_transforms(root, peaks),
+        channels_last=_channels_last(root, peaks),
         checked=tuple(one.text() for one in checked.items()) if checked else (),
     )
 
@@ -189,10 +192,7 @@ def _float32_as(root: Node, peaks: dict[str, float]) -> dict[str, str]:
         return {}
     table = _table(node, KINDS, {"source"})
     node["source"].text()
-    for one in table.values():
-        if one.text() not in peaks:
-            one.fail(f"there is no peak rate of {one.text()!r}; there are: {', '.join(peaks)}")
-    return {kind: one.text() for kind, one in table.items()}
+    return {kind: _among(one, peaks) for kind, one in table.items()}
 
 
 def _tile(root: Node) -> tuple[int, int]:
@@ -213,10 +213,22 @@ def _transforms(root: Node, peaks: dict[str, float]) -> Transforms | None:
         return None
     _known(node, {"arithmetic", "workspace", "source"})
     node["source"].text()
-    arithmetic = node["arithmetic"].text()
-    if arithmetic not in peaks:
-        node["arithmetic"].fail(f"there is no peak rate of {arithmetic!r}; there are: {', '.join(peaks)}")
-    return Transforms(arithmetic, parse_size(node["workspace"].value, node["workspace"].where))
+    return Transforms(_among(node["arithmetic"], peaks), parse_size(node["workspace"].value, node["workspace"].where))
+
+
+def _channels_last(root: Node, peaks: dict[str, float]) -> tuple[str, ...]:
+    node = root.get("channels_last")
+    if node is None:
+        return ()
+    _known(node, {"arithmetic", "source"})
+    node["source"].text()
+    return tuple(_among(one, peaks) for one in node["arithmetic"].items())
+
+
+def _among(node: Node, peaks: dict[str, float]) -> str:
+    if node.text() not in peaks:
+        node.fail(f"there is no peak rate of {node.text()!r}; there are: {', '.join(peaks)}")
+    return node.text()
 
 
 def _table(node: Node, names: tuple[str, ...], besides: set[str] | None = None) -> dict[str, Node]:

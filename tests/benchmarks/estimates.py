@@ -231,6 +231,24 @@ def layer_table(name: str, pairs: Sequence[Pair]) -> Table:
     return table
 
 
+STEPS = (
+    ("V100, float32", "v100", "resnet50", 128, 367),
+    ("A100, tf32", "a100", "resnet50", 256, 938),
+    ("A100, mixed, channels last", "a100", f"{JOBS}:resnet50_mixed", 256, 2470),
+)
+"""Images a second of training ResNet-50 v1.5: github.com/NVIDIA/DeepLearningExamples, PyTorch, container 21.03."""
+
+
+def whole_steps() -> Table:
+    """Whole training steps beside what NVIDIA published."""
+    table = Table("", "minibatch", "published images/s", "estimated", "error", title="Training ResNet-50, one GPU")
+    for label, device, ref, minibatch, images in STEPS:
+        made = profile_model(ref, Measure(batches=(minibatch,), device=device, granularity="module"))
+        ours = minibatch / (made.total_s + sum(layer.update_s for layer in made.layers))
+        table.add_row(label, str(minibatch), str(images), f"{ours:.0f}", f"{ours / images - 1:+.0%}")
+    return table
+
+
 def estimate_large(console: Console) -> None:
     """Seconds and memory for a Llama of 7 B parameters."""
     start = time.perf_counter()
@@ -264,7 +282,7 @@ def main() -> None:
     plans = Table("model", "cluster", "compared", "by published times", "by the estimate", "loses", title="Plans")
     kinds = Table("model", *dict.fromkeys(KINDS.values()), title="Errors of the sums by kind of layer, less the known")
     layers = [compare(case, folder, summary, kinds, plans) for case in CASES]
-    for table in (summary, kinds, plans, *(layers if given.layers else ())):
+    for table in (summary, kinds, plans, whole_steps(), *(layers if given.layers else ())):
         console.print(table)
 
 

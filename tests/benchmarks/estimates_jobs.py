@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan_launch.job import Job
+from pipeplan_launch.models import resnet50
 from pipeplan_launch.models.gnmt import GNMT8, GNMT16, job
 
 
@@ -19,6 +20,17 @@ def gnmt8() -> Job:
 def gnmt16() -> Job:
     """GNMT-16 on sentences of 34 words."""
     return job(replace(GNMT16, source=34, target=34), "gnmt16")
+
+
+def resnet50_mixed() -> Job:
+    """ResNet-50 under autocast, channels last."""
+    plain = resnet50.build()
+    return Job(
+        plain.model.to(memory_format=torch.channels_last),  # type: ignore[call-overload]
+        inputs=lambda n: torch.empty(n, 3, 224, 224).to(memory_format=torch.channels_last),
+        autocast=torch.bfloat16,
+        name="resnet50",
+    )
 
 
 def llama7b() -> Job:

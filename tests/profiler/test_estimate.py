@@ -198,6 +198,17 @@ def test_transforms_are_taken_where_they_are_faster_and_fit() -> None:
     assert seconds(work, a100) == seconds(replace(work, transformed=None), a100)
 
 
+def test_tensor_cores_pay_for_channels_that_are_not_last() -> None:
+    _, counts = counted("convolutions")
+    (work,) = counts.forward["1"]
+    assert work.converted_bytes == 2 * 4 * 4 * (8 + 16) * 20 * 20
+    a100 = devices.load("a100")
+    extra = work.converted_bytes / (a100.bandwidth * a100.shares["elementwise"].memory)
+    last = replace(work, converted_bytes=0.0)
+    assert seconds(work, a100) == pytest.approx(seconds(last, a100) + extra)
+    assert seconds(work, V100) == seconds(last, V100)
+
+
 def test_padding_is_what_the_tiles_cover() -> None:
     for rows, columns in ((1, 1), (64, 128), (65, 129), (27, 64), (200, 3)):
         covered = []

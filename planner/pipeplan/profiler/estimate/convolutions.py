@@ -51,6 +51,7 @@ class Convolution:
         self.flops = float(conv_flop_count(list(x.shape), list(weight.shape), list(out.shape), transposed=transposed))
         self.inputs, self.outputs = x.shape[1] // groups, out.shape[1] // groups
         self.bytes = size_of(x) + size_of(weight) + size_of(out)
+        self.converted_bytes = 2 * sum(size_of(one) for one in (x, out) if not _channels_last(one))
 
     def forward(self, *, bias: bool) -> list[Work]:
         """The convolution, and the addition of a bias, which is a kernel of its own."""
@@ -74,7 +75,15 @@ class Convolution:
         # One channel a group is no matrix product: memory bounds it.
         alone = self.groups > 1 and 1 in (self.inputs, self.outputs)
         sides = None if alone else (rows, columns)
-        return Work(kind, arithmetic(self.x), self.flops, self.bytes, sides, transformed=self._transformed(kind, rows))
+        return Work(
+            kind,
+            arithmetic(self.x),
+            self.flops,
+            self.bytes,
+            sides,
+            converted_bytes=self.converted_bytes,
+            transformed=self._transformed(kind, rows),
+        )
 
     def _transformed(self, kind: str, rows: int) -> Transformed | None:
         side = self.weight.shape[-1]
@@ -90,6 +99,10 @@ class Convolution:
             workspace_bytes=made,
             sides=(rows, self.inputs if kind == "weight_gradient" else count),
         )
+
+
+def _channels_last(tensor: Tensor) -> bool:
+    return tensor.stride(1) == 1
 
 
 def _places(tensor: Tensor) -> int:

@@ -26,12 +26,14 @@ def seconds(work: Work, device: DeviceModel) -> float:
     share = device.shares[work.kind]
     peak = device.peaks[arithmetic] * share.compute
     rate = device.bandwidth * share.memory
+    elementwise = device.bandwidth * device.shares["elementwise"].memory
     direct = max(work.flops * padding(work.sides, device.tile) / peak, work.bytes / rate)
+    if arithmetic in device.channels_last:
+        direct += work.converted_bytes / elementwise
     other = work.transformed
     if other is not None and _has_transforms(other, arithmetic, device):
         # Its steps are kernels of their own, so that nothing hides anything. Transforms are elementwise.
-        moving = other.bytes / (device.bandwidth * device.shares["elementwise"].memory)
-        direct = min(direct, other.flops * padding(other.sides, device.tile) / peak + moving)
+        direct = min(direct, other.flops * padding(other.sides, device.tile) / peak + other.bytes / elementwise)
     return work.kernels * device.kernel_s + direct
 
 

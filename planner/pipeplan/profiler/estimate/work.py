@@ -36,5 +36,7 @@ class Work:
     """Rows and columns of the matrix product that it is, where it is one."""
     kernels: int = 1
     """How many run one after another."""
+    converted_bytes: float = 0.0
+    """Read and written to convert its tensors to channels last, for arithmetic that wants them so."""
     transformed: Transformed | None = None
     """The same by another algorithm, which a device may have and which may be faster."""
