@@ -3,10 +3,10 @@ kind changes.
 
     .venv/bin/python tests/benchmarks/profiling.py [--only NAME] [--passes N]
 
-First table: `pipeplan profile MODEL` as a user runs it: seconds from start to end, and how many of these a core computed
-for it; layers, how many of them were measured, passes, the sum over layers against the whole model (forward, backward),
-the optimiser's step, peak memory. Second table: passes that measure all layers and passes that measure one of each kind,
-in turn in one process: their totals by medians, one over the other; the same for the layers of at least 1% of the time
+First table: `pipeplan profile MODEL` as a user runs it: seconds from start to end, and how many of these were computed;
+layers, how many of them were measured, passes, the sum over layers against the whole model (forward, backward), the
+optimiser's step, peak memory. Second table: passes that measure all layers and passes that measure one of each kind, in
+turn in one process: their totals by medians, one over the other; the same for the layers of at least 1% of the time
 that were not measured (the median of them, and the one that is furthest off); and what a pass of each kind takes.
 """
 
