@@ -105,10 +105,11 @@ def _said(member: _Process, ref: str) -> Any:
         return member.connection.recv()
     except (EOFError, ConnectionResetError):
         status = member.process.wait()
-        how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        how = f"ended with status {status}"
+        if status < 0:
+            how = f"was ended by signal {-status}; too little memory for so many is the likeliest cause"
         raise InputError(
-            f"process {member.number} of those that measure {ref!r} {how}: too little memory for so many is the "
-            "likeliest cause; try fewer --processes"
+            f"process {member.number} of those that measure {ref!r} {how}; try fewer --processes, or one to see why"
         ) from None
 
 
