@@ -116,7 +116,7 @@ def test_no_colour_codes_when_piped(run: Run) -> None:
         (["solve", "--solver", "magic"], "'magic' is not one of"),
         (["solve", "-o", "profile.json"], "profile.json is not a folder"),
         (["sovle"], "there is no command 'sovle'; did you mean 'solve'"),
-        (["import", "profile.json", "--minibatch", "4", "-o", "x.json"], "profile.json is a profile of pipeplan already"),
+        (["import", "profile.json", "--minibatch", "4", "-o", "x.json"], "is a profile of pipeplan already"),
         (["import", "nowhere.txt", "--minibatch", "4", "-o", "x.json"], "cannot read nowhere.txt"),
         (["solve", "--cost-model", "pipedream-code", "--inference"], "for training only"),
     ],
