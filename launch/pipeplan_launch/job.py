@@ -226,8 +226,10 @@ class Job:
             return self.metric(output, target)
         if not (isinstance(output, Tensor) and isinstance(target, Tensor)):
             return None
-        if target.is_floating_point() or output.ndim != target.ndim + 1 or output.shape[0] != target.shape[0]:
+        if target.is_floating_point() or not target.ndim or output.ndim != target.ndim + 1:
             return None
+        if output.shape[:1] + output.shape[2:] != target.shape:
+            return None  # classes stand elsewhere than in dimension 1, as in a language model
         return (output.argmax(dim=1) == target).reshape(len(target), -1).all(dim=1).sum()
 
 

@@ -197,9 +197,15 @@ def _job_of(ref: str, model: nn.Module) -> Job:
     example = getattr(model, "example_input_array", None)
     if example is None:
         raise LaunchError(f"{ref!r} returned a bare module, {type(model).__name__}: {JOB_FILE_HINT}")
+    examples = list(example.values()) if isinstance(example, Mapping) else example
+    examples = examples if isinstance(examples, list | tuple) else [examples]
+    if not examples or not all(isinstance(one, Tensor) and one.ndim and len(one) for one in examples):
+        raise LaunchError(
+            f"the example_input_array of {ref!r} must be a tensor of at least one sample, or a tuple or a dictionary "
+            "of such tensors"
+        )
     if isinstance(example, Mapping):
         return Job(model, inputs=lambda n: {name: repeat_to(one, n) for name, one in example.items()})
-    examples = (example,) if isinstance(example, Tensor) else tuple(example)
     return Job(model, inputs=lambda n: tuple(repeat_to(one, n) for one in examples))
 
 

@@ -108,6 +108,12 @@ def _reason(job: Job, error: Exception) -> str:
         )
     if isinstance(error, LaunchError):
         return str(error)
+    odd = next((name for name, _ in job.model.named_modules() if set(name) & set('"\\\n\r')), None)
+    if odd is not None and (isinstance(error, SyntaxError) or "<eval_with_key>" in f"{error}{describe(error)}"):
+        return (
+            f"the model {job.name!r} cannot be traced by torch.export while a module is called {odd!r}: take the "
+            "quotes, backslashes and line breaks out of its name"
+        )
     place = user_line(error)
     at = f" ({place})" if place else ""
     if depends_on_data(error):
@@ -122,8 +128,8 @@ def _advice() -> str:
 
 def _check_that_the_loss_does_without(job: Job, left_out: tuple[str, ...]) -> None:
     """Raises `LaunchError` where the job's loss needs an object that no stage can send."""
-    if job.loss is None:
-        return
+    if job.loss is None or job.data is None:
+        return  # without targets nobody calls the loss
     where = next((one.device for one in job.model.parameters()), torch.device("cpu"))
     batch = job.example_batch(2)
     inputs, target = tree_map_only(torch.Tensor, lambda one: one.to(where), (batch.inputs, batch.target))

@@ -16,8 +16,15 @@ LARGEST = float(2**63)
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Write `text` to `path` by atomic replace, so that a reader sees the old file or the new one, never a part."""
+    """Write `text` to `path` by atomic replace, so that a reader sees the old file or the new one, never a part.
+
+    What a link points to is replaced, not the link; a device or a pipe is written to as it is.
+    """
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_text(text, encoding="utf-8")
+            return
+        path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
@@ -30,6 +37,21 @@ def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raise an `InputError` now, before long work, for a path that `write_text` could not write."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name the file to write, as in -o {path / 'profile.json'}")
+    if path.exists() and not path.is_file():
+        return
+    target = Path(os.path.realpath(path))
+    folder = next(one for one in target.parents if one.exists())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -93,6 +93,11 @@ def test_correct_of_dense_targets_counts_samples() -> None:
     assert job().correct(scores, target) == 1
 
 
+def test_scores_that_do_not_fit_the_target_are_nobodys_accuracy() -> None:
+    assert job().correct(torch.zeros(2, 4, 3), torch.zeros(2, 4, dtype=torch.int64)) is None
+    assert job().correct(torch.zeros(3), torch.tensor(1)) is None
+
+
 def test_an_optimiser_is_told_its_stage_if_it_asks() -> None:
     """It asks by a second parameter without a default, or of the name `stage`: torch's own have a rate there."""
     info, parameters = StageInfo(minibatches_per_update=3), [nn.Parameter(torch.ones(1))]

@@ -90,6 +90,17 @@ def test_bare_module_with_example_inputs(job_file: Path) -> None:
     assert job.example(5).call(job.model).shape == (5, 2)
 
 
+@pytest.mark.parametrize("example", ["torch.tensor(3.0)", "'x'", "torch.zeros(0, 3)", "(torch.zeros(1, 3), 3)", "()"])
+def test_examples_that_are_none(tmp_path: Path, example: str) -> None:
+    path = tmp_path / "job.py"
+    path.write_text(
+        "import torch\ndef make():\n    model = torch.nn.Linear(3, 2)\n"
+        f"    model.example_input_array = {example}\n    return model\n"
+    )
+    with pytest.raises(LaunchError, match="must be a tensor of at least one sample"):
+        load_job(f"{path}:make", seed=0)
+
+
 @pytest.mark.parametrize(
     ("ref", "says"),
     [

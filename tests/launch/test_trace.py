@@ -175,6 +175,15 @@ def test_tracing_leaves_the_model_and_the_random_numbers_alone() -> None:
     assert all(torch.equal(before[name], one) for name, one in job.model.state_dict().items())
 
 
+@pytest.mark.parametrize("name", ['a"b', "a\\b"])
+def test_a_name_that_no_graph_can_hold_is_quoted(name: str) -> None:
+    model = nn.Sequential()
+    model.add_module(name, nn.Linear(2, 2))
+    with pytest.raises(LaunchError, match="take the quotes, backslashes and line breaks out") as caught:
+        trace(Job(model, inputs=lambda n: torch.randn(n, 2)), 4)
+    assert repr(name) in str(caught.value)
+
+
 class Branches(nn.Linear):
     def forward(self, x):
         y = super().forward(x)

@@ -1,0 +1,47 @@
+"""Files are written whole or not at all, where they were asked for."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from pipeplan.errors import InputError
+from pipeplan.files import refuse_unwritable, write_text
+
+
+def test_what_a_link_points_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    target, link = tmp_path / "elsewhere" / "target", tmp_path / "link"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_text(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    assert os.listdir(target.parent) == ["target"]
+
+
+def test_a_pipe_stays_one(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    write_text(pipe, "text")
+    reader.join()
+    assert read == ["text"]
+    assert pipe.is_fifo()
+
+
+def test_what_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    refuse_unwritable(tmp_path / "new" / "folder" / "profile.json")
+    refuse_unwritable(Path("/dev/null"))
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(InputError, match="is a folder"):
+        refuse_unwritable(tmp_path)
+    for path in (Path("/proc/profile.json"), tmp_path / "file" / "profile.json"):
+        (tmp_path / "file").touch()
+        with pytest.raises(InputError, match="cannot write"):
+            refuse_unwritable(path)
