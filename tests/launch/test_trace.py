@@ -175,7 +175,7 @@ def test_tracing_leaves_the_model_and_the_random_numbers_alone() -> None:
     assert all(torch.equal(before[name], one) for name, one in job.model.state_dict().items())
 
 
-@pytest.mark.parametrize("name", ['a"b', "a\\b"])
+@pytest.mark.parametrize("name", ['a"b', "a\nb"])
 def test_a_name_that_no_graph_can_hold_is_quoted(name: str) -> None:
     model = nn.Sequential()
     model.add_module(name, nn.Linear(2, 2))

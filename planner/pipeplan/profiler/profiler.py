@@ -20,6 +20,7 @@ from pipeplan.profiler.optimizer import optimizer_state
 from pipeplan.profiler.options import Options, Progress
 from pipeplan.profiler.outcome import Measured, cpu_name, own_parameters
 from pipeplan.profiler.passes import Passes
+from pipeplan.profiler.remarks import sum_against_whole, unread_parameters
 from pipeplan.profiler.room import complaint, free_bytes, lacked, needed, refuse_the_hopeless, within
 from pipeplan.profiler.samples import notes_on
 from pipeplan.profiler.step import StepCost
@@ -170,7 +171,7 @@ def _profile(ref: str, job: Job, found: Sequence[Measured], steps: StepCost, opt
         graph_hash=traced.graph_hash,
         dynamic_batch=traced.dynamic_batch,
         granularity=options.granularity,
-        provenance=_provenance(options, job, found),
+        provenance=_provenance(options, job, found, [*unread_parameters(traced), *sum_against_whole(first)]),
         optimizer_name=optimizer,
         optimizer_state_ratio=ratio,
         together=traced.together,
@@ -181,7 +182,7 @@ def _profile(ref: str, job: Job, found: Sequence[Measured], steps: StepCost, opt
     )
 
 
-def _provenance(options: Options, job: Job, found: Sequence[Measured]) -> Provenance:
+def _provenance(options: Options, job: Job, found: Sequence[Measured], remarks: Sequence[str]) -> Provenance:
     first = found[0]
     clock = CUDAClock() if options.device == "cuda" else CPUClock(options.threads, options.processes)
     how = (
@@ -215,7 +216,7 @@ def _provenance(options: Options, job: Job, found: Sequence[Measured]) -> Proven
         warmup=first.warmed,
         repeats=first.samples.passes,
         processes=options.processes,
-        notes=tuple(notes),
+        notes=(*notes, *remarks),
         traced=first.traced.how,
     )
 

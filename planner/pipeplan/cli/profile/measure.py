@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -12,8 +13,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pipeplan.cli.given import DEFAULT_PROFILE
 from pipeplan.cli.profile.table import print_profile
 from pipeplan.errors import InputError
+from pipeplan.files import refuse_unwritable
 from pipeplan.profile import GRANULARITIES, Profile
 
 
@@ -42,7 +45,7 @@ class _Measure(click.Command):
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    default=Path("profile.json"),
+    default=DEFAULT_PROFILE,
     show_default=True,
     help="The file to write; one that is there is replaced.",
 )
@@ -78,15 +81,21 @@ def command(
     MODEL is a bundled name (`pipeplan models` lists them), path/to/file.py:callable or package.module:callable; the
     callable takes nothing and returns a torch module with `example_input_array`, or a pipeplan_launch.Job.
     """
-    if output.is_dir():
-        raise InputError(f"{output} is a folder: name the file to write, as in -o {output / 'profile.json'}")
+    refuse_unwritable(output)
     profile = _measure(model, {"batches": _sizes(batches), **given})
     profile.save(output)
     if as_json:
         click.echo(json.dumps(profile.to_json(), indent=1))
     else:
         print_profile(profile, Console())
-        click.echo(f"Wrote {output}. Next: pipeplan solve --cluster local --workers 3")
+        click.echo(f"Wrote {output}. Next: {_next(profile, output)}")
+
+
+def _next(profile: Profile, output: Path) -> str:
+    """The command that a user would give now."""
+    file = "" if output == DEFAULT_PROFILE else f" {shlex.quote(str(output))}"
+    here = profile.provenance.kind == "measured"
+    return f"pipeplan solve{file} --cluster {'local --workers 3' if here else 'YOURS.toml'}"
 
 
 def _sizes(text: str | None) -> tuple[int, ...]:
