@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 from pipeplan import resources
 from pipeplan.cluster import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
-from pipeplan.files import Node, read_text
+from pipeplan.files import Node, read_toml
 from pipeplan.suggest import did_you_mean
 from pipeplan.units import parse_rate, parse_size, parse_time
 
@@ -42,21 +41,9 @@ def load(name: str) -> Cluster:
 
 def parse(path: Path) -> Cluster:
     """Read and check a cluster file; an `InputError` names the file and the field that is wrong."""
+    root = read_toml(path, FORMAT, VERSION)
     try:
-        document = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is not valid TOML: {error}") from error
-    except RecursionError as error:
-        raise InputError(f"{path} is nested too deeply to be a {FORMAT}") from error
-    root = Node(document, str(path))
-    if (found := root.get("format")) is None or found.value != FORMAT:
-        raise InputError(f'{path} is not a cluster file: it does not say format = "{FORMAT}"')
-    if (number := root["version"].integer(minimum=1)) > VERSION:
-        raise InputError(
-            f"{path} is version {number} of {FORMAT}; this pipeplan reads up to {VERSION}: upgrade pipeplan"
-        )
-    try:
-        return _differing(root) if "server" in document else _same(root)
+        return _differing(root) if "server" in root.mapping() else _same(root)
     except InputError as error:
         message = str(error)
         raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from None

@@ -5,14 +5,13 @@ docs/file-formats.md describes the format; the bundled files are in profiles/dev
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeplan import resources
 from pipeplan.errors import InputError
-from pipeplan.files import LARGEST, Node, read_text
+from pipeplan.files import LARGEST, Node, read_toml
 from pipeplan.suggest import did_you_mean
 from pipeplan.units import parse_rate, parse_size, parse_time
 
@@ -103,19 +102,7 @@ def load(name: str) -> DeviceModel:
 
 def parse(path: Path) -> DeviceModel:
     """Read and check a device file; an `InputError` names the file and the field that is wrong."""
-    try:
-        document = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is not valid TOML: {error}") from error
-    except RecursionError as error:
-        raise InputError(f"{path} is nested too deeply to be a {FORMAT}") from error
-    root = Node(document, str(path))
-    if (found := root.get("format")) is None or found.value != FORMAT:
-        raise InputError(f'{path} is not a device file: it does not say format = "{FORMAT}"')
-    if (number := root["version"].integer(minimum=1)) > VERSION:
-        raise InputError(
-            f"{path} is version {number} of {FORMAT}; this pipeplan reads up to {VERSION}: upgrade pipeplan"
-        )
+    root = read_toml(path, FORMAT, VERSION)
     try:
         return _device(root)
     except InputError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -93,6 +94,22 @@ def read_document(path: Path, kind: str, version: int) -> Node:
         raise InputError(f"{path} is not a {kind} file: its `format` says {found.value if found else 'nothing'!r}")
     number = root["version"].integer(minimum=1)
     if number > version:
+        raise InputError(f"{path} is version {number} of {kind}; this pipeplan reads up to {version}: upgrade pipeplan")
+    return root
+
+
+def read_toml(path: Path, kind: str, version: int) -> Node:
+    """Parse a versioned TOML document; checks and errors as in `read_document`."""
+    try:
+        root = Node(tomllib.loads(read_text(path)), str(path))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise InputError(f"{path} is nested too deeply to be a {kind}") from error
+    if (found := root.get("format")) is None or found.value != kind:
+        what = kind.removeprefix("pipeplan-")
+        raise InputError(f'{path} is not a {what} file: it does not say format = "{kind}"')
+    if (number := root["version"].integer(minimum=1)) > version:
         raise InputError(f"{path} is version {number} of {kind}; this pipeplan reads up to {version}: upgrade pipeplan")
     return root
 

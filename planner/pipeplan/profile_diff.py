@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pipeplan.profile import Layer, Profile, Size, edges
+from pipeplan.profile import Layer, Profile, edges
 from pipeplan.profile_match import MODULE, Match, Matching, match
 
 SAME, DIFFERENT, UNKNOWN = "same", "different", "not known"
@@ -105,23 +105,7 @@ def _at_one_size(first: Profile, second: Profile) -> tuple[Profile, Profile]:
     common = sizes[0] & sizes[1]
     if not common or first.minibatch == second.minibatch:
         return first, second
-    return _at(first, max(common)), _at(second, max(common))
-
-
-def _at(profile: Profile, minibatch: int) -> Profile:
-    size: Size | None = next((one for one in profile.sizes if one.minibatch == minibatch), None)
-    if size is None:
-        return profile
-    return replace(
-        profile,
-        layers=size.layers,
-        tensors=size.tensors,
-        minibatch=minibatch,
-        whole_forward_s=size.whole_forward_s,
-        whole_backward_s=size.whole_backward_s,
-        peak_bytes=0,
-        sizes=(),
-    )
+    return first.rescaled(max(common)), second.rescaled(max(common))
 
 
 def _made(profile: Profile) -> dict[str, int]:
