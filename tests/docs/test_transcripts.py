@@ -26,6 +26,8 @@ from pipeplan.sweep.run import Answer
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ("explain.md", "profiles.md", "sweep.md")
+LONG = ("pipeplan explain --cluster A --minibatch",)
+"""Takes seconds, and is of a kind that another transcript shows."""
 BLOCK = re.compile(r"```console\n\$ (pipeplan [^\n]*)\n(.*?)```", re.DOTALL)
 
 
@@ -57,7 +59,12 @@ def transcripts(page: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("page", "command", "shown"), [(page, *found) for page in PAGES for found in transcripts(page)]
+    ("page", "command", "shown"),
+    [
+        pytest.param(page, *found, marks=pytest.mark.slow if found[0].startswith(LONG) else ())
+        for page in PAGES
+        for found in transcripts(page)
+    ],
 )
 def test_the_page_shows_what_the_command_prints(page: str, command: str, shown: str) -> None:
     assert printed(command) == shown

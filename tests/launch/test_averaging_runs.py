@@ -57,11 +57,11 @@ def test_bf16_trains_to_about_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("replicas", "option"),
     [
-        ([2], ("--compress", "bf16")),
+        pytest.param([2], ("--compress", "bf16"), marks=pytest.mark.slow),
         pytest.param([2], ("--compress", "powersgd:1:0"), marks=pytest.mark.slow),
         ([2, 1], ("--compress", "powersgd:2:3")),
         pytest.param([3], ("--significance", "20%"), marks=pytest.mark.slow),
-        ([2, 1], ("--significance", "20%")),
+        pytest.param([2, 1], ("--significance", "20%"), marks=pytest.mark.slow),
     ],
     ids=str,
 )

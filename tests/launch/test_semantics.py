@@ -32,6 +32,7 @@ SOME_SCHEDULES = [
     for schedule in SCHEDULES
 ]
 """The others are slow tests."""
+OTHERS_BUT_FLUSH = [pytest.param(one, marks=pytest.mark.slow) for one in ("vertical-sync", "2bw", "gpipe")]
 
 
 def case_of(subject: str, schedule: str, replicas: tuple[int, ...], optimizer: str, accumulate: int = 0) -> Case:
@@ -135,12 +136,12 @@ def test_any_ratio_and_any_number_of_minibatches(
     check(workers, tmp_path, replace(case, samples=samples, epochs=3))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", SOME_SCHEDULES)
 def test_recomputation_changes_nothing(workers: Workers, tmp_path: Path, schedule: str) -> None:
     check(workers, tmp_path, replace(case_of("resnet", schedule, (2, 1), "sgd-fused"), recompute=True))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", ["1f1b-stashing", "1f1b-flush", *OTHERS_BUT_FLUSH])
 def test_gradients_are_clipped_by_the_norm_that_is_said(workers: Workers, tmp_path: Path, schedule: str) -> None:
     case = case_of("chain", schedule, (2, 1, 1), "sgd-fused")
     clipped = check(workers, tmp_path, replace(case, clip=0.3)).whole()
@@ -148,7 +149,9 @@ def test_gradients_are_clipped_by_the_norm_that_is_said(workers: Workers, tmp_pa
 
 
 @pytest.mark.parametrize("schedule", FLUSHED)
-@pytest.mark.parametrize("subject", ["chain", "encoder-decoder", "tied"])
+@pytest.mark.parametrize(
+    "subject", ["encoder-decoder", *(pytest.param(name, marks=pytest.mark.slow) for name in ("chain", "tied"))]
+)
 def test_a_flush_equals_one_process_on_the_whole_batch(
     workers: Workers, tmp_path: Path, subject: str, schedule: str
 ) -> None:

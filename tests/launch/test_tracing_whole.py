@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from traced_zoo_whole import ZOO, Router, build
 
-from pipeplan_launch import Job
+from pipeplan_launch import Data, Job
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.split import stage_program
 from pipeplan_launch.trace import trace
@@ -245,7 +245,10 @@ def test_checkpoints_keep_their_gradients(reentrant: bool) -> None:
 
 
 def test_a_loss_that_needs_what_no_stage_can_send() -> None:
+    samples = [({"left": torch.randn(4), "also": torch.randn(4)}, 0)] * BATCH
     job = replace(build("cache"), loss=lambda output, target: output["cache"].kept[0].sum())
+    assert trace(job, BATCH).how.endswith("left out of what it returns: Cache"), "without targets nobody asks the loss"
+    job = replace(job, data=lambda: Data(samples))
     with pytest.raises(
         LaunchError, match=r"returns an object of class Cache, .* and the loss needs it \(AttributeError"
     ):

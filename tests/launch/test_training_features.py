@@ -117,7 +117,7 @@ def test_a_scheduler_follows_the_minibatches_of_the_pipeline(tmp_path: Path, mon
     assert told == pytest.approx([0.2 * by_rule(minibatch) for minibatch in range(32)])
 
 
-RESUMED = ("sequence", "plateau")
+RESUMED = ("sequence", pytest.param("plateau", marks=pytest.mark.slow))
 
 
 @pytest.mark.parametrize("features", RESUMED)

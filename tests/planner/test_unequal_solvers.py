@@ -48,27 +48,27 @@ def _ilp(seed: int) -> None:
         _agrees(ilp.solve(problem, ilp.Limits()), expected, problem)
 
 
-@pytest.mark.parametrize("start", range(0, 120, 20))
+@pytest.mark.parametrize("start", range(0, 60, 20))
 def test_the_dynamic_program_finds_what_brute_force_finds(start: int) -> None:
     for seed in range(start, start + 20):
         _dp(seed)
 
 
-@pytest.mark.parametrize("start", range(0, 40, 10))
+@pytest.mark.parametrize("start", range(0, 20, 10))
 def test_the_integer_program_finds_what_brute_force_finds(start: int) -> None:
     for seed in range(start, start + 10):
         _ilp(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", range(10_000, 11_000, 50))
+@pytest.mark.parametrize("start", [60, *range(10_000, 11_000, 50)])
 def test_the_dynamic_program_finds_what_brute_force_finds_at_length(start: int) -> None:
     for seed in range(start, start + 50):
         _dp(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", range(10_000, 10_200, 20))
+@pytest.mark.parametrize("start", [20, *range(10_000, 10_200, 20)])
 def test_the_integer_program_finds_what_brute_force_finds_at_length(start: int) -> None:
     for seed in range(start, start + 20):
         _ilp(seed)
