@@ -152,7 +152,9 @@ def train(folder: Path, toy: Toy, replicas: list[int], *arguments: str, **plan: 
     return folder / "run"
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer", [name if name == "sgd-fused" else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS]
+)
 @pytest.mark.parametrize("replicas", [[1, 1, 1], [2, 1], [1, 2], [2, 1, 1]], ids=str)
 def test_equals_the_formula(tmp_path: Path, replicas: list[int], optimizer: str) -> None:
     toy = Toy(optimizer, samples=2 * 20 * max(replicas))  # 20 updates at the widest stage, more at the others
@@ -183,7 +185,7 @@ def test_any_number_of_minibatches(tmp_path: Path, replicas: list[int], count: i
 @pytest.mark.parametrize(
     ("schedule", "accumulate"), [("vertical-sync", None), ("2bw", 6), ("gpipe", 4), ("1f1b-flush", 4)]
 )
-@pytest.mark.parametrize("replicas", [[1, 1, 1], [2, 1]], ids=str)
+@pytest.mark.parametrize("replicas", [pytest.param([1, 1, 1], marks=pytest.mark.slow), [2, 1]], ids=str)
 def test_other_schedules_equal_their_formulas(
     tmp_path: Path, schedule: str, accumulate: int | None, replicas: list[int]
 ) -> None:

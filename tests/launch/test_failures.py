@@ -116,7 +116,14 @@ def test_another_model_is_refused_on_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("replicas", "signalled"), [([1, 1], [0, 1]), ([2, 1], [1]), ([1, 1], [0]), ([1], [0])], ids=str
+    ("replicas", "signalled"),
+    [
+        ([1, 1], [0, 1]),
+        ([2, 1], [1]),
+        pytest.param([1, 1], [0], marks=pytest.mark.slow),
+        pytest.param([1], [0], marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_a_signal_to_some_stops_all_at_a_checkpoint(tmp_path: Path, replicas: list[int], signalled: list[int]) -> None:
     """Worker 0 is idle. One line says where training stopped, and --resume goes on from there."""

@@ -56,7 +56,7 @@ def in_one_process(name: str, epochs: int) -> tuple[dict[str, Tensor], float, fl
     ("name", "cuts", "replicas", "recompute"),
     [
         ("everything", ("stem", "late"), [1, 1, 1], False),
-        ("half", ("middle", "norm"), [2, 1, 1], True),
+        pytest.param("half", ("middle", "norm"), [2, 1, 1], True, marks=pytest.mark.slow),
         ("everything", ("head",), [1, 2], True),
     ],
 )

@@ -67,7 +67,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize("calls", [13, 19, 31])
+@pytest.mark.parametrize("calls", [13, *(pytest.param(calls, marks=pytest.mark.slow) for calls in (19, 31))])
 def test_equals_a_run_that_nothing_interrupted(tmp_path: Path, whole: Path, calls: int) -> None:
     """Bit by bit, from any checkpoint: a worker is killed at a forward pass, of the evaluation too.
 

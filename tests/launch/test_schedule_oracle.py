@@ -46,7 +46,11 @@ def test_smaller_pipelines_with_every_number_of_minibatches(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in ACCUMULATING else []) for name in NAMES]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in (*ACCUMULATING, "vertical-sync") else [])
+        for name in NAMES
+    ],
 )
 def test_every_small_pipeline_with_every_number_of_minibatches(name: str) -> None:
     schedule = SCHEDULES[name]

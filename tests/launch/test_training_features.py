@@ -61,7 +61,9 @@ def train_whole(toy: Toy, replicas: list[int], accumulate: int, limit: float) ->
     return {name: weight.detach() for name, weight in live.items()}, norms
 
 
-@pytest.mark.parametrize(("schedule", "replicas"), [("gpipe", [1, 1, 1]), ("1f1b-flush", [2, 1])])
+@pytest.mark.parametrize(
+    ("schedule", "replicas"), [pytest.param("gpipe", [1, 1, 1], marks=pytest.mark.slow), ("1f1b-flush", [2, 1])]
+)
 def test_with_a_flush_the_norm_is_that_of_the_whole_model(tmp_path: Path, schedule: str, replicas: list[int]) -> None:
     """Against `clip_grad_norm_` in one process, in 64-bit numbers; the last group is short, and so its last member."""
     toy = Toy("adamw-fused", samples=43, features="clip")

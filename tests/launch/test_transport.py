@@ -50,8 +50,9 @@ def test_the_way_does_not_change_what_is_trained(tmp_path: Path, replicas: list[
     assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
 
 
-@pytest.mark.parametrize("freeze", [False, True])
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    ("shared", "freeze"), [(False, False), (True, True), pytest.param(True, False, marks=pytest.mark.slow)]
+)
 def test_a_lost_peer_is_named_either_way(tmp_path: Path, shared: bool, freeze: bool) -> None:
     write_plan(tmp_path, stage_contents([1, 1]))
     toy = Toy(die=(0, 3), freeze=freeze, shared_memory=shared)
