@@ -83,6 +83,10 @@ Calls = dict[str, tuple[Returns, ...]]
 
 
 def returns_of(path: str, calls: Sequence[Seen]) -> Returns:
+    """What one call of a module returns at any minibatch size, from the same call in several runs.
+
+    Raises `Refused` where that does not follow from the minibatch size alone.
+    """
     first = calls[0]
     unknown = next((one for one in first.structure.leaves if not (one is None or isinstance(one, str))), None)
     if unknown is not None:
