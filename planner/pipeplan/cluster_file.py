@@ -51,7 +51,7 @@ def parse(path: Path) -> Cluster:
 
 def _same(root: Node) -> Cluster:
     """A cluster whose servers are all the same: one [device] and all levels."""
-    _known(root, {"format", "version", "name", "device", "level", "price_per_hour"})
+    root.refuse_others({"format", "version", "name", "device", "level", "price_per_hour"})
     return Cluster(
         name=root["name"].text(),
         device=_device(root["device"]),
@@ -65,7 +65,7 @@ def _differing(root: Node) -> Cluster:
 
     Where nothing distinguishes the servers, the cluster is that which a file with one [device] describes.
     """
-    _known(root, {"format", "version", "name", "device", "server", "level"})
+    root.refuse_others({"format", "version", "name", "device", "server", "level"})
     name, devices = root["name"].text(), _devices(root["device"])
     machines = [machine for node in root["server"].items() for machine in _servers(node, devices)]
     if len(machines) > MOST_SERVERS:
@@ -108,7 +108,7 @@ def _devices(node: Node) -> dict[str, Device]:
 
 
 def _servers(node: Node, devices: dict[str, Device]) -> list[Server]:
-    _known(node, {"count", "device", "devices", "card", "price_per_hour", *_LINKS})
+    node.refuse_others({"count", "device", "devices", "card", "price_per_hour", *_LINKS})
     name, repeated, card = node["device"].text(), node.get("count"), node.get("card")
     if name not in devices:
         node["device"].fail(f"there is no device {name!r}; {did_you_mean(name, list(devices))}")
@@ -130,7 +130,7 @@ def _price(node: Node) -> float | None:
 
 
 def _device(node: Node) -> Device:
-    _known(node, {"name", "kind", "memory", "speed", "cores"})
+    node.refuse_others({"name", "kind", "memory", "speed", "cores"})
     kind = node["kind"].text()
     if kind not in ("cuda", "cpu"):
         node["kind"].fail(f"expected 'cuda' or 'cpu', found {kind!r}")
@@ -146,7 +146,7 @@ def _device(node: Node) -> Device:
 
 def _level(node: Node, rest: int | None = None) -> Level:
     """A [[level]]; `rest` is its count where the table gives none."""
-    _known(node, {"name", "count", *_LINKS})
+    node.refuse_others({"name", "count", *_LINKS})
     count = rest if rest is not None and node.get("count") is None else node["count"].integer()
     return _links(node, node["name"].text(), count)
 
@@ -163,9 +163,3 @@ def _links(node: Node, name: str, count: int) -> Level:
         sendrecv_efficiency=sendrecv.number() if sendrecv else 1.0,
         source=source.text() if source else "",
     )
-
-
-def _known(node: Node, names: set[str]) -> None:
-    for key in node.mapping():
-        if key not in names:
-            node.fail(f"there is no field {key!r}; {did_you_mean(key, sorted(names))}")

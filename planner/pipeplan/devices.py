@@ -111,8 +111,10 @@ def parse(path: Path) -> DeviceModel:
 
 
 def _device(root: Node) -> DeviceModel:
-    _known(root, {"format", "version", "name", "kind", "memory", "checked", "bandwidth", "kernel", "peak", "share"},
-           {"float32_as", "tile", "transforms", "channels_last"})  # fmt: skip
+    root.refuse_others(
+        {"format", "version", "name", "kind", "memory", "checked", "bandwidth", "kernel", "peak", "share"}
+        | {"float32_as", "tile", "transforms", "channels_last"}
+    )
     kind = root["kind"].text()
     if kind not in MEASURED:
         root["kind"].fail(f"expected 'cuda' or 'cpu', found {kind!r}")
@@ -138,7 +140,7 @@ def _device(root: Node) -> DeviceModel:
 
 def _sourced(node: Node, field: str, read: Callable[[object, str], float], *, zero: bool = False) -> float:
     """A figure in a table of its own, which says where it is from."""
-    _known(node, {field, "source"})
+    node.refuse_others({field, "source"})
     node["source"].text()
     value = read(node[field].value, node[field].where)
     if not value and not zero:
@@ -149,7 +151,7 @@ def _sourced(node: Node, field: str, read: Callable[[object, str], float], *, ze
 
 
 def _peak(node: Node) -> float:
-    _known(node, {"flops", "source"})
+    node.refuse_others({"flops", "source"})
     node["source"].text()
     rate = node["flops"].number()
     if not rate:
@@ -166,7 +168,7 @@ def _shares(node: Node) -> dict[str, Share]:
 
 
 def _share(node: Node) -> Share:
-    _known(node, {"compute", "memory", "source"})
+    node.refuse_others({"compute", "memory", "source"})
     for field in ("compute", "memory"):
         if not 0 < node[field].number() <= 1:
             node[field].fail(f"expected a share above 0 and at most 1, found {node[field].value!r}")
@@ -186,7 +188,7 @@ def _tile(root: Node) -> tuple[int, int]:
     node = root.get("tile")
     if node is None:
         return 1, 1
-    _known(node, {"sides", "source"})
+    node.refuse_others({"sides", "source"})
     node["source"].text()
     sides = [one.integer(minimum=1) for one in node["sides"].items()]
     if len(sides) != 2:
@@ -198,7 +200,7 @@ def _transforms(root: Node, peaks: dict[str, float]) -> Transforms | None:
     node = root.get("transforms")
     if node is None:
         return None
-    _known(node, {"arithmetic", "workspace", "source"})
+    node.refuse_others({"arithmetic", "workspace", "source"})
     node["source"].text()
     return Transforms(_among(node["arithmetic"], peaks), parse_size(node["workspace"].value, node["workspace"].where))
 
@@ -207,7 +209,7 @@ def _channels_last(root: Node, peaks: dict[str, float]) -> tuple[str, ...]:
     node = root.get("channels_last")
     if node is None:
         return ()
-    _known(node, {"arithmetic", "source"})
+    node.refuse_others({"arithmetic", "source"})
     node["source"].text()
     return tuple(_among(one, peaks) for one in node["arithmetic"].items())
 
@@ -219,12 +221,5 @@ def _among(node: Node, peaks: dict[str, float]) -> str:
 
 
 def _table(node: Node, names: tuple[str, ...], besides: set[str] | None = None) -> dict[str, Node]:
-    _known(node, {*names, *(besides or ())})
+    node.refuse_others({*names, *(besides or ())})
     return {key: node[key] for key in node.mapping() if key in names}
-
-
-def _known(node: Node, names: set[str], more: set[str] | None = None) -> None:
-    known = names | (more or set())
-    for key in node.mapping():
-        if key not in known:
-            node.fail(f"there is no field {key!r}; {did_you_mean(key, sorted(known))}")

@@ -6,11 +6,12 @@ import json
 import os
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeplan.errors import InputError
+from pipeplan.suggest import did_you_mean
 
 LARGEST = float(2**63)
 """No time, size or count in any file is larger: sums and products of them stay finite."""
@@ -142,6 +143,12 @@ class Node:
         """The field `key`, or None where it is missing or null."""
         value = self.mapping().get(key)
         return None if value is None else Node(value, f"{self.where}: {key}")
+
+    def refuse_others(self, names: Collection[str]) -> None:
+        """Fail where this mapping has a field that is not among the names."""
+        for key in self.mapping():
+            if key not in names:
+                self.fail(f"there is no field {key!r}; {did_you_mean(key, sorted(names))}")
 
     def items(self) -> list[Node]:
         """The members of a list."""

@@ -138,6 +138,13 @@ class Profile:
         """Forward plus backward time of all layers, for one minibatch on one device."""
         return sum(layer.forward_s + layer.backward_s for layer in self.layers)
 
+    def made_bytes(self) -> dict[str, int]:
+        """For each layer the bytes that others read of it, for one minibatch."""
+        made = {layer.name: 0 for layer in self.layers}
+        for tensor in self.tensors:
+            made[tensor.producer] += tensor.bytes
+        return made
+
     def rescaled(self, minibatch: int) -> Profile:
         """This profile for another minibatch size: as measured where it was, else by the sizes that were.
 

@@ -74,7 +74,7 @@ def compare(first: Profile, second: Profile) -> Difference:
     found = match(first, second)
     both = (first, second)
     scales = [1 / one.minibatch if per_sample else 1.0 for one in both]
-    made = [_made(one) for one in both]
+    made = [one.made_bytes() for one in both]
     spreads = all(any(layer.forward_spread_s for layer in one.layers) for one in both)
 
     def side(which: int, layers: Iterable[Layer]) -> Side:
@@ -106,13 +106,6 @@ def _at_one_size(first: Profile, second: Profile) -> tuple[Profile, Profile]:
     if not common or first.minibatch == second.minibatch:
         return first, second
     return first.rescaled(max(common)), second.rescaled(max(common))
-
-
-def _made(profile: Profile) -> dict[str, int]:
-    made = {layer.name: 0 for layer in profile.layers}
-    for tensor in profile.tensors:
-        made[tensor.producer] += tensor.bytes
-    return made
 
 
 def _side(layers: Sequence[Layer], made: dict[str, int], scale: float) -> Side:

@@ -84,6 +84,9 @@ def empty():
     return None
 """
 
+ENDLESS = [sys.executable, *["-m", "pipeplan", "profile", "jobs.py:make", "--processes", "2", "--repeats", "100000000"]]
+"""Measures until somebody ends it."""
+
 
 @pytest.mark.slow
 def test_processes_measure_together(tmp_path: Path) -> None:
@@ -108,18 +111,7 @@ def test_what_goes_wrong_in_a_process_is_one_line(tmp_path: Path, name: str, say
 @pytest.mark.slow
 def test_ctrl_c_ends_all_processes_and_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "jobs.py").write_text(JOB)
-    command = [
-        sys.executable,
-        "-m",
-        "pipeplan",
-        "profile",
-        "jobs.py:make",
-        "--processes",
-        "2",
-        "--repeats",
-        "100000000",
-    ]
-    run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    run = subprocess.Popen(ENDLESS, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     try:
         until(lambda: len(children(run.pid)) == 2)
         started = children(run.pid)
@@ -138,18 +130,7 @@ def test_ctrl_c_ends_all_processes_and_writes_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_no_process_outlives_the_one_that_started_it(tmp_path: Path) -> None:
     (tmp_path / "jobs.py").write_text(JOB)
-    command = [
-        sys.executable,
-        "-m",
-        "pipeplan",
-        "profile",
-        "jobs.py:make",
-        "--processes",
-        "2",
-        "--repeats",
-        "100000000",
-    ]
-    run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    run = subprocess.Popen(ENDLESS, cwd=tmp_path, stderr=subprocess.DEVNULL)
     until(lambda: len(children(run.pid)) == 2)
     started = children(run.pid)
     time.sleep(1.0)

@@ -123,9 +123,7 @@ def document(profile: Profile, top: int | None) -> dict[str, Any]:
     content = profile.to_json()
     by_name = {layer["name"]: layer for layer in content["layers"]}
     whole = profile.total_s or 1.0
-    made: dict[str, int] = {layer.name: 0 for layer in profile.layers}
-    for tensor in profile.tensors:
-        made[tensor.producer] += tensor.bytes
+    made = profile.made_bytes()
     rows = [
         by_name[layer.name] | {"output_bytes": made[layer.name], "share": total_s(layer) / whole} for layer in layers
     ]

@@ -110,9 +110,7 @@ def table(profile: Profile, top: int | None = None) -> Table:
 
 
 def _columns(profile: Profile) -> list[_Column]:
-    made = {layer.name: 0 for layer in profile.layers}
-    for tensor in profile.tensors:
-        made[tensor.producer] += tensor.bytes
+    made = profile.made_bytes()
     found = [
         _Column("output", lambda layer: made[layer.name]),
         _Column("weights", lambda layer: layer.parameter_bytes),
