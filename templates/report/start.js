@@ -1,0 +1,3 @@
+function start(report) {
+  document.getElementById("report").textContent = report.title;
+}
