@@ -17,6 +17,7 @@ MEMORY_EVERY_S = 1.0  # asking the system for it takes as long as all else that 
 LINES_AT_ONCE = 16
 _ENCODE = json.JSONEncoder(check_circular=False).encode
 TIMES = ("load_s", "wait_s", "forward_s", "backward_s", "sync_s", "update_s", "send_s")
+SUMS = (*TIMES, "cpu_s")
 
 
 class Lap:
@@ -48,6 +49,8 @@ class Step:
     """The optimiser, and copying the weights that older minibatches still need."""
     send_s: float = 0.0
     """Handing tensors to the transport."""
+    cpu_s: float = 0.0
+    """Computing by all threads of this process since the minibatch before was finished."""
     loss: float | None = None
     """At the last stage."""
     samples: int = 0
@@ -62,7 +65,7 @@ class Steady:
     minibatches: int = 0
     """Minibatches counted, on this worker."""
     seconds: dict[str, float] | None = None
-    """Sum of each of `TIMES`."""
+    """Sum of each of `SUMS`."""
     span_s: float = 0.0
     """Time from the first counted minibatch to the last, over the epochs."""
     intervals: int = 0
@@ -101,7 +104,8 @@ class Recorder:
         if path is not None:
             with explain_errors(path, "opening"):
                 self._file = path.open("a", encoding="utf-8")
-        self.steady = Steady(seconds=dict.fromkeys(TIMES, 0.0))
+        self.steady = Steady(seconds=dict.fromkeys(SUMS, 0.0))
+        self._computed_s = time.process_time()
 
     def begin(self, epoch: int, minibatch: int) -> Step:
         """A minibatch starts here."""
@@ -116,6 +120,8 @@ class Recorder:
         """A minibatch is finished: write its line."""
         step = self._open.pop(minibatch)
         step.done_s = time.perf_counter()
+        before, self._computed_s = self._computed_s, time.process_time()
+        step.cpu_s = self._computed_s - before
         self._epoch.append(step)
         self._note(step)
         return step
@@ -167,7 +173,7 @@ class Recorder:
         lines = []
         for step, time_s, pace, resident in steps:
             line: dict[str, Any] = {"time_s": time_s, **self._identity, **vars(step)}
-            for name in TIMES:
+            for name in SUMS:
                 line[name] = round(line[name], 7)
             del line["done_s"]
             line["loss"] = _rounded(step.loss)
