@@ -58,6 +58,14 @@ class Prediction:
     update_s: float | None = None
     """The optimiser's step, as far as it falls to one minibatch."""
     sync_s: float | None = None
+    exposed_s: float | None = None
+    """What of the all-reduces holds the replica up."""
+    wait_s: float | None = None
+    """What is left of the time between two of its minibatches."""
+    boundary_s: float | None = None
+    """How long a minibatch of the pipeline keeps what joins the stage to the next busy."""
+    cores: float | None = None
+    """Cores that the workers of the stage's server share, where they are more; else 0."""
     receive_bytes: float | None = None
     send_bytes: float | None = None
     memory_bytes: float | None = None

@@ -17,7 +17,7 @@ from typing import Any
 
 import jinja2
 
-from pipeplan import __version__, resources
+from pipeplan import __version__, cost, resources
 from pipeplan.errors import InputError
 from pipeplan.files import write_json, write_text
 from pipeplan.links import Links
@@ -125,6 +125,27 @@ def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
     }
 
 
+def _worker_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
+    """What a worker of the stage compares besides, which follows from the rest: per minibatch that it computes."""
+    plan, score, cluster = outcome.plan, outcome.evaluation, outcome.problem.cluster
+    stage, overlap = score.stages[index], outcome.problem.options.overlap
+    pass_s, replicas = stage.forward_s + stage.backward_s, plan.stages[index].replicas
+    if score.batch is not None:  # nothing is computed while a drained pipeline waits for its all-reduces
+        allreduce = group_allreduce_time(plan, outcome.problem, Links.of(cluster), index)
+        exposed = allreduce * replicas / (plan.accumulate or replicas)
+    else:
+        alone = stage.stage_s / plan.copies
+        together = float(cost.overlapped(alone, score.copies_s, overlap))
+        exposed = max(0.0, together * replicas - pass_s) if plan.copies > 1 or stage.synchronisation_s else 0.0
+    shared = (cores for first, stop, cores in cluster.shared_cores if first <= plan.stages[index].workers[0] < stop)
+    return {
+        "exposed_s": exposed,
+        "wait_s": max(0.0, replicas * score.pace_s - pass_s - exposed),
+        "boundary_s": stage.boundary_s / plan.copies,
+        "cores": next(shared, 0),
+    }
+
+
 def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
     """What the stage files say: each holds all that a worker of the stage has to know."""
     problem, plan = outcome.problem, outcome.plan
@@ -158,7 +179,9 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
         ],
     }
     return [
-        shared | {"stage": index, "layers": list(stage.layers), "prediction": _stage_prediction(outcome, index)}
+        shared
+        | {"stage": index, "layers": list(stage.layers)}
+        | {"prediction": _stage_prediction(outcome, index) | _worker_prediction(outcome, index)}
         for index, stage in enumerate(plan.stages)
     ]
 
