@@ -18,6 +18,12 @@ FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
 
 
+def close_at(size: int) -> None:
+    """Have the buckets made from now on close at so many bytes, all of them: where bytes stand for more than one."""
+    global FIRST_BUCKET_BYTES, BUCKET_BYTES
+    FIRST_BUCKET_BYTES = BUCKET_BYTES = size
+
+
 class Bucket:
     """Some parameters of one type on one device. Its memory is allocated once."""
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeplan_launch import fields
+from pipeplan_launch.emulation.stage import EmulatedStage, emulated_stage
 from pipeplan_launch.errors import LaunchError, nearest
 from pipeplan_launch.replay import replay
 from pipeplan_launch.schedule import SCHEDULES, Schedule, StageShape
@@ -98,6 +99,8 @@ class LaunchPlan:
     """Minibatches per update, the same at all stages, where the schedule takes a number of them."""
     granularity: str = "layer"
     """What one layer is: the model is traced as its profile was."""
+    emulated: tuple[EmulatedStage, ...] = ()
+    """What every stage does in place of computing; empty where the model is to run."""
 
     @property
     def world(self) -> int:
@@ -148,6 +151,7 @@ def load_plan(folder: Path) -> LaunchPlan:
         shared,
         layers=tuple(fields.names(raw[index], "layers", str(files[index])) for index in range(len(stages))),
         predictions=tuple(_prediction(raw[index], str(files[index])) for index in range(len(stages))),
+        emulated=_emulated([(raw[index], str(files[index])) for index in range(len(stages))]),
     )
     _check_workers(plan, str(folder))
     _check_layers(plan, str(folder))
@@ -281,6 +285,14 @@ def _prediction(content: dict[str, Any], where: str) -> Prediction:
         raise LaunchError(f"{where}: prediction must be an object")
     known = {name: fields.amount(given, name, where) for name in Prediction.__dataclass_fields__ if name in given}
     return Prediction(**known)
+
+
+def _emulated(stages: Sequence[tuple[dict[str, Any], str]]) -> tuple[EmulatedStage, ...]:
+    found = [emulated_stage(content, where) for content, where in stages]
+    given = tuple(stage for stage in found if stage is not None)
+    if given and len(given) < len(found):
+        raise LaunchError(f"{stages[found.index(None)][1]} says nothing of its emulation, other stages do")
+    return given
 
 
 def _check_workers(plan: LaunchPlan, where: str) -> None:

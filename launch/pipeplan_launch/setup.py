@@ -18,6 +18,7 @@ from pipeplan_launch.agreement import Fingerprint, data_marks, digest, weights_d
 from pipeplan_launch.averaging import EXACT, Averaging
 from pipeplan_launch.batches import Sizes, order_of_job, sizes_of
 from pipeplan_launch.config import LaunchPlan
+from pipeplan_launch.emulation import program as emulated
 from pipeplan_launch.engine import Place
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.inference import ForwardEngine
@@ -25,7 +26,8 @@ from pipeplan_launch.job import Data, Job
 from pipeplan_launch.loading import load_job
 from pipeplan_launch.metrics import Recorder
 from pipeplan_launch.processes import device_of
-from pipeplan_launch.split import StageProgram, stage_program
+from pipeplan_launch.program import Program
+from pipeplan_launch.split import stage_program
 from pipeplan_launch.trace import trace
 from pipeplan_launch.training import TrainingEngine
 from pipeplan_launch.transport import Transport
@@ -75,11 +77,14 @@ class Stage:
     fingerprint: Fingerprint
 
 
-def load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) -> tuple[Job, StageProgram, str, bool]:
+def load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) -> tuple[Job, Program, str, bool]:
     """(job without its model, this stage's program, graph hash, whether any batch size runs).
 
-    Every worker builds the whole model from the same seed, and keeps its own stage's parameters only.
+    An emulated stage is made from its file. Else every worker builds the whole model from the same seed, and keeps its
+    own stage's parameters only.
     """
+    if plan.emulated:
+        return *emulated.load(stage, plan.emulated[stage]), "emulated", True
     with _collecting_once():
         return _load_stage(plan, stage, seed, device)
 
@@ -102,7 +107,7 @@ def _collecting_once() -> Iterator[None]:
         gc.enable()
 
 
-def _load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) -> tuple[Job, StageProgram, str, bool]:
+def _load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) -> tuple[Job, Program, str, bool]:
     job = load_job(plan.model_ref, seed)
     if plan.mode == "training" and job.data is not None:
         job = _with_data(job, plan.minibatch)

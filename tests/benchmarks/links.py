@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +29,6 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
-from links_network import Network, Node, inside, possible, several
 from rich.console import Console
 from rich.table import Table
 
@@ -36,6 +36,8 @@ from pipeplan import cli, cluster_file, cost
 from pipeplan.cli.profile import links as _command  # noqa: F401  imported before the workers are forked
 from pipeplan.cluster import Cluster
 from pipeplan.links import Links
+from pipeplan_launch.emulation.network import INSIDE as NAMESPACES
+from pipeplan_launch.emulation.network import Network, Node, possible, several
 from pipeplan_launch.linkprobe import joined as _joined  # noqa: F401
 
 MBIT = 1.25e5
@@ -197,7 +199,9 @@ def main() -> int:
     os.environ[INSIDE] = "1"
     options = ["--keep", str(given.keep.absolute())] if given.keep else []
     return max(
-        inside(Path(__file__), name, "--runs", str(run), *options)
+        subprocess.run(
+            [*NAMESPACES, sys.executable, __file__, name, "--runs", str(run), *options], check=False
+        ).returncode
         for name in given.names or CASES
         for run in range(1, given.runs + 1)
     )

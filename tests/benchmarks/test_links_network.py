@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from links_network import possible
+from pipeplan_launch.emulation.network import possible
 
 from pipeplan import cluster_file
 from pipeplan.links import Links

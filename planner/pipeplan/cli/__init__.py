@@ -29,6 +29,8 @@ _COMMANDS = {
     "sweep": ("sweep", "Solve for many clusters at once: servers, links, memory, minibatch."),
     "check": ("check", "Verify a plan's cost, feasibility and proof, without the solvers."),
     "simulate": ("simulate", "Replay a plan in simulated time, and draw it."),
+    "report": ("report", "Write one HTML page on a plan and its run."),
+    "replay": ("replay", "Run a plan on emulated servers of this machine, and compare."),
     "models": ("models", "List the bundled models."),
     "clusters": ("clusters", "List the bundled clusters."),
     "import": ("importer", "Read another tool's profile."),

@@ -1,8 +1,10 @@
 """Networks on one machine: namespaces joined by virtual cables that are shaped both ways, and processes in them.
 
+Torch-free.
+
 Jumbo frames, a burst of one of the kernel's largest segments and TCP reno make a shaped cable behave like a real one
-(bbr measures the shaper instead of obeying it). Needs to be root of a network and mount namespace of its own:
-`INSIDE` is the command that gives one, on most machines also without root.
+(bbr measures the shaper instead of obeying it). Needs to be root of a network, mount and process namespace of its own:
+`INSIDE` is the command that gives one, on most machines also without root. All that is made goes with the process.
 """
 
 from __future__ import annotations
@@ -11,12 +13,11 @@ import ctypes
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-INSIDE = ("unshare", "-Urnm")
+INSIDE = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child")
 CLONE_NEWNET = 0x40000000  # from linux/sched.h
 NAMES = Path("/run/netns")
 CABLE = "cable"
@@ -28,9 +29,22 @@ class Node:
     """A server with so many workers, or a switch that joins what is below it."""
 
     rate: str = ""
-    """Of its cable to the switch above, as tc writes it: 100mbit."""
+    """Of its cable to the switch above, each way, as tc writes it: 100mbit. Empty: as fast as the machine is."""
     workers: int = 0
     below: tuple[Node, ...] = field(default_factory=tuple)
+    name: str = ""
+    """What people call it."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """Where a cable enters a switch."""
+
+    switch: str
+    """Namespace of the switch."""
+    interface: str
+    node: Node
+    """What is at the other end."""
 
 
 def several(count: int, node: Node) -> tuple[Node, ...]:
@@ -45,6 +59,7 @@ class Network:
         """Raises `RuntimeError` where the machine does not allow it."""
         self.servers: list[tuple[str, int]] = []
         """(namespace, workers), in order."""
+        self.ports: list[Port] = []
         self._count = 0
         _run("mount -t tmpfs none /run")
         NAMES.mkdir()
@@ -70,10 +85,13 @@ class Network:
         _run(f"ip link add {end} netns {below} type veth peer name {port} netns {above}")
         for name, link in ((below, end), (above, port)):
             _run(f"ip -n {name} link set {link} mtu 9000 up")
-            _run(f"ip netns exec {name} tc qdisc add dev {link} root tbf rate {node.rate} burst 64k latency 200ms")
+            if node.rate:
+                _run(f"ip netns exec {name} tc qdisc add dev {link} root tbf rate {node.rate} burst 64k latency 200ms")
         _run(f"ip -n {above} link set {port} master bridge")
+        self.ports.append(Port(above, port, node))
         if node.workers:
-            _run(f"ip -n {below} addr add 10.0.0.{len(self.servers)}/24 dev {end}")
+            number = len(self.servers)
+            _run(f"ip -n {below} addr add 10.0.{number >> 8}.{number & 255}/16 dev {end}")
         else:
             _run(f"ip -n {below} link set {end} master bridge")
 
@@ -86,20 +104,27 @@ class Network:
 
     def start(self, work: Callable[[], object], port: int) -> list[tuple[int, int]]:
         """(process id, rank) of every worker, at once."""
-        sys.stdout.flush()
         world = sum(workers for _, workers in self.servers)
         found = []
-        for rank, (name, local) in enumerate(self._ranks()):
-            variables = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": local, "MASTER_PORT": port}
-            pid = os.fork()
-            if not pid:
-                _be(name, variables, work)
-            found.append((pid, rank))
+        for rank, (name, local, here) in enumerate(self._ranks()):
+            variables = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": here}
+            variables["MASTER_PORT"] = port
+            found.append((within(name, work, variables), rank))
         return found
 
-    def _ranks(self) -> Iterator[tuple[str, int]]:
+    def _ranks(self) -> Iterator[tuple[str, int, int]]:
         for name, workers in self.servers:
-            yield from ((name, local) for local in range(workers))
+            yield from ((name, local, workers) for local in range(workers))
+
+
+def within(name: str, work: Callable[[], object], variables: Mapping[str, object] | None = None) -> int:
+    """Do some work in a process of its own in a namespace; its process id."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if not pid:
+        _be(name, variables or {}, work)
+    return pid
 
 
 def wait(pids: Sequence[int]) -> list[int]:
@@ -108,12 +133,10 @@ def wait(pids: Sequence[int]) -> list[int]:
 
 
 def _be(name: str, variables: Mapping[str, object], work: Callable[[], object]) -> None:
-    """One worker, to its end."""
+    """One process, to its end."""
     status = 1
     try:
-        with (NAMES / name).open() as place:
-            if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), "setns")
+        enter(name)
         os.environ |= {key: str(value) for key, value in variables.items()}
         os.environ |= {"MASTER_ADDR": "10.0.0.1", "GLOO_SOCKET_IFNAME": CABLE}
         work()
@@ -126,6 +149,13 @@ def _be(name: str, variables: Mapping[str, object], work: Callable[[], object]) 
         os._exit(status)
 
 
+def enter(name: str) -> None:
+    """Have this thread see the network of a namespace."""
+    with (NAMES / name).open() as place:
+        if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+
+
 def possible() -> bool:
     """Whether this machine lets us make such networks."""
     try:
@@ -136,14 +166,6 @@ def possible() -> bool:
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
-
-
-def inside(script: Path, *arguments: str) -> int:
-    """Run a script again, where it may make networks; its exit status."""
-    began = time.monotonic()
-    status = subprocess.run([*INSIDE, sys.executable, str(script), *arguments], check=False).returncode
-    print(f"({time.monotonic() - began:.0f} s)", file=sys.stderr)
-    return status
 
 
 def _run(command: str) -> None:

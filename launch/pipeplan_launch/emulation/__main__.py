@@ -1,0 +1,94 @@
+"""`python -m pipeplan_launch.emulation ORDER`: run a plan folder's workers on emulated servers.
+
+To be started by `network.INSIDE`. ORDER is a JSON file:
+
+    plan        the plan folder
+    network     the tree of switches and servers, as `network.Node`
+    arguments   of every worker, after the plan folder
+    out         the file for what happened
+    limit_s     when to give up
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeplan_launch import transport
+from pipeplan_launch.emulation.network import Network, Node
+from pipeplan_launch.emulation.traffic import Counting
+
+PORT = 29400
+FAILED = 2
+
+
+def main(order: Path) -> int:
+    """Carry out an order; the exit status."""
+    given = json.loads(order.read_text())
+    try:
+        network = Network(node_of(given["network"]))
+    except (RuntimeError, OSError) as error:
+        print(f"the network cannot be made: {error}", file=sys.stderr)
+        return FAILED
+    _import_what_workers_need()
+    counting = Counting(network.ports, Path(given["out"]).parent)
+    began = time.time()
+    statuses = _finish(dict(network.start(lambda: _work(given), PORT)), began + given["limit_s"])
+    result = {
+        "statuses": [statuses[rank] for rank in sorted(statuses)],
+        "seconds": time.time() - began,
+        "traffic": counting.stop(),
+    }
+    Path(given["out"]).write_text(json.dumps(result))
+    return 0
+
+
+def node_of(given: Mapping[str, Any]) -> Node:
+    """A node as JSON has it."""
+    below = tuple(node_of(one) for one in given.get("below", ()))
+    return Node(given.get("rate", ""), given.get("workers", 0), below, given.get("name", ""))
+
+
+def _import_what_workers_need() -> None:
+    """Once, and not in every worker: they are forked from here."""
+    for name in ("torch._dynamo", "pipeplan_launch.worker", "pipeplan_launch.storage"):
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+
+
+def _work(given: Mapping[str, Any]) -> None:
+    """Be one worker."""
+    from pipeplan_launch import __main__ as executor
+
+    os.environ[transport.SHARED_MEMORY] = "0"
+    raise SystemExit(executor.main([given["plan"], *given["arguments"]]))
+
+
+def _finish(workers: dict[int, int], deadline: float) -> dict[int, int]:
+    """Exit statuses by rank. Once one fails, or time is up, the others get a moment."""
+    statuses: dict[int, int] = {}
+    while workers:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid in workers:
+            statuses[workers.pop(pid)] = os.waitstatus_to_exitcode(status)
+            if status:
+                deadline = min(deadline, time.time() + 5)
+        elif not pid:
+            if time.time() > deadline:
+                for one in workers:
+                    os.kill(one, signal.SIGKILL)
+            time.sleep(0.05)
+    return statuses
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,160 @@
+"""An emulated stage as the engine runs one: it sleeps where another computes.
+
+Sleep stands for all that computing does, the writing of its results included: those lie ready. Messages, all-reduces,
+versions of the weights and updates are the executor's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.utils.data import Dataset
+
+from pipeplan_launch import buckets
+from pipeplan_launch.emulation.stage import Crossing, EmulatedLayer, EmulatedStage
+from pipeplan_launch.job import Data, Job, StageInfo
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Message:
+    """A tensor that crosses a cut."""
+
+    name: str
+    size: int
+    dtype: torch.dtype
+    requires_grad: bool
+
+    def shape(self, _batch: int) -> tuple[int, ...]:
+        """Of a minibatch of any size."""
+        return (self.size,)
+
+
+class SleepingStage:
+    """A `program.Program` that sleeps."""
+
+    def __init__(self, index: int, stage: EmulatedStage) -> None:
+        self.receives: Sequence[Message] = _messages(stage.before)
+        self.sends: Sequence[Message] = _messages(stage.after)
+        self.model_inputs: Sequence[int] = ()
+        self._layers = stage.layers
+        self._weights = {
+            # One number at least: there is then always something to be differentiated by, and to be updated.
+            f"stage{index}.layer{number}": nn.Parameter(torch.zeros(max(1, layer.parameter_bytes // FLOAT_BYTES)))
+            for number, layer in enumerate(stage.layers)
+        }
+        self._gradients = [torch.zeros_like(weight) for weight in self._weights.values()]
+        self._sent = [torch.zeros(one.size, dtype=one.dtype) for one in self.sends]
+        self._returned = torch.zeros(self.receives[0].size) if self.receives else None
+
+    def parameters_by_name(self) -> Mapping[str, nn.Parameter]:
+        """One for each layer."""
+        return self._weights
+
+    def buffers_by_name(self) -> Mapping[str, Tensor]:
+        """None."""
+        return {}
+
+    def changing_state(self) -> Mapping[str, Tensor]:
+        """None."""
+        return {}
+
+    def call(
+        self, parameters: Mapping[str, Tensor], received: Sequence[Tensor], _inputs: Sequence[Tensor], _batch: int
+    ) -> Any:
+        """Sleep as long as the stage's forward pass takes; its backward pass will, too."""
+        token: Tensor | None = received[0] if received else None
+        returned, last = self._returned, len(self._layers) - 1
+        for number, (layer, weight) in enumerate(zip(self._layers, parameters.values(), strict=True)):
+            result = self._sent[0] if number == last and self._sent else torch.zeros(1, 1)
+            token = _Sleep.apply(token, weight, layer, result, returned, self._gradients[number])  # type: ignore[no-untyped-call]
+            returned = torch.zeros(1, 1)
+        return (token, *(one.detach() for one in self._sent[1:])) if self._sent else token
+
+    def train(self, _mode: bool = True) -> SleepingStage:
+        """Nothing differs."""
+        return self
+
+    def eval(self) -> SleepingStage:
+        """Nothing differs."""
+        return self
+
+
+class _Sleep(torch.autograd.Function):
+    """One layer. Its result and its gradients lie ready."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        _received: Tensor | None,
+        _weight: Tensor,
+        layer: EmulatedLayer,
+        result: Tensor,
+        returned: Tensor | None,
+        gradient: Tensor,
+    ) -> Tensor:
+        ctx.layer, ctx.returned, ctx.gradient = layer, returned, gradient
+        time.sleep(layer.forward_s)
+        return result.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: Tensor) -> tuple[Tensor | None, ...]:
+        time.sleep(ctx.layer.backward_s)
+        returned = None if ctx.returned is None else ctx.returned.detach()
+        return returned, ctx.gradient.detach(), None, None, None, None
+
+
+class _SleepingOptimizer(SGD):
+    """Makes no difference to the weights, and takes as long as it is said to."""
+
+    def __init__(self, parameters: list[Tensor], seconds: float) -> None:
+        super().__init__(parameters, lr=0.0)
+        self._seconds = seconds
+
+    def step(self, closure: Any = None) -> Any:
+        """Sleep."""
+        time.sleep(self._seconds)
+
+
+class _Nothing(Dataset[Any]):
+    """So many samples of nothing."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(1), torch.zeros((), dtype=torch.long)
+
+
+def load(index: int, stage: EmulatedStage) -> tuple[Job, SleepingStage]:
+    """(job without its model, this stage's program)."""
+    buckets.close_at(stage.bucket_bytes)
+
+    def optimizer(parameters: list[Tensor], _info: StageInfo) -> Optimizer:
+        return _SleepingOptimizer(parameters, stage.update_s)
+
+    data = Data(_Nothing(stage.minibatches))
+    job = Job(nn.Module(), loss=lambda output, _: output.sum(), optimizer=optimizer, data=lambda: data)
+    return job, SleepingStage(index, stage)
+
+
+def _messages(crossing: Crossing | None) -> tuple[Message, ...]:
+    """What crosses a cut: what is differentiated, and what is not."""
+    if crossing is None:
+        return ()
+    floats = max(1, crossing.returned // FLOAT_BYTES)
+    found = [Message("differentiated", floats, torch.float32, True)]
+    rest = crossing.sent - floats * FLOAT_BYTES
+    if rest > 0:
+        found.append(Message("not differentiated", rest, torch.uint8, False))
+    return tuple(found)

@@ -1,0 +1,135 @@
+"""The plan folder that the executor is given: the plan's stages, which sleep where they would compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeplan import cost
+from pipeplan.cluster import Cluster
+from pipeplan.cluster_json import from_json
+from pipeplan.emulate.scaling import Scaling
+from pipeplan.emulate.servers import Part
+from pipeplan.files import Node, read_document, write_json
+from pipeplan.links import Links
+from pipeplan.plan import Plan
+from pipeplan.profile import Profile
+
+LEAST_LAYER_S = 0.002
+"""Of a layer's forward pass, as it is run: layers are put together until they take so long."""
+LEAST_BUCKET_BYTES = 2**20
+"""Smaller buckets of gradients are bound by what a message costs here, not by the links."""
+BUCKET_BYTES = 25 * 2**20
+"""Of the executor; see `pipeplan_launch.buckets`."""
+
+
+def write_folder(
+    source: Path, root: Node, profile: Profile | None, scaling: Scaling, servers: Part, minibatches: int, folder: Path
+) -> None:
+    """Write the emulation of the plan folder at `source`, whose plan.json is `root`, for so many minibatches."""
+    plan = Plan.from_json(root["plan"])
+    predictions = root["prediction"]["stages"].items()
+    inflation = _Inflation(plan, root, servers)
+    for index, prediction in enumerate(predictions):
+        document = read_document(source / "stages" / f"stage-{index}.json", "pipeplan-stage", 1).mapping()
+        emulation = {
+            "layers": _layers(plan, index, prediction, profile, scaling, inflation.of(index)),
+            "update_s": _update_s(plan, prediction) * scaling.time_by,
+            "before": _crossing(prediction, "receive_bytes", "send_gradient_bytes", scaling) if index else None,
+            "after": _crossing(prediction, "send_bytes", "receive_gradient_bytes", scaling)
+            if index < len(plan.stages) - 1
+            else None,
+            "minibatches": minibatches,
+            "bucket_bytes": max(LEAST_BUCKET_BYTES, scaling.size(BUCKET_BYTES)),
+        }
+        changes = {
+            "model": {"ref": "emulated", "graph_hash": "emulated", "granularity": "layer"},
+            "minibatch": 1,
+            "device": "cpu",
+            "emulation": emulation,
+            "prediction": {"minibatch_s": prediction["minibatch_s"].number() * scaling.time_by},
+        }
+        write_json(folder / "stages" / f"stage-{index}.json", document | changes)
+
+
+class _Inflation:
+    """By how much more an all-reduce has to carry to take its time, where its efficiency is not that of messages."""
+
+    def __init__(self, plan: Plan, root: Node, servers: Part) -> None:
+        cluster = from_json(root["cluster"])
+        self._plan, self._cluster, self._links = plan, cluster, Links.of(cluster)
+        self._shaped = bool(servers.cables)
+
+    def of(self, index: int) -> float:
+        """For the parameters of a stage."""
+        workers = self._plan.stages[index].workers
+        cluster: Cluster = self._cluster
+        same_server = cluster.server_of(min(workers)) == cluster.server_of(max(workers))
+        if len(workers) == 1 or not self._shaped or (same_server and cluster.servers > 1):
+            return 1.0
+        return self._links.sendrecv_among(workers)[0] / self._links.allreduce_among(workers)[0]
+
+
+def _update_s(plan: Plan, prediction: Node) -> float:
+    """Of one step of the optimiser: the prediction has what falls to one minibatch of a replica."""
+    share = prediction.get("update_s")
+    return share.number() / float(cost.update_share(plan.accumulate)) if share else 0.0
+
+
+def _layers(
+    plan: Plan, index: int, prediction: Node, profile: Profile | None, scaling: Scaling, inflation: float
+) -> list[dict[str, Any]]:
+    """The stage's computing and parameters in pieces, in proportion to the profile's layers."""
+    stage = plan.stages[index]
+    forward, backward = prediction["forward_s"].number(), prediction["backward_s"].number()
+    if stage.recompute:  # the executor runs forward again by itself
+        backward = max(0.0, backward - forward)
+    size = 0.0 if plan.inference else prediction["parameter_bytes"].number() * inflation
+    shares = _shares(stage.layers, profile)
+    pieces = [
+        {
+            "forward_s": forward * one[0] * scaling.time_by,
+            "backward_s": backward * one[1] * scaling.time_by,
+            "parameter_bytes": scaling.size(size * one[2]),
+        }
+        for one in shares
+    ]
+    return _put_together(pieces)
+
+
+def _shares(names: Sequence[str], profile: Profile | None) -> list[tuple[float, float, float]]:
+    """Of a stage's forward time, backward time and parameters, by layer; all in one where no profile says."""
+    if profile is None:
+        return [(1.0, 1.0, 1.0)]
+    by_name = {layer.name: layer for layer in profile.layers}
+    layers = [by_name[name] for name in names]
+    columns = [
+        _normal([layer.forward_s for layer in layers]),
+        _normal([layer.backward_s for layer in layers]),
+        _normal([float(layer.parameter_bytes) for layer in layers]),
+    ]
+    return list(zip(*columns, strict=True))
+
+
+def _normal(values: Sequence[float]) -> list[float]:
+    total = sum(values)
+    return [value / total if total else 1 / len(values) for value in values]
+
+
+def _put_together(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbours that are too short to be slept exactly become one."""
+    found: list[dict[str, Any]] = []
+    for piece in pieces:
+        if found and min(found[-1]["forward_s"], piece["forward_s"]) < LEAST_LAYER_S:
+            found[-1] = {name: found[-1][name] + value for name, value in piece.items()}
+        else:
+            found.append(dict(piece))
+    return found
+
+
+def _crossing(prediction: Node, sent: str, returned: str, scaling: Scaling) -> dict[str, int]:
+    return {
+        "sent": scaling.size(prediction[sent].number()),
+        "returned": min(scaling.size(prediction[one].number()) for one in (sent, returned)),
+    }

@@ -1,0 +1,54 @@
+"""What this machine lacks for replaying plans."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+
+from pipeplan.errors import InputError
+
+NAMESPACES = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child")
+"""A command that runs another one as root of network, mount and process namespaces of its own, which end with it."""
+
+_TRIES = (
+    ("mount -t tmpfs none /run", "a mount in a namespace of its own"),
+    ("ip link add one0 type veth peer name one1", "virtual cables (the kernel's veth)"),
+    ("ip link add two type bridge", "virtual switches (the kernel's bridge)"),
+    ("tc qdisc add dev one0 root tbf rate 1gbit burst 64k latency 200ms", "shaped links (the kernel's sch_tbf)"),
+    ("sysctl -qw net.ipv4.tcp_congestion_control=reno", "TCP reno (net.ipv4.tcp_available_congestion_control)"),
+)
+
+
+def check() -> None:
+    """Raise an `InputError` that says what is missing, if anything is."""
+    if not sys.platform.startswith("linux"):
+        _refuse(f"it needs Linux, for network namespaces; this is {sys.platform}", "replay on a Linux machine")
+    for command, package in (("unshare", "util-linux"), ("ip", "iproute2"), ("tc", "iproute2"), ("sysctl", "procps")):
+        if shutil.which(command) is None:
+            _refuse(f"the command {command} is missing", f"install {package}, whose it is")
+    if importlib.util.find_spec("torch") is None:
+        _refuse("it runs the executor, and torch is not installed", "pip install 'pipeplan[torch]'")
+    if why := _try("true"):
+        _refuse(f"this system allows no namespaces without root ({why})", "run it as root, or allow them")
+    if _try(" && ".join(command for command, _ in _TRIES)):
+        for number, (_, what) in enumerate(_TRIES):
+            if why := _try(" && ".join(command for command, _ in _TRIES[: number + 1])):
+                _refuse(f"this system does not give us {what}: {why}", "replay on another machine")
+
+
+def _try(script: str) -> str:
+    """What a script in namespaces of its own complains of; empty if nothing."""
+    try:
+        done = subprocess.run(
+            [*NAMESPACES, "sh", "-c", script], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+    return lines[-1] if done.returncode else ""
+
+
+def _refuse(why: str, remedy: str) -> None:
+    raise InputError(f"plans cannot be replayed here: {why}; {remedy}")

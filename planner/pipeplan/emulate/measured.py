@@ -1,0 +1,126 @@
+"""What a replay's run folder and the counters of its cables show, between the filling and the draining."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeplan.emulate.outcome import LinkUse, StageTimes
+from pipeplan.emulate.scaling import Scaling
+from pipeplan.emulate.servers import Part
+from pipeplan.errors import InputError
+from pipeplan.simulate.scenario import Scenario
+
+LONGEST_ROUND = 240
+PARTS = 4
+TIMES = ("forward_s", "backward_s", "update_s", "sync_s", "wait_s", "send_s")
+
+
+@dataclass(frozen=True)
+class Window:
+    """Minibatches that count, from the end of one to the end of another, by the clock of the emulation."""
+
+    first: int
+    last: int
+    ends_s: tuple[float, ...]
+    """When the minibatches first … last were finished at the last stage, each a whole number of rounds apart."""
+    step: int
+    """Minibatches from one of these to the next."""
+
+    @property
+    def pace_s(self) -> float:
+        """Seconds a minibatch, of the emulation."""
+        return (self.ends_s[-1] - self.ends_s[0]) / (self.last - self.first)
+
+    @property
+    def spread(self) -> float:
+        """Standard error of the pace, relative, from parts of the window; 0 where there are too few."""
+        count = len(self.ends_s) - 1
+        parts = min(PARTS, count)
+        if parts < 2:
+            return 0.0
+        marks = [self.ends_s[number * count // parts] for number in range(parts + 1)]
+        sizes = [(number + 1) * count // parts - number * count // parts for number in range(parts)]
+        paces = [(marks[n + 1] - marks[n]) / (sizes[n] * self.step) for n in range(parts)]
+        return statistics.stdev(paces) / math.sqrt(parts) / self.pace_s
+
+
+def round_of(scenario: Scenario) -> int:
+    """Minibatches after which every stage has the same replica's turn again."""
+    length = math.lcm(scenario.accumulate or 1, *(stage.replicas for stage in scenario.stages))
+    last = math.lcm(scenario.accumulate or 1, scenario.stages[-1].replicas)
+    return length if length <= LONGEST_ROUND else last
+
+
+def warm_up(scenario: Scenario) -> int:
+    """Minibatches until the first stage has stopped to run ahead."""
+    return 2 * scenario.accumulate if scenario.drains and scenario.accumulate else 3 * scenario.in_flight
+
+
+def window_of(scenario: Scenario, steps: Sequence[dict[str, Any]], minibatches: int) -> Window:
+    """The part of a run that counts, from the lines of its metrics."""
+    last_stage = len(scenario.stages) - 1
+    ends = {step["minibatch"]: step["time_s"] for step in steps if step["stage"] == last_stage}
+    length = round_of(scenario)
+    last = minibatches - 1 - (0 if scenario.drains else min(scenario.in_flight, minibatches // 10))
+    count = (last - warm_up(scenario)) // length
+    if count < 1:
+        raise InputError(f"{minibatches} minibatches are too few for a steady state: give more --seconds")
+    marks = [last - number * length for number in range(count, -1, -1)]
+    return Window(marks[0], marks[-1], tuple(ends[mark] for mark in marks), length)
+
+
+def read_steps(run: Path) -> list[dict[str, Any]]:
+    """All lines of all workers' metrics."""
+    return [
+        json.loads(line) for path in sorted((run / "metrics").glob("*.jsonl")) for line in path.read_text().splitlines()
+    ]
+
+
+def stage_times(
+    scenario: Scenario, steps: Sequence[dict[str, Any]], window: Window, scaling: Scaling
+) -> tuple[StageTimes, ...]:
+    """What each stage did with its time."""
+    found = []
+    for index, load in enumerate(scenario.stages):
+        mine = [step for step in steps if step["stage"] == index and window.first < step["minibatch"] <= window.last]
+        means = {name: sum(step[name] for step in mine) / len(mine) / scaling.time_by for name in TIMES}
+        found.append(StageTimes(load.replicas, load.forward_s + load.backward_s, **means))
+    return tuple(found)
+
+
+def link_uses(servers: Part, traffic: Sequence[dict[str, Any]], window: Window, scaling: Scaling) -> list[LinkUse]:
+    """What each shaped cable carried."""
+    cables = {part.name: part for part in servers.cables}
+    found = []
+    for counted in traffic:
+        part = cables.get(counted["name"])
+        if part is not None:
+            uses = [_use(part, name, counted, column, window, scaling) for name, column in _DIRECTIONS]
+            found.append(max(uses, key=lambda use: use.busy))
+    return found
+
+
+_DIRECTIONS = (("out", "out"), ("in", "into"))
+
+
+def _use(part: Part, direction: str, counted: dict[str, Any], column: str, window: Window, scaling: Scaling) -> LinkUse:
+    start, end = window.ends_s[0], window.ends_s[-1]
+    carried = _at(counted["time_s"], counted[column], end) - _at(counted["time_s"], counted[column], start)
+    each = carried / (window.last - window.first) * scaling.bytes_by
+    return LinkUse(part.name, part.rate, direction, each, carried / (end - start) / scaling.rate(part.rate))
+
+
+def _at(times: Sequence[float], values: Sequence[float], when: float) -> float:
+    """A counter at some time, between two readings in proportion."""
+    at = bisect_left(times, when)
+    if at == 0 or at == len(times):
+        return values[0] if at == 0 else values[-1]
+    share = (when - times[at - 1]) / (times[at] - times[at - 1])
+    return values[at - 1] + share * (values[at] - values[at - 1])

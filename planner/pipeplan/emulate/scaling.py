@@ -1,0 +1,45 @@
+"""By how much an emulation differs from what it stands for.
+
+Bytes and rates are divided by `bytes_by`, so that what crosses all cables together fits a machine of two cores; times
+are stretched by `time_by`, and rates divided by as much again, so that what the executor itself takes for a minibatch
+does not count. Then every ratio of times is as it is on the hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipeplan.simulate.scenario import Scenario
+
+TOTAL_RATE = 0.8e9 / 8
+"""Bytes/s of all cables together: with 16 workers on two cores, the most that keeps its pace is 1.3 Gbit/s."""
+LEAST_BYTES_BY = 20.0
+OWN_TIME_S = 0.06
+"""Of one minibatch on one worker at least: the executor's own share, 1 to 2 ms, is then small beside it."""
+CPU_S = 0.003
+"""Processor time of the executor for a minibatch at one stage; no more than so much of the pace is to go into it."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What to divide by, and to multiply with."""
+
+    bytes_by: float
+    time_by: float
+
+    def size(self, size: float) -> int:
+        """Bytes of a message or of parameters."""
+        return round(size / self.bytes_by)
+
+    def rate(self, rate: float) -> float:
+        """Bytes/s of a link."""
+        return rate / self.bytes_by / self.time_by
+
+
+def scaling_for(scenario: Scenario, rates: Iterable[float]) -> Scaling:
+    """What suits a plan whose cables have these rates (bytes/s)."""
+    pace = scenario.predicted_s
+    briefest = min(pace * stage.replicas for stage in scenario.stages)
+    time_by = max(1.0, OWN_TIME_S / briefest, CPU_S * len(scenario.stages) / pace)
+    return Scaling(max(LEAST_BYTES_BY, sum(rates) / time_by / TOTAL_RATE), time_by)

@@ -1,0 +1,66 @@
+"""A cluster as a tree of switches: every component's card is a cable, shaped to the rate of its messages."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeplan.cluster import Cluster
+from pipeplan.emulate.scaling import Scaling
+from pipeplan.links import Links
+
+
+@dataclass(frozen=True)
+class Part:
+    """A component of the cluster that is joined to others by a cable."""
+
+    name: str
+    rate: float
+    """Bytes/s of its cable upwards, each way; infinite where it is not shaped."""
+    workers: tuple[int, ...] = ()
+    """Those behind it that have no cable of their own."""
+    below: tuple[Part, ...] = field(default_factory=tuple)
+
+    @property
+    def cables(self) -> list[Part]:
+        """All parts with a shaped cable, from here down."""
+        own = [self] if math.isfinite(self.rate) else []
+        return own + [cable for part in self.below for cable in part.cables]
+
+
+def parts_of(cluster: Cluster) -> Part:
+    """The whole cluster. Links inside servers are cables only where there is a single server.
+
+    Several servers with such links come to more than one machine can carry; inside them messages then take no longer
+    than this machine needs for them.
+    """
+    lowest = 0 if cluster.servers == 1 else cluster.server_level
+    return _part(cluster, Links.of(cluster), len(cluster.levels), 0, lowest)
+
+
+def _part(cluster: Cluster, links: Links, level: int, component: int, lowest: int) -> Part:
+    starts = cluster.starts(level)
+    workers = range(starts[component], starts[component + 1])
+    rate = links.card(level, workers[0])[0]
+    if level == lowest:
+        name = f"worker {component}" if level == 0 else f"{cluster.levels[level - 1].name} {component}"
+        return Part(name, rate, tuple(workers))
+    inside = dict.fromkeys(cluster.component(level - 1, worker) for worker in workers)
+    name = f"{cluster.levels[level - 1].name} {component}"
+    return Part(name, rate, (), tuple(_part(cluster, links, level - 1, one, lowest) for one in inside))
+
+
+def network(part: Part, scaling: Scaling) -> dict[str, Any]:
+    """The tree as the emulation is given it. Its root is a switch in any case."""
+    tree = _node(part, scaling)
+    return {"name": "", "below": [tree]} if part.workers else tree
+
+
+def _node(part: Part, scaling: Scaling) -> dict[str, Any]:
+    node: dict[str, Any] = {"name": part.name, "workers": len(part.workers)}
+    if math.isfinite(part.rate):
+        node["rate"] = f"{max(1, round(8 * scaling.rate(part.rate)))}bit"
+    if part.below:
+        node["below"] = [_node(one, scaling) for one in part.below]
+    return node
