@@ -22,7 +22,10 @@ PACKAGES = {"pipeplan": ROOT / "planner" / "pipeplan", "pipeplan_launch": ROOT /
 PLANNER = (
     {"", "errors", "interrupts", "resources", "suggest", "text"},
     {"files", "graph", "units"},
-    {"profile", "profile_diff", "profile_file", "rescale", "profile_match", "cluster", "cluster_check", "cost"},
+    {
+        *("profile", "profile_diff", "profile_file", "rescale", "profile_match", "cluster", "cluster_check", "cost"),
+        "measured",
+    },
     {"plan"},
     {
         *("alter", "cluster_edit", "cluster_file", "cluster_json", "cluster_write", "devices", "importers", "linkfit"),
@@ -36,7 +39,7 @@ PLANNER = (
     {"auto", "fewest", "sized"},
     {"render", "show"},
     {"explain", "picture", "sweep"},
-    {"replan"},
+    {"replan", "report"},
     {"cli", "__main__"},
 )
 # Beside that list: it measures, and so it needs torch and the executor's tracer.
@@ -64,6 +67,7 @@ TORCH_FREE_LAUNCH = (
     "restarts",
     "runfolder",
     "schedule",
+    "timeline",
 )
 
 

@@ -95,7 +95,7 @@ class Report:
 
 def enough_minibatches(scenario: Scenario) -> int:
     """So many that a steady part of whole rounds is left between filling and draining."""
-    length = _round(scenario)
+    length = round_length(scenario)
     window = max(_scaled(scenario, WINDOW, SHORTEST_WINDOW), LEAST_WINDOW)
     return _warm_up(scenario) + length * math.ceil(window / length) + _tail(scenario) + 1
 
@@ -119,11 +119,17 @@ def _scaled(scenario: Scenario, usual: int, least: int) -> int:
     return max(least * scenario.in_flight, min(usual * scenario.in_flight, LARGE))
 
 
-def _round(scenario: Scenario) -> int:
+def round_length(scenario: Scenario) -> int:
     """Minibatches after which every stage has the same replica's turn again, and the same place in its group."""
     group = scenario.accumulate or 1
     length = math.lcm(group, *(stage.replicas for stage in scenario.stages))
     return length if length <= LONGEST_ROUND else math.lcm(group, scenario.stages[_exit(scenario)].replicas)
+
+
+def exit_times(scenario: Scenario, replayed: Replayed) -> list[float]:
+    """When minibatches left, in order of time."""
+    kind = Kind.BACKWARD if scenario.schedule.trains else Kind.FORWARD
+    return replayed.finished(_exit(scenario), kind)
 
 
 def _exit(scenario: Scenario) -> int:
@@ -177,12 +183,11 @@ def measure(scenario: Scenario, replayed: Replayed, minibatches: int) -> Report:
 
 def _steady(scenario: Scenario, replayed: Replayed, minibatches: int) -> Steady | None:
     """Between warm-up and drain, a whole number of rounds: replicas finish in bursts, which then cancel out."""
-    kind = Kind.BACKWARD if scenario.schedule.trains else Kind.FORWARD
-    finished = replayed.finished(_exit(scenario), kind)
+    finished = exit_times(scenario, replayed)
     # Until so many have finished, minibatches still enter at the other end.
     last = min(minibatches, len(finished)) - _tail(scenario)
     first = min(_warm_up(scenario), last // 2)
-    length = _round(scenario)
+    length = round_length(scenario)
     first = last - (last - first) // length * length
     if first < 1 or last <= first:
         return None

@@ -1,0 +1,76 @@
+"""`pipeplan report`: one HTML file on a plan and its run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from pipeplan.cli.given import profile_of_plan
+from pipeplan.errors import InputError
+from pipeplan.explain import stored
+from pipeplan.files import Node, refuse_unwritable, write_text
+from pipeplan.profile import Profile
+from pipeplan.report.build import build
+from pipeplan.report.page import page
+from pipeplan.report.source import read
+
+REPORT = "report.html"
+
+
+@click.command("report")
+@click.argument("plan", type=click.Path(path_type=Path), default=Path("plan"))
+@click.argument("run", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help=f"The file to write  [default: {REPORT} in the plan's folder]",
+)
+@click.option(
+    "--profile",
+    "profile_file",
+    type=click.Path(path_type=Path),
+    help="What the plan was made from  [default: found beside the plan, here, or among the bundled ones]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the document that the page shows, and write nothing.")
+def command(plan: Path, run: Path | None, output: Path | None, profile_file: Path | None, as_json: bool) -> None:
+    """Write one HTML file that shows PLAN (./plan unless given), and RUN, a run's folder, beside it.
+
+    \b
+    pipeplan report
+    pipeplan report plan plan/runs/20260131T120000Z
+    pipeplan report plan -o vgg16.html --profile profile.json
+    """
+    path = stored.file_of(plan)
+    target = output or path.parent / REPORT
+    root = stored.document(plan)
+    if not as_json:
+        refuse_unwritable(target)
+        _refuse_to_overwrite(target)
+    source = read(root, _profile(root, path, profile_file))
+    document = build(source).to_json()
+    if as_json:
+        click.echo(json.dumps(document, allow_nan=False, ensure_ascii=False))
+        return
+    write_text(target, page(document))
+    click.echo(f"written: {target}", err=True)
+
+
+def _profile(root: Node, path: Path, given: Path | None) -> Profile | None:
+    """The plan's profile; None where it is not named and not found."""
+    if given is not None:
+        return profile_of_plan(root, path, given)
+    try:
+        return profile_of_plan(root, path, None)
+    except InputError:
+        return None
+
+
+def _refuse_to_overwrite(target: Path) -> None:
+    """A report may be written anew; another file may not."""
+    if target.is_file() and target.stat().st_size:
+        with target.open("rb") as file:
+            if b'id="document"' not in file.read(2**20):
+                raise InputError(f"{target} exists and is not a report: give another file with -o")

@@ -1,0 +1,51 @@
+"""What bounds the pace: every resource, and how long a minibatch keeps it."""
+
+from __future__ import annotations
+
+from pipeplan.explain import anatomy
+from pipeplan.plan import ACCUMULATING
+from pipeplan.report.document import Bound
+from pipeplan.report.source import Source
+
+MOST = 40
+"""Resources that are listed, the busiest first."""
+
+
+def bounds(source: Source) -> list[Bound]:
+    """The resources, busiest first; with a flush the parts of a batch, which add up to the pace."""
+    if source.known is not None:
+        found = anatomy.loads(source.plan, source.known.problem, source.known.score)
+    else:
+        found = sorted((load for load in _stated(source) if load.seconds > 0), key=lambda load: -load.seconds)
+    bound = source.root["prediction"]["bound_by"].text()
+    whole = source.pace_s or 1.0
+    return [Bound(load.name, load.seconds, load.seconds / whole, load.name.startswith(bound)) for load in found]
+
+
+def _stated(source: Source) -> list[anatomy.Load]:
+    """What plan.json alone tells: passes, all-reduces and messages, each by itself."""
+    batch = source.root["prediction"].get("batch")
+    if batch is not None:
+        minibatches = batch["minibatches"].integer(minimum=1) * source.plan.copies
+        parts = {
+            f"{batch['bound'].text()}, minibatches 2 to {batch['minibatches'].integer()}": "steady_s",
+            "the first minibatch's passes: filling and draining": "work_s",
+            "its transfers": "transfers_s",
+            "gradient synchronisation that is waited for": "exposed_s",
+            "synchronisation among the copies of the pipeline": "copies_s",
+        }
+        return [anatomy.Load(name, batch[key].number() / minibatches) for name, key in parts.items()]
+    found = []
+    among = source.root["prediction"]["copies_synchronisation_s"].number()
+    if source.plan.copies > 1:
+        found.append(anatomy.Load("synchronisation among the copies of the pipeline", among))
+    for number, load in enumerate(source.scenario.stages, start=1):
+        group = (source.plan.accumulate or 1) if source.plan.schedule in ACCUMULATING else load.replicas
+        work = (load.forward_s + load.backward_s) / load.replicas
+        found.append(anatomy.Load(f"compute of stage {number}", work))
+        found.append(anatomy.Load(f"gradient synchronisation of stage {number}", load.sync_s / group))
+        if number <= len(source.scenario.hops):
+            hops = source.scenario.hops[number - 1]
+            busy = max(max(hop.transmit_s, hop.back_s) / hop.links for hop in hops) / len(hops)
+            found.append(anatomy.Load(f"traffic from stage {number} to stage {number + 1}", busy))
+    return found

@@ -1,0 +1,66 @@
+"""What a report is made of: a plan, its scenario, and, where its profile is at hand, the problem that it solves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeplan import cluster_json
+from pipeplan.cluster import Cluster
+from pipeplan.evaluate import Evaluation, evaluate
+from pipeplan.explain import stored
+from pipeplan.files import Node
+from pipeplan.plan import Plan
+from pipeplan.problem import Problem
+from pipeplan.profile import Profile
+from pipeplan.simulate import scenario
+from pipeplan.simulate.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class Known:
+    """What only the profile tells."""
+
+    problem: Problem
+    score: Evaluation
+
+    @property
+    def profile(self) -> Profile:
+        """The profile itself."""
+        return self.problem.profile
+
+
+@dataclass(frozen=True)
+class Source:
+    """A plan as plan.json has it."""
+
+    root: Node
+    plan: Plan
+    cluster: Cluster
+    scenario: Scenario
+    known: Known | None
+    """None where the profile is not at hand."""
+
+    @property
+    def pace_s(self) -> float:
+        """Seconds per minibatch, as predicted."""
+        return self.scenario.predicted_s
+
+    @property
+    def predictions(self) -> list[Node]:
+        """What plan.json predicts of every stage."""
+        return self.root["prediction"]["stages"].items()
+
+    def capacity_bytes(self, workers: Sequence[int]) -> int | None:
+        """What each of these workers has at least; None where memory does not limit the plan."""
+        return self.cluster.memory_of(workers) if self.root["options"]["memory"].boolean() else None
+
+
+def read(root: Node, profile: Profile | None) -> Source:
+    """The source that a plan.json is, with its profile if that is at hand. Raises `InputError` where it is damaged."""
+    found = scenario.from_document(root)
+    known = None
+    if profile is not None:
+        problem, plan = stored.of(root, profile)
+        known = Known(problem, evaluate(plan, problem))
+    return Source(root, Plan.from_json(root["plan"]), cluster_json.from_json(root["cluster"]), found, known)

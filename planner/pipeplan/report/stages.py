@@ -1,0 +1,98 @@
+"""The stages of a plan, and what the memory of their workers is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pipeplan.cluster import Cluster
+from pipeplan.files import Node
+from pipeplan.report.document import StageRow
+from pipeplan.report.source import Source
+from pipeplan.text import one_line
+
+
+def stages(source: Source) -> list[StageRow]:
+    """All stages, from the input to the output."""
+    found = []
+    for index, (stage, said) in enumerate(zip(source.plan.stages, source.predictions, strict=True)):
+        update = said.get("update_s")
+        found.append(
+            StageRow(
+                index=index,
+                layers=len(stage.layers),
+                first=one_line(stage.layers[0]) if stage.layers else "",
+                last=one_line(stage.layers[-1]) if stage.layers else "",
+                workers=list(stage.workers),
+                servers=servers(stage.workers, source.cluster),
+                depth=stage.depth,
+                versions=stage.versions,
+                recompute=stage.recompute,
+                forward_s=said["forward_s"].number(),
+                backward_s=said["backward_s"].number(),
+                update_s=update.number() if update else 0.0,
+                sync_s=said["sync_s"].number(),
+                send_bytes=said["send_bytes"].integer(),
+                return_bytes=said["receive_gradient_bytes"].integer(),
+                parameter_bytes=said["parameter_bytes"].integer(),
+                memory_bytes=said["memory_bytes"].integer(),
+                capacity_bytes=source.capacity_bytes(stage.workers),
+                memory_parts=memory_parts(source, index, said),
+            )
+        )
+    return found
+
+
+def servers(workers: Iterable[int], cluster: Cluster) -> str:
+    """The servers of some workers, `0-2` or `0, 3`."""
+    runs: list[list[int]] = []
+    for number in sorted({cluster.server_of(worker) for worker in workers}):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def memory_parts(source: Source, index: int, said: Node) -> list[tuple[str, int]]:
+    """What the memory of a worker of the stage is made of, as the cost model counts it: the parts add up to it."""
+    stage = source.plan.stages[index]
+    parameters, each = said["parameter_bytes"].integer(), said["minibatch_bytes"].integer()
+    if source.plan.inference:
+        parts = [("weights", parameters)]
+    else:
+        parts = [(f"weights, {_counted(stage.versions, 'version')}", stage.versions * parameters)]
+        if source.known is not None:
+            state = round(parameters * source.known.profile.optimizer_state_ratio)
+            parts += [("gradients", parameters), ("optimiser's state", state)]
+            if stage.replicas > 1:
+                parts.append(("buckets of the all-reduce", parameters))
+        parts.append((f"activations of {_counted(stage.depth, 'minibatch', 'es')} in flight", stage.depth * each))
+        if stage.recompute:
+            parts += _again(source, stage.layers, said)
+    left = said["memory_bytes"].integer() - sum(size for _, size in parts)
+    name = "messages and buffers" if source.known is not None else "gradients, optimiser's state and buffers"
+    return [(what, size) for what, size in [*parts, (name, left)] if size > 0]
+
+
+def _again(source: Source, layers: Sequence[str], said: Node) -> list[tuple[str, int]]:
+    """What a stage that recomputes holds once, of the minibatch that it computes again."""
+    if source.known is None:
+        return []
+    mine = set(layers)
+    saved = sum(unit.saved_bytes for unit in source.known.problem.units if unit.layers[0] in mine)
+    return [("activations of the minibatch computed again", saved + said["send_bytes"].integer())]
+
+
+def _counted(count: int, what: str, plural: str = "s") -> str:
+    return f"{count} {what}{plural if count != 1 else ''}"
+
+
+def placement(source: Source, most_servers: int) -> list[dict[str, object]]:
+    """The workers of every server, each with its stage (-1: none)."""
+    stage_of = {worker: index for index, stage in enumerate(source.plan.stages) for worker in stage.workers}
+    starts = list(source.cluster.starts(source.cluster.server_level))
+    found: list[dict[str, object]] = []
+    for server in range(min(len(starts) - 1, most_servers)):
+        workers = range(starts[server], starts[server + 1])
+        found.append({"server": server, "workers": [[worker, stage_of.get(worker, -1)] for worker in workers]})
+    return found
