@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,10 +22,11 @@ from pipeplan_launch.config import LaunchPlan
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.interrupt import check_interrupt
 from pipeplan_launch.job import Batch, Job
-from pipeplan_launch.metrics import Recorder, Step
+from pipeplan_launch.metrics import Lap, Recorder, Step
 from pipeplan_launch.program import CutTensor, Program
 from pipeplan_launch.schedule import Action, Kind, Schedule, own_minibatches
 from pipeplan_launch.slots import Wire
+from pipeplan_launch.timeline import Timeline
 from pipeplan_launch.transport import Direction, Transport
 from pipeplan_launch.usercode import user_code
 
@@ -120,6 +122,7 @@ class Engine:
         self.place = place
         self.transport = transport
         self.recorder = recorder
+        self.timeline = Timeline()
         self.on_minibatch: Callable[[Step], None] | None = None
         """Called after each of this worker's minibatches."""
         self.limit: Limit = _no_limit
@@ -216,6 +219,16 @@ class Engine:
     def step_of(self, index: int) -> Step:
         """What is noted of a minibatch that has begun and is not finished."""
         return self.recorder.of(self.segment.number(index))
+
+    def note(self, kind: str, index: int, lap: Lap, *, even_brief: bool = True) -> None:
+        """Record that the stopwatch's last lap was spent on a minibatch."""
+        self.timeline.note(kind, self.segment.number(index), lap, even_brief=even_brief)
+
+    def write_timeline(self, run: Path) -> None:
+        """Put what was recorded of an epoch into the run folder. Raises `LaunchError`."""
+        place = self.place
+        whose = {"plan": place.plan.plan, "rank": place.rank, "stage": place.stage, "replica": place.replica}
+        self.timeline.write(run, whose)
 
     def finish_step(self, index: int) -> None:
         """A minibatch is done with on this worker."""

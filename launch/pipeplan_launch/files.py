@@ -22,15 +22,19 @@ def explain_errors(path: Path, what: str) -> Iterator[None]:
         raise LaunchError(f"{what} {path} failed: {error.strerror or error}") from error
 
 
-def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> int:
-    """Let `write` fill the file at `path`: what was there stays until it is complete and on disk. Returns its bytes."""
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, sync: bool = True) -> int:
+    """Let `write` fill the file at `path`: what was there stays until it is complete and on disk. Returns its bytes.
+
+    Without `sync` the system may put it on disk later: for what a run can do without.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with explain_errors(path, "writing"):
         try:
             with part.open("wb") as file:
                 write(file)
                 file.flush()
-                os.fsync(file.fileno())
+                if sync:
+                    os.fsync(file.fileno())
                 size = file.tell()
             os.replace(part, path)
         finally:

@@ -15,6 +15,7 @@ from pipeplan_launch.metrics import Lap, Recorder
 from pipeplan_launch.precision import autocast
 from pipeplan_launch.schedule import SCHEDULES, Kind
 from pipeplan_launch.seeds import seed_forward
+from pipeplan_launch.timeline import FORWARD, WAIT
 from pipeplan_launch.transport import Transport
 
 KEPT_SENDS = 2  # activations under way to the next stage, per replica: a faster stage waits rather than pile them up
@@ -80,6 +81,7 @@ class ForwardEngine(Engine):
         step, lap = self.begin_step(index), Lap()
         received = self.take_activations(index)
         step.wait_s += lap()
+        self.note(WAIT, index, lap, even_brief=False)
         inputs, target = self.read(index)
         step.load_s += lap()
         seed_forward(place.seed, self.segment.epoch, self.segment.number(index), place.stage)
@@ -88,6 +90,7 @@ class ForwardEngine(Engine):
         if place.is_last:
             self._judge(index, result, target)
         step.forward_s += lap()
+        self.note(FORWARD, index, lap)
         if not place.is_last:
             self.settle_activations(index - KEPT_SENDS * place.replicas)
             self.send_activations(index, result)

@@ -24,11 +24,12 @@ class Lap:
     """A stopwatch: every call returns the seconds since the one before."""
 
     def __init__(self) -> None:
-        self._last = time.perf_counter()
+        self.start_s = self.end_s = time.perf_counter()
+        """Between them is what the last call returned."""
 
     def __call__(self) -> float:
-        before, self._last = self._last, time.perf_counter()
-        return self._last - before
+        self.start_s, self.end_s = self.end_s, time.perf_counter()
+        return self.end_s - self.start_s
 
 
 @dataclass

@@ -20,6 +20,7 @@ total is known beforehand, unless the segment is ended early: so the weights are
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_until_done
@@ -56,6 +57,8 @@ class GradientReducer:
         """A collected group, where there is nobody to average with."""
         self._round: Round | None = None
         """The group that is being sent, from its first bucket until `finish`."""
+        self.begun_s = 0.0
+        """When the first bucket of the latest group was sent, by `time.perf_counter`."""
         self._next = 0
         """The bucket to send next."""
         self._waits: list[Callable[[], object]] = []
@@ -203,6 +206,7 @@ class GradientReducer:
             self._buckets = make_buckets(self._parameters)
             self._bucket_of = places(self._buckets)
         self._round, self._next = of, 0
+        self.begun_s = time.perf_counter()
         for bucket in self._buckets:
             bucket.filled.clear()
         self._own_total.fill_(weight)

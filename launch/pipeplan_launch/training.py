@@ -25,6 +25,7 @@ from pipeplan_launch.reduce import GradientReducer
 from pipeplan_launch.running_statistics import average_buffers
 from pipeplan_launch.schedule import Kind, group_count, group_members, own_members, replica_of
 from pipeplan_launch.seeds import seed_forward
+from pipeplan_launch.timeline import ALL_REDUCE, BACKWARD, FORWARD, UPDATE, WAIT
 from pipeplan_launch.transport import Direction, Transport, explained
 
 
@@ -116,6 +117,7 @@ class TrainingEngine(Engine):
         step, lap = self.begin_step(index), Lap()
         received = self.take_activations(index)
         step.wait_s += lap()
+        self.note(WAIT, index, lap, even_brief=False)
         if not place.is_first:
             self._latest[replica_of(index, len(place.plan.pipeline[place.stage - 1].workers))] = index
         given = _Given(received, *self.read(index))
@@ -132,6 +134,7 @@ class TrainingEngine(Engine):
         if place.is_last:
             step.loss = outputs[0].item()
         step.forward_s += lap()
+        self.note(FORWARD, index, lap)
         if not place.is_last:
             if not place.recomputes or index < place.replicas:
                 self._post_gradients(index)
@@ -197,6 +200,7 @@ class TrainingEngine(Engine):
             # It needs nothing from the next stage, so it comes before waiting for the gradient.
             outputs = self._compute_again(index, state, state.conditions)
             step.backward_s += lap()
+            self.note(BACKWARD, index, lap)
         roots, gradients = list(outputs), [torch.ones_like(outputs[0])] if place.is_last else []
         if not place.is_last:
             gradients = self.transport.take(Direction.GRADIENTS, self.segment.number(index))
@@ -206,16 +210,19 @@ class TrainingEngine(Engine):
             roots = [out for out, cut in zip(outputs, place.program.sends, strict=True) if cut.requires_grad]
             self.settle_activations(index)
         step.wait_s += lap()
+        self.note(WAIT, index, lap, even_brief=False)
         pairs = [(root, gradient) for root, gradient in zip(roots, gradients, strict=True) if root.requires_grad]
         if pairs:
             with self._handing_over(index), self.calling("the model's backward", index):
                 torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
         step.backward_s += lap()
+        self.note(BACKWARD, index, lap)
         if not place.is_first:  # first of all, as the stage before may be waiting
             self._send_gradients(index, state.given.received)
         step.send_s += lap()
         self._reducer.add(self._versions.release(index), self._share(index))
         step.backward_s += lap()
+        self.note(BACKWARD, index, lap, even_brief=False)
         if index != self._own_of(index // self._group_size)[-1]:
             self.finish_step(index)  # the last of a group is finished by its update
 
@@ -261,17 +268,32 @@ class TrainingEngine(Engine):
         with self._with_replicas(f"gradients of group {group}"):
             averaged = self._reducer.finish()
         synchronised = lap()
+        self._note_synchronised(group, lap)
         with explained(f"stage {self.place.stage} (rank {self.place.rank}) could not learn the gradients' norm"):
             self._learner.clip(averaged)
         with self.calling("the optimizer's step", own[-1] if own else group * self._group_size):
             self._learner.step(averaged)
+        updated = lap()
+        self.timeline.note_group(UPDATE, *self._numbers(group), lap)
         if own:
             step = self.step_of(own[-1])
             step.sync_s += synchronised
-            step.update_s += lap()
+            step.update_s += updated
             self.finish_step(own[-1])
         if self.rates is not None:
             self.rates.after_update(len(group_members(group, self._group_size, self.count)))
+
+    def _note_synchronised(self, group: int, lap: Lap) -> None:
+        """Record that the stopwatch's last lap was a wait for a group's all-reduce, which is done now."""
+        numbers = self._numbers(group)
+        self.timeline.note_group(WAIT, *numbers, lap, even_brief=False)
+        if self._group is not None:
+            self.timeline.note_group(ALL_REDUCE, *numbers, lap, since_s=self._reducer.begun_s)
+
+    def _numbers(self, group: int) -> tuple[int, int]:
+        """(what the epoch calls a group, the number of its first minibatch)."""
+        first = group_count(self._group_size, self.segment.first)
+        return first + group, self.segment.number(group * self._group_size)
 
     def _round(self, group: int) -> Round:
         """What all replicas take a group to be. They may not all know yet that the segment is ended early."""

@@ -173,6 +173,7 @@ class Runner:
             processes.wait_for(self._groups.active)
             begun = time.perf_counter()
             score = self._infer_once(number)
+            self._stage.forward.write_timeline(self._start.run)
             total = score.of_all(processes.sum_over(score.as_list(), self._groups.active))
             taken = time.perf_counter() - begun
             self._recorder.end_epoch()
@@ -192,7 +193,9 @@ class Runner:
         data: Any = stage.data.test if stage.data.test is not None else stage.data.train
         assert stage.test_sizes is not None
         batches = Batches(data, stage.test_sizes, self._start.seed, number, stage.data)
-        stage.forward.run(Segment(number, batches))
+        segment = Segment(number, batches)
+        stage.forward.timeline.begin(number, 0, segment.count)
+        stage.forward.run(segment)
         return stage.forward.score
 
     def _report(self, extra: dict[str, Any]) -> None:

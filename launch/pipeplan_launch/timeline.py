@@ -1,0 +1,69 @@
+"""When a worker did what, for the first minibatches of an epoch: `timeline/rank-N.json` in the run folder. Torch-free.
+
+Times count from when all workers had met at the begin of the epoch. Clocks are not compared: each worker reads its own
+as it leaves the barrier, so that two zeros are apart by how unequally the barrier lets them go.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from pipeplan_launch.files import explain_errors, write_atomically
+from pipeplan_launch.metrics import Lap
+
+FORMAT, VERSION = "pipeplan-timeline", 1
+FOLDER = "timeline"
+BRIEF_S = 2e-5
+"""What may be left out: waits for what is there already, and what is left to do after a pass."""
+RECORDED = 256
+"""Minibatches of the pipeline, from the first of an epoch on, that are recorded: some steady state of any plan."""
+
+FORWARD, BACKWARD, UPDATE, WAIT, ALL_REDUCE = "forward", "backward", "update", "wait", "all-reduce"
+
+
+class Timeline:
+    """What one worker does. Nothing is recorded until an epoch is begun."""
+
+    def __init__(self) -> None:
+        self._intervals: list[tuple[str, int, float, float]] = []
+        self._epoch, self._first, self._end = 0, 0, 0
+        """Minibatches from `_first` up to `_end` are recorded."""
+        self._zero_s = 0.0
+
+    def begin(self, epoch: int, first: int, count: int) -> None:
+        """All workers are here, and an epoch of `count` minibatches begins, or goes on, with minibatch `first`."""
+        self._intervals = []
+        self._epoch, self._first, self._end = epoch, first, min(count, first + RECORDED)
+        self._zero_s = time.perf_counter()
+
+    def note(self, kind: str, minibatch: int, lap: Lap, *, even_brief: bool = True) -> None:
+        """The stopwatch's last lap was spent on this minibatch."""
+        if minibatch < self._end and (even_brief or lap.end_s - lap.start_s >= BRIEF_S):
+            self._intervals.append((kind, minibatch, lap.start_s, lap.end_s))
+
+    def note_group(
+        self, kind: str, group: int, first: int, lap: Lap, *, since_s: float | None = None, even_brief: bool = True
+    ) -> None:
+        """The same for the group of minibatches that begins with `first`; since this reading of `time.perf_counter`,
+        where one is given, until the lap's end."""
+        if first < self._end and (even_brief or lap.end_s - lap.start_s >= BRIEF_S):
+            self._intervals.append((kind, group, lap.start_s if since_s is None else since_s, lap.end_s))
+
+    def write(self, run: Path, identity: dict[str, Any]) -> None:
+        """Put what was recorded into a run folder, in the place of what was there. `identity` says whose it is: `plan`,
+        `rank`, `stage` and `replica`. Raises `LaunchError`.
+        """
+        path = run / FOLDER / f"rank-{identity['rank']}.json"
+        with explain_errors(path, "writing"):
+            path.parent.mkdir(exist_ok=True)
+        head = {"format": FORMAT, "version": VERSION, **identity}
+        head |= {"epoch": self._epoch, "first": self._first, "minibatches": self._end - self._first}
+        rows = [
+            json.dumps([kind, number, round(start - self._zero_s, 7), round(end - self._zero_s, 7)])
+            for kind, number, start, end in sorted(self._intervals, key=lambda one: one[2:])
+        ]
+        text = json.dumps(head)[:-1] + ', "intervals": [\n' + ",\n".join(rows) + "\n]}\n"
+        write_atomically(path, lambda file: file.write(text.encode()), sync=False)

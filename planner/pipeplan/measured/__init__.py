@@ -1,0 +1,1 @@
+"""What a run of a plan measured, read from its run folder."""
