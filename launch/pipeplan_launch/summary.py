@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeplan_launch.causes import AS_PREDICTED, first_cause
 from pipeplan_launch.config import LaunchPlan, Prediction
-from pipeplan_launch.metrics import TIMES, Steady
+from pipeplan_launch.metrics import SUMS, TIMES, Steady
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, An
     """Compare the plan's predictions with what the workers measured in the steady state.
 
     Times are seconds per minibatch on one replica of the stage, `minibatch_s` is the pipeline's pace. `sync_s` is what
-    a worker spends on the all-reduce, waiting for slower replicas included.
+    a worker spends on the all-reduce, waiting for slower replicas included; predicted, what of it holds the worker up.
+    `wait_s` is waiting for other stages; predicted, replicas × pace less what the worker has to do.
     """
     last = [report for report in reports if report.stage == len(plan.pipeline) - 1]
     paces = [report.steady.pace_s for report in last if report.steady.pace_s is not None]
@@ -50,11 +52,14 @@ def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, An
     for stage, prediction in enumerate(plan.predictions):
         mine = [report for report in reports if report.stage == stage]
         stages.append(_stage(plan, stage, prediction, mine))
-    return {
+    summary: dict[str, Any] = {
         "format": "pipeplan-summary",
         "version": 1,
         "plan": plan.plan,
         "mode": plan.mode,
+        "schedule": plan.schedule.name,
+        "accumulate": plan.accumulate,
+        "server_sizes": [plan.workers_on(server) for server in range(plan.servers)],
         "replicas": plan.written(),
         "minibatch": plan.minibatch,
         "minibatch_s": Pair(plan.predictions[0].minibatch_s, pace).as_json(),
@@ -62,24 +67,61 @@ def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, An
         "steady_minibatches": sum(report.steady.minibatches for report in last),
         "stages": stages,
     }
+    cause = first_cause(summary)
+    return summary | {"cause": None if cause is None else cause.as_json()}
 
 
 def _stage(plan: LaunchPlan, stage: int, prediction: Prediction, reports: Sequence[WorkerReport]) -> dict[str, Any]:
     count = sum(report.steady.minibatches for report in reports)
     means: dict[str, float | None] = {
         name: sum((report.steady.seconds or {}).get(name, 0.0) for report in reports) / count if count else None
-        for name in TIMES
+        for name in SUMS
     }
+    own = {name: means[name] for name in ("wait_s", "load_s", "send_s")}
     return {
         "stage": stage,
         "workers": list(plan.pipeline[stage].workers),
+        "versions": plan.pipeline[stage].versions,
+        "cores": prediction.cores,
+        "boundary_s": prediction.boundary_s,
         "forward_s": Pair(prediction.forward_s, means["forward_s"]).as_json(),
         "backward_s": Pair(prediction.backward_s, means["backward_s"]).as_json(),
         "update_s": Pair(prediction.update_s, means["update_s"]).as_json(),
-        "sync_s": Pair(prediction.sync_s, means["sync_s"]).as_json(),
+        "sync_s": Pair(_held_up_s(plan, stage, prediction), means["sync_s"]).as_json(),
+        "wait_s": Pair(_idle_s(plan, stage, prediction), means["wait_s"]).as_json(),
         "memory_bytes": Pair(prediction.memory_bytes, max((r.memory_bytes for r in reports), default=None)).as_json(),
-        "measured": {name: means[name] for name in ("wait_s", "load_s", "send_s")},
+        "measured": own | {"other_s": _other_s(plan, stage, reports), "cpu_s": means["cpu_s"]},
     }
+
+
+def _held_up_s(plan: LaunchPlan, stage: int, prediction: Prediction) -> float | None:
+    """What of the all-reduces the plan has a worker wait for, per minibatch that it computes; of a plan that does not
+    say it, all."""
+    if prediction.exposed_s is not None or prediction.sync_s is None:
+        return prediction.exposed_s
+    shape = plan.shapes[stage]
+    group = plan.schedule.group_size(shape) if plan.mode == "training" else shape.replicas
+    return prediction.sync_s * shape.replicas / group
+
+
+def _idle_s(plan: LaunchPlan, stage: int, prediction: Prediction) -> float | None:
+    """How long the plan has a worker idle, per minibatch that it computes: replicas × pace less what it has to do."""
+    if prediction.wait_s is not None or prediction.minibatch_s is None or prediction.forward_s is None:
+        return prediction.wait_s
+    work = prediction.forward_s + (prediction.backward_s or 0.0) + (prediction.update_s or 0.0)
+    held = _held_up_s(plan, stage, prediction) or 0.0
+    return max(0.0, len(plan.pipeline[stage].workers) * prediction.minibatch_s - work - held)
+
+
+def _other_s(plan: LaunchPlan, stage: int, reports: Sequence[WorkerReport]) -> float | None:
+    """What is in none of the times: the executor itself, from one of a worker's minibatches to its next."""
+    found = []
+    for report in reports:
+        pace, count, seconds = report.steady.pace_s, report.steady.minibatches, report.steady.seconds or {}
+        if pace is not None and count:
+            noted = sum(seconds.get(name, 0.0) for name in TIMES) / count
+            found.append(max(0.0, pace * len(plan.pipeline[stage].workers) - noted))
+    return sum(found) / len(found) if found else None
 
 
 def covers(run: Path, epochs: int) -> bool:
@@ -93,21 +135,33 @@ def covers(run: Path, epochs: int) -> bool:
 def table(summary: dict[str, Any]) -> str:
     """The summary as a person reads it."""
     trains = summary["mode"] == "training"
-    titles = {"forward_s": "forward ms", "backward_s": "backward ms", "update_s": "update ms", "sync_s": "sync ms"}
-    titles["memory_bytes"] = "memory MiB"
-    columns = list(titles) if trains else ["forward_s", "memory_bytes"]
+    titles = {"forward_s": "forward", "backward_s": "backward", "update_s": "update", "sync_s": "sync"}
+    titles |= {"wait_s": "waiting", "memory_bytes": "memory MiB"}
+    columns = list(titles) if trains else ["forward_s", "wait_s", "memory_bytes"]
     scale = {"memory_bytes": 2**-20}
-    others = {"load_s": "load ms", "send_s": "send ms", "wait_s": "wait ms"}
+    others = {"load_s": "load", "send_s": "send", "other_s": "other"}
     rows = [["stage", "workers", *(titles[name] for name in columns), *others.values()]]
     for stage in summary["stages"]:
         cells = [_pair(stage[name], scale.get(name, 1e3)) for name in columns]
         cells += [_number(stage["measured"][name], 1e3) for name in others]
         rows.append([str(stage["stage"]), _ranks(stage["workers"]), *cells])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["predicted -> measured, per minibatch on one worker, steady state"]
+    lines = ["predicted -> measured, ms per minibatch on one worker, steady state"]
     lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     lines.append(_pace_line(summary))
-    return "\n".join(lines)
+    lines.append(_cause_line(summary))
+    return "\n".join(line for line in lines if line)
+
+
+def _cause_line(summary: dict[str, Any]) -> str:
+    pace, cause = summary["minibatch_s"], summary["cause"]
+    if cause is not None:
+        return f"first cause: {cause['text']}"
+    if pace["ratio"] is None:
+        return ""
+    if abs(pace["ratio"] - 1) <= AS_PREDICTED:
+        return f"as predicted, within {AS_PREDICTED:.0%}"
+    return "first cause: not known, as some times were not predicted or not measured"
 
 
 def _pace_line(summary: dict[str, Any]) -> str:

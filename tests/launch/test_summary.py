@@ -96,4 +96,5 @@ def test_predicted_beside_measured(tmp_path: Path) -> None:
     lines = table(summary).splitlines()
     assert "0-1" in lines[2]
     assert "2 -> 4" in lines[2]
-    assert lines[-1].startswith("pace: measured 50.00 minibatches/s (100 samples/s), predicted 100.00: 50%")
+    assert lines[-1].startswith("first cause: the executor's own work at stage 0 takes 36 ms a minibatch")
+    assert lines[-2].startswith("pace: measured 50.00 minibatches/s (100 samples/s), predicted 100.00: 50%")
