@@ -39,8 +39,8 @@ class Counting:
         for switch in self._switches():
             rows = [json.loads(line) for line in self._path(switch).read_text().splitlines()]
             for number, port in enumerate(self._of(switch)):
-                columns = {"out": [row[1][number][0] for row in rows], "into": [row[1][number][1] for row in rows]}
-                found.append({"name": port.node.name, "time_s": [row[0] for row in rows]} | columns)
+                out, into = ([row[1][number][way] for row in rows] for way in (0, 1))
+                found.append({"name": port.node.name, "time_s": [row[0] for row in rows], "out": out, "into": into})
         return found
 
     def _switches(self) -> list[str]:
