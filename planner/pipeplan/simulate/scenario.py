@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from pipeplan import cost
@@ -107,7 +108,7 @@ class Scenario:
     cards: Cards | None = None
     """The network cards that messages and all-reduces share; without them each has its links alone."""
 
-    @property
+    @cached_property
     def shapes(self) -> tuple[StageShape, ...]:
         """The pipeline as schedules see it."""
         return tuple(StageShape(stage.replicas, stage.depth, self.accumulate) for stage in self.stages)
