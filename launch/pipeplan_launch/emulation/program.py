@@ -41,8 +41,8 @@ class SleepingStage:
     """A `program.Program` that sleeps."""
 
     def __init__(self, index: int, stage: EmulatedStage) -> None:
-        self.receives: Sequence[Message] = _messages(stage.before)
-        self.sends: Sequence[Message] = _messages(stage.after)
+        self.receives: Sequence[Message] = _messages("before", stage.before)
+        self.sends: Sequence[Message] = _messages("after", stage.after)
         self.model_inputs: Sequence[int] = ()
         self._layers = stage.layers
         self._weights = {
@@ -148,13 +148,13 @@ def load(index: int, stage: EmulatedStage) -> tuple[Job, SleepingStage]:
     return job, SleepingStage(index, stage)
 
 
-def _messages(crossing: Crossing | None) -> tuple[Message, ...]:
+def _messages(cut: str, crossing: Crossing | None) -> tuple[Message, ...]:
     """What crosses a cut: what is differentiated, and what is not."""
     if crossing is None:
         return ()
     floats = max(1, crossing.returned // FLOAT_BYTES)
-    found = [Message("differentiated", floats, torch.float32, True)]
+    found = [Message(f"differentiated {cut}", floats, torch.float32, True)]
     rest = crossing.sent - floats * FLOAT_BYTES
     if rest > 0:
-        found.append(Message("not differentiated", rest, torch.uint8, False))
+        found.append(Message(f"not differentiated {cut}", rest, torch.uint8, False))
     return tuple(found)

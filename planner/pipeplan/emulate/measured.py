@@ -60,7 +60,9 @@ def round_of(scenario: Scenario) -> int:
 
 def warm_up(scenario: Scenario) -> int:
     """Minibatches until the first stage has stopped to run ahead."""
-    return 2 * scenario.accumulate if scenario.drains and scenario.accumulate else 3 * scenario.in_flight
+    if scenario.drains and scenario.accumulate:
+        return 2 * scenario.accumulate
+    return (3 if len(scenario.stages) > 1 else 1) * scenario.in_flight
 
 
 def window_of(scenario: Scenario, steps: Sequence[dict[str, Any]], minibatches: int) -> Window:

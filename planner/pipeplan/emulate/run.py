@@ -68,7 +68,7 @@ def _replay(
     began: float,
 ) -> Replayed:
     servers = parts_of(from_json(root["cluster"]))
-    scaling = scaling_for(plan, [cable.rate for cable in servers.cables])
+    scaling = scaling_for(plan)
     count = _minibatches(plan, settings.seconds / scaling.time_by)
     write_folder(folder, root, profile, scaling, servers, count, scratch / "plan")
     order = {

@@ -7,14 +7,14 @@ does not count. Then every ratio of times is as it is on the hardware.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeplan.simulate.scenario import Scenario
 
-TOTAL_RATE = 0.8e9 / 8
-"""Bytes/s of all cables together: with 16 workers on two cores, the most that keeps its pace is 1.3 Gbit/s."""
+MOST_TRAFFIC = 1e8
+"""Bytes/s that all workers together send: on two cores 16 of them manage 1.3 Gbit/s, computing nothing."""
 LEAST_BYTES_BY = 20.0
+LEAST_TIME_BY = 3.0
 OWN_TIME_S = 0.06
 """Of one minibatch on one worker at least: the executor's own share, 1 to 2 ms, is then small beside it."""
 CPU_S = 0.003
@@ -37,9 +37,19 @@ class Scaling:
         return rate / self.bytes_by / self.time_by
 
 
-def scaling_for(scenario: Scenario, rates: Iterable[float]) -> Scaling:
-    """What suits a plan whose cables have these rates (bytes/s)."""
+def scaling_for(scenario: Scenario) -> Scaling:
+    """What suits a plan."""
     pace = scenario.predicted_s
     briefest = min(pace * stage.replicas for stage in scenario.stages)
-    time_by = max(1.0, OWN_TIME_S / briefest, CPU_S * len(scenario.stages) / pace)
-    return Scaling(max(LEAST_BYTES_BY, sum(rates) / time_by / TOTAL_RATE), time_by)
+    time_by = max(LEAST_TIME_BY, OWN_TIME_S / briefest, CPU_S * len(scenario.stages) / pace)
+    return Scaling(max(LEAST_BYTES_BY, _traffic(scenario) / time_by / MOST_TRAFFIC), time_by)
+
+
+def _traffic(scenario: Scenario) -> float:
+    """Bytes/s that all workers together send, on the hardware."""
+    each = 0.0
+    for stage, hops in zip(scenario.stages, (*scenario.hops, ()), strict=True):
+        rings = 2 * (stage.replicas - 1) * stage.parameter_bytes
+        each += rings / (scenario.accumulate or stage.replicas)
+        each += sum((hop.transmit_s + hop.back_s) * hop.bandwidth for hop in hops) / max(1, len(hops))
+    return each / scenario.predicted_s
