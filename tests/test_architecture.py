@@ -32,14 +32,14 @@ PLANNER = (
         *("links", "local", "problem"),
     },
     {"batch", "cuts", "stages", "contention", "layouts"},
-    {"check", "evaluate", "simulate"},
+    {"check", "evaluate", "held", "simulate"},
     {"solvers", "baselines", "improve"},
     {"diagnose", "quick", "verdict"},
     {"solve"},
     {"auto", "fewest", "sized"},
     {"render", "show"},
-    {"explain", "picture", "sweep"},
-    {"replan", "report"},
+    {"emulate", "explain", "picture", "sweep"},
+    {"calibrate", "replan", "report"},
     {"cli", "__main__"},
 )
 # Beside that list: it measures, and so it needs torch and the executor's tracer.
@@ -52,8 +52,11 @@ CHECK_MAY_IMPORT = {"", "check", "cluster", "cluster_json", "errors", "files", "
 TORCH_FREE_LAUNCH = (
     "arguments",
     "averaging",
+    "causes",
     "children",
     "config",
+    "emulation.network",
+    "emulation.stage",
     "errors",
     "fields",
     "interrupt",
@@ -150,9 +153,13 @@ def test_only_profiling_the_list_of_models_and_the_replay_import_the_executor() 
     }
     allowed = {"pipeplan.cli.profile.measure", "pipeplan.cli.profile.links", "pipeplan.cli.models"}
     others = {module for module in users - allowed if not module.startswith(PROFILER)}
-    assert {part_of(module) for module in others} == {"simulate"}
-    theirs = {name for module in others for name in imported(module) if package_of(name) == "pipeplan_launch"}
-    assert theirs == {"pipeplan_launch.schedule"}, "what is replayed is what runs, and nothing else"
+    assert {part_of(module) for module in others} == {"emulate", "simulate"}
+    theirs = {
+        part_of(module): {name for name in imported(module) if package_of(name) == "pipeplan_launch"}
+        for module in others
+    }
+    assert theirs["simulate"] == {"pipeplan_launch.schedule"}, "what is replayed is what runs, and nothing else"
+    assert theirs["emulate"] == {"pipeplan_launch.emulation.network"}, "how it is started; the rest runs by itself"
 
 
 def test_only_profiling_imports_torch() -> None:

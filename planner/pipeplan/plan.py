@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,6 +87,11 @@ class Plan:
     def copy(self, index: int) -> tuple[tuple[int, ...], ...]:
         """The workers of every stage in one copy of the pipeline."""
         return tuple(stage.workers[index :: self.copies] for stage in self.stages)
+
+    def digest(self, profile: str, cluster: str) -> str:
+        """A hash of the plan and of the digests of its profile and cluster, by which a run names the plan that ran."""
+        identity = json.dumps([self.to_json(), profile, cluster], sort_keys=True)
+        return "sha256:" + hashlib.sha256(identity.encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         """The fields that plan.json holds under `plan`."""

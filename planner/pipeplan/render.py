@@ -5,8 +5,6 @@ The files are written in full beside their places and then moved there, so that 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shlex
 import shutil
 import sys
@@ -17,9 +15,10 @@ from typing import Any
 
 import jinja2
 
-from pipeplan import __version__, cost, resources
+from pipeplan import __version__, resources
 from pipeplan.errors import InputError
 from pipeplan.files import write_json, write_text
+from pipeplan.held import exposed_s, idle_s
 from pipeplan.links import Links
 from pipeplan.plan import INFERENCE
 from pipeplan.solve import Outcome
@@ -128,20 +127,11 @@ def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
 def _worker_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
     """What a worker of the stage compares besides, which follows from the rest: per minibatch that it computes."""
     plan, score, cluster = outcome.plan, outcome.evaluation, outcome.problem.cluster
-    stage, overlap = score.stages[index], outcome.problem.options.overlap
-    pass_s, replicas = stage.forward_s + stage.backward_s, plan.stages[index].replicas
-    if score.batch is not None:  # nothing is computed while a drained pipeline waits for its all-reduces
-        allreduce = group_allreduce_time(plan, outcome.problem, Links.of(cluster), index)
-        exposed = allreduce * replicas / (plan.accumulate or replicas)
-    else:
-        alone = stage.stage_s / plan.copies
-        together = float(cost.overlapped(alone, score.copies_s, overlap))
-        exposed = max(0.0, together * replicas - pass_s) if plan.copies > 1 or stage.synchronisation_s else 0.0
     shared = (cores for first, stop, cores in cluster.shared_cores if first <= plan.stages[index].workers[0] < stop)
     return {
-        "exposed_s": exposed,
-        "wait_s": max(0.0, replicas * score.pace_s - pass_s - exposed),
-        "boundary_s": stage.boundary_s / plan.copies,
+        "exposed_s": exposed_s(plan, outcome.problem, score, index),
+        "wait_s": idle_s(plan, outcome.problem, score, index),
+        "boundary_s": score.stages[index].boundary_s / plan.copies,
         "cores": next(shared, 0),
     }
 
@@ -151,11 +141,10 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
     problem, plan = outcome.problem, outcome.plan
     profile, cluster = problem.profile, problem.cluster
     sizes = cluster.server_sizes
-    identity = json.dumps([plan.to_json(), profile.digest(), cluster.digest()], sort_keys=True)
     shared = {
         "format": STAGE_FORMAT,
         "version": VERSION,
-        "plan": "sha256:" + hashlib.sha256(identity.encode()).hexdigest(),
+        "plan": plan.digest(profile.digest(), cluster.digest()),
         "mode": "inference" if plan.inference else "training",
         "model": {
             "ref": profile.model_ref,
