@@ -29,14 +29,14 @@ class Timeline:
 
     def __init__(self) -> None:
         self._intervals: list[tuple[str, int, float, float]] = []
-        self._epoch, self._first, self._end = 0, 0, 0
-        """Minibatches from `_first` up to `_end` are recorded."""
+        self._epoch, self._count, self._first, self._end = 0, 0, 0, 0
+        """Of the epoch's `_count` minibatches those from `_first` up to `_end` are recorded."""
         self._zero_s = 0.0
 
     def begin(self, epoch: int, first: int, count: int) -> None:
         """All workers are here, and an epoch of `count` minibatches begins, or goes on, with minibatch `first`."""
         self._intervals = []
-        self._epoch, self._first, self._end = epoch, first, min(count, first + RECORDED)
+        self._epoch, self._count, self._first, self._end = epoch, count, first, min(count, first + RECORDED)
         self._zero_s = time.perf_counter()
 
     def note(self, kind: str, minibatch: int, lap: Lap, *, even_brief: bool = True) -> None:
@@ -60,7 +60,8 @@ class Timeline:
         with explain_errors(path, "writing"):
             path.parent.mkdir(exist_ok=True)
         head = {"format": FORMAT, "version": VERSION, **identity}
-        head |= {"epoch": self._epoch, "first": self._first, "minibatches": self._end - self._first}
+        head |= {"epoch": self._epoch, "epoch_minibatches": self._count}
+        head |= {"first": self._first, "minibatches": self._end - self._first}
         rows = [
             json.dumps([kind, number, round(start - self._zero_s, 7), round(end - self._zero_s, 7)])
             for kind, number, start, end in sorted(self._intervals, key=lambda one: one[2:])

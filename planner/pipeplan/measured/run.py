@@ -44,6 +44,8 @@ class Timeline:
     replica: int
     epoch: int
     """From 0."""
+    epoch_minibatches: int
+    """So many minibatches the epoch has."""
     first: int
     """The first minibatch recorded: 0 but where a run went on in the middle of the epoch."""
     minibatches: int
@@ -116,6 +118,7 @@ def _timeline(path: Path, plan: str) -> Timeline | None:
         stage=root["stage"].integer(),
         replica=root["replica"].integer(),
         epoch=root["epoch"].integer(),
+        epoch_minibatches=root["epoch_minibatches"].integer(),
         first=root["first"].integer(),
         minibatches=root["minibatches"].integer(),
         intervals=tuple(_interval(node) for node in root["intervals"].items()),
