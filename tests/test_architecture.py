@@ -155,8 +155,9 @@ def test_only_profiling_the_list_of_models_and_the_replay_import_the_executor() 
     others = {module for module in users - allowed if not module.startswith(PROFILER)}
     assert {part_of(module) for module in others} == {"emulate", "simulate"}
     theirs = {
-        part_of(module): {name for name in imported(module) if package_of(name) == "pipeplan_launch"}
-        for module in others
+        part: {name for module in others if part_of(module) == part for name in imported(module)}
+        & {name for name in modules() if package_of(name) == "pipeplan_launch"}
+        for part in ("emulate", "simulate")
     }
     assert theirs["simulate"] == {"pipeplan_launch.schedule"}, "what is replayed is what runs, and nothing else"
     assert theirs["emulate"] == {"pipeplan_launch.emulation.network"}, "how it is started; the rest runs by itself"

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 INSIDE = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child")
+"""A command that runs another one as root of network, mount and process namespaces of its own, which end with it."""
 CLONE_NEWNET = 0x40000000  # from linux/sched.h
 NAMES = Path("/run/netns")
 CABLE = "cable"

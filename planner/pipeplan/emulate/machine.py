@@ -8,9 +8,7 @@ import subprocess
 import sys
 
 from pipeplan.errors import InputError
-
-NAMESPACES = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child")
-"""A command that runs another one as root of network, mount and process namespaces of its own, which end with it."""
+from pipeplan_launch.emulation.network import INSIDE
 
 _TRIES = (
     ("mount -t tmpfs none /run", "a mount in a namespace of its own"),
@@ -42,7 +40,7 @@ def _try(script: str) -> str:
     """What a script in namespaces of its own complains of; empty if nothing."""
     try:
         done = subprocess.run(
-            [*NAMESPACES, "sh", "-c", script], capture_output=True, text=True, timeout=20, check=False
+            [*INSIDE, "sh", "-c", script], capture_output=True, text=True, timeout=20, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)

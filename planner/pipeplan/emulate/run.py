@@ -27,6 +27,7 @@ from pipeplan.files import Node, read_document
 from pipeplan.profile import Profile
 from pipeplan.simulate import engine, report, scenario
 from pipeplan.simulate.scenario import Scenario
+from pipeplan_launch.emulation.network import INSIDE
 
 SECONDS = 20.0
 MOST_MINIBATCHES = 20_000
@@ -123,7 +124,7 @@ def _carry_out(order: dict[str, Any], scratch: Path) -> dict[str, Any]:
     """Run the workers, and wait for them."""
     path, log = scratch / "order.json", scratch / "log.txt"
     path.write_text(json.dumps(order))
-    command = [*machine.NAMESPACES, sys.executable, "-m", "pipeplan_launch.emulation", str(path)]
+    command = [*INSIDE, sys.executable, "-m", "pipeplan_launch.emulation", str(path)]
     quiet = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     with log.open("w") as file:
         process = subprocess.Popen(
