@@ -15,7 +15,7 @@ MOST_TRAFFIC = 1e8
 """Bytes/s that all workers together send: on two cores 16 of them manage 1.3 Gbit/s, computing nothing."""
 LEAST_BYTES_BY = 20.0
 LEAST_TIME_BY = 3.0
-OWN_TIME_S = 0.06
+OWN_TIME_S = 0.1
 """Of one minibatch on one worker at least: the executor's own share, 1 to 2 ms, is then small beside it."""
 CPU_S = 0.003
 """Processor time of the executor for a minibatch at one stage; no more than so much of the pace is to go into it."""
