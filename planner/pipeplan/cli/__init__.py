@@ -29,6 +29,7 @@ _COMMANDS = {
     "sweep": ("sweep", "Solve for many clusters at once: servers, links, memory, minibatch."),
     "check": ("check", "Verify a plan's cost, feasibility and proof, without the solvers."),
     "simulate": ("simulate", "Replay a plan in simulated time, and draw it."),
+    "trace": ("trace", "Write what was predicted and what was measured as a trace for Perfetto."),
     "report": ("report", "Write one HTML page on a plan and its run."),
     "replay": ("replay", "Run a plan on emulated servers of this machine, and compare."),
     "models": ("models", "List the bundled models."),

@@ -89,6 +89,15 @@ def read(folder: Path) -> Run:
     return Run(folder, plan, summary, dict(sorted(recorded.items())))
 
 
+def read_of(plan_folder: Path, folder: Path | None = None) -> Run:
+    """Read a run of this plan, the latest unless one is named. Raises `InputError`, also where it is of another."""
+    run = read(plan_folder if folder is None else folder)
+    stage = read_document(plan_folder / "stages" / "stage-0.json", "pipeplan-stage", 1)
+    if run.plan != stage["plan"].text():
+        raise InputError(f"{run.folder} is a run of another plan than {plan_folder} has now: name a run of this one")
+    return run
+
+
 def latest(plan_folder: Path) -> Path:
     """The latest run of a plan folder that has a summary. Raises `InputError` where there is none."""
     runs = sorted(path.parent for path in plan_folder.glob(f"runs/*/{SUMMARY}"))

@@ -43,6 +43,8 @@ class Load:
     """How many of them the plan reckons with."""
     per_update: float = 1.0
     """Minibatches that a replica computes for one update, on average."""
+    update_share: float = 0.0
+    """What of `backward_s` is the optimiser's step."""
 
     @property
     def replicas(self) -> int:
@@ -193,17 +195,20 @@ def _check(node: Node, plan: Plan, cluster: Cluster) -> None:
 
 def _load(plan: Plan, index: int, node: Node) -> Load:
     stage, update = plan.stages[index], node.get("update_s")
+    update_s = update.number() if update else 0.0
+    backward_s = node["backward_s"].number() + update_s
     return Load(
         workers=stage.workers,
         depth=stage.depth,
         forward_s=node["forward_s"].number(),
-        backward_s=node["backward_s"].number() + (update.number() if update else 0.0),
+        backward_s=backward_s,
         sync_s=0.0 if plan.inference else node["sync_s"].number(),
         minibatch_bytes=node["minibatch_bytes"].integer(),
         memory_bytes=node["memory_bytes"].integer(),
         parameter_bytes=node["parameter_bytes"].integer(),
         versions=stage.versions,
         per_update=plan.accumulate / stage.replicas if plan.schedule in ACCUMULATING and plan.accumulate else 1.0,
+        update_share=update_s / backward_s if update_s else 0.0,
     )
 
 

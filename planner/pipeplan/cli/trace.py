@@ -1,0 +1,49 @@
+"""`pipeplan trace`: what was predicted and what was measured, as a trace for Perfetto."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from pipeplan.errors import InputError
+from pipeplan.files import refuse_unwritable, write_text
+from pipeplan.measured.run import read_of
+from pipeplan.simulate import scenario, trace
+from pipeplan.simulate.engine import replay
+from pipeplan.simulate.report import enough_minibatches
+
+MOST_MINIBATCHES = 100_000
+
+
+@click.command("trace")
+@click.argument("plan_folder", metavar="PLAN", type=click.Path(path_type=Path))
+@click.argument("run_folder", metavar="[RUN]", required=False, type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("trace.json"), show_default=True)
+@click.option("--only", type=click.Choice([trace.PREDICTED, trace.MEASURED]), help="One of the two  [default: both]")
+def command(plan_folder: Path, run_folder: Path | None, output: Path, only: str | None) -> None:
+    """Write what the plan predicts and what a run of it measured as a trace: one above the other, on one clock.
+
+    RUN is a run folder of the plan, its latest unless given. Open the trace at ui.perfetto.dev or chrome://tracing.
+
+    \b
+    pipeplan trace plan
+    pipeplan trace plan plan/runs/20260131T120000Z -o trace.json
+    pipeplan trace plan --only predicted
+    """
+    refuse_unwritable(output)
+    plan = scenario.read(plan_folder)
+    if only == trace.PREDICTED:
+        if run_folder is not None:
+            raise InputError(f"--only predicted needs no run: leave out {run_folder}")
+        count = min(enough_minibatches(plan), MOST_MINIBATCHES)
+        document = trace.trace_document(plan, replay(plan, count))
+    else:
+        run = read_of(plan_folder, run_folder)
+        make = trace.measured_document if only == trace.MEASURED else trace.overlaid_document
+        document = make(plan, run)
+    write_text(output, json.dumps(document, allow_nan=False) + "\n")
+    note = Console(stderr=True, highlight=False)
+    note.print(f"written: {output} (open it at ui.perfetto.dev)", markup=False, soft_wrap=True)
