@@ -32,6 +32,7 @@ _COMMANDS = {
     "trace": ("trace", "Write what was predicted and what was measured as a trace for Perfetto."),
     "report": ("report", "Write one HTML page on a plan and its run."),
     "replay": ("replay", "Run a plan on emulated servers of this machine, and compare."),
+    "calibrate": ("calibrate", "Write what a run measured into a new profile and cluster."),
     "models": ("models", "List the bundled models."),
     "clusters": ("clusters", "List the bundled clusters."),
     "import": ("importer", "Read another tool's profile."),

@@ -1,0 +1,114 @@
+"""What a run measured of every stage, read from its summary and checked against the plan that ran."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from pipeplan.errors import InputError
+from pipeplan.files import Node
+from pipeplan.measured.run import Run
+from pipeplan.plan import Plan
+from pipeplan.problem import Options
+
+FEWEST = 10
+"""Minibatches of the steady state, of the last stage: fewer say nothing of a pace."""
+
+
+@dataclass(frozen=True)
+class Busy:
+    """What one replica of a stage was busy with, s for each minibatch that it computed."""
+
+    forward_s: float
+    backward_s: float
+    update_s: float
+    sync_s: float
+    """Held up by all-reduces."""
+    load_s: float
+    """Reading samples."""
+    own_s: float
+    """Handing tensors over, and all else that the executor does."""
+
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return math.fsum(getattr(self, field.name) for field in fields(self))
+
+    def scaled(self, factor: float) -> Busy:
+        """All of it, times a factor."""
+        return Busy(*(getattr(self, field.name) * factor for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One run."""
+
+    name: str
+    """Of its folder, for people."""
+    plan: Plan
+    options: Options
+    pace_s: float
+    """Measured, s for each minibatch of the pipeline."""
+    predicted_s: float
+    minibatches: int
+    """That it was measured on."""
+    stages: tuple[Busy, ...]
+    """Where workers share cores, what they computed: what they waited for a core is left out."""
+    shares: tuple[float, ...]
+    """What that left of the measured times, by stage; 1 where no cores are shared."""
+
+
+def observe(run: Run, path: Path, plan: Plan, options: Options, shared: bool) -> Observed:
+    """What a run of the plan in a plan.json measured. `shared`: whether workers share cores.
+
+    Raises `InputError` where the run is too short, or is not complete.
+    """
+    summary = run.summary
+    pace = summary["minibatch_s"]["measured"]
+    steady = summary["steady_minibatches"].integer()
+    if pace.value is None or summary["includes_fill"].boolean() or steady < FEWEST:
+        raise InputError(
+            f"{run.folder} has too few minibatches to measure a pace ({steady} after the fill of its epochs, "
+            f"at least {FEWEST} are needed): run it for longer"
+        )
+    pace_s = pace.number()
+    if pace_s <= 0:
+        pace.fail("the measured pace is zero: run it again")
+    nodes = summary["stages"].items()
+    if len(nodes) != len(plan.stages):
+        raise InputError(f"{run.folder} measured {len(nodes)} stages, and {path} has {len(plan.stages)}")
+    found = [_busy(node, plan.inference, shared) for node in nodes]
+    return Observed(
+        name=run.folder.name,
+        plan=plan,
+        options=options,
+        pace_s=pace_s,
+        predicted_s=summary["minibatch_s"]["predicted"].number(),
+        minibatches=steady,
+        stages=tuple(busy for busy, _ in found),
+        shares=tuple(share for _, share in found),
+    )
+
+
+def _busy(node: Node, inference: bool, shared: bool) -> tuple[Busy, float]:
+    own = node["measured"]
+    if own.get("cpu_s") is None or own.get("other_s") is None:
+        node.fail("its times of `cpu_s` and `other_s` are missing: it is of an older version, so run it again")
+    forward = node["forward_s"]["measured"]
+    needed = [forward] if inference else [forward, node["backward_s"]["measured"]]
+    for one in needed:
+        if one.number() <= 0:
+            one.fail("measured no time at all: there is nothing to calibrate by, so run it again")
+    busy = Busy(
+        forward_s=forward.number(),
+        backward_s=0.0 if inference else node["backward_s"]["measured"].number(),
+        update_s=0.0 if inference else node["update_s"]["measured"].number(),
+        sync_s=0.0 if inference else node["sync_s"]["measured"].number(),
+        load_s=own["load_s"].number(),
+        own_s=own["send_s"].number() + own["other_s"].number(),
+    )
+    share = own["cpu_s"].number() / busy.total_s if shared else 1.0
+    if share <= 0:
+        own["cpu_s"].fail("measured no computing at all: run it again")
+    return busy.scaled(share), share
