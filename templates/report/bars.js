@@ -1,0 +1,32 @@
+/* Horizontal bars against a line: rows of { name, share, value, mark }, share 1 being the line. */
+
+function bars(rows, options) {
+  const most = Math.max(options.line || 0, ...rows.map((row) => Math.max(row.share || 0, row.mark || 0)), 1e-9);
+  const percent = (share) => (100 * share) / most + "%";
+  return el(
+    "div",
+    { class: "bars " + (options.class || ""), role: "img", "aria-label": options.label },
+    rows.map((row) => [
+      el("span", { class: "name" }, row.name),
+      el(
+        "span",
+        { class: "track" },
+        el("span", { class: "bar " + (row.class || ""), style: { width: percent(row.share || 0) } }),
+        row.mark === null || row.mark === undefined
+          ? null
+          : el("span", { class: "mark", style: { left: percent(row.mark) } }),
+        options.line ? el("span", { class: "line", style: { left: percent(options.line) } }) : null,
+      ),
+      el("span", { class: "value" }, row.value),
+    ]),
+  );
+}
+
+/* The first rows of a long list, and the others behind a <details>. */
+function barList(rows, options, most = 14) {
+  if (rows.length <= most + 2) return bars(rows, options);
+  return [
+    bars(rows.slice(0, most), options),
+    details(`${showCount(rows.length - most)} more`, () => bars(rows.slice(most), options)),
+  ];
+}

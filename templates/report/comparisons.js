@@ -1,0 +1,31 @@
+/* The plan beside others: how long a minibatch takes with each. */
+
+function comparisonsSection(report) {
+  const rows = report.comparisons || [];
+  if (!rows.length) return null;
+  const own = report.prediction.minibatch_s;
+  const isOwn = (row) => row === planRow(report);
+  const drawn = rows.map((row) => ({
+    name: el("span", {}, el("b", {}, row.name), " ", el("span", { class: "config" }, row.config || "")),
+    share: row.minibatch_s ? own / row.minibatch_s : 0,
+    value: row.minibatch_s ? `${showTime(row.minibatch_s)} · ${isOwn(row) ? "1×" : "1/" + digits(row.minibatch_s / own)}` : "none",
+    class: isOwn(row) ? "full" : "",
+  }));
+  const others = rows.filter((row) => !isOwn(row) && row.gain);
+  const label = `Speed of other plans: ${others.map((row) => `this plan is ${showGain(row.gain)} as fast as ${row.name}`).join("; ")}`;
+  const columns = [["plan", "text"], ["configuration", "text"], ["a minibatch", "number"], ["gain of this plan", "number"], ["remark", "text"]];
+  const cells = rows.map((row) => [
+    row.name,
+    el("span", { class: "breakable" }, row.config || "–"),
+    row.minibatch_s ? showTime(row.minibatch_s) : "none fits",
+    isOwn(row) ? "" : showGain(row.gain),
+    row.remark || "",
+  ]);
+  return section(
+    "comparisons",
+    "Beside other plans",
+    "How fast each would be on the same cluster; longer bars are faster.",
+    figure(null, bars(drawn, { label, class: "wide-names" }), null),
+    table("This plan and others", columns, cells),
+  );
+}
