@@ -7,6 +7,10 @@ To be started by `network.INSIDE`. ORDER is a JSON file:
     arguments   of every worker, after the plan folder
     out         the file for what happened
     limit_s     when to give up
+    fault       none, or one to happen, as `faults.Fault`: then launchers run the workers, which else are forked from
+                here after one import of torch
+
+Standard input is a pipe that whoever starts this holds open for as long as the answer is wanted.
 """
 
 from __future__ import annotations
@@ -16,39 +20,56 @@ import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeplan_launch import transport
+from pipeplan_launch.emulation import faults
+from pipeplan_launch.emulation.leash import Leash
 from pipeplan_launch.emulation.network import Network, Node
 from pipeplan_launch.emulation.traffic import Counting
 
 PORT = 29400
+SHARED_MEMORY = "PIPEPLAN_SHARED_MEMORY"  # as `pipeplan_launch.transport` has it, which imports torch
 FAILED = 2
 
 
 def main(order: Path) -> int:
     """Carry out an order; the exit status."""
     given = json.loads(order.read_text())
+    leash = Leash()
+    os.environ[SHARED_MEMORY] = "0"  # links are to carry what workers of one server send, too
     try:
+        if given.get("fault"):
+            _show_own_processes()
         network = Network(node_of(given["network"]))
     except (RuntimeError, OSError) as error:
         print(f"the network cannot be made: {error}", file=sys.stderr)
         return FAILED
+    found = faults.run(network, given, PORT, leash) if given.get("fault") else _run(network, given, leash)
+    Path(given["out"]).write_text(json.dumps(found))
+    return 0
+
+
+def _show_own_processes() -> None:
+    done = subprocess.run(["mount", "-t", "proc", "proc", "/proc"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip())
+
+
+def _run(network: Network, given: Mapping[str, Any], leash: Leash) -> dict[str, Any]:
     _import_what_workers_need()
     counting = Counting(network.ports, Path(given["out"]).parent)
     began = time.time()
-    statuses = _finish(dict(network.start(lambda: _work(given), PORT)), began + given["limit_s"])
-    result = {
+    statuses = _finish(dict(network.start(lambda: _work(given), PORT)), began + given["limit_s"], leash)
+    return {
         "statuses": [statuses[rank] for rank in sorted(statuses)],
         "seconds": time.time() - began,
         "traffic": counting.stop(),
     }
-    Path(given["out"]).write_text(json.dumps(result))
-    return 0
 
 
 def node_of(given: Mapping[str, Any]) -> Node:
@@ -69,11 +90,10 @@ def _work(given: Mapping[str, Any]) -> None:
     """Be one worker."""
     from pipeplan_launch import __main__ as executor
 
-    os.environ[transport.SHARED_MEMORY] = "0"
     raise SystemExit(executor.main([given["plan"], *given["arguments"]]))
 
 
-def _finish(workers: dict[int, int], deadline: float) -> dict[int, int]:
+def _finish(workers: dict[int, int], deadline: float, leash: Leash) -> dict[int, int]:
     """Exit statuses by rank. Once one fails, or time is up, the others get a moment."""
     statuses: dict[int, int] = {}
     while workers:
@@ -83,6 +103,7 @@ def _finish(workers: dict[int, int], deadline: float) -> dict[int, int]:
             if status:
                 deadline = min(deadline, time.time() + 5)
         elif not pid:
+            leash.check()
             if time.time() > deadline:
                 for one in workers:
                     os.kill(one, signal.SIGKILL)

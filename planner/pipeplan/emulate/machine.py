@@ -39,9 +39,7 @@ def check() -> None:
 def _try(script: str) -> str:
     """What a script in namespaces of its own complains of; empty if nothing."""
     try:
-        done = subprocess.run(
-            [*INSIDE, "sh", "-c", script], capture_output=True, text=True, timeout=20, check=False
-        )
+        done = subprocess.run([*INSIDE, "sh", "-c", script], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]

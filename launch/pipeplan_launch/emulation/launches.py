@@ -1,0 +1,148 @@
+"""One launcher on each emulated server, as its launch.sh starts it, and what becomes of their workers. Torch-free.
+
+Needs /proc to show this process namespace: launchers look for their workers there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from pipeplan_launch.emulation.network import Network, within
+
+PROC = Path("/proc")
+MASTER = "10.0.0.1"
+_MINIBATCH = re.compile(r"\bminibatch (\d+)/\d+\b")
+
+
+@dataclass
+class Life:
+    """One process of a worker."""
+
+    rank: int
+    pid: int
+    began_s: float
+    ended_s: float | None = None
+
+
+@dataclass
+class Line:
+    """What a launcher or one of its workers said."""
+
+    time_s: float
+    server: int
+    text: str
+
+
+@dataclass
+class _Server:
+    pid: int
+    log: IO[str]
+    rest: str = ""
+    status: int | None = None
+    ended_s: float | None = None
+
+
+@dataclass
+class Launches:
+    """All servers' launchers. Times are seconds since 1970."""
+
+    lives: list[Life] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    done: int = 0
+    """Minibatches, as far as was said."""
+    trains_s: float | None = None
+    """When the first one was."""
+    _servers: list[_Server] = field(default_factory=list)
+
+    def start(self, network: Network, arguments: Sequence[str], port: int, folder: Path) -> None:
+        """Start one in every server's namespace; `arguments` are the workers', and `folder` is for their words."""
+        for number, (name, workers) in enumerate(network.servers):
+            path = folder / f"server-{number}.txt"
+            path.touch()
+            options = ["--nnodes", str(len(network.servers)), "--nproc-per-node", str(workers)]
+            options += ["--node-rank", str(number), "--master-addr", MASTER, "--master-port", str(port)]
+            command = [sys.executable, "-m", "pipeplan_launch.torchrun", *options, "-m", "pipeplan_launch", *arguments]
+            pid = within(name, lambda path=path, command=command: _become(command, path))  # type: ignore[misc]
+            self._servers.append(_Server(pid, path.open(errors="replace")))
+
+    @property
+    def running(self) -> bool:
+        """Whether a launcher is left."""
+        return any(server.status is None for server in self._servers)
+
+    @property
+    def statuses(self) -> list[int | None]:
+        """Of the launchers, by server; a signal's is negative."""
+        return [server.status for server in self._servers]
+
+    @property
+    def ended_s(self) -> list[float | None]:
+        """When the launchers ended."""
+        return [server.ended_s for server in self._servers]
+
+    def pid_of(self, rank: int) -> int | None:
+        """The process that is a worker now."""
+        return next((life.pid for life in self.lives if life.rank == rank and life.ended_s is None), None)
+
+    def look(self) -> None:
+        """Take note of what has changed. To be called often."""
+        now = time.time()
+        self._workers(now)
+        for number, server in enumerate(self._servers):
+            if server.status is None:
+                pid, status = os.waitpid(server.pid, os.WNOHANG)
+                if pid:
+                    server.status, server.ended_s = os.waitstatus_to_exitcode(status), now
+            self._listen(number, server, now)
+
+    def _workers(self, now: float) -> None:
+        launchers = {server.pid for server in self._servers if server.status is None}
+        there = _children_of(launchers)
+        known = {life.pid: life for life in self.lives if life.ended_s is None}
+        for pid, life in known.items():
+            if pid not in there:
+                life.ended_s = now
+        for pid in there - known.keys():
+            with suppress(OSError, KeyError, ValueError):  # between fork and exec it has no rank yet
+                self.lives.append(Life(_rank_of(pid), pid, now))
+
+    def _listen(self, number: int, server: _Server, now: float) -> None:
+        *lines, server.rest = (server.rest + server.log.read()).split("\n")
+        for text in lines:
+            if match := _MINIBATCH.search(text):
+                self.done = int(match[1])
+                self.trains_s = self.trains_s or now
+            elif text.strip():
+                self.lines.append(Line(now, number, text))
+
+
+def _become(command: list[str], path: Path) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.environ["TMPDIR"] = str(path.parent)
+    os.execv(command[0], command)
+
+
+def _children_of(parents: set[int]) -> set[int]:
+    found = set()
+    for folder in PROC.glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            # pid (name) state parent …; the name may hold anything.
+            state, parent, *_ = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            if int(parent) in parents and state not in "ZX":
+                found.add(int(folder.name))
+    return found
+
+
+def _rank_of(pid: int) -> int:
+    pairs = (entry.partition("=") for entry in (PROC / str(pid) / "environ").read_text(errors="replace").split("\0"))
+    return int({name: value for name, _, value in pairs}["RANK"])
