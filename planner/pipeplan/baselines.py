@@ -33,7 +33,7 @@ class Baseline:
 
 def compare(problem: Problem, cuts: Cuts) -> list[Baseline]:
     """The three baselines of a problem. Data parallelism is scored even where it does not fit, with a remark."""
-    found = [_data_parallelism(problem)]
+    found = [data_parallelism(problem)]
     straight_problem = problem.straight()
     straight = dp.solve(straight_problem, cuts)
     if straight.plan is None:
@@ -50,7 +50,8 @@ def compare(problem: Problem, cuts: Cuts) -> list[Baseline]:
     return [*found, Baseline("model parallelism", unpipelined, straight.plan.config, remark, straight.plan)]
 
 
-def _data_parallelism(problem: Problem) -> Baseline:
+def data_parallelism(problem: Problem) -> Baseline:
+    """The whole model on every worker; with a remark where it does not fit in memory."""
     parallel, name = one_stage(problem, problem.cluster.workers), "data parallelism"
     score = evaluate(parallel, problem)
     if not math.isfinite(score.pace_s):

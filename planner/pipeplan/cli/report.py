@@ -11,8 +11,10 @@ from pipeplan.cli.given import profile_of_plan
 from pipeplan.errors import InputError
 from pipeplan.explain import stored
 from pipeplan.files import Node, refuse_unwritable, write_text
+from pipeplan.measured import run as runs
 from pipeplan.profile import Profile
 from pipeplan.report.build import build
+from pipeplan.report.measured import refuse_another
 from pipeplan.report.page import page
 from pipeplan.report.source import read
 
@@ -34,8 +36,11 @@ REPORT = "report.html"
     type=click.Path(path_type=Path),
     help="What the plan was made from  [default: found beside the plan, here, or among the bundled ones]",
 )
+@click.option("--thorough", is_flag=True, help="Seek a runner-up and plans for other clusters also where that is slow.")
 @click.option("--json", "as_json", is_flag=True, help="Print the document that the page shows, and write nothing.")
-def command(plan: Path, run: Path | None, output: Path | None, profile_file: Path | None, as_json: bool) -> None:
+def command(
+    plan: Path, run: Path | None, output: Path | None, profile_file: Path | None, thorough: bool, as_json: bool
+) -> None:
     """Write one HTML file that shows PLAN (./plan unless given), and RUN, a run's folder, beside it.
 
     \b
@@ -50,7 +55,10 @@ def command(plan: Path, run: Path | None, output: Path | None, profile_file: Pat
         refuse_unwritable(target)
         _refuse_to_overwrite(target)
     source = read(root, _profile(root, path, profile_file))
-    document = build(source).to_json()
+    measured = None if run is None else runs.read(run)
+    if measured is not None:
+        refuse_another(source, measured)
+    document = build(source, measured, thorough=thorough).to_json()
     if as_json:
         click.echo(json.dumps(document, allow_nan=False, ensure_ascii=False))
         return

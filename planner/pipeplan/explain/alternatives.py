@@ -50,19 +50,26 @@ class Alternatives:
 
 
 def alternatives(
-    problem: Problem, cuts: Cuts, best: Plan, pace_s: float, progress: Callable[[str], None] = lambda _: None
+    problem: Problem,
+    cuts: Cuts,
+    best: Plan,
+    pace_s: float,
+    progress: Callable[[str], None] = lambda _: None,
+    *,
+    each: bool = True,
 ) -> Alternatives:
     """Search the parts of the space that leave the best plan's configuration out, each exactly.
 
     A part is a set of constraints that the best plan does not satisfy: another number of stages, fewer replicas in the
     largest stage, fewer workers, no copies. A plan with as many stages and workers as the best one, and no smaller a
     largest stage, lies in none of them. Nothing better is left out where an alternative is as good as the best plan, or
-    where there are no such plans (`_alone`).
+    where there are no such plans (`_alone`). Without `each` few parts are searched, as for large problems.
     """
     found: list[Alternative] = []
     searched = []
-    enough = ENOUGH if _small(problem, cuts) else 1
-    for part, options in parts(problem, best, each=_small(problem, cuts)):
+    each = each and _small(problem, cuts)
+    enough = ENOUGH if each else 1
+    for part, options in parts(problem, best, each=each):
         if len(found) >= enough and _paces(found)[enough - 1] <= pace_s * (1 + TOLERANCE):
             break
         progress(f"looking for a second choice: {part}")
@@ -77,7 +84,7 @@ def alternatives(
             found.append(Alternative(part, other.plan, other.pace_s, other.pace_s / pace_s - 1))
     found = _distinct(sorted(found, key=lambda one: (one.pace_s, len(one.plan.stages), one.plan.config)))
     tied = bool(found) and found[0].pace_s <= pace_s * (1 + TOLERANCE)
-    known = tied or (_small(problem, cuts) and _alone(problem, best))
+    known = tied or (each and _alone(problem, best))
     certain = cuts.complete and not any(_contended(plan, problem) for plan in [best, *(one.plan for one in found[:1])])
     return Alternatives(tuple(found[:ENOUGH]), tuple(searched), certain and known)
 

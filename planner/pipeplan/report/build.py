@@ -5,41 +5,82 @@ from __future__ import annotations
 from typing import Any
 
 from pipeplan import __version__
-from pipeplan.report import bounds, certificate, comparisons, graph, links, memory, stages, timeline, words
+from pipeplan.cuts import Cuts, enumerate_cuts
+from pipeplan.explain.alternatives import Alternatives
+from pipeplan.measured.run import Run
+from pipeplan.report import (
+    bounds,
+    certificate,
+    comparisons,
+    graph,
+    links,
+    measured,
+    memory,
+    scaling,
+    stages,
+    timeline,
+    words,
+)
 from pipeplan.report.document import Report
 from pipeplan.report.replayed import simulate
-from pipeplan.report.source import Source
+from pipeplan.report.source import Known, Source
+from pipeplan.solve import Settings
 from pipeplan.text import one_line
 
 MOST_SERVERS = 256
+QUICK_SECOND, QUICK_SCALING = 1_000, 5_000
+"""Cuts times workers up to which a second choice, and plans for other numbers of servers, are sought unasked: some
+tenths of a second."""
 
 
-def build(source: Source) -> Report:
-    """The report on a plan."""
+def build(source: Source, run: Run | None = None, *, thorough: bool = False) -> Report:
+    """The report on a plan, beside a run of it; `thorough`: with what may take minutes to find."""
     simulated = simulate(source.scenario)
-    shown = timeline.timeline(simulated)
-    rows = stages.stages(source)
-    return Report(
+    shown = timeline.timeline(simulated, run)
+    second, grown = _solved(source, thorough)
+    found = Report(
         title=words.title(source),
         pipeplan=__version__,
         made=made(source),
         prediction=prediction(source) | {"bounds": bounds.bounds(source)[: bounds.MOST]},
-        measured=None,
-        stages=rows,
+        measured=None if run is None else measured.measured(run),
+        stages=stages.stages(source),
         graph=graph.graph(source),
         placement=stages.placement(source, MOST_SERVERS),
         timeline=shown,
         links=links.links(source, simulated)[: links.MOST],
-        memory=memory.memory(source, simulated, shown.end_s),
-        comparisons=comparisons.comparisons(source, None),
-        scaling=None,
+        memory=memory.memory(source, simulated, shown.end_s, measured.peaks(run) if run is not None else {}),
+        comparisons=comparisons.comparisons(source, second),
+        scaling=grown,
         certificate=certificate.certificate(source),
         words={},
+        notes=[],
     )
+    return words.told(found, source, simulated, run, second)
+
+
+def _solved(source: Source, thorough: bool) -> tuple[Alternatives | None, dict[str, Any] | None]:
+    """The runner-up and the scaling curve, where they are found quickly."""
+    known = source.known
+    if known is None:
+        return None, None
+    if not thorough and len(known.problem.units) * known.problem.cluster.workers > QUICK_SCALING:
+        return None, None
+    cuts = enumerate_cuts(known.problem, Settings().maximum_cuts)
+    second = grown = None
+    if thorough or _size(known, cuts) <= QUICK_SECOND:
+        second = comparisons.runner_up(source, known, cuts, thorough=thorough)
+    if thorough or _size(known, cuts) <= QUICK_SCALING:
+        grown = scaling.scaling(known, cuts, source.pace_s, source.plan.config)
+    return second, grown
+
+
+def _size(known: Known, cuts: Cuts) -> int:
+    return len(cuts.ideals) * known.problem.cluster.workers
 
 
 def made(source: Source) -> dict[str, Any]:
-    """Where the figures come from."""
+    """Where the figures come from, and what the plan is for."""
     said = source.root["profile"]
     return {
         "model": one_line(said["model"].text()),
@@ -51,7 +92,7 @@ def made(source: Source) -> dict[str, Any]:
         "cluster_described": words.cluster(source.cluster),
         "workers": source.cluster.workers,
         "busy": source.plan.busy,
-        "config": source.plan.config,
+        "config": comparisons.config(source.plan.config),
         "copies": source.plan.copies,
         "schedule": source.root["plan"]["schedule"].text(),
         "accumulate": source.plan.accumulate,

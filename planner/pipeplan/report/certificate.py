@@ -23,6 +23,15 @@ def certificate(source: Source) -> dict[str, Any]:
     return {"proven": proven, "gap": left, "bound_s": bound.number() if bound else None, "sentences": sentences}
 
 
+def in_short(found: dict[str, Any]) -> str:
+    """One sentence of it."""
+    if found["proven"]:
+        return "It is proven to be the fastest plan in the space that was searched, for these predicted times."
+    if found["gap"]:
+        return f"It is not proven to be the fastest: at most {found['gap']:.2%} could be gained."
+    return "It is the fastest that was found, by one solver alone."
+
+
 def _bound(source: Source, bound_s: float, gap: float | None) -> str:
     least = f"No plan in the space that was searched is faster than {show_time(bound_s)} a minibatch"
     if gap is not None and gap <= TOLERANCE:

@@ -6,7 +6,7 @@ Times are seconds, sizes bytes, rates bytes per second. What there may be very m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 FORMAT, VERSION = "pipeplan-report", 1
@@ -59,7 +59,7 @@ class StageRow:
 
 @dataclass(frozen=True)
 class Graph:
-    """The layers, or chains of them, where a page is to draw them."""
+    """The layers, or groups of them, where a page is to draw them."""
 
     width: float
     height: float
@@ -87,6 +87,8 @@ class Timeline:
     """lane, kind (of `KINDS`), number, start_s, end_s."""
     measured: Columns | None
     measured_end_s: float | None
+    minibatches: int
+    """That are done by the end of what is predicted."""
     omitted: str
 
 
@@ -156,7 +158,7 @@ class Report:
     certificate: dict[str, Any]
     words: dict[str, list[str]]
     """What there is to say of each part, in sentences."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
     """What a reader should know of the whole."""
 
     def to_json(self) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pipeplan.report.document import Memory, columns
 from pipeplan.report.replayed import Simulated
 from pipeplan.report.source import Source
@@ -11,8 +13,11 @@ MOST_POINTS = 8_000
 """Of all stages together."""
 
 
-def memory(source: Source, simulated: Simulated, end_s: float) -> list[Memory]:
-    """One worker a stage until `end_s`; where there are very many stages, of those evenly apart."""
+def memory(source: Source, simulated: Simulated, end_s: float, measured: Mapping[int, int]) -> list[Memory]:
+    """One worker a stage until `end_s`; where there are very many stages, of those evenly apart.
+
+    `measured` has the peaks of a run, by stage.
+    """
     stages = source.scenario.stages
     count = min(len(stages), MOST_STAGES)
     chosen = sorted({round(at * (len(stages) - 1) / max(count - 1, 1)) for at in range(count)})
@@ -37,7 +42,7 @@ def memory(source: Source, simulated: Simulated, end_s: float) -> list[Memory]:
                 planned_bytes=load.memory_bytes,
                 peak_bytes=max(peak, at_first),
                 predicted=columns(("t", "bytes"), points),
-                measured_peak_bytes=None,
+                measured_peak_bytes=measured.get(stage),
             )
         )
     return found

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipeplan.measured.run import Run
 from pipeplan.report.document import KINDS, Timeline, columns
 from pipeplan.report.replayed import Simulated
 from pipeplan.simulate.report import exit_times, round_length
@@ -14,7 +16,7 @@ from pipeplan.simulate.scenario import Scenario
 MOST_LANES = 64
 MOST_INTERVALS = 12_000
 CLOSE = 0.01
-"""A round this near to the steady pace is steady."""
+"""A round this near to the steady pace is steady, or as near as those are by which the pace is measured."""
 SHOWN_ROUNDS = 3
 """Rounds of all replicas, or minibatches where that is more, in the steady part that is shown."""
 LEAST_STEADY = 8
@@ -63,51 +65,75 @@ def lanes(scenario: Scenario, most: int = MOST_LANES) -> Lanes:
 
 
 def steady_from(simulated: Simulated) -> float | None:
-    """From when on every round of all replicas takes what it takes in the steady state, to a hundredth."""
+    """From when on every round of all replicas takes what it does in the steady part, as nearly as rounds do there."""
     steady = simulated.measured.steady
     if steady is None:
         return None
     length = round_length(simulated.scenario)
     times = exit_times(simulated.scenario, simulated.replayed)
     ends = [times[at - 1] for at in range(length, steady.last + 1, length)]
-    began = None
-    for start, end in reversed(list(itertools.pairwise(ends))):
-        if abs((end - start) / length - steady.pace_s) > CLOSE * steady.pace_s:
-            break
-        began = start
-    return began
+    rounds = [(start, abs((end - start) / (length * steady.pace_s) - 1)) for start, end in itertools.pairwise(ends)]
+    near = max([CLOSE, *(off for start, off in rounds if start >= steady.start_s)])
+    settled = [start for start, _ in itertools.takewhile(lambda one: one[1] <= near, reversed(rounds))]
+    return settled[-1] if settled else None
 
 
-def timeline(simulated: Simulated) -> Timeline:
-    """What is predicted, from the first minibatch on until the steady state has been seen for some rounds."""
+def timeline(simulated: Simulated, run: Run | None = None) -> Timeline:
+    """What is predicted, from the first minibatch on until the steady state has been seen for some rounds, or for as
+    many minibatches as a run recorded; and what the run recorded of them.
+    """
     scenario, shown = simulated.scenario, lanes(simulated.scenario)
-    began = steady_from(simulated)
-    end_s = _until(simulated, began)
-    found = _intervals(simulated, shown, end_s)
-    if len(found) > MOST_INTERVALS:
-        end_s = found[MOST_INTERVALS][3]
-        found = [one for one in found[:MOST_INTERVALS] if one[3] < end_s]
-    steady = (began, end_s) if began is not None and began < end_s else None
-    rows = [
-        (scenario.stages[i].workers[r], i, scenario.server_of(scenario.stages[i].workers[r])) for i, r in shown.places
-    ]
+    began, recorded = steady_from(simulated), _recorded(run)
+    end_s = _until(simulated, began, recorded)
+    found, cut = _first(_intervals(simulated, shown, end_s))
+    end_s = min(end_s, cut)
+    workers = [scenario.stages[stage].workers[replica] for stage, replica in shown.places]
+    rows = [(at, stage, scenario.server_of(at)) for at, (stage, _) in zip(workers, shown.places, strict=True)]
+    seen, until = _first(_measured(run, workers)) if run is not None else ([], 0.0)
     return Timeline(
         lanes=columns(("worker", "stage", "server"), rows),
         end_s=end_s,
-        steady=steady,
+        steady=(began, end_s) if began is not None and began < end_s else None,
         predicted=columns(_NAMES, found),
-        measured=None,
-        measured_end_s=None,
+        measured=columns(_NAMES, seen) if seen else None,
+        measured_end_s=min(until, max(one[4] for one in seen)) if seen else None,
+        minibatches=sum(1 for time_s in exit_times(scenario, simulated.replayed) if time_s <= end_s),
         omitted=shown.omitted,
     )
 
 
-def _until(simulated: Simulated, began: float | None) -> float:
-    steady = simulated.measured.steady
-    if began is None or steady is None:
-        return simulated.replayed.end_s
-    rounds = SHOWN_ROUNDS * round_length(simulated.scenario)
-    return min(began + max(rounds, LEAST_STEADY) * steady.pace_s, simulated.replayed.end_s)
+def _recorded(run: Run | None) -> int | None:
+    """How many minibatches a run recorded."""
+    return min((one.minibatches for one in run.recorded.values()), default=None) if run is not None else None
+
+
+def _until(simulated: Simulated, began: float | None, recorded: int | None) -> float:
+    """When the predicted part ends."""
+    scenario, steady = simulated.scenario, simulated.measured.steady
+    if recorded is not None:
+        times = exit_times(scenario, simulated.replayed)
+        return times[min(recorded, len(times)) - 1] if times and recorded else simulated.replayed.end_s
+    pace = scenario.predicted_s if steady is None else steady.pace_s
+    rounds = max(SHOWN_ROUNDS * round_length(scenario), LEAST_STEADY)
+    since = simulated.measured.fill_s if began is None else began
+    return min(since + rounds * pace, simulated.replayed.end_s)
+
+
+def _first(found: list[Interval]) -> tuple[list[Interval], float]:
+    """As many intervals as may be shown, in order of their start, and when they end being all there are."""
+    if len(found) <= MOST_INTERVALS:
+        return found, math.inf
+    end_s = found[MOST_INTERVALS][3]
+    return [one for one in found[:MOST_INTERVALS] if one[3] < end_s], end_s
+
+
+def _measured(run: Run, workers: Sequence[int]) -> list[Interval]:
+    """What a run recorded of the workers that are shown."""
+    found = []
+    for lane, worker in enumerate(workers):
+        for one in run.timelines.get(worker, ()):
+            found.append((lane, KINDS.index(one.kind), one.number, one.start_s, one.end_s))
+    return sorted(found, key=lambda one: (one[3], one[0], one[1]))
 
 
 def _intervals(simulated: Simulated, shown: Lanes, end_s: float) -> list[Interval]:

@@ -1,0 +1,64 @@
+"""What a run measured, beside what was predicted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeplan.errors import InputError
+from pipeplan.files import Node
+from pipeplan.measured.run import Run
+from pipeplan.report.source import Source
+from pipeplan.text import one_line
+
+PAIRS = ("forward_s", "backward_s", "update_s", "sync_s", "wait_s", "memory_bytes")
+ALONE = ("load_s", "send_s", "other_s")
+
+
+def refuse_another(source: Source, run: Run) -> None:
+    """Raise an `InputError` unless the run is one of this plan."""
+    profile, cluster = (source.root[name]["digest"].text() for name in ("profile", "cluster"))
+    if run.plan != source.plan.digest(profile, cluster):
+        raise InputError(f"{run.folder} is not a run of this plan: their digests differ; name a run of it")
+
+
+def measured(run: Run) -> dict[str, Any]:
+    """The pace, the first cause of the difference, and every stage."""
+    summary = run.summary
+    pace, cause = _pair(summary, "minibatch_s"), summary.get("cause")
+    seconds = pace["measured"]
+    return {
+        "run": one_line(run.folder.name),
+        "minibatch_s": seconds,
+        "minibatches_per_s": 1 / seconds if seconds else None,
+        "samples_per_s": summary["minibatch"].integer(minimum=1) / seconds if seconds else None,
+        "ratio": pace["ratio"],
+        "minibatches": summary["steady_minibatches"].integer(),
+        "includes_fill": summary["includes_fill"].boolean(),
+        "cause": one_line(cause["text"].text()) if cause else "",
+        "stages": [_stage(node) for node in summary["stages"].items()],
+    }
+
+
+def _stage(node: Node) -> dict[str, Any]:
+    workers = [worker.integer() for worker in node["workers"].items()]
+    found: dict[str, Any] = {"stage": node["stage"].integer(), "workers": workers}
+    found |= {name: _pair(node, name) for name in PAIRS}
+    alone = node["measured"]
+    return found | {name: one.number() if (one := alone.get(name)) else None for name in ALONE}
+
+
+def _pair(node: Node, name: str) -> dict[str, float | None]:
+    found = node.get(name)
+    if found is None:
+        return {"predicted": None, "measured": None, "ratio": None}
+    return {key: one.number() if (one := found.get(key)) else None for key in ("predicted", "measured", "ratio")}
+
+
+def peaks(run: Run) -> dict[int, int]:
+    """The measured peak of every stage's fullest worker, bytes."""
+    found = {}
+    for node in run.summary["stages"].items():
+        size = _pair(node, "memory_bytes")["measured"]
+        if size is not None:
+            found[node["stage"].integer()] = round(size)
+    return found

@@ -1,0 +1,69 @@
+"""How the pace grows with the cluster: the best plan for other numbers of servers, or of workers of one server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from pipeplan.baselines import data_parallelism
+from pipeplan.cluster import Cluster
+from pipeplan.cuts import Cuts
+from pipeplan.errors import InputError
+from pipeplan.quick import best_plan
+from pipeplan.report.document import columns
+from pipeplan.report.source import Known
+
+MOST_WORKERS = 8192
+_NAMES = ("servers", "workers", "minibatch_s", "samples_per_s", "config", "data_parallelism_s", "fits")
+
+
+def scaling(known: Known, cuts: Cuts, pace_s: float, config: str) -> dict[str, Any] | None:
+    """The best plans by the dynamic program, and data parallelism; None where the cluster has no other size.
+
+    The plan's own cluster has the plan's own pace.
+    """
+    here, rows = known.problem.cluster, []
+    for cluster in _sizes(here):
+        own = cluster.workers == here.workers
+        try:
+            problem = replace(known.problem, cluster=cluster)
+            found = None if own else best_plan(problem, cuts)
+        except InputError:
+            continue
+        pace = pace_s if own else found.pace_s if found is not None else None
+        beside = data_parallelism(problem)
+        rows.append(
+            (
+                cluster.servers,
+                cluster.workers,
+                pace,
+                known.profile.minibatch / pace if pace else None,
+                config if own else found.plan.config if found is not None else "",
+                beside.pace_s,
+                not beside.remark,
+            )
+        )
+    if len(rows) < 2:
+        return None
+    return {"points": columns(_NAMES, rows), "here": [row[1] for row in rows].index(here.workers)}
+
+
+def _sizes(cluster: Cluster) -> Iterator[Cluster]:
+    """Powers of two up to twice its size, and its own; of one server, of its workers and not beyond them."""
+    if cluster.servers == 1 and cluster.uniform:
+        inner, *above = cluster.levels
+        for count in _counts(inner.count, inner.count):
+            yield replace(cluster, levels=(replace(inner, count=count), *above))
+        return
+    for count in _counts(cluster.servers, 2 * cluster.servers):
+        try:
+            found = cluster.with_servers(count)
+        except InputError:
+            continue
+        if found.workers <= max(MOST_WORKERS, cluster.workers):
+            yield found
+
+
+def _counts(own: int, most: int) -> list[int]:
+    return sorted({own, *(2**power for power in range(most.bit_length()) if 2**power <= most)})
