@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -122,7 +121,7 @@ class Engine:
         self.place = place
         self.transport = transport
         self.recorder = recorder
-        self.timeline = Timeline()
+        self.timeline = Timeline(place.plan.plan, place.rank, place.stage, place.replica)
         self.on_minibatch: Callable[[Step], None] | None = None
         """Called after each of this worker's minibatches."""
         self.limit: Limit = _no_limit
@@ -224,11 +223,9 @@ class Engine:
         """Record that the stopwatch's last lap was spent on a minibatch."""
         self.timeline.note(kind, self.segment.number(index), lap, even_brief=even_brief)
 
-    def write_timeline(self, run: Path) -> None:
-        """Put what was recorded of an epoch into the run folder. Raises `LaunchError`."""
-        place = self.place
-        whose = {"plan": place.plan.plan, "rank": place.rank, "stage": place.stage, "replica": place.replica}
-        self.timeline.write(run, whose)
+    def begin_timeline(self, epoch: int, first: int, count: int) -> None:
+        """All workers are here, and an epoch of `count` minibatches begins, or goes on, with minibatch `first`."""
+        self.timeline.begin(epoch, first, count)
 
     def finish_step(self, index: int) -> None:
         """A minibatch is done with on this worker."""

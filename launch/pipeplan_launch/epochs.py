@@ -81,7 +81,7 @@ class EpochLoop:
         """What is left of the epoch, with a checkpoint every so many minibatches. Whether to stop before its end."""
         batches = Batches(self._stage.data.train, self._sizes, self._start.seed, self._at.epoch, self._stage.data)
         processes.wait_for(self._groups.active)
-        self._training.timeline.begin(self._at.epoch, self._at.minibatch, self._sizes.count)
+        self._training.begin_timeline(self._at.epoch, self._at.minibatch, self._sizes.count)
         while not self._at.whole:
             end = segment_end(self._at.minibatch, self._sizes.count, self._options.checkpoint_minibatches)
             segment = Segment(self._at.epoch, batches, self._at.minibatch, end)
@@ -94,7 +94,7 @@ class EpochLoop:
             self._history.losses += int(count)
             self._at = replace(self._at, minibatch=segment.first + ran)
             if stop or self._at.whole:
-                self._training.write_timeline(self._start.run)
+                self._training.timeline.write(self._start.run)
             if stop:
                 return True
             if not self._at.whole:

@@ -27,7 +27,9 @@ FORWARD, BACKWARD, UPDATE, WAIT, ALL_REDUCE = "forward", "backward", "update", "
 class Timeline:
     """What one worker does. Nothing is recorded until an epoch is begun."""
 
-    def __init__(self) -> None:
+    def __init__(self, plan: str, rank: int, stage: int, replica: int) -> None:
+        """`plan`: its digest."""
+        self._identity = {"plan": plan, "rank": rank, "stage": stage, "replica": replica}
         self._intervals: list[tuple[str, int, float, float]] = []
         self._epoch, self._count, self._first, self._end = 0, 0, 0, 0
         """Of the epoch's `_count` minibatches those from `_first` up to `_end` are recorded."""
@@ -52,14 +54,12 @@ class Timeline:
         if first < self._end and (even_brief or lap.end_s - lap.start_s >= BRIEF_S):
             self._intervals.append((kind, group, lap.start_s if since_s is None else since_s, lap.end_s))
 
-    def write(self, run: Path, identity: dict[str, Any]) -> None:
-        """Put what was recorded into a run folder, in the place of what was there. `identity` says whose it is: `plan`,
-        `rank`, `stage` and `replica`. Raises `LaunchError`.
-        """
-        path = run / FOLDER / f"rank-{identity['rank']}.json"
+    def write(self, run: Path) -> None:
+        """Put what was recorded into a run folder, in the place of what was there. Raises `LaunchError`."""
+        path = run / FOLDER / f"rank-{self._identity['rank']}.json"
         with explain_errors(path, "writing"):
             path.parent.mkdir(exist_ok=True)
-        head = {"format": FORMAT, "version": VERSION, **identity}
+        head: dict[str, Any] = {"format": FORMAT, "version": VERSION, **self._identity}
         head |= {"epoch": self._epoch, "epoch_minibatches": self._count}
         head |= {"first": self._first, "minibatches": self._end - self._first}
         rows = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,9 +12,10 @@ from torch import Tensor
 
 from pipeplan_launch.averaging import EXACT, Averaging
 from pipeplan_launch.buckets import Round
-from pipeplan_launch.engine import Engine, Place, Segment, map_tensors
+from pipeplan_launch.engine import Engine, Place, Segment
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.exchanges import exchange_for
+from pipeplan_launch.inflight import Given, InFlight
 from pipeplan_launch.learner import Learner
 from pipeplan_launch.metrics import Lap, Recorder
 from pipeplan_launch.precision import autocast
@@ -27,40 +27,6 @@ from pipeplan_launch.schedule import Kind, group_count, group_members, own_membe
 from pipeplan_launch.seeds import seed_forward
 from pipeplan_launch.timeline import ALL_REDUCE, BACKWARD, FORWARD, UPDATE, WAIT
 from pipeplan_launch.transport import Direction, Transport, explained
-
-
-@dataclass(frozen=True)
-class _Given:
-    """What a stage computes a minibatch from."""
-
-    received: Sequence[Tensor]
-    inputs: Sequence[Tensor]
-    target: Any
-
-    @property
-    def writes(self) -> list[int]:
-        """How often each tensor that came from the data was written to."""
-        tensors: list[Tensor] = []
-
-        def note(tensor: Tensor) -> Tensor:
-            tensors.append(tensor)
-            return tensor
-
-        map_tensors((self.inputs, self.target), note)
-        return [tensor._version for tensor in tensors]
-
-
-@dataclass(frozen=True)
-class _InFlight:
-    """What the backward of a minibatch starts from and ends at."""
-
-    given: _Given
-    outputs: Sequence[Tensor]
-    """Empty where the stage recomputes."""
-    conditions: Conditions | None = None
-    """Those of the forward pass, where the stage recomputes."""
-    spoilt: bool = False
-    """Whether the forward pass wrote to what was read from the data: it is then not kept, but read again."""
 
 
 class TrainingEngine(Engine):
@@ -77,13 +43,9 @@ class TrainingEngine(Engine):
     ) -> None:
         """`group`: the replicas of this stage, None where there is only one. `averaging`: how they average.
         `flush`: all workers of all stages, where they update together."""
-        handlers = {
-            Kind.FORWARD: self._forward,
-            Kind.BACKWARD: self._backward,
-            Kind.REDUCE: self._reduce,
-            Kind.UPDATE: self._update,
-        }
-        super().__init__(place, place.plan.schedule, transport, recorder, handlers)
+        passes = {Kind.FORWARD: self._forward, Kind.BACKWARD: self._backward}
+        groups = {Kind.REDUCE: self._reduce, Kind.UPDATE: self._update}
+        super().__init__(place, place.plan.schedule, transport, recorder, passes | groups)
         if place.is_last and place.job.loss is None:
             raise LaunchError(f"{place.plan.model_ref!r} has no loss to train with: return Job(model, loss=...)")
         self._learner = Learner(place, flush)
@@ -95,11 +57,18 @@ class TrainingEngine(Engine):
         self._group = group
         self._begun = 0
         """Updates made before the segment."""
-        self._in_flight: dict[int, _InFlight] = {}
+        self._first_group = 0
+        """What the timeline counts the groups of the segment from, by these updates."""
+        self._in_flight: dict[int, InFlight] = {}
         self._latest: dict[int, int] = {}
         """By replica of the stage before: the latest minibatch that came from it."""
         self._leaving: list[int] = []
         """Minibatches whose gradients may still be on their way to the stage before."""
+
+    def begin_timeline(self, epoch: int, first: int, count: int) -> None:
+        """An epoch begins, or goes on, with minibatch `first`; segments of it may have short groups at their ends."""
+        super().begin_timeline(epoch, first, count)
+        self._first_group = group_count(self._group_size, first) - self._versions.number
 
     def run(self, segment: Segment) -> int:
         """Train on a segment; afterwards the stage's replicas agree on everything."""
@@ -120,7 +89,7 @@ class TrainingEngine(Engine):
         self.note(WAIT, index, lap, even_brief=False)
         if not place.is_first:
             self._latest[replica_of(index, len(place.plan.pipeline[place.stage - 1].workers))] = index
-        given = _Given(received, *self.read(index))
+        given = Given(received, *self.read(index))
         step.load_s += lap()
         for tensor, cut in zip(received, place.program.receives, strict=True):
             tensor.requires_grad_(cut.requires_grad)
@@ -130,7 +99,7 @@ class TrainingEngine(Engine):
             outputs, self._in_flight[index] = self._compute_and_forget(index, given)
         else:
             outputs = self._compute(index, given)
-            self._in_flight[index] = _InFlight(given, outputs)
+            self._in_flight[index] = InFlight(given, outputs)
         if place.is_last:
             step.loss = outputs[0].item()
         step.forward_s += lap()
@@ -150,7 +119,7 @@ class TrainingEngine(Engine):
     def _compute(
         self,
         index: int,
-        given: _Given,
+        given: Given,
         state: Mapping[str, Tensor] | None = None,
         keeping: AbstractContextManager[object] | None = None,
     ) -> Sequence[Tensor]:
@@ -166,19 +135,19 @@ class TrainingEngine(Engine):
         outputs: Sequence[Tensor] = result
         return outputs
 
-    def _compute_and_forget(self, index: int, given: _Given) -> tuple[Sequence[Tensor], _InFlight]:
+    def _compute_and_forget(self, index: int, given: Given) -> tuple[Sequence[Tensor], InFlight]:
         """(what goes on, what to compute it from again)."""
         conditions = Conditions.now(self.place.program, self.place.device)
         before = given.writes
         outputs = self._compute(index, given, keeping=keeping_nothing())
         spoilt = given.writes != before
-        kept = _Given(given.received, (), None) if spoilt else given
-        return [output.detach() for output in outputs], _InFlight(kept, (), conditions, spoilt)
+        kept = Given(given.received, (), None) if spoilt else given
+        return [output.detach() for output in outputs], InFlight(kept, (), conditions, spoilt)
 
-    def _compute_again(self, index: int, state: _InFlight, conditions: Conditions) -> Sequence[Tensor]:
+    def _compute_again(self, index: int, state: InFlight, conditions: Conditions) -> Sequence[Tensor]:
         """The outputs that the forward pass had, on the same weights, and now with what backward needs."""
         with unchanged_random_numbers(self.place.device):
-            given = _Given(state.given.received, *self.read(index)) if state.spoilt else state.given
+            given = Given(state.given.received, *self.read(index)) if state.spoilt else state.given
             with conditions.restored() as buffers:
                 return self._compute(index, given, buffers)
 
@@ -291,9 +260,8 @@ class TrainingEngine(Engine):
             self.timeline.note_group(ALL_REDUCE, *numbers, lap, since_s=self._reducer.begun_s)
 
     def _numbers(self, group: int) -> tuple[int, int]:
-        """(what the epoch calls a group, the number of its first minibatch)."""
-        first = group_count(self._group_size, self.segment.first)
-        return first + group, self.segment.number(group * self._group_size)
+        """(what the timeline calls a group, the number of its first minibatch)."""
+        return self._first_group + self._begun + group, self.segment.number(group * self._group_size)
 
     def _round(self, group: int) -> Round:
         """What all replicas take a group to be. They may not all know yet that the segment is ended early."""

@@ -173,7 +173,7 @@ class Runner:
             processes.wait_for(self._groups.active)
             begun = time.perf_counter()
             score = self._infer_once(number)
-            self._stage.forward.write_timeline(self._start.run)
+            self._stage.forward.timeline.write(self._start.run)
             total = score.of_all(processes.sum_over(score.as_list(), self._groups.active))
             taken = time.perf_counter() - begun
             self._recorder.end_epoch()
@@ -194,7 +194,7 @@ class Runner:
         assert stage.test_sizes is not None
         batches = Batches(data, stage.test_sizes, self._start.seed, number, stage.data)
         segment = Segment(number, batches)
-        stage.forward.timeline.begin(number, 0, segment.count)
+        stage.forward.begin_timeline(number, 0, segment.count)
         stage.forward.run(segment)
         return stage.forward.score
 

@@ -1,0 +1,214 @@
+"""What a run records of when its workers did what: against its own metrics, and laid over the replay of its plan."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_workers import Toy, depths, run_plan, stage_contents, write_plan
+
+from pipeplan.measured.run import BACKWARD, FORWARD, KINDS, UPDATE, Run, read
+from pipeplan.simulate.engine import replay
+from pipeplan.simulate.scenario import Hop, Load, Scenario
+from pipeplan.simulate.trace import overlaid_document
+from pipeplan_launch.files import write_json
+from pipeplan_launch.metrics import Lap
+from pipeplan_launch.schedule import SCHEDULES
+from pipeplan_launch.timeline import RECORDED, Timeline
+
+MINIBATCHES = 10
+WHOSE = ("sha256:plan", 3, 1, 0)
+
+
+def _ran(folder: Path, *arguments: str, **contents: Any) -> Run:
+    """A run of the toy, with 10 minibatches an epoch unless told otherwise."""
+    files = stage_contents(**contents)
+    write_plan(folder, files)
+    world = sum(len(stage["workers"]) for stage in files[0]["pipeline"])
+    run = folder / "run"
+    toy = Toy(samples=2 * MINIBATCHES, test_samples=2 * MINIBATCHES)
+    ended = run_plan(folder, ["--run-dir", str(run), "--epochs", "2", *arguments], toy, world)
+    assert ended.statuses == [0] * world, ended.errors
+    return read(run)
+
+
+def _scenario(replicas: list[int], schedule: str, accumulate: int | None, depth: list[int] | None = None) -> Scenario:
+    loads, worker = [], 0
+    for count, deep in zip(replicas, depth or depths(replicas), strict=True):
+        workers = tuple(range(worker, worker + count))
+        loads.append(Load(workers, deep, 1e-3, 2e-3, 1e-3 if count > 1 else 0.0, update_share=0.1))
+        worker += count
+    hops = tuple((Hop(1e-4, 1e-4),) for _ in replicas[1:])
+    return Scenario("x", tuple(loads), hops, SCHEDULES[schedule], 1.0, 1.0, workers_per_server=2, accumulate=accumulate)
+
+
+def _of_the_metrics(run: Run, rank: int, epoch: int) -> dict[int, dict[str, float]]:
+    lines = (run.folder / "metrics" / f"rank-{rank}.jsonl").read_text().splitlines()
+    return {line["minibatch"]: line for line in map(json.loads, lines) if line["epoch"] == epoch}
+
+
+def _shape(document: dict[str, Any], name: str) -> set[tuple[str, str, int, int]]:
+    """(name, category, process, thread) of what the workers did, processes counted from the lowest one."""
+    events = document["traceEvents"]
+    ours = {e["pid"] for e in events if e["name"] == "process_name" and e["args"]["name"].endswith(f", {name}")}
+    servers = {e["pid"] for e in events if e["name"] == "process_name" and e["args"]["name"].startswith("server")}
+    lowest = min(ours & servers)
+    return {
+        (event["name"], event["cat"], event["pid"] - lowest, event["tid"])
+        for event in events
+        if event["ph"] == "X" and event["pid"] in ours & servers
+    }
+
+
+PLANS = [
+    pytest.param([2, 1], "1f1b-stashing", None),
+    *(
+        pytest.param(*each, marks=pytest.mark.slow)
+        for each in [
+            ([1, 1, 1], "1f1b-stashing", None),
+            ([2, 1, 1], "vertical-sync", None),
+            ([2, 1], "2bw", 4),
+            ([1, 1, 1], "1f1b-flush", 5),
+            ([2, 1], "gpipe", 4),
+            ([2], "1f1b-stashing", None),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize(("replicas", "schedule", "accumulate"), PLANS, ids=str)
+def test_a_run_records_what_its_metrics_say_and_has_the_shape_of_its_replay(
+    tmp_path: Path, replicas: list[int], schedule: str, accumulate: int | None
+) -> None:
+    run = _ran(tmp_path, replicas=replicas, schedule=schedule, accumulate=accumulate)
+    assert list(run.recorded) == list(range(sum(replicas)))
+    for rank, timeline in run.recorded.items():
+        assert (timeline.epoch, timeline.first, timeline.minibatches) == (1, 0, MINIBATCHES)
+        lines = _of_the_metrics(run, rank, epoch=1)
+        spent: dict[tuple[str, int], float] = defaultdict(float)
+        for one in timeline.intervals:
+            assert one.kind in KINDS
+            spent[one.kind, one.number] += one.duration_s
+        assert {number for kind, number in spent if kind == FORWARD} == lines.keys()
+        for number, line in lines.items():
+            assert spent[FORWARD, number] == pytest.approx(line["forward_s"], abs=1e-6)
+            # What is left to do after a pass may be too brief to be recorded.
+            assert spent[BACKWARD, number] == pytest.approx(line["backward_s"], abs=3e-5)
+        updates = sum(line["update_s"] for line in lines.values())
+        theirs = sum(seconds for (kind, _), seconds in spent.items() if kind == UPDATE)
+        # A replica without a minibatch in a short last group updates too, which no line of the metrics holds.
+        assert theirs >= updates - 1e-5
+    depth = [-(-(accumulate or 1) // r) for r in replicas] if schedule == "gpipe" else None
+    document = overlaid_document(_scenario(replicas, schedule, accumulate, depth), run)
+    measured, predicted = _shape(document, "measured"), _shape(document, "predicted")
+    # Who waits, and for what, is what may differ.
+    assert {each for each in measured if each[1] != "wait"} == {each for each in predicted if each[1] != "wait"}
+    assert {each[1] for each in measured} >= {"forward", "backward", "update"}
+    assert ("all-reduce" in {each[1] for each in measured}) == (max(replicas) > 1)
+
+
+@pytest.mark.slow
+def test_inference_records_its_last_pass(tmp_path: Path) -> None:
+    run = _ran(tmp_path, replicas=[1, 2], mode="inference")
+    assert {timeline.epoch for timeline in run.recorded.values()} == {1}
+    document = overlaid_document(_scenario([1, 2], "forward-only", None), run)
+    forwards = {each for each in _shape(document, "measured") if each[1] == "forward"}
+    assert forwards == {each for each in _shape(document, "predicted") if each[1] == "forward"}
+    assert len(forwards) == 2 * MINIBATCHES
+
+
+@pytest.mark.slow
+def test_segments_of_an_epoch_are_one_timeline(tmp_path: Path) -> None:
+    run = _ran(tmp_path, "--checkpoint-minibatches", "3", replicas=[2, 1])
+    for timeline in run.recorded.values():
+        theirs = [one for one in timeline.intervals if one.kind == FORWARD]
+        # Every segment begins with the first replica's turn.
+        own = [n for n in range(MINIBATCHES) if timeline.stage == 1 or n % 3 % 2 == timeline.replica]
+        assert [one.number for one in theirs] == own
+        assert all(one.end_s <= other.start_s for one, other in pairwise(theirs))
+        updates = [one.number for one in timeline.intervals if one.kind == UPDATE]
+        assert updates == list(range(2 + 2 + 2 + 1 if timeline.stage == 0 else MINIBATCHES))
+
+
+def _lap(start_s: float, end_s: float) -> Lap:
+    lap = Lap()
+    lap.start_s, lap.end_s = start_s, end_s
+    return lap
+
+
+def _written(tmp_path: Path, timeline: Timeline) -> dict[str, Any]:
+    timeline.write(tmp_path)
+    content: dict[str, Any] = json.loads((tmp_path / "timeline" / "rank-3.json").read_text())
+    return content
+
+
+def test_only_the_first_minibatches_are_recorded_and_only_once_begun(tmp_path: Path) -> None:
+    timeline = Timeline(*WHOSE)
+    timeline.note("forward", 0, _lap(0.0, 1.0))
+    assert _written(tmp_path, timeline)["intervals"] == []
+    timeline.begin(4, 100, 1000)
+    zero = timeline._zero_s
+    for minibatch in (100, 99 + RECORDED, 100 + RECORDED):
+        timeline.note("forward", minibatch, _lap(zero + 1, zero + 2))
+    timeline.note("wait", 101, _lap(zero, zero + 1e-5), even_brief=False)
+    timeline.note_group("all-reduce", 50, 100, _lap(zero + 2, zero + 3), since_s=zero + 0.5)
+    timeline.note_group("update", 178, 100 + RECORDED, _lap(zero + 2, zero + 3))
+    written = _written(tmp_path, timeline)
+    assert written == {
+        "format": "pipeplan-timeline",
+        "version": 1,
+        "plan": "sha256:plan",
+        "rank": 3,
+        "stage": 1,
+        "replica": 0,
+        "epoch": 4,
+        "epoch_minibatches": 1000,
+        "first": 100,
+        "minibatches": RECORDED,
+        "intervals": [["all-reduce", 50, 0.5, 3.0], ["forward", 100, 1.0, 2.0], ["forward", 355, 1.0, 2.0]],
+    }
+
+
+def _summary(folder: Path) -> None:
+    folder.mkdir()
+    write_json(folder / "summary.json", {"format": "pipeplan-summary", "version": 1, "plan": WHOSE[0]})
+
+
+def test_what_was_written_is_read_and_what_another_plan_left_is_not(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    _summary(run)
+    timeline = Timeline(*WHOSE)
+    timeline.begin(0, 0, 5)
+    timeline.note("backward", 2, _lap(timeline._zero_s + 0.25, timeline._zero_s + 0.75))
+    timeline.write(run)
+    Timeline("sha256:before", 0, 0, 0).write(run)
+    found = read(run)
+    assert list(found.timelines) == [3]
+    (interval,) = found.timelines[3]
+    assert (interval.kind, interval.number, interval.start_s, interval.end_s) == ("backward", 2, 0.25, 0.75)
+    assert (found.recorded[3].stage, found.recorded[3].epoch_minibatches) == (1, 5)
+
+
+def test_a_replay_of_the_same_plan_has_as_many_minibatches_as_were_recorded(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    _summary(run)
+    scenario = _scenario([1, 1], "1f1b-stashing", None)
+    for rank in (0, 1):
+        timeline = Timeline("sha256:plan", rank, rank, 0)
+        timeline.begin(0, 40, 1000)
+        for minibatch in range(40, 40 + RECORDED):
+            timeline.note("forward", minibatch, _lap(timeline._zero_s + minibatch, timeline._zero_s + minibatch + 0.5))
+        timeline.write(run)
+    events = overlaid_document(scenario, read(run))["traceEvents"]
+    forwards = [e for e in events if e["ph"] == "X" and e["cat"] == "forward" and e["args"]["stage"] == 2]
+    by_process = defaultdict(set)
+    for event in forwards:
+        by_process[event["pid"]].add(event["args"]["minibatch"])
+    assert list(by_process.values()) == [set(range(40, 40 + RECORDED))] * 2
+    # Nothing drains at their end, as the epoch goes on.
+    ends = [e["ts"] + e["dur"] for e in events if e["ph"] == "X" and e["cat"] == "backward" and e["pid"] < 10]
+    assert max(ends) < 1e6 * replay(scenario, RECORDED + 3).end_s
