@@ -20,6 +20,7 @@ ALIKE = 0.1
 """Stages whose passes are off by factors within this of each other are off for one reason."""
 UNDISTURBED = 0.9
 """Share of the time of its passes that a worker computes, where nobody else takes its core."""
+PASSES = "passes"
 _NAMES = {
     "forward_s": "forward",
     "backward_s": "backward",
@@ -28,11 +29,16 @@ _NAMES = {
     "load_s": "reading of samples",
     "send_s": "handing over of tensors",
     "other_s": "executor itself",
+    PASSES: "passes, with what the executor does besides,",
 }
 _AT_UPDATES = ("update_s", "sync_s")
+_TERMS = ("forward_s", "backward_s", *_AT_UPDATES, "load_s", "send_s", "other_s")
+_OF_PASSES = ("forward_s", "backward_s", "load_s", "send_s", "other_s")
+"""In one, where the prediction is from a calibrated profile: its passes hold what the executor does besides."""
 FLUSHING = ("gpipe", "1f1b-flush")
 WAITING, LINK = "waiting", "link"
 
+_COMPUTING = ("forward_s", "backward_s", PASSES)
 Terms = Mapping[str, float]
 
 
@@ -68,6 +74,13 @@ class _Stage:
     computed: float | None
     """Share of the time of its passes that a worker computed; None where that cannot be said."""
     versions: int
+    modelled: bool
+    """Whether the prediction is from an estimate."""
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """What one after the other is exchanged."""
+        return tuple(self.predicted)
 
 
 @dataclass(frozen=True)
@@ -112,7 +125,7 @@ def first_cause(summary: Mapping[str, Any]) -> Cause | None:
     predicted, measured = summary["minibatch_s"]["predicted"], summary["minibatch_s"]["measured"]
     if not predicted or not measured or abs(measured / predicted - 1) <= AS_PREDICTED:
         return None
-    stages = [_stage(entry) for entry in summary["stages"]]
+    stages = [_stage(entry, summary["profile"]) for entry in summary["stages"]]
     known = [stage for stage in stages if stage is not None]
     if len(known) < len(stages):
         return None
@@ -122,16 +135,18 @@ def first_cause(summary: Mapping[str, Any]) -> Cause | None:
     return _search(model, predicted, measured)
 
 
-def _stage(entry: Mapping[str, Any]) -> _Stage | None:
+def _stage(entry: Mapping[str, Any], profile: str) -> _Stage | None:
     """None where a time was not predicted or not measured."""
-    pairs = {name: entry[name] for name in _NAMES if name in entry}
-    own = {name: entry["measured"][name] for name in _NAMES if name not in entry}
+    pairs = {name: entry[name] for name in _TERMS if name in entry}
+    own = {name: entry["measured"][name] for name in _TERMS if name not in entry}
     wall = {name: pair["measured"] for name, pair in pairs.items()} | own
     predicted = {name: pair["predicted"] for name, pair in pairs.items()} | dict.fromkeys(own, 0.0)
     # A plan of inference says nothing of updates, and a single replica's says nothing of all-reduces.
     predicted |= {name: predicted[name] or 0.0 for name in ("backward_s", *_AT_UPDATES)}
     if None in wall.values() or None in predicted.values():
         return None
+    if profile == "calibrated":
+        wall, predicted = _in_one(wall), _in_one(predicted)
     busy, computed = sum(wall.values()), entry["measured"]["cpu_s"]
     waits = wall["sync_s"]
     cores = int(entry["cores"] or 0)
@@ -145,7 +160,12 @@ def _stage(entry: Mapping[str, Any]) -> _Stage | None:
         cores=cores,
         computed=computed / (busy - waits) if computed and busy > waits else None,
         versions=entry["versions"],
+        modelled=profile == "modelled",
     )
+
+
+def _in_one(terms: Terms) -> dict[str, float]:
+    return {PASSES: sum(terms[name] for name in _OF_PASSES)} | {name: terms[name] for name in _AT_UPDATES}
 
 
 def _search(model: _Model, predicted_s: float, measured_s: float) -> Cause:
@@ -159,7 +179,7 @@ def _search(model: _Model, predicted_s: float, measured_s: float) -> Cause:
         return (min(high, max(low, model.pace(terms))) - low) / (high - low)
 
     best = (-1.0, 0, "")
-    for index, name in itertools.product(range(len(stages)), _NAMES):
+    for index, name in itertools.product(range(len(stages)), stages[0].terms):
         terms = list(before)
         terms[index] = {**before[index], name: after[index][name]}
         best = max(best, (explained(terms), index, name), key=lambda found: found[0])
@@ -186,19 +206,21 @@ def _of_term(model: _Model, index: int, name: str, share: float) -> str:
     else:
         took = f"takes {_ms(measured)} a minibatch, which the prediction leaves out"
     why = _why(model, stage, name)
-    if name in ("forward_s", "backward_s") and _all_alike(model):
+    if name in _COMPUTING and _all_alike(model):
         why = f"so do the passes of all stages, by about as much: {why}"
     return f"{what} {took}: {why} (this alone explains {share:.0%} of the difference)"
 
 
 def _why(model: _Model, stage: _Stage, name: str) -> str:
     slower = stage.wall[name] > stage.predicted[name]
-    if name in ("forward_s", "backward_s"):
+    if name in _COMPUTING:
         if slower and not stage.cores and stage.computed is not None and stage.computed < UNDISTURBED:
             return f"its worker had a core for {stage.computed:.0%} of that time only: others use this machine"
         if slower and stage.cores:
             return f"it was profiled under another load than {_sharing(model, stage)} workers on {stage.cores} cores"
-        return "its layers were profiled under another load"
+        if stage.modelled:
+            return "its profile is an estimate, not measured"
+        return f"its layers were {'calibrated' if name == PASSES else 'profiled'} under another load"
     if name == "update_s":
         if slower and stage.versions > 1:
             return f"copies of its weights, for the {stage.versions} versions that it may keep, are not predicted"
@@ -255,9 +277,7 @@ def _all_alike(model: _Model) -> bool:
     """Whether the passes of all stages, of several, are off by about the same factor."""
     ratios = []
     for stage in model.stages:
-        before, after = (
-            sum(one[name] for name in ("forward_s", "backward_s")) for one in (stage.predicted, stage.wall)
-        )
+        before, after = (sum(one.get(name, 0.0) for name in _COMPUTING) for one in (stage.predicted, stage.wall))
         if before <= 0:
             return False
         ratios.append(after / before)

@@ -29,7 +29,7 @@ REPLAYED = 2000
 
 _NAME = re.compile(r"stage-(\d+)\.json")
 _SHARED = (
-    *("plan", "mode", "model", "minibatch", "device", "servers", "workers_per_server", "server_sizes"),
+    *("plan", "mode", "model", "minibatch", "profile", "device", "servers", "workers_per_server", "server_sizes"),
     *("schedule", "pipeline"),
 )
 
@@ -99,6 +99,8 @@ class LaunchPlan:
     """Minibatches per update, the same at all stages, where the schedule takes a number of them."""
     granularity: str = "layer"
     """What one layer is: the model is traced as its profile was."""
+    profile: str = ""
+    """Where the predicted times are from: `measured`, `modelled`, `imported` or `calibrated`; empty: not known."""
     emulated: tuple[EmulatedStage, ...] = ()
     """What every stage does in place of computing; empty where the model is to run."""
 
@@ -228,6 +230,7 @@ def _shared(content: dict[str, Any], where: str) -> LaunchPlan:
         server_sizes=_server_sizes(content, where),
         accumulate=_accumulate(content, schedule, where),
         granularity=granularity,
+        profile=str(content.get("profile", "")),
     )
 
 

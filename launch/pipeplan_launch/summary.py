@@ -62,6 +62,7 @@ def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, An
         "server_sizes": [plan.workers_on(server) for server in range(plan.servers)],
         "replicas": plan.written(),
         "minibatch": plan.minibatch,
+        "profile": plan.profile,
         "minibatch_s": Pair(plan.predictions[0].minibatch_s, pace).as_json(),
         "includes_fill": any(report.steady.includes_fill for report in last),
         "steady_minibatches": sum(report.steady.minibatches for report in last),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeplan import cost
 from pipeplan.evaluate import Evaluation
 from pipeplan.links import Links
-from pipeplan.plan import Plan
+from pipeplan.plan import ACCUMULATING, Plan
 from pipeplan.problem import Problem
 from pipeplan.stages import group_allreduce_time
 
@@ -18,6 +18,9 @@ def exposed_s(plan: Plan, problem: Problem, score: Evaluation, index: int) -> fl
         return allreduce * replicas / (plan.accumulate or replicas)
     if plan.copies == 1 and not stage.synchronisation_s:
         return 0.0
+    if len(plan.stages) == 1 and plan.schedule not in ACCUMULATING and not problem.cluster.shared_cores:
+        # Plain data parallelism waits for nothing else.
+        return max(0.0, replicas * score.pace_s - stage.forward_s - stage.backward_s)
     together = float(cost.overlapped(stage.stage_s / plan.copies, score.copies_s, problem.options.overlap))
     return max(0.0, together * replicas - stage.forward_s - stage.backward_s)
 

@@ -71,7 +71,7 @@ class Provenance:
     """Where the numbers come from."""
 
     kind: str = "measured"
-    """`measured`, `modelled` or `imported`."""
+    """`measured`, `modelled`, `imported` or `calibrated`."""
     device: str = ""
     device_name: str = ""
     when: str = ""

@@ -152,6 +152,7 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
             "granularity": profile.granularity,
         },
         "minibatch": profile.minibatch,
+        "profile": profile.provenance.kind,
         "device": cluster.device.kind,
         "servers": cluster.servers,
         "workers_per_server": cluster.workers_per_server,

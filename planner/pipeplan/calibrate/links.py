@@ -10,7 +10,7 @@ from pipeplan import cost
 from pipeplan.calibrate.observed import Observed
 from pipeplan.cluster import Cluster
 from pipeplan.evaluate import Evaluation
-from pipeplan.plan import ACCUMULATING, DOUBLE_BUFFERED, Plan
+from pipeplan.plan import ACCUMULATING, DOUBLE_BUFFERED, FLUSHING, Plan
 
 HIDDEN = 0.02
 """Share of a stage's computing: an all-reduce that holds workers up for less says nothing of its link where it can hide
@@ -98,7 +98,10 @@ def _efficiency(cluster: Cluster, run: Observed, index: int, size: int, number: 
         return "its updates run late, so that all-reduces hide behind computing"
     if any(share < 1 for share in run.shares):
         return "workers share cores, so that waiting for a core and for a link cannot be told apart"
-    held, computing, overlap = busy.sync_s, busy.total_s - busy.sync_s, run.options.overlap
+    # After a flush nothing hides them, in plain data parallelism the backward pass, in pipelines all computing.
+    overlap = 0.0 if plan.schedule in FLUSHING else run.options.overlap
+    held = busy.sync_s
+    computing = busy.backward_s if len(plan.stages) == 1 else busy.total_s - held
     if overlap > 0 and held < HIDDEN * computing:
         return "they hide behind computing"
     alone = held / (1 - overlap) if held <= (1 - overlap) * computing else held + overlap * computing

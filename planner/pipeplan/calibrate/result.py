@@ -77,12 +77,12 @@ def profile_of(found: Calibrated, runs: Sequence[Observed], before: Profile) -> 
         )
     notes.append(f"{MARK}all layers × {found.slack:.4g}, for the time in which stages wait for each other")
     how = f"spread over the layers of each stage in proportion to a profile that was {old.kind}"
-    how += f" ({old.how})" if old.how and not old.how.startswith("spread over") else ""
+    how += f" ({old.how})" if old.how else ""
     provenance = replace(
         old,
-        kind="measured",
+        kind="calibrated",
         when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        how=old.how if old.how.startswith("spread over") else how,
+        how=old.how if old.kind == "calibrated" else how,
         pipeplan=__version__,
         repeats=min(run.minibatches for run in runs),
         notes=tuple(notes),

@@ -19,7 +19,12 @@ from pipeplan.text import one_line
 from pipeplan.units import show_time
 
 PIPED_WIDTH = 80
-KINDS = {"measured": "measured on", "modelled": "modelled, not measured, for", "imported": "imported, measured on"}
+KINDS = {
+    "measured": "measured on",
+    "modelled": "modelled, not measured, for",
+    "imported": "imported, measured on",
+    "calibrated": "calibrated by runs on",
+}
 
 
 @click.command("show")
