@@ -45,7 +45,7 @@ class TrainingEngine(Engine):
         `flush`: all workers of all stages, where they update together."""
         passes = {Kind.FORWARD: self._forward, Kind.BACKWARD: self._backward}
         groups = {Kind.REDUCE: self._reduce, Kind.UPDATE: self._update}
-        super().__init__(place, place.plan.schedule, transport, recorder, passes | groups)
+        super().__init__(place, place.plan.schedule, transport, recorder, {**passes, **groups})
         if place.is_last and place.job.loss is None:
             raise LaunchError(f"{place.plan.model_ref!r} has no loss to train with: return Job(model, loss=...)")
         self._learner = Learner(place, flush)
