@@ -25,6 +25,8 @@ from pipeplan.stages import (
 )
 from pipeplan.units import show_size
 
+AWAITED = "gradient synchronisation of stage 1, for which the next forward pass waits"
+
 
 @dataclass(frozen=True)
 class StageCost:
@@ -69,7 +71,8 @@ class Evaluation:
     pace_s: float
     """Seconds per minibatch: in the steady state the slowest resource, with a flush a share of the batch."""
     alone_s: float
-    """The same with every link alone, whatever else shares its card: what the solvers minimise."""
+    """The same with every link alone, whatever else shares its card, and no pass that waits for an update: what the
+    solvers minimise."""
     bound: str
     """Which resource that is, in words."""
     stages: tuple[StageCost, ...]
@@ -104,10 +107,24 @@ def evaluate(plan: Plan, problem: Problem) -> Evaluation:
         pace, bound = _steady_state(plan, problem, stages, copies_s)
     alone = pace
     if problem.options.contention:
+        awaited_s = _awaited(plan, problem, links, times)
+        if awaited_s > pace * (1 + cost.ROUNDING):
+            pace, bound = awaited_s, AWAITED
         busiest_s, card = contention.loads(plan, problem, links).busiest()
         # Equal but for rounding is what one resource on a card is, or a core: its own name says more.
         pace, bound = (busiest_s, card) if busiest_s > pace * (1 + cost.ROUNDING) else (pace, bound)
     return Evaluation(pace, alone, bound, stages, copies_s, parts)
+
+
+def _awaited(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes]) -> float:
+    """The pace of plain data parallelism, whose forward pass waits for the all-reduce; 0 for other plans."""
+    if len(plan.stages) > 1 or plan.inference or plan.schedule in ACCUMULATING:
+        return 0.0
+    (stage,) = times
+    allreduce_s = stage.allreduce_s + copies_allreduce_time(plan, problem, links)
+    backward_s = stage.backward_s - stage.update_s
+    length = cost.awaited_round(stage.forward_s, backward_s, stage.update_s, allreduce_s, problem.options.overlap)
+    return float(length) / plan.stages[0].replicas
 
 
 def _steady_state(plan: Plan, problem: Problem, stages: Sequence[StageCost], copies_s: float) -> tuple[float, str]:

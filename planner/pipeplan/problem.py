@@ -40,7 +40,8 @@ class Options:
     recompute: bool = True
     """Whether a stage may drop what backward needs and compute it again, where memory binds."""
     contention: bool = True
-    """Whether a server's network card carries the sum of all that crosses it."""
+    """Whether a server's network card carries the sum of all that crosses it, and plain data parallelism waits for its
+    all-reduce; else the formulas hold as if everything were alone."""
     boundary: str = "single"
     """Traffic between two stages: `single` link at a time, or in `parallel` over as many links as the smaller of the
     two stages has replicas."""

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from pipeplan.baselines import Baseline
 from pipeplan.cluster import Cluster
+from pipeplan.evaluate import AWAITED
 from pipeplan.plan import STASHING, Plan
 from pipeplan.solve import Outcome
 from pipeplan.text import one_line
@@ -68,9 +69,10 @@ def _proof(outcome: Outcome) -> list[str]:
     lines = []
     score = outcome.evaluation
     if outcome.published is None and score.pace_s > score.alone_s * (1 + TOLERANCE):
-        what = "cores" if outcome.problem.cluster.shared_cores else "network cards"
-        slower = f"Shared {what} slow it by {score.pace_s / score.alone_s - 1:.1%}, from {show_time(score.alone_s)}"
-        bound = f"With them no plan is proven more than {outcome.gap:.2%} faster (bound {show_time(outcome.bound_s)})."
+        what = "Shared cores slow" if outcome.problem.cluster.shared_cores else "Shared network cards slow"
+        what = "Waiting for the update slows" if score.bound == AWAITED else what
+        slower = f"{what} it by {score.pace_s / score.alone_s - 1:.1%}, from {show_time(score.alone_s)}"
+        bound = f"With that no plan is proven more than {outcome.gap:.2%} faster (bound {show_time(outcome.bound_s)})."
         lines.append(f"{slower}, and every plan to no less." if outcome.gap <= TOLERANCE else f"{slower}. {bound}")
     if outcome.certificate.document is not None:
         lines.append("Certificate: in plan.json; `pipeplan check` verifies it without the solvers.")

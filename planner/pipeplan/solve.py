@@ -10,7 +10,7 @@ from pipeplan.baselines import Baseline
 from pipeplan.cuts import Cuts, enumerate_cuts
 from pipeplan.diagnose import why_infeasible
 from pipeplan.errors import DisagreementError, InfeasibleError, InputError
-from pipeplan.evaluate import Evaluation, evaluate
+from pipeplan.evaluate import AWAITED, Evaluation, evaluate
 from pipeplan.improve import improve
 from pipeplan.plan import STASHING, Plan
 from pipeplan.problem import Options, Problem
@@ -127,8 +127,9 @@ def _shared(problem: Problem, score: Evaluation, verdict: Verdict) -> Verdict:
         return verdict
     if score.pace_s <= contention.least_s(problem) * (1 + TOLERANCE):
         return Verdict(verdict.agree, True, "proven optimal: the cores that the workers share are never idle")
-    what = "cores" if problem.cluster.shared_cores else "network cards"
-    return Verdict(verdict.agree, False, f"{verdict.text}; all that without shared {what}")
+    what = "shared cores" if problem.cluster.shared_cores else "shared network cards"
+    what = "the wait for the update" if score.bound == AWAITED else what
+    return Verdict(verdict.agree, False, f"{verdict.text}; all that without {what}")
 
 
 def _objectives(results: tuple[Result, ...]) -> list[float]:

@@ -179,7 +179,18 @@ def test_one_resource_on_a_card_takes_what_it_takes_alone() -> None:
     single = Plan((Stage(("l0", "l1", "l2"), tuple(range(6)), 1, 1),))
     score = evaluate(single, problem)
     assert _loads(single, problem).busiest()[0] == pytest.approx(score.stages[0].synchronisation_s)
-    assert score.pace_s == score.alone_s
+    assert score.alone_s == pytest.approx(score.stages[0].synchronisation_s)
+
+
+@pytest.mark.parametrize(("overlap", "round_s"), [(1.0, 2 + 12 + 1), (0.5, 2 + 12 + 3 + 1), (0.0, 2 + 6 + 12 + 1)])
+def test_plain_data_parallelism_waits_for_its_update(overlap: float, round_s: float) -> None:
+    """Forward 2 s, backward 6 s, an all-reduce of 2 · 3/4 · 800 / 100 = 12 s beside it, the optimiser's step 1 s."""
+    profile = Profile((Layer("a", 2.0, 6.0, 800, 0, update_s=1.0),), (), 1)
+    cluster = Cluster("t", Device("d", "cuda", 10**6), (Level("server", 4, 100.0),))
+    plan = Plan((Stage(("a",), (0, 1, 2, 3), 1, 1),))
+    score = evaluate(plan, Problem(profile, cluster, Options(overlap=overlap)))
+    assert score.pace_s == pytest.approx(round_s / 4)
+    assert score.alone_s == pytest.approx({1.0: 12, 0.5: 12 + 4.5, 0.0: 21}[overlap] / 4)
 
 
 def test_large_clusters_add_up() -> None:

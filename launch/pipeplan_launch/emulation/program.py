@@ -53,6 +53,7 @@ class SleepingStage:
         self._gradients = [torch.zeros_like(weight) for weight in self._weights.values()]
         self._sent = [torch.zeros(one.size, dtype=one.dtype) for one in self.sends]
         self._returned = torch.zeros(self.receives[0].size) if self.receives else None
+        self._clock = _Clock()
 
     def parameters_by_name(self) -> Mapping[str, nn.Parameter]:
         """One for each layer."""
@@ -72,9 +73,11 @@ class SleepingStage:
         """Sleep as long as the stage's forward pass takes; its backward pass will, too."""
         token: Tensor | None = received[0] if received else None
         returned, last = self._returned, len(self._layers) - 1
+        self._clock.start()
         for number, (layer, weight) in enumerate(zip(self._layers, parameters.values(), strict=True)):
             result = self._sent[0] if number == last and self._sent else torch.zeros(1, 1)
-            token = _Sleep.apply(token, weight, layer, result, returned, self._gradients[number])  # type: ignore[no-untyped-call]
+            gradient, clock = self._gradients[number], self._clock
+            token = _Sleep.apply(token, weight, layer, result, returned, gradient, clock, number == last)  # type: ignore[no-untyped-call]
             returned = torch.zeros(1, 1)
         return (token, *(one.detach() for one in self._sent[1:])) if self._sent else token
 
@@ -85,6 +88,22 @@ class SleepingStage:
     def eval(self) -> SleepingStage:
         """Nothing differs."""
         return self
+
+
+class _Clock:
+    """Sleeps so that a pass ends when it should: what the layers cost here is part of their time."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def start(self) -> None:
+        """A pass begins."""
+        self._due = time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        """Until the next layer of the pass is done."""
+        self._due += seconds
+        time.sleep(max(0.0, self._due - time.perf_counter()))
 
 
 class _Sleep(torch.autograd.Function):
@@ -99,16 +118,20 @@ class _Sleep(torch.autograd.Function):
         result: Tensor,
         returned: Tensor | None,
         gradient: Tensor,
+        clock: _Clock,
+        last: bool,
     ) -> Tensor:
-        ctx.layer, ctx.returned, ctx.gradient = layer, returned, gradient
-        time.sleep(layer.forward_s)
+        ctx.layer, ctx.returned, ctx.gradient, ctx.clock, ctx.last = layer, returned, gradient, clock, last
+        clock.sleep(layer.forward_s)
         return result.detach()
 
     @staticmethod
     def backward(ctx: Any, *_gradients: Tensor) -> tuple[Tensor | None, ...]:
-        time.sleep(ctx.layer.backward_s)
+        if ctx.last:
+            ctx.clock.start()
+        ctx.clock.sleep(ctx.layer.backward_s)
         returned = None if ctx.returned is None else ctx.returned.detach()
-        return returned, ctx.gradient.detach(), None, None, None, None
+        return returned, ctx.gradient.detach(), None, None, None, None, None, None
 
 
 class _SleepingOptimizer(SGD):

@@ -9,7 +9,7 @@ from pipeplan.check.document import FLUSHING, Document
 from pipeplan.check.figures import Figures, among_copies_s, versions
 from pipeplan.check.formulas import WHOLE
 from pipeplan.check.model import Model
-from pipeplan.check.pace import batch, steady_pace, update_interval
+from pipeplan.check.pace import awaited_pace, batch, steady_pace, update_interval
 from pipeplan.errors import InputError
 from pipeplan.files import Node
 from pipeplan.units import show_size, show_time
@@ -26,6 +26,8 @@ def check_pace(document: Document, model: Model, found: tuple[Figures, ...]) -> 
         pace = _check_batch(document, found, among) / interval
     else:
         pace = steady_pace(document, found, among)
+        awaited = awaited_pace(document, found, among)
+        pace = awaited if awaited > pace * (1 + WHOLE) else pace
     _finite(pace)
     if document.asked.contention:
         shared = busiest_s(document, found)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pipeplan import contention, files
 from pipeplan.batch import Batch
 from pipeplan.cluster import Cluster, Level
-from pipeplan.evaluate import Evaluation, evaluate
+from pipeplan.evaluate import AWAITED, Evaluation, evaluate
 from pipeplan.links import Links
 from pipeplan.plan import ACCUMULATING, Plan
 from pipeplan.problem import Problem
@@ -116,6 +116,8 @@ def loads(plan: Plan, problem: Problem, score: Evaluation) -> list[Load]:
         if problem.options.contention:
             seconds, name = contention.loads(plan, problem, Links.of(problem.cluster)).busiest()
             found.append(Load(name, seconds))
+            if score.bound == AWAITED:
+                found.append(Load(AWAITED, score.pace_s))
     # The resource that the evaluator names comes first among equals.
     return sorted(
         (load for load in found if load.seconds > 0), key=lambda load: (-load.seconds, load.name != score.bound)
