@@ -11,7 +11,7 @@ import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 
@@ -21,10 +21,12 @@ from pipeplan.files import write_json, write_text
 from pipeplan.held import exposed_s, idle_s
 from pipeplan.links import Links
 from pipeplan.plan import INFERENCE
-from pipeplan.solve import Outcome
-from pipeplan.solvers.result import Result
 from pipeplan.stages import group_allreduce_time
 from pipeplan.text import one_line
+
+if TYPE_CHECKING:  # those who only want a template need not wait for the solvers
+    from pipeplan.solve import Outcome
+    from pipeplan.solvers.result import Result
 
 PLAN_FORMAT, STAGE_FORMAT = "pipeplan-plan", "pipeplan-stage"
 VERSION = 1

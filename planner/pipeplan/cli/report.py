@@ -19,6 +19,8 @@ from pipeplan.report.page import page
 from pipeplan.report.source import read
 
 REPORT = "report.html"
+MARK, HEAD = b'<meta name="generator" content="pipeplan report">', 2**12
+"""By what a report is known, and within so many bytes."""
 
 
 @click.command("report")
@@ -52,6 +54,8 @@ def command(
     target = output or path.parent / REPORT
     root = stored.document(plan)
     if not as_json:
+        if target.is_dir():
+            raise InputError(f"{target} is a folder: name the file to write, as in -o {target / REPORT}")
         refuse_unwritable(target)
         _refuse_to_overwrite(target)
     source = read(root, _profile(root, path, profile_file))
@@ -77,8 +81,14 @@ def _profile(root: Node, path: Path, given: Path | None) -> Profile | None:
 
 
 def _refuse_to_overwrite(target: Path) -> None:
-    """A report may be written anew; another file may not."""
-    if target.is_file() and target.stat().st_size:
-        with target.open("rb") as file:
-            if b'id="document"' not in file.read(2**20):
-                raise InputError(f"{target} exists and is not a report: give another file with -o")
+    """A report may be written anew, another file may not."""
+    if target.is_file() and target.stat().st_size and MARK not in _begin(target):
+        raise InputError(f"{target} exists and is not a report: give another file with -o")
+
+
+def _begin(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(HEAD)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error

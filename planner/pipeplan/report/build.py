@@ -24,10 +24,10 @@ from pipeplan.report import (
 from pipeplan.report.document import Report
 from pipeplan.report.replayed import simulate
 from pipeplan.report.source import Known, Source
-from pipeplan.solve import Settings
 from pipeplan.text import one_line
 
 MOST_SERVERS = 256
+MOST_CUTS = 50_000
 QUICK_SECOND, QUICK_SCALING = 1_000, 5_000
 """Cuts times workers up to which a second choice, and plans for other numbers of servers, are sought unasked: some
 tenths of a second."""
@@ -48,7 +48,7 @@ def build(source: Source, run: Run | None = None, *, thorough: bool = False) -> 
         graph=graph.graph(source),
         placement=stages.placement(source, MOST_SERVERS),
         timeline=shown,
-        links=links.links(source, simulated)[: links.MOST],
+        links=links.links(source, simulated, measured.allreduces(run) if run is not None else {})[: links.MOST],
         memory=memory.memory(source, simulated, shown.end_s, measured.peaks(run) if run is not None else {}),
         comparisons=comparisons.comparisons(source, second),
         scaling=grown,
@@ -66,7 +66,7 @@ def _solved(source: Source, thorough: bool) -> tuple[Alternatives | None, dict[s
         return None, None
     if not thorough and len(known.problem.units) * known.problem.cluster.workers > QUICK_SCALING:
         return None, None
-    cuts = enumerate_cuts(known.problem, Settings().maximum_cuts)
+    cuts = enumerate_cuts(known.problem, MOST_CUTS)
     second = grown = None
     if thorough or _size(known, cuts) <= QUICK_SECOND:
         second = comparisons.runner_up(source, known, cuts, thorough=thorough)

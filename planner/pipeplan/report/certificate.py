@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeplan.report import sayings
 from pipeplan.report.source import Source
 from pipeplan.text import one_line
-from pipeplan.units import show_time
 from pipeplan.verdict import TOLERANCE
 
 
 def certificate(source: Source) -> dict[str, Any]:
     """`proven`, `gap` and the sentences."""
     root = source.root
-    proven, gap, bound = root["verdict"]["proven"].boolean(), root.get("gap"), root.get("bound_s")
+    gap, bound = root.get("gap"), root.get("bound_s")
     left = gap.number() if gap else None
+    proven = root["verdict"]["proven"].boolean() and (left or 0.0) <= TOLERANCE
     sentences = [f"{_capital(one_line(root['verdict']['text'].text()))}."]
     if bound is not None:
         sentences.append(_bound(source, bound.number(), left))
@@ -27,16 +28,16 @@ def in_short(found: dict[str, Any]) -> str:
     """One sentence of it."""
     if found["proven"]:
         return "It is proven to be the fastest plan in the space that was searched, for these predicted times."
-    if found["gap"]:
+    if found["gap"] is not None and found["gap"] > TOLERANCE:
         return f"It is not proven to be the fastest: at most {found['gap']:.2%} could be gained."
-    return "It is the fastest that was found, by one solver alone."
+    return "It is the fastest plan by one solver, which no second one confirmed."
 
 
 def _bound(source: Source, bound_s: float, gap: float | None) -> str:
-    least = f"No plan in the space that was searched is faster than {show_time(bound_s)} a minibatch"
+    least = f"No plan in the space that was searched is faster than {sayings.time(bound_s)} a minibatch"
     if gap is not None and gap <= TOLERANCE:
         return f"{least}, which is this plan's pace."
-    return f"{least}; this plan takes {show_time(source.pace_s)}, so that at most {gap or 0:.2%} could be gained."
+    return f"{least}; this plan takes {sayings.time(source.pace_s)}, so that at most {gap or 0:.2%} could be gained."
 
 
 def _covers(source: Source) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pipeplan import contention
 from pipeplan.links import Links
 from pipeplan.plan import ACCUMULATING
@@ -13,9 +15,9 @@ MOST = 200
 """Links that are listed, the busiest first."""
 
 
-def links(source: Source, simulated: Simulated) -> list[Link]:
-    """All links that carry anything, busiest first."""
-    found = [*_boundaries(source, simulated), *_allreduces(source, simulated), *_cards(source)]
+def links(source: Source, simulated: Simulated, measured: Mapping[int, float]) -> list[Link]:
+    """All links that carry anything, busiest first. `measured`: how busy all-reduces were in a run, by stage."""
+    found = [*_boundaries(source, simulated), *_allreduces(source, simulated, measured), *_cards(source)]
     return sorted((one for one in found if one.bytes_per_minibatch > 0), key=lambda one: -one.busy)
 
 
@@ -46,7 +48,7 @@ def _boundaries(source: Source, simulated: Simulated) -> list[Link]:
     return found
 
 
-def _allreduces(source: Source, simulated: Simulated) -> list[Link]:
+def _allreduces(source: Source, simulated: Simulated, measured: Mapping[int, float]) -> list[Link]:
     """The rings of the stages: bytes over each hop of the ring, 2 (r-1)/r of the gradients for every group."""
     if source.plan.inference:
         return []
@@ -65,6 +67,7 @@ def _allreduces(source: Source, simulated: Simulated) -> list[Link]:
                 bytes_per_minibatch=2 * (stage.replicas - 1) / stage.replicas * size / group,
                 busy=simulated.measured.links.get(name, 0.0),
                 simulated=True,
+                measured_busy=measured.get(index),
             )
         )
     return found

@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeplan.errors import InputError
 from pipeplan.files import Node
-from pipeplan.measured.run import Run
+from pipeplan.measured.run import ALL_REDUCE, Run
 from pipeplan.report.source import Source
 from pipeplan.text import one_line
 
@@ -52,6 +52,16 @@ def _pair(node: Node, name: str) -> dict[str, float | None]:
     if found is None:
         return {"predicted": None, "measured": None, "ratio": None}
     return {key: one.number() if (one := found.get(key)) else None for key in ("predicted", "measured", "ratio")}
+
+
+def allreduces(run: Run) -> dict[int, float]:
+    """Share of the recorded time in which all-reduces of a stage went on, mean over its workers."""
+    end_s = max((one.end_s for found in run.timelines.values() for one in found), default=0.0)
+    shares: dict[int, list[float]] = {}
+    for recorded in run.recorded.values():
+        busy = sum(one.duration_s for one in recorded.intervals if one.kind == ALL_REDUCE)
+        shares.setdefault(recorded.stage, []).append(busy / end_s if end_s else 0.0)
+    return {stage: sum(found) / len(found) for stage, found in shares.items()}
 
 
 def peaks(run: Run) -> dict[int, int]:

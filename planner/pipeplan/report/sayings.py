@@ -8,7 +8,7 @@ from pipeplan.explain.alternatives import Alternatives
 from pipeplan.measured.run import Run
 from pipeplan.report import bounds as listed
 from pipeplan.report import links as carried
-from pipeplan.report.document import Report
+from pipeplan.report.document import Comparison, Report
 from pipeplan.report.replayed import Simulated
 from pipeplan.report.source import Source
 from pipeplan.units import show_rate, show_size, show_time
@@ -18,18 +18,22 @@ FEW = 8
 NEAR = 0.01
 
 
-def timeline(report: Report, simulated: Simulated) -> Iterator[str]:
+def timeline(report: Report, source: Source, simulated: Simulated) -> Iterator[str]:
     """How the pipeline fills, when it is steady, and how busy its workers then are."""
     shown, seen = report.timeline, simulated.measured
     yield "This is a simulation of the schedule that the executor runs, with the predicted times."
+    if simulated.remark:
+        yield simulated.remark
     if seen.fill_s > 0:
-        yield f"Every stage has begun after {show_time(seen.fill_s)}."
+        yield f"Every stage has begun after {time(seen.fill_s)}."
     if seen.steady is None:
         yield "It is too short for a steady state."
     else:
         beside = _beside(seen.steady.pace_s / seen.predicted_s if seen.predicted_s else 1.0)
-        since = f"From {show_time(shown.steady[0])} on it is steady, with" if shown.steady else "Steady, it has"
-        yield f"{since} {show_time(seen.steady.pace_s)} a minibatch, {beside}."
+        since = f"From {time(shown.steady[0])} on it is steady, with" if shown.steady else "Steady, it has"
+        yield f"{since} {time(seen.steady.pace_s)} a minibatch, {beside}."
+        if source.cluster.shared_cores:
+            yield "To compute is here also to wait for a core that workers share."
         for index, stage in enumerate(seen.stages[:FEW], start=1):
             sync = f", are held up by all-reduces for {stage.synchronising:.0%}" if stage.synchronising >= 0.005 else ""
             yield f"Stage {index}: its workers compute for {stage.computing:.0%} of the time{sync}."
@@ -50,7 +54,7 @@ def memory(report: Report) -> Iterator[str]:
     fullest = max(report.stages, key=lambda stage: stage.memory_bytes)
     parts = ", ".join(f"{name} {show_size(size)}" for name, size in fullest.memory_parts)
     room = f" of {show_size(fullest.capacity_bytes)}" if fullest.capacity_bytes else ""
-    share = f" ({fullest.memory_bytes / fullest.capacity_bytes:.0%})" if fullest.capacity_bytes else ""
+    share = f" ({percent(fullest.memory_bytes / fullest.capacity_bytes)})" if fullest.capacity_bytes else ""
     needed = f"{show_size(fullest.memory_bytes)}{room}{share}"
     yield f"Stage {fullest.index + 1} needs the most, {needed} on each worker: {parts}."
     if any(one.peak_bytes < one.planned_bytes * (1 - NEAR) for one in report.memory):
@@ -70,11 +74,11 @@ def bounds(report: Report, source: Source) -> Iterator[str]:
     first = found[0]
     if source.scenario.drains:
         yield "The parts of the time from one update to the next add up to the pace; the longest is:"
-        yield f"{_capital(first.what)}, {show_time(first.seconds)} a minibatch ({first.share:.0%})."
+        yield f"{_capital(first.what)}, {time(first.seconds)} a minibatch ({first.share:.0%})."
         return
-    yield f"The slowest is {first.what}: {show_time(first.seconds)} a minibatch, {first.share:.0%} of the pace."
+    yield f"The slowest is {first.what}: {time(first.seconds)} a minibatch, {first.share:.0%} of the pace."
     for one in found[1:3]:
-        yield f"Then comes {one.what}, {show_time(one.seconds)} ({one.share:.0%})."
+        yield f"Then comes {one.what}, {time(one.seconds)} ({one.share:.0%})."
     if len(found) == listed.MOST:
         yield f"The {listed.MOST} busiest are listed."
 
@@ -102,11 +106,7 @@ def compared(report: Report, second: Alternatives | None) -> Iterator[str]:
     for one in report.comparisons[1:]:
         if one.name == "runner-up":
             continue
-        if one.gain is None:
-            yield f"{_capital(one.name)}: {one.remark or 'there is none'}."
-        else:
-            config = f" ({one.config})" if one.config else ""
-            yield f"{one.gain:.2f} times as fast as {one.name}{config}{f': {one.remark}' if one.remark else ''}."
+        yield _beside_plan(one)
     if second is None:
         yield "A runner-up was not sought, as that can take long; with `pipeplan report --thorough` it is."
     elif second.second is None:
@@ -115,6 +115,16 @@ def compared(report: Report, second: Alternatives | None) -> Iterator[str]:
         behind = second.second.behind
         slower = "as fast" if abs(behind) <= TOLERANCE else f"{behind:.1%} slower"
         yield f"The runner-up, {report.comparisons[-1].config}, is {slower} ({report.comparisons[-1].remark})."
+
+
+def _beside_plan(one: Comparison) -> str:
+    name = f"{one.name} ({one.config})" if one.config else one.name
+    if one.gain is None:
+        return f"{_capital(name)}: {one.remark or 'there is none'}."
+    if one.remark.startswith("does not fit"):
+        return f"{_capital(name)} {one.remark}; it would take {time(one.minibatch_s or 0.0)} a minibatch."
+    gain = "As fast" if abs(one.gain - 1) <= TOLERANCE else f"{one.gain:.2f} times as fast"
+    return f"{gain} as {name}{f': {one.remark}' if one.remark else ''}."
 
 
 def scaling(report: Report) -> Iterator[str]:
@@ -148,12 +158,22 @@ def measured(report: Report, run: Run | None) -> Iterator[str]:
         fill = "; the fill is in it, as the epochs are short" if seen["includes_fill"] else ""
         yield (
             f"Measured over {seen['minibatches']} minibatches: {seen['minibatches_per_s']:.4g} minibatches/s, "
-            f"{show_time(seen['minibatch_s'])} each{share}{fill}."
+            f"{time(seen['minibatch_s'])} each{share}{fill}."
         )
     if seen["cause"]:
         yield f"First cause of the difference: {seen['cause']}."
     if run is not None and not run.timelines:
         yield "The run recorded no timeline, so that none is drawn."
+
+
+def time(seconds: float) -> str:
+    """Seconds from one on, else milliseconds or microseconds."""
+    return f"{seconds:.3g} s" if seconds >= 1 else show_time(seconds)
+
+
+def percent(share: float) -> str:
+    """A share; what is not nothing does not look like it."""
+    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
 
 
 def _capital(text: str) -> str:

@@ -59,6 +59,8 @@ class Source:
 def read(root: Node, profile: Profile | None) -> Source:
     """The source that a plan.json is, with its profile if that is at hand. Raises `InputError` where it is damaged."""
     found = scenario.from_document(root)
+    if found.predicted_s <= 0:
+        root["prediction"]["minibatch_s"].fail("expected more than 0 seconds: solve again with --force")
     known = None
     if profile is not None:
         problem, plan = stored.of(root, profile)

@@ -15,8 +15,8 @@ from pipeplan.simulate.scenario import Scenario
 
 MOST_LANES = 64
 MOST_INTERVALS = 12_000
-CLOSE = 0.01
-"""A round this near to the steady pace is steady, or as near as those are by which the pace is measured."""
+CLOSE, BURSTS = 0.01, 2.0
+"""A round this near to the steady pace is steady, or so many times as far off as those are that measure the pace."""
 SHOWN_ROUNDS = 3
 """Rounds of all replicas, or minibatches where that is more, in the steady part that is shown."""
 LEAST_STEADY = 8
@@ -73,7 +73,7 @@ def steady_from(simulated: Simulated) -> float | None:
     times = exit_times(simulated.scenario, simulated.replayed)
     ends = [times[at - 1] for at in range(length, steady.last + 1, length)]
     rounds = [(start, abs((end - start) / (length * steady.pace_s) - 1)) for start, end in itertools.pairwise(ends)]
-    near = max([CLOSE, *(off for start, off in rounds if start >= steady.start_s)])
+    near = max([CLOSE, *(BURSTS * off for start, off in rounds if start >= steady.start_s)])
     settled = [start for start, _ in itertools.takewhile(lambda one: one[1] <= near, reversed(rounds))]
     return settled[-1] if settled else None
 

@@ -14,9 +14,10 @@ from pipeplan.report.replayed import Simulated
 from pipeplan.report.source import Source
 from pipeplan.show import describe
 from pipeplan.text import one_line
-from pipeplan.units import show_time
 
 FEW = 8
+STALE = 1e-6
+"""Relative: by how much a plan's pace may differ from what the cost model says of it now."""
 """Stages that are told one by one."""
 
 
@@ -38,7 +39,7 @@ def told(report: Report, source: Source, simulated: Simulated, run: Run | None, 
         "placement": list(_placement(report)),
         "stages": list(_stages(report)),
         "graph": list(_graph(report)),
-        "timeline": list(sayings.timeline(report, simulated)),
+        "timeline": list(sayings.timeline(report, source, simulated)),
         "memory": list(sayings.memory(report)),
         "bounds": list(sayings.bounds(report, source)),
         "links": list(sayings.links(report, source)),
@@ -61,12 +62,16 @@ def _summary(report: Report) -> Iterator[str]:
     if said["minibatches_per_s"]:
         yield (
             f"Predicted are {said['minibatches_per_s']:.4g} minibatches/s ({said['samples_per_s']:.4g} samples/s), "
-            f"{show_time(said['minibatch_s'])} each, bound by {said['bound_by']}."
+            f"{sayings.time(said['minibatch_s'])} each, bound by {said['bound_by']}."
         )
-    beside = [one for one in report.comparisons[1:] if one.name == "data parallelism" and one.gain is not None]
-    for one in beside:
-        remark = f" (which {one.remark})" if one.remark else ""
-        yield f"That is {one.gain:.2f} times as fast as data parallelism{remark}."
+    for one in report.comparisons[1:]:
+        if one.name == "data parallelism" and one.gain is not None:
+            fits = not one.remark
+            yield (
+                f"That is {one.gain:.2f} times as fast as data parallelism."
+                if fits
+                else f"Data parallelism {one.remark}."
+            )
     yield certificate.in_short(report.certificate)
     if report.measured is not None and report.measured["ratio"]:
         yield f"Measured is {1 / report.measured['ratio']:.0%} of the predicted pace."
@@ -91,9 +96,10 @@ def _stages(report: Report) -> Iterator[str]:
     made = report.made
     update = f", {made['accumulate']} minibatches per update" if made["accumulate"] else ""
     yield f"The schedule is {made['schedule']}{update}."
-    if any(stage.recompute for stage in report.stages):
-        again = [str(stage.index + 1) for stage in report.stages if stage.recompute]
-        yield f"To save memory, stage{'s' * (len(again) > 1)} {', '.join(again)} run forward again for backward."
+    again = [str(stage.index + 1) for stage in report.stages if stage.recompute]
+    if again:
+        which = f"stage{'s' * (len(again) > 1)} {', '.join(again)}" if len(again) <= FEW else f"{len(again)} stages"
+        yield f"To save memory, {which} run{'s' * (len(again) == 1)} forward again for backward."
 
 
 def _graph(report: Report) -> Iterator[str]:
@@ -124,6 +130,11 @@ def _notes(report: Report, source: Source, simulated: Simulated) -> Iterator[str
         yield (
             "The profile is not at hand: what needs it, the layers, the network cards, other clusters and a second "
             "choice, is left out. Name it with --profile."
+        )
+    if source.known is not None and abs(source.known.score.pace_s / source.pace_s - 1) > STALE:
+        yield (
+            f"plan.json states {sayings.time(source.pace_s)} a minibatch; by the cost model of this pipeplan it is "
+            f"{sayings.time(source.known.score.pace_s)}: solve again to plan with it."
         )
     if simulated.remark:
         yield simulated.remark
