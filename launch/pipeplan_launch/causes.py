@@ -29,7 +29,7 @@ _NAMES = {
     "load_s": "reading of samples",
     "send_s": "handing over of tensors",
     "other_s": "executor itself",
-    PASSES: "passes, with what the executor does besides,",
+    PASSES: PASSES,
 }
 _AT_UPDATES = ("update_s", "sync_s")
 _TERMS = ("forward_s", "backward_s", *_AT_UPDATES, "load_s", "send_s", "other_s")
@@ -198,11 +198,12 @@ def _of_term(model: _Model, index: int, name: str, share: float) -> str:
         "send_s": f"handing tensors over at stage {index}",
         "sync_s": f"waiting for all-reduces at stage {index}",
         "other_s": f"the executor's own work at stage {index}",
+        PASSES: f"stage {index}'s passes, with what the executor does besides,",
     }.get(name, f"stage {index}'s {_NAMES[name]}")
     if predicted > 0:
-        took = (
-            f"takes {measured / predicted:.2f} times the predicted time ({_ms(measured)}, predicted {_ms(predicted)})"
-        )
+        verb = "take" if name == PASSES else "takes"
+        times = f"{measured / predicted:.2f} times the predicted time"
+        took = f"{verb} {times} ({_ms(measured)}, predicted {_ms(predicted)})"
     else:
         took = f"takes {_ms(measured)} a minibatch, which the prediction leaves out"
     why = _why(model, stage, name)
