@@ -333,10 +333,11 @@ def test_a_trace_has_the_fields_that_viewers_require() -> None:
         assert event["ph"] != "X" or event["dur"] >= 0
         assert event["ph"] != "C" or all(value >= 0 for value in event["args"].values())
     named = [event["args"]["name"] for event in events if event["name"] == "process_name"]
-    assert named == ["server 0", "server 1", "links"]
-    assert sum(event["name"] == "thread_name" for event in events) == 3 + 3
+    assert named == ["server 0, predicted", "server 1, predicted", "links, predicted"]
+    # Three workers, two of them with all-reduces, and three links.
+    assert sum(event["name"] == "thread_name" for event in events) == 3 + 2 + 3
     forward = next(event for event in events if event["ph"] == "X" and event["name"] == "F1" and event["pid"] == 1)
-    assert (forward["ts"], forward["dur"], forward["tid"]) == (0.0, 1e6, 2)
+    assert (forward["ts"], forward["dur"], forward["tid"]) == (0.0, 1e6, 3)
     assert sum(event["ph"] == "X" and event["name"][0] in "FB" for event in events) == 2 * 2 * 6
     _rows_do_not_overlap(events)
 

@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from pipeplan.files import write_text
+from pipeplan.measured.run import read_of
 from pipeplan.simulate import picture, scenario
 from pipeplan.simulate.engine import replay
 from pipeplan.simulate.report import enough_minibatches, measure
@@ -26,18 +27,28 @@ MOST_MINIBATCHES = 100_000
 @click.option("--trace", "trace_file", type=click.Path(path_type=Path), help="Write a trace for Perfetto or Chrome.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON.")
 @click.option(
+    "--run", "run_folder", metavar="RUN", type=click.Path(path_type=Path), help="Draw what this run measured beneath."
+)
+@click.option(
     "--width", type=click.IntRange(40, 1000), help="Columns of the timeline  [default: the terminal's, or 80]"
 )
 def command(
-    plan_folder: Path, minibatches: int | None, trace_file: Path | None, as_json: bool, width: int | None
+    plan_folder: Path,
+    minibatches: int | None,
+    trace_file: Path | None,
+    as_json: bool,
+    run_folder: Path | None,
+    width: int | None,
 ) -> None:
     """Replay the plan in PLAN_FOLDER (./plan unless given) in simulated time: the schedule is the one that would run.
 
     \b
     pipeplan simulate
     pipeplan simulate plan --minibatches 200 --trace trace.json
+    pipeplan simulate plan --run plan/runs/20260131T120000Z
     """
     plan = scenario.read(plan_folder)
+    run = None if run_folder is None else read_of(plan_folder, run_folder)
     # With very many in flight that is too few for a steady state, and the report says so.
     count = minibatches or min(enough_minibatches(plan), MOST_MINIBATCHES)
     replayed = replay(plan, count)
@@ -48,7 +59,8 @@ def command(
         click.echo(json.dumps(report.to_json(), indent=1, allow_nan=False, ensure_ascii=False))
         return
     console = Console(highlight=False, markup=False)
-    picture.show(plan, replayed, report, console, width or (console.width if console.is_terminal else PIPED_WIDTH))
+    columns = width or (console.width if console.is_terminal else PIPED_WIDTH)
+    picture.show(plan, replayed, report, console, columns, run)
     if trace_file is not None:
         note = Console(stderr=True, highlight=False)
         note.print(f"written: {trace_file} (open it at ui.perfetto.dev)", markup=False, soft_wrap=True)

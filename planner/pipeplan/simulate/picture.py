@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pipeplan.measured.run import Run
+from pipeplan.simulate import lanes, rows
 from pipeplan.simulate.engine import Pass, Replayed
+from pipeplan.simulate.lanes import Lane
 from pipeplan.simulate.report import Report
 from pipeplan.simulate.scenario import Scenario
 from pipeplan.units import show_size, show_time
 from pipeplan_launch.schedule import Kind
 
-MOST_ROWS = 32
 ROUNDS = 3  # of the slowest replica's forward and backward pass, drawn after the fill
-_STYLES = {Kind.FORWARD: "cyan", Kind.BACKWARD: "magenta", Kind.UPDATE: "yellow"}
-# Past its number a forward pass goes on as dashes, a backward pass as double ones: that can be told without colours.
-_FILL = {Kind.FORWARD: "-", Kind.BACKWARD: "=", Kind.UPDATE: "~"}
 
 
-def show(scenario: Scenario, replayed: Replayed, report: Report, console: Console, width: int) -> None:
-    """Print a replay."""
+def show(
+    scenario: Scenario, replayed: Replayed, report: Report, console: Console, width: int, run: Run | None = None
+) -> None:
+    """Print a replay, and a run of the plan beneath it. Raises `InputError` where the run recorded no timelines."""
+    beneath = lanes.measured(scenario, run) if run is not None else []
     console.print(_headline(report))
-    for line in timeline(scenario, replayed, report, width):
+    if run is not None:
+        console.print(_measured_line(run, report))
+    for line in timeline(scenario, replayed, report, width, beneath):
         console.print(line, soft_wrap=True)
     console.print("F- forward  B= backward  ~ in an all-reduce  . waiting  (w worker, s stage)", style="dim")
     console.print(_table(report))
@@ -47,54 +54,70 @@ def _headline(report: Report) -> Text:
     return text.append("." if report.accumulate is None else f", an update for every {report.accumulate} minibatches.")
 
 
+def _measured_line(run: Run, report: Report) -> Text:
+    """What a run measured, over what was predicted."""
+    pace = run.summary["minibatch_s"].get("measured")
+    text = Text("Measured")
+    if pace is None:
+        text.append(": too few minibatches for a pace")
+    else:
+        text.append(f": {show_time(pace.number())} each", "bold")
+        if report.predicted_s > 0:
+            text.append(f", {pace.number() / report.predicted_s:.3f} of the prediction")
+    return text.append(f". Run {run.folder}, epoch {next(iter(run.recorded.values())).epoch + 1}")
+
+
 def _long(seconds: float) -> str:
     return show_time(seconds) if seconds < 10 else f"{seconds:.1f} s"
 
 
-def timeline(scenario: Scenario, replayed: Replayed, report: Report, width: int) -> list[Text]:
-    """The beginning of a replay, a row for every worker, each at most `width` columns."""
-    workers = sorted(
-        (worker, stage, replica)
+def timeline(
+    scenario: Scenario, replayed: Replayed, report: Report, width: int, run: Sequence[Lane] = ()
+) -> list[Text]:
+    """The beginning of a replay, a row for every worker, each at most `width` columns; beneath it what a run did in
+    that time, both for as long as the slower of them needs for what the replay shows."""
+    passes = _by_worker(replayed)
+    predicted = _labelled(
+        (worker, stage, rows.played(passes[stage, replica]))
         for stage, load in enumerate(scenario.stages)
         for replica, worker in enumerate(load.workers)
     )
-    labels = [f"w{worker} s{stage + 1} " for worker, stage, _ in workers[:MOST_ROWS]]
-    margin = max(map(len, labels))
-    cells = max(width - margin, 10)
+    measured = _labelled((lane.worker, lane.stage, rows.recorded(lane)) for lane in run)
     slowest = max(stage.forward_s + stage.backward_s for stage in scenario.stages)
     span = min(report.fill_s + ROUNDS * slowest, report.total_s)
-    lines = []
-    for label, (_, stage, replica) in zip(labels, workers, strict=False):
-        mine = [done for done in replayed.passes if done.stage == stage and done.replica == replica]
-        lines.append(Text().append(label.ljust(margin), "dim").append_text(_row(mine, span, cells)))
-    if len(workers) > MOST_ROWS:
-        lines.append(Text(f"… {len(workers)} workers in all", "dim"))
-    scale = f"0{show_time(span):>{cells - 1}}"
+    if measured:
+        span = max(span, _as_far(scenario, predicted, measured, span))
+    lines = list(rows.rows(predicted, span, width))
+    if measured:
+        lines = [Text("predicted", "bold"), *lines, Text("measured", "bold"), *rows.rows(measured, span, width)]
+    margin = max(len(label) for label, _ in predicted)
+    scale = f"0{show_time(span):>{rows.cells_of(width, margin) - 1}}"
     return [*lines, Text(" " * margin + scale, "dim")]
 
 
-def _row(passes: list[Pass], span: float, cells: int) -> Text:
-    """One worker's passes, from left to right, idle time as dots."""
-    row, drawn = Text(), 0
-    for _, _, action, start, end in passes:
-        if start >= span:
-            break
-        # At least one cell, unless another short pass has it already.
-        first = max(drawn, _cell(start, span, cells))
-        last = min(cells, max(_cell(start, span, cells) + 1, _cell(end, span, cells)))
-        if last <= first:
-            continue
-        row.append("." * (first - drawn), "dim")
-        label = str(action)
-        # A number that is cut off would be another number.
-        shown = label if len(label) <= last - first else action.kind.value
-        row.append(shown.ljust(last - first, _FILL[action.kind]), _STYLES[action.kind])
-        drawn = last
-    return row.append("." * (cells - drawn), "dim")
+Labelled = list[tuple[str, list[rows.Mark]]]
 
 
-def _cell(time_s: float, span: float, cells: int) -> int:
-    return min(cells, round(time_s / span * cells)) if span > 0 else 0
+def _labelled(workers: Iterable[tuple[int, int, list[rows.Mark]]]) -> Labelled:
+    return [(f"w{worker} s{stage + 1} ", marks) for worker, stage, marks in sorted(workers, key=lambda one: one[:2])]
+
+
+def _by_worker(replayed: Replayed) -> dict[tuple[int, int], list[Pass]]:
+    found: dict[tuple[int, int], list[Pass]] = defaultdict(list)
+    for done in replayed.passes:
+        found[done.stage, done.replica].append(done)
+    return found
+
+
+def _as_far(scenario: Scenario, predicted: Labelled, measured: Labelled, span_s: float) -> float:
+    """When the run had finished as many passes, of all workers together, as the replay has within a span."""
+    kind = Kind.BACKWARD if scenario.schedule.trains else Kind.FORWARD
+
+    def ends(workers: Labelled) -> list[float]:
+        return sorted(mark.end_s for _, marks in workers for mark in marks if mark.action.kind is kind)
+
+    finished, theirs = sum(end <= span_s for end in ends(predicted)), ends(measured)
+    return theirs[min(finished, len(theirs)) - 1] if finished and theirs else span_s
 
 
 def _table(report: Report) -> Table:
