@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeplan.simulate.scenario import Scenario
+from pipeplan.simulate.scenario import Load, Scenario
 
 MOST_TRAFFIC = 1e8
 """Bytes/s that all workers together send: on two cores 16 of them manage 1.3 Gbit/s, computing nothing."""
 LEAST_BYTES_BY = 20.0
 LEAST_TIME_BY = 3.0
-OWN_TIME_S = 0.1
-"""Of one minibatch on one worker at least: the executor's own share, 1 to 2 ms, is then small beside it."""
+OWN_S = 0.002
+"""What the executor itself takes of a worker's time for a minibatch."""
+OWN_SHARE = 0.02
+"""What of the time of a worker that never waits it may be."""
 CPU_S = 0.003
 """Processor time of the executor for a minibatch at one stage; no more than so much of the pace is to go into it."""
 
@@ -40,9 +42,15 @@ class Scaling:
 def scaling_for(scenario: Scenario) -> Scaling:
     """What suits a plan."""
     pace = scenario.predicted_s
-    briefest = min(pace * stage.replicas for stage in scenario.stages)
-    time_by = max(LEAST_TIME_BY, OWN_TIME_S / briefest, CPU_S * len(scenario.stages) / pace)
+    spare = min(_spare_s(stage, pace) for stage in scenario.stages)
+    time_by = max(LEAST_TIME_BY, OWN_S / spare, CPU_S * len(scenario.stages) / pace)
     return Scaling(max(LEAST_BYTES_BY, _traffic(scenario) / time_by / MOST_TRAFFIC), time_by)
+
+
+def _spare_s(stage: Load, pace_s: float) -> float:
+    """What of a worker's time for a minibatch the executor may take: what it would wait, and a little."""
+    whole = stage.replicas * pace_s
+    return max(0.0, whole - stage.forward_s - stage.backward_s) + OWN_SHARE * whole
 
 
 def _traffic(scenario: Scenario) -> float:
