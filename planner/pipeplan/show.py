@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -14,10 +15,12 @@ from pipeplan.baselines import Baseline
 from pipeplan.cluster import Cluster
 from pipeplan.evaluate import AWAITED
 from pipeplan.plan import STASHING, Plan
-from pipeplan.solve import Outcome
 from pipeplan.text import one_line
 from pipeplan.units import show_size, show_time
 from pipeplan.verdict import TOLERANCE
+
+if TYPE_CHECKING:  # those who only want a cluster described need not wait for the solvers
+    from pipeplan.solve import Outcome
 
 
 def show(outcome: Outcome, console: Console) -> None:

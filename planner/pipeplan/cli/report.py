@@ -70,6 +70,13 @@ def command(
     click.echo(f"written: {target}", err=True)
 
 
+def write(folder: Path, profile: Profile) -> Path:
+    """Write the report on a plan that was just written, in place of what is there, and say where."""
+    target = folder / REPORT
+    write_text(target, page(build(read(stored.document(folder), profile)).to_json()))
+    return target
+
+
 def _profile(root: Node, path: Path, given: Path | None) -> Profile | None:
     """The plan's profile; None where it is not named and not found."""
     if given is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ from pipeplan.units import show_time
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("plan"), show_default=True)
 @click.option("--force", is_flag=True, help="Replace a plan that is already in the output folder.")
+@click.option("--report", "with_report", is_flag=True, help="Also write report.html, as `pipeplan report` does.")
 @click.option("--no-write", is_flag=True, help="Print the answer only.")
 @click.option("--json", "as_json", is_flag=True, help="Print plan.json instead of the table.")
 def command(
@@ -55,6 +57,7 @@ def command(
     minibatch: str | None,
     output: Path,
     force: bool,
+    with_report: bool,
     no_write: bool,
     as_json: bool,
     **given: Any,
@@ -75,6 +78,8 @@ def command(
     within = None if fewest_workers is None else _share(fewest_workers)
     if not no_write:
         render.refuse_to_overwrite(output, force)
+    elif with_report:
+        raise InputError("--report goes beside a plan that is written: leave out --no-write")
     notes = Console(stderr=True, highlight=False)
     problem, origin, remarks = _problem(given | {"minibatch": minibatch}, batch, staleness, settings)
     notes.print(origin, style="dim", markup=False, soft_wrap=True)
@@ -91,6 +96,17 @@ def command(
         show(outcome, Console(highlight=False, markup=False))
     if not no_write:
         notes.print(written(outcome, output), markup=False, soft_wrap=True)
+        if with_report:
+            notes.print(_report(outcome, output), markup=False, soft_wrap=True)
+        else:
+            notes.print(f"next: pipeplan report {shlex.quote(str(output))}", markup=False, soft_wrap=True)
+
+
+def _report(outcome: Outcome, folder: Path) -> str:
+    """Write the report on a plan, and the line that says so."""
+    from pipeplan.cli.report import write  # what draws is not to keep the others waiting
+
+    return f"written: {write(folder, outcome.problem.profile)}"
 
 
 def _problem(

@@ -71,7 +71,7 @@ def _solved(source: Source, thorough: bool) -> tuple[Alternatives | None, dict[s
     if thorough or _size(known, cuts) <= QUICK_SECOND:
         second = comparisons.runner_up(source, known, cuts, thorough=thorough)
     if thorough or _size(known, cuts) <= QUICK_SCALING:
-        grown = scaling.scaling(known, cuts, source.pace_s, source.plan.config)
+        grown = scaling.scaling(known, cuts, source.plan, source.pace_s)
     return second, grown
 
 

@@ -16,6 +16,8 @@ from pipeplan.verdict import TOLERANCE
 
 FEW = 8
 NEAR = 0.01
+SLOWED, FULL = 0.03, 0.9
+"""A simulation so much slower than the prediction is explained, by a link that is so busy."""
 
 
 def timeline(report: Report, source: Source, simulated: Simulated) -> Iterator[str]:
@@ -37,6 +39,11 @@ def timeline(report: Report, source: Source, simulated: Simulated) -> Iterator[s
         for index, stage in enumerate(seen.stages[:FEW], start=1):
             sync = f", are held up by all-reduces for {stage.synchronising:.0%}" if stage.synchronising >= 0.005 else ""
             yield f"Stage {index}: its workers compute for {stage.computing:.0%} of the time{sync}."
+    if seen.steady is not None and seen.steady.pace_s > (1 + SLOWED) * seen.predicted_s:
+        full = [one for one in report.links if one.busy >= FULL]
+        if full:
+            busy = f"{full[0].name} is busy for {full[0].busy:.0%} of the time"
+            yield f"Traffic comes in bursts, which the prediction averages: {busy}."
     if shown.omitted:
         yield shown.omitted
     if shown.measured is not None:
@@ -113,8 +120,16 @@ def compared(report: Report, second: Alternatives | None) -> Iterator[str]:
         yield "No plan of another configuration was found."
     else:
         behind = second.second.behind
-        slower = "as fast" if abs(behind) <= TOLERANCE else f"{behind:.1%} slower"
+        slower = (
+            "as fast"
+            if abs(behind) <= TOLERANCE
+            else f"{'less than 0.1%' if behind < 0.001 else f'{behind:.1%}'} slower"
+        )
         yield f"The runner-up, {report.comparisons[-1].config}, is {slower} ({report.comparisons[-1].remark})."
+
+
+def _little(share: float) -> str:
+    return "less than 0.1%" if share < 0.001 else f"{share:.1%}"
 
 
 def _beside_plan(one: Comparison) -> str:
@@ -134,7 +149,7 @@ def scaling(report: Report) -> Iterator[str]:
         return
     points, here = report.scaling["points"], report.scaling["here"]
     pace = points["minibatch_s"][here]
-    yield "The best plan for every size of the cluster, by the dynamic program alone, and data parallelism beside it."
+    yield "Shown are the best plan that the dynamic program finds for each size of the cluster, and data parallelism."
     for at, (workers, other) in enumerate(zip(points["workers"], points["minibatch_s"], strict=True)):
         if at == here:
             continue
@@ -142,7 +157,7 @@ def scaling(report: Report) -> Iterator[str]:
         if other is None:
             yield f"On {what} no plan fits."
         else:
-            yield f"On {what} the best plan ({points['config'][at]}) has {pace / other:.2f} times this pace."
+            yield f"On {what} the best plan ({points['config'][at]}) is {pace / other:.2f} times as fast as this one."
 
 
 def measured(report: Report, run: Run | None) -> Iterator[str]:

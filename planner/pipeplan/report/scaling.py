@@ -10,7 +10,9 @@ from pipeplan.baselines import data_parallelism
 from pipeplan.cluster import Cluster
 from pipeplan.cuts import Cuts
 from pipeplan.errors import InputError
-from pipeplan.quick import best_plan
+from pipeplan.plan import Plan
+from pipeplan.quick import Best, best_plan
+from pipeplan.report.comparisons import config
 from pipeplan.report.document import columns
 from pipeplan.report.source import Known
 
@@ -18,20 +20,23 @@ MOST_WORKERS = 8192
 _NAMES = ("servers", "workers", "minibatch_s", "samples_per_s", "config", "data_parallelism_s", "fits")
 
 
-def scaling(known: Known, cuts: Cuts, pace_s: float, config: str) -> dict[str, Any] | None:
-    """The best plans by the dynamic program, and data parallelism; None where the cluster has no other size.
+def scaling(known: Known, cuts: Cuts, plan: Plan, pace_s: float) -> dict[str, Any] | None:
+    """The best plans that the dynamic program finds, and data parallelism; None where the cluster has no other size.
 
-    The plan's own cluster has the plan's own pace.
+    The plan's own cluster has the plan itself and its pace.
     """
     here, rows = known.problem.cluster, []
+    smaller: Plan | None = None
     for cluster in _sizes(here):
         own = cluster.workers == here.workers
         try:
             problem = replace(known.problem, cluster=cluster)
-            found = None if own else best_plan(problem, cuts)
+            # Where cards are shared a larger cluster's own plan need not be as good as one that leaves workers idle.
+            found = Best(plan, pace_s) if own else best_plan(problem, cuts, smaller)
         except InputError:
             continue
-        pace = pace_s if own else found.pace_s if found is not None else None
+        pace = found.pace_s if found is not None else None
+        smaller = found.plan if found is not None and cluster.workers >= here.workers else None
         beside = data_parallelism(problem)
         rows.append(
             (
@@ -39,7 +44,7 @@ def scaling(known: Known, cuts: Cuts, pace_s: float, config: str) -> dict[str, A
                 cluster.workers,
                 pace,
                 known.profile.minibatch / pace if pace else None,
-                config if own else found.plan.config if found is not None else "",
+                config(found.plan.config) if found is not None else "",
                 beside.pace_s,
                 not beside.remark,
             )

@@ -17,9 +17,9 @@ MOST_LANES = 64
 MOST_INTERVALS = 12_000
 CLOSE, BURSTS = 0.01, 2.0
 """A round this near to the steady pace is steady, or so many times as far off as those are that measure the pace."""
-SHOWN_ROUNDS = 3
-"""Rounds of all replicas, or minibatches where that is more, in the steady part that is shown."""
-LEAST_STEADY = 8
+SHOWN, LEAST_SHOWN = 3, 8
+"""Beats, and minibatches, of the steady part that are shown."""
+LONGEST_BEAT = 64
 
 Interval = tuple[int, int, int, float, float]
 """Lane, kind, number, start and end."""
@@ -69,7 +69,7 @@ def steady_from(simulated: Simulated) -> float | None:
     steady = simulated.measured.steady
     if steady is None:
         return None
-    length = round_length(simulated.scenario)
+    length = beat(simulated.scenario)
     times = exit_times(simulated.scenario, simulated.replayed)
     ends = [times[at - 1] for at in range(length, steady.last + 1, length)]
     rounds = [(start, abs((end - start) / (length * steady.pace_s) - 1)) for start, end in itertools.pairwise(ends)]
@@ -114,9 +114,19 @@ def _until(simulated: Simulated, began: float | None, recorded: int | None) -> f
         times = exit_times(scenario, simulated.replayed)
         return times[min(recorded, len(times)) - 1] if times and recorded else simulated.replayed.end_s
     pace = scenario.predicted_s if steady is None else steady.pace_s
-    rounds = max(SHOWN_ROUNDS * round_length(scenario), LEAST_STEADY)
+    shown = max(SHOWN * beat(scenario), LEAST_SHOWN)
     since = simulated.measured.fill_s if began is None else began
-    return min(since + rounds * pace, simulated.replayed.end_s)
+    return min(since + shown * pace, simulated.replayed.end_s)
+
+
+def beat(scenario: Scenario) -> int:
+    """Minibatches after which a pipeline does the same again: a round of all replicas. Where that is long, what is
+    between two updates, or a round of the replicas of the largest stage.
+    """
+    length = round_length(scenario)
+    if length <= LONGEST_BEAT:
+        return length
+    return scenario.accumulate or max(stage.replicas for stage in scenario.stages)
 
 
 def _first(found: list[Interval]) -> tuple[list[Interval], float]:

@@ -16,6 +16,7 @@ from pipeplan.show import describe
 from pipeplan.text import one_line
 
 FEW = 8
+NEAR = 0.005
 STALE = 1e-6
 """Relative: by how much a plan's pace may differ from what the cost model says of it now."""
 """Stages that are told one by one."""
@@ -66,12 +67,8 @@ def _summary(report: Report) -> Iterator[str]:
         )
     for one in report.comparisons[1:]:
         if one.name == "data parallelism" and one.gain is not None:
-            fits = not one.remark
-            yield (
-                f"That is {one.gain:.2f} times as fast as data parallelism."
-                if fits
-                else f"Data parallelism {one.remark}."
-            )
+            faster = "as fast" if abs(one.gain - 1) < NEAR else f"{one.gain:.2f} times as fast"
+            yield f"Data parallelism {one.remark}." if one.remark else f"That is {faster} as data parallelism."
     yield certificate.in_short(report.certificate)
     if report.measured is not None and report.measured["ratio"]:
         yield f"Measured is {1 / report.measured['ratio']:.0%} of the predicted pace."
