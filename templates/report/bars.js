@@ -6,19 +6,24 @@ function bars(rows, options) {
   return el(
     "div",
     { class: "bars " + (options.class || ""), role: "img", "aria-label": options.label },
-    rows.map((row) => [
-      el("span", { class: "name" }, row.name),
-      el(
-        "span",
-        { class: "track" },
-        el("span", { class: "bar " + (row.class || ""), style: { width: percent(row.share || 0) } }),
-        row.mark === null || row.mark === undefined
-          ? null
-          : el("span", { class: "mark", style: { left: percent(row.mark) } }),
-        options.line ? el("span", { class: "line", style: { left: percent(options.line) } }) : null,
-      ),
-      el("span", { class: "value" }, row.value),
-    ]),
+    rows.map((row) => barRow(row, percent, options.line)),
+  );
+}
+
+function barRow(row, percent, line) {
+  const known = row.mark !== null && row.mark !== undefined;
+  return el(
+    "div",
+    { class: "row" },
+    el("span", { class: "name" }, row.name, row.note ? el("small", {}, row.note) : null),
+    el(
+      "span",
+      { class: "track" },
+      row.share ? el("span", { class: "bar " + (row.class || ""), style: { width: percent(row.share) } }) : null,
+      known ? el("span", { class: "mark", style: { left: percent(row.mark) } }) : null,
+      line ? el("span", { class: "line", style: { left: percent(line) } }) : null,
+    ),
+    el("span", { class: "value" }, row.value),
   );
 }
 

@@ -23,15 +23,34 @@ function svg(tag, attributes, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/* A section of the page, with a heading that the list of contents links to. */
-function section(id, title, lead, ...children) {
+/* A sentence with what stands between backticks as code. */
+function marked(sentence) {
+  const parts = sentence.split("`");
+  if (parts.length % 2 === 0) return [sentence];
+  return parts.map((part, at) => (at % 2 ? el("code", {}, part) : part));
+}
+
+const LEAD = 4;
+
+/* A section of the page, with a heading that the list of contents links to, and its sentences; many are folded away. */
+function section(id, title, sentences, ...children) {
+  const [first, rest] = [sentences.slice(0, LEAD), sentences.slice(LEAD)];
   return el(
     "section",
     { id, "aria-labelledby": id + "-title" },
     el("h2", { id: id + "-title" }, title),
-    lead ? el("p", { class: "lead" }, lead) : null,
+    first.length ? el("p", { class: "lead" }, marked(first.join(" "))) : null,
+    rest.length > 0
+      ? details("More in words", () => el("ul", { class: "sentences" }, rest.map((one) => el("li", {}, marked(one)))))
+      : null,
     ...children,
   );
+}
+
+/* What the report says of a section in words. */
+function wordsOf(report, part, otherwise = []) {
+  const found = (report.words || {})[part];
+  return found && found.length ? found : otherwise;
 }
 
 /* A chart with its caption; `table` is its text alternative. */

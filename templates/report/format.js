@@ -68,3 +68,9 @@ function timeLabels(values, step) {
   const places = Math.max(0, Math.min(6, -Math.floor(Math.log10(step * factor) + 1e-9)));
   return values.map((value) => (value * factor).toFixed(places) + " " + unit);
 }
+
+/* Columns of equal length as rows. */
+function rowsOf(columns) {
+  const names = Object.keys(columns);
+  return columns[names[0]].map((_, at) => Object.fromEntries(names.map((name) => [name, columns[name][at]])));
+}

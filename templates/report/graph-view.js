@@ -1,8 +1,9 @@
 /* Pan and zoom of the model, by wheel, drag, pinch, buttons and keys. */
 
 class GraphView {
-  constructor(picture, size) {
-    Object.assign(this, { picture, size, scale: 1, x: 0, y: 0, fitted: true });
+  /* `card` has w and h of every card; `size` is what the whole model takes. */
+  constructor(picture, card) {
+    Object.assign(this, { picture, card, size: { width: 1, height: 1 }, scale: 1, x: 0, y: 0, fitted: true });
     this.moved = () => {};
   }
 
@@ -12,7 +13,7 @@ class GraphView {
 
   fit() {
     const { width, height } = this.frame();
-    this.scale = Math.min(1.1, (width - 24) / this.size.width, (height - 24) / this.size.height);
+    this.scale = Math.min(1, (width - 64) / this.size.width, (height - 36) / this.size.height);
     this.x = (width - this.size.width * this.scale) / 2;
     this.y = (height - this.size.height * this.scale) / 2;
     this.apply();
@@ -41,11 +42,11 @@ class GraphView {
     const { width, height } = this.frame();
     if (readable) this.scale = Math.max(this.scale, 0.8);
     const [left, top] = [this.x + card.x * this.scale, this.y + card.y * this.scale];
-    const [wide, tall] = [CARD.width * this.scale, CARD.height * this.scale];
+    const [wide, tall] = [this.card.w * this.scale, this.card.h * this.scale];
     const inside = left > 0 && top > 0 && left + wide < width && top + tall < height;
     if (!inside || readable) {
-      this.x = width / 2 - (card.x + CARD.width / 2) * this.scale;
-      this.y = height / 2 - (card.y + CARD.height / 2) * this.scale;
+      this.x = width / 2 - (card.x + this.card.w / 2) * this.scale;
+      this.y = height / 2 - (card.y + this.card.h / 2) * this.scale;
     }
     this.apply();
   }

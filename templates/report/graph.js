@@ -8,15 +8,14 @@ function graphSection(report) {
   const { graph } = report;
   const id = "model";
   if (!graph || !graph.nodes || !graph.nodes.name.length) {
-    const words = "The profile that this plan was made from was not at hand, so that its layers cannot be drawn.";
+    const words = wordsOf(report, "graph", ["The layers of the model are not known, so that they cannot be drawn."]);
     return section(id, "Model", words, stageTable(report));
   }
-  const lead = `${plural(graph.nodes.name.length, "layer")}, each with the number and colour of its stage; the bar below a name is its share of the time.`;
+  const lead = "Each layer has the number and the colour of its stage; the bar at its foot is its time beside that of the longest.";
   return section(
     id,
     "Model",
-    lead,
-    graph.note ? el("p", { class: "note" }, graph.note) : null,
+    [lead, ...wordsOf(report, "graph").filter((one) => one === graph.note)],
     figure(null, graphBox(graph, report), null),
     chartTable("Layers of the model", layerColumns(), () => layerRows(graph)),
     stageTable(report),
@@ -25,7 +24,7 @@ function graphSection(report) {
 
 function layerColumns() {
   const figures = ["forward", "backward", "parameters", "output"].map((name) => [name, "number"]);
-  return [["layer", "text"], ["stage", "text"], ["operation", "text"], ...figures];
+  return [["layer", "text"], ["stage", "text"], ["operation", "text"], ["layers", "number"], ...figures];
 }
 
 function layerRows(graph) {
@@ -41,8 +40,8 @@ function graphBox(graph, report) {
     "aria-label": `The model as a graph of ${plural(graph.nodes.name.length, "layer")}`,
     "aria-describedby": "graph-help",
   });
-  const facts = el("div", { class: "facts", role: "status" }, el("p", { class: "muted" }, "Point at a layer, or go there with the arrow keys."));
-  const state = { graph, picture, facts, cards: [], at: -1, view: new GraphView(picture, { width: 1, height: 1 }) };
+  const facts = el("div", { class: "facts", role: "status" }, el("p", { class: "help" }, "Point at a layer for its figures. " + GRAPH_HELP));
+  const state = { graph, picture, facts, cards: [], at: -1, view: new GraphView(picture, graph) };
   lazily(picture, () => drawGraph(state));
   graphInput(state.view, picture);
   graphPointing(state);
@@ -53,7 +52,7 @@ function graphBox(graph, report) {
     graphButtons(state, report),
     picture,
     facts,
-    el("p", { class: "help", id: "graph-help" }, GRAPH_HELP),
+    el("p", { class: "hidden", id: "graph-help" }, GRAPH_HELP),
   );
 }
 
@@ -71,13 +70,15 @@ function lazily(picture, draw) {
 function drawGraph(state) {
   const { graph, picture, view } = state;
   if (picture.childElementCount && !view.fitted) return;
-  const { width, height } = view.frame();
-  const folded = foldGraph(graph, width / height);
+  const most = Math.min(innerWidth < 640 ? 400 : 640, 0.8 * innerHeight);
+  const folded = foldGraph(graph, { width: picture.clientWidth - 64, height: most - 36 });
+  const scale = Math.min(1, (picture.clientWidth - 64) / folded.width, (most - 36) / folded.height);
+  picture.style.height = Math.max(120, Math.ceil(folded.height * scale) + 36) + "px";
   state.cards = folded.cards;
   view.size = folded;
   const longest = graph.nodes.name.reduce((most, _, at) => Math.max(most, graph.nodes.forward_s[at] + graph.nodes.backward_s[at]), 0);
-  const cards = folded.cards.map((card, at) => drawCard(graph.nodes, at, card, longest));
-  picture.replaceChildren(svg("g", { class: "world", "aria-hidden": "true" }, drawEdges(graph, folded.cards), cards));
+  const cards = folded.cards.map((card, at) => drawCard(graph, at, card, longest));
+  picture.replaceChildren(svg("g", { class: "world", "aria-hidden": "true" }, drawEdges(graph, folded), cards));
   view.fit();
 }
 

@@ -4,27 +4,18 @@ function figureTile(name, value, note) {
   return el("div", { class: "tile" }, el("dt", {}, name), el("dd", {}, el("b", {}, value), note ? el("span", {}, note) : null));
 }
 
-function planRow(report) {
-  const rows = report.comparisons || [];
-  return rows.find((row) => /this plan/i.test(row.name)) || rows[0] || {};
-}
-
-function configOf(report) {
-  return (report.plan && report.plan.config) || planRow(report).config || "";
-}
-
 function baselineTile(report) {
   const row = (report.comparisons || []).find((one) => /data parallel/i.test(one.name));
   if (!row) return null;
   if (row.gain === null || row.gain === undefined) return figureTile("Over data parallelism", "–", row.remark || "no such plan fits");
-  return figureTile("Over data parallelism", showGain(row.gain), showTime(row.minibatch_s) + " a minibatch there");
+  return figureTile("Over data parallelism", showGain(row.gain), `which takes ${showTime(row.minibatch_s)}`);
 }
 
 function memoryTile(report) {
-  const fullest = [...(report.stages || [])].sort(
-    (a, b) => b.memory_bytes / b.capacity_bytes - a.memory_bytes / a.capacity_bytes,
-  )[0];
-  if (!fullest || !fullest.capacity_bytes) return null;
+  const full = (stage) => stage.memory_bytes / (stage.capacity_bytes || Infinity);
+  const fullest = [...(report.stages || [])].sort((a, b) => full(b) - full(a) || b.memory_bytes - a.memory_bytes)[0];
+  if (!fullest) return null;
+  if (!fullest.capacity_bytes) return figureTile("Most memory", showSize(fullest.memory_bytes), `${stageName(fullest.index)}; it is not limited`);
   return figureTile(
     "Fullest memory",
     showShare(fullest.memory_bytes / fullest.capacity_bytes),
@@ -38,7 +29,8 @@ function tiles(report) {
   return el(
     "dl",
     { class: "tiles" },
-    figureTile("Predicted pace", showTime(prediction.minibatch_s), `a minibatch, ${digits(prediction.minibatches_per_s)} a second`),
+    figureTile("Plan", (report.made || {}).config || "–", `bound by ${prediction.bound_by}`),
+    figureTile("Predicted pace", showTime(prediction.minibatch_s), `a minibatch; ${digits(prediction.minibatches_per_s)} a second`),
     prediction.samples_per_s ? figureTile("Throughput", showCount(Math.round(prediction.samples_per_s)), "samples a second") : null,
     baselineTile(report),
     memoryTile(report),
@@ -73,38 +65,36 @@ function runBox(report) {
     { class: "run", id: "run" },
     el("h2", {}, `The run: ${words}`),
     paceBars(report),
-    measured.cause ? el("p", {}, measured.cause) : null,
+    measured.cause ? el("p", { class: "cause" }, marked(measured.cause)) : null,
     measuredTable(measured),
   );
 }
 
-const MEASURES = { forward: "forward", backward: "backward", update: "update", sync: "synchronisation", wait: "waiting" };
-
-function measureTitle(name) {
-  const stem = name.replace(/_(s|bytes)$/, "");
-  return (MEASURES[stem] || stem).replaceAll("_", " ");
-}
+const MEASURES = {
+  forward_s: "forward", backward_s: "backward", update_s: "update", sync_s: "synchronisation", memory_bytes: "memory",
+  wait_s: "waiting", load_s: "loading", send_s: "sending",
+};
 
 function showMeasure(name, value) {
+  return name.endsWith("_bytes") ? showSize(value) : showTime(value);
+}
+
+/* Predicted and measured, or only measured where nothing is predicted of it. */
+function measureCell(name, value) {
   if (value === null || value === undefined) return "–";
-  return name.endsWith("_bytes") || /memory/.test(name) ? showSize(value) : showTime(value);
+  if (typeof value !== "object") return el("b", {}, showMeasure(name, value));
+  return el("span", { class: "pair" }, showMeasure(name, value.predicted), " → ", el("b", {}, showMeasure(name, value.measured)));
 }
 
 function measuredTable(measured) {
   const rows = measured.stages || [];
+  const names = Object.keys(MEASURES).filter((name) => rows.some((row) => row[name] !== null && row[name] !== undefined));
   if (!rows.length) return null;
-  const isPair = (value) => value && typeof value === "object" && ("predicted" in value || "measured" in value);
-  const names = [...new Set(rows.flatMap((row) => Object.keys(row).filter((name) => isPair(row[name]))))];
-  const cells = (pair, name) => {
-    if (!pair) return "–";
-    const { predicted, measured: found } = pair;
-    return el("span", { class: "pair" }, showMeasure(name, predicted), " → ", el("b", {}, showMeasure(name, found)));
-  };
   return details("Every stage, predicted → measured", () =>
     table(
       "Predicted → measured, a minibatch on one worker",
-      [["stage", "text"], ...names.map((name) => [measureTitle(name), "number"])],
-      rows.map((row, at) => [stageLabel(row.stage ?? row.index ?? at), ...names.map((name) => cells(row[name], name))]),
+      [["stage", "text"], ...names.map((name) => [MEASURES[name], "number"])],
+      rows.map((row) => [stageLabel(row.stage), ...names.map((name) => measureCell(name, row[name]))]),
     ),
   );
 }
@@ -113,19 +103,15 @@ function stageLabel(stage) {
   return el("span", { class: "stage-label" }, stageChip(stage), el("span", { class: "hidden" }, stageName(stage)));
 }
 
-function madeFrom(made) {
-  if (!made) return null;
-  const parts = Object.entries(made).filter(([, value]) => typeof value !== "object" && value !== "" && value !== null);
-  return el("dl", { class: "made" }, parts.map(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]));
-}
-
+/* The first sentence tells what the plan is; the figures of the others are in the tiles. */
 function headline(report) {
   return el(
     "div",
     { id: "headline", class: "headline" },
     el("h1", {}, report.title),
-    el("p", { class: "bound" }, report.prediction.bound_by ? `The pace is bound by ${report.prediction.bound_by}.` : ""),
+    el("p", { class: "summary" }, wordsOf(report, "summary").slice(0, 1)),
     tiles(report),
     runBox(report),
+    (report.notes || []).map((note) => el("p", { class: "note" }, marked(note))),
   );
 }

@@ -4,11 +4,8 @@ function linksSection(report) {
   const links = report.links || [];
   if (!links.length) return null;
   const measured = links.some((one) => one.measured_busy !== null && one.measured_busy !== undefined);
-  const sorted = [...links].sort((a, b) => b.busy - a.busy);
-  const top = sorted[0];
-  const lead =
-    `The busiest link, ${top.name} (${showRate(top.rate)}), is in use ${showShare(top.busy)} of the time.` +
-    (measured ? " The mark on a bar is what the run measured." : "");
+  const sorted = links;
+  const lead = [...wordsOf(report, "links"), ...(measured ? ["The mark on a bar is what the run measured."] : [])];
   const rows = sorted.map((one) => ({
     name: one.name,
     share: one.busy,

@@ -5,10 +5,13 @@ const MEMORY_CHARTS = 12;
 function memorySection(report) {
   const rows = report.memory || [];
   if (!rows.length) return null;
-  const measured = rows.some((row) => row.measured);
-  const most = Math.max(...rows.map((row) => Math.max(row.capacity_bytes || 0, peak(row.predicted), row.measured ? peak(row.measured) : 0)));
-  const end = Math.max(...rows.map((row) => row.predicted.t.at(-1)), ...rows.map((row) => (row.measured ? row.measured.t.at(-1) : 0)));
-  const lead = "The fullest worker of each stage: what it holds while the pipeline fills and runs" + (measured ? ", predicted (solid) and measured (dashed)." : ".");
+  const measured = rows.some((row) => row.measured_peak_bytes);
+  const most = Math.max(...rows.map((row) => Math.max(row.capacity_bytes || 0, peak(row.predicted), row.measured_peak_bytes || 0)));
+  const end = Math.max(report.timeline ? report.timeline.end_s : 0, ...rows.map((row) => row.predicted.t.at(-1)));
+  const lead = [
+    "The fullest worker of each stage, while the pipeline fills and runs" + (measured ? "; the dotted line is the most that the run measured." : "."),
+    ...wordsOf(report, "memory"),
+  ];
   const chart = (row) => memoryChart(row, most, end);
   const shown = el("div", { class: "charts" }, rows.slice(0, MEMORY_CHARTS).map(chart));
   const others = rows.slice(MEMORY_CHARTS);
@@ -23,7 +26,7 @@ function memorySection(report) {
       chartTable("Memory of the fullest worker of each stage", columns, () =>
         rows.map((row) => [
           stageName(row.stage), `worker ${row.worker}`, showSize(peak(row.predicted)),
-          ...(measured ? [row.measured ? showSize(peak(row.measured)) : "–"] : []), showSize(row.capacity_bytes),
+          ...(measured ? [showSize(row.measured_peak_bytes)] : []), showSize(row.capacity_bytes),
         ]),
       ),
     ),
@@ -47,21 +50,21 @@ function memoryChart(row, most, end) {
   const x = scaleOf(0, end, frame.left, frame.right);
   const y = scaleOf(0, 1.08 * most, frame.bottom, frame.top);
   const times = ticks(0, end, 4);
-  const path = stepPath(row.predicted.t, row.predicted.bytes, x, y);
+  const path = stepPath(row.predicted.t, row.predicted.bytes, x, y) + `H${x(end).toFixed(1)}`;
   const area = `${path}V${y(0)}H${x(row.predicted.t[0])}Z`;
   const share = row.capacity_bytes ? `, ${showShare(peak(row.predicted) / row.capacity_bytes)} of ${showSize(row.capacity_bytes)}` : "";
-  const words = `${stageName(row.stage)}, worker ${row.worker}: at most ${showSize(peak(row.predicted))} predicted${share}` + (row.measured ? `, ${showSize(peak(row.measured))} measured` : "");
+  const words = `${stageName(row.stage)}, worker ${row.worker}: at most ${showSize(peak(row.predicted))} predicted${share}` + (row.measured_peak_bytes ? `, ${showSize(row.measured_peak_bytes)} measured` : "");
   return svg(
     "svg",
     { class: `chart stage-${row.stage % STAGES.length}`, viewBox: `0 0 ${frame.width} ${frame.height}`, role: "img", "aria-label": words },
     svg("title", {}, words),
     svg("rect", { class: "badge", x: 0.5, y: 1.5, width: 24, height: 19, rx: 4 }),
     svg("text", { class: "badge-text", x: 12.5, y: 15.5 }, String(row.stage + 1)),
-    svg("text", { class: "chart-title", x: 32, y: 15.5 }, `worker ${row.worker}, at most ${showSize(peak(row.measured || row.predicted))}`),
+    svg("text", { class: "chart-title", x: 32, y: 15.5 }, `worker ${row.worker}, at most ${showSize(peak(row.predicted))}`),
     grid(frame, memoryTicks(1.08 * most), y, showSize),
     svg("path", { class: "area", d: area }),
     svg("path", { class: "curve", d: path }),
-    row.measured ? svg("path", { class: "curve measured", d: stepPath(row.measured.t, row.measured.bytes, x, y) }) : null,
+    row.measured_peak_bytes ? measuredLine(row, frame, y) : null,
     row.capacity_bytes ? capacityLine(row, frame, y) : null,
     footer(frame, times, x, timeLabels(times, times[1] || end)),
   );
@@ -75,24 +78,39 @@ function capacityLine(row, frame, y) {
   ];
 }
 
+function measuredLine(row, frame, y) {
+  const at = y(row.measured_peak_bytes);
+  return [
+    svg("line", { class: "measured-peak", x1: frame.left, x2: frame.right, y1: at, y2: at }),
+    svg("text", { class: "tick strong", x: frame.left + 4, y: at - 4 }, `${showSize(row.measured_peak_bytes)} measured`),
+  ];
+}
+
+/* "weights, 3 versions" and "activations of 2 minibatches in flight" differ by stage; their kind does not. */
+function partName(name) {
+  return name.replace(/, \d.*$/, "").replace(/ of \d.*$/, "");
+}
+
 /* What the memory of each stage is for: one bar a stage. */
 function memoryParts(report) {
   const rows = (report.stages || []).filter((stage) => (stage.memory_parts || []).length);
   if (!rows.length) return null;
-  const names = [...new Set(rows.flatMap((stage) => stage.memory_parts.map(([name]) => name)))];
+  const names = [...new Set(rows.flatMap((stage) => stage.memory_parts.map(([name]) => partName(name))))];
   const most = Math.max(...rows.map((stage) => Math.max(stage.capacity_bytes || 0, stage.memory_bytes)));
-  const bar = (stage) => [
-    stageLabel(stage.index),
+  const bar = (stage) => el(
+    "div",
+    { class: "row" },
+    el("span", { class: "name" }, stageLabel(stage.index)),
     el(
       "span",
       { class: "track" },
       stage.memory_parts.map(([name, bytes]) =>
-        el("span", { class: "part part-" + (names.indexOf(name) % 6), style: { width: (100 * bytes) / most + "%" }, title: `${name}: ${showSize(bytes)}` }),
+        el("span", { class: "part part-" + (names.indexOf(partName(name)) % 6), style: { width: (100 * bytes) / most + "%" }, title: `${name}: ${showSize(bytes)}` }),
       ),
       stage.capacity_bytes ? el("span", { class: "line", style: { left: (100 * stage.capacity_bytes) / most + "%" } }) : null,
     ),
     el("span", { class: "value" }, showSize(stage.memory_bytes)),
-  ];
+  );
   const label = `What memory is for: ${rows.slice(0, 12).map((stage) => `${stageName(stage.index)}: ${stage.memory_parts.map(([name, bytes]) => `${name} ${showSize(bytes)}`).join(", ")}`).join("; ")}`;
   const legend = names.map((name, at) => el("li", {}, el("span", { class: "swatch part-" + (at % 6) }), name));
   const make = () => el("div", { class: "bars parts", role: "img", "aria-label": label }, rows.map(bar));
@@ -100,7 +118,7 @@ function memoryParts(report) {
   const cells = () =>
     rows.map((stage) => [
       stageName(stage.index),
-      ...names.map((name) => showSize(stage.memory_parts.filter(([one]) => one === name).reduce((sum, [, bytes]) => sum + bytes, 0))),
+      ...names.map((name) => showSize(stage.memory_parts.filter(([one]) => partName(one) === name).reduce((sum, [, bytes]) => sum + bytes, 0))),
       showSize(stage.memory_bytes),
     ]);
   return [

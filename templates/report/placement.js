@@ -5,11 +5,7 @@ const ALL_SERVERS = 64;
 function placementSection(report) {
   const servers = report.placement;
   if (!servers || !servers.length) return null;
-  const workers = servers.reduce((sum, one) => sum + one.workers.length, 0);
-  const idle = servers.reduce((sum, one) => sum + one.workers.filter(([, stage]) => stage < 0).length, 0);
-  const lead =
-    `${plural(workers, "worker")} on ${plural(servers.length, "server")}; the number in each is its stage` +
-    (idle ? `, – marks the ${plural(idle, "worker")} without one.` : ".");
+  const lead = [...wordsOf(report, "placement"), "The number at each worker is its stage."];
   const rows = () => servers.flatMap((one) => one.workers.map(([worker, stage]) => [`worker ${worker}`, `server ${one.server}`, stageName(stage)]));
   return section(
     "placement",

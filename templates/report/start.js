@@ -23,7 +23,7 @@ function start(report) {
       el("header", { class: "top" }, el("span", { class: "brand" }, "pipeplan report"), button),
       el("nav", { "aria-label": "Sections" }, el("ul", {}, contents)),
       el("main", { id: "content", tabindex: "-1" }, headline(report), found),
-      el("footer", {}, `Made by pipeplan ${report.version || ""}. This file is complete in itself: it fetches nothing.`),
+      el("footer", {}, `Made by pipeplan ${report.pipeplan || ""}. This file is complete in itself: it fetches nothing.`),
     );
   requestAnimationFrame(() => requestAnimationFrame(() => {
     document.documentElement.dataset.ready = Math.round(performance.now());

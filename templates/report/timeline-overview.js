@@ -2,24 +2,24 @@
 
 const STRIP = 46;
 
-function overview(lanes, facts, view) {
+function overview(panel, lanes, view) {
   const shares = busyShares(lanes, view.end, 200);
   const points = shares.map((share, at) => `${at},${(1 - share).toFixed(3)} ${at + 1},${(1 - share).toFixed(3)}`);
   const area = svg("polygon", { points: `0,1 ${points.join(" ")} 200,1`, class: "busy" });
   const part = (time) => (200 * time) / view.end;
-  const steady = facts.steady
-    ? svg("rect", { class: "steady", x: part(facts.steady[0]), y: 0, width: part(facts.steady[1] - facts.steady[0]), height: 1 })
-    : null;
   const lens = svg("rect", { class: "lens", y: 0, height: 1 });
   const picture = svg(
     "svg",
     { class: "strip", viewBox: "0 0 200 1", preserveAspectRatio: "none", role: "img", height: STRIP },
     svg("title", {}, "Share of the workers that compute, over the whole time; the frame is what the panels show"),
-    steady,
     area,
     lens,
   );
   view.listen(() => {
+    const all = view.to - view.from > 0.999 * view.end;
+    lens.setAttribute("visibility", all ? "hidden" : "visible");
+    picture.style.marginLeft = panel.gutter + "px";
+    picture.style.width = `calc(100% - ${panel.gutter}px)`;
     lens.setAttribute("x", part(view.from));
     lens.setAttribute("width", Math.max(0.4, part(view.to - view.from)));
   });
@@ -49,9 +49,9 @@ function stripInput(picture, view) {
   for (const end of ["pointerup", "pointercancel"]) picture.addEventListener(end, () => (held = null));
 }
 
-/* The axis of time: its ticks stand over the panels, at the same scale. */
-function timeAxis(panel, view) {
-  const axis = svg("svg", { class: "axis", height: 24, "aria-hidden": "true" });
+/* The axis of time over the panels, at their scale: where the pipeline fills and where it is steady, and ticks. */
+function timeAxis(panel, facts, view) {
+  const axis = svg("svg", { class: "axis", height: 46, "aria-hidden": "true" });
   view.listen(() => {
     panel.measure();
     const count = Math.max(2, Math.floor((panel.width - panel.gutter) / 96));
@@ -59,15 +59,31 @@ function timeAxis(panel, view) {
     const labels = timeLabels(values, values.length > 1 ? values[1] - values[0] : view.to - view.from);
     axis.setAttribute("width", panel.width);
     axis.replaceChildren(
+      ...phases(panel, facts),
       ...values.flatMap((value, at) => {
         const x = panel.xOf(value);
         const anchor = x > panel.width - 30 ? "end" : x < panel.gutter + 8 ? "start" : "middle";
         return [
-          svg("line", { x1: x, x2: x, y1: 18, y2: 24 }),
-          svg("text", { x: anchor === "end" ? panel.width : x, y: 13, "text-anchor": anchor }, labels[at]),
+          svg("line", { x1: x, x2: x, y1: 40, y2: 46 }),
+          svg("text", { x: anchor === "end" ? panel.width : x, y: 35, "text-anchor": anchor }, labels[at]),
         ];
       }),
     );
   });
   return axis;
+}
+
+function phases(panel, facts) {
+  if (!facts.steady) return [];
+  const [from, to] = facts.steady;
+  const parts = [["fill", 0, from], ["steady state", from, to], ["drain", to, facts.end_s]];
+  return parts.flatMap(([name, start, end]) => {
+    const [left, right] = [start, end].map((time) => Math.min(Math.max(panel.xOf(time), panel.gutter), panel.width));
+    if (right - left < 3) return [];
+    const roomy = right - left > 8 * name.length + 8;
+    return [
+      svg("rect", { class: "phase " + name.split(" ")[0], x: left + 0.5, y: 2.5, width: right - left - 1, height: 17, rx: 3 }),
+      roomy ? svg("text", { class: "phase-name", x: (left + right) / 2, y: 15, "text-anchor": "middle" }, name) : null,
+    ].filter(Boolean);
+  });
 }

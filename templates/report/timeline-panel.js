@@ -63,17 +63,9 @@ class Panel {
     const top = this.scroller.scrollTop;
     const first = Math.floor(top / this.row);
     const last = Math.min(this.lanes.length - 1, Math.floor((top + this.height) / this.row));
-    this.drawSteady(context);
     for (let lane = first; lane <= last; lane += 1) this.drawLane(context, lane, lane * this.row - top);
     this.canvas.dataset.from = this.view.from;
     this.canvas.dataset.to = this.view.to;
-  }
-
-  drawSteady(context) {
-    const [from, to] = (this.facts.steady || []).map((time) => Math.min(Math.max(this.xOf(time), this.gutter), this.width));
-    if (!(to > from)) return;
-    context.fillStyle = token("steady");
-    context.fillRect(from, 0, to - from, this.height);
   }
 
   drawLane(context, number, y) {

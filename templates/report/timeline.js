@@ -6,11 +6,11 @@ const TIMELINE_HELP =
   "once a panel has the focus, or with Ctrl held; dragging moves; a click on a pass marks its minibatch everywhere.";
 
 function timelineSection(report) {
-  const facts = report.timeline;
-  if (!facts || !facts.predicted) return null;
+  if (!report.timeline || !report.timeline.predicted) return null;
+  const facts = { ...report.timeline, lanes: rowsOf(report.timeline.lanes) };
   const sources = ["predicted", "measured"].filter((name) => facts[name]);
   const lanes = sources.map((name) => lanesOf(facts[name], facts.lanes.length));
-  const view = new TimeView(facts.end_s, shortestOf(facts));
+  const view = new TimeView(Math.max(facts.end_s, facts.measured_end_s || 0), shortestOf(facts));
   const panels = sources.map((name, at) => new Panel(name, lanes[at], facts, view));
   const status = el("p", { class: "status", role: "status" });
   const say = (text) => (status.textContent = text);
@@ -20,8 +20,8 @@ function timelineSection(report) {
     { class: "timeline", id: "timeline-box" },
     timelineButtons(view, facts, say),
     timelineLegend(lanes),
-    overview(lanes[0], facts, view),
-    timeAxis(panels[0], view),
+    overview(panels[0], lanes[0], view),
+    timeAxis(panels[0], facts, view),
     panels.map((panel) => panel.element),
     status,
     el("p", { class: "help", id: "timeline-help" }, TIMELINE_HELP),
@@ -30,9 +30,7 @@ function timelineSection(report) {
   onTheme(redraw);
   new ResizeObserver(redraw).observe(box);
   view.redraw();
-  const lead = facts.measured
-    ? "What each worker does, from the first minibatch on. Measured and predicted have the same scale and zoom together."
-    : "What each worker does, from the first minibatch on, as the schedule that the executor runs is predicted to go.";
+  const lead = wordsOf(report, "timeline");
   return section(
     "timeline",
     "Timeline",
@@ -90,7 +88,7 @@ function timelineLegend(lanes) {
   const present = new Set(lanes.flatMap((rows) => rows.flatMap((row) => [...row.work, ...row.behind].map((one) => one.kind))));
   const words = ["forward", "backward", "update", "waiting", "all-reduce, behind the rest"];
   const items = KINDS.map((_, kind) => (present.has(kind) ? el("li", {}, swatch(kind), words[kind]) : null));
-  return el("ul", { class: "legend" }, items, el("li", {}, el("span", { class: "swatch steady" }), "steady state"));
+  return el("ul", { class: "legend" }, items);
 }
 
 function timelineTables(source, lanes, facts) {
