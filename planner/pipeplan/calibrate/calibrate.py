@@ -11,6 +11,7 @@ from pipeplan.calibrate.layers import Times, mean, spread, with_times
 from pipeplan.calibrate.links import Fitted
 from pipeplan.calibrate.observed import Observed
 from pipeplan.cluster import Cluster
+from pipeplan.errors import InputError
 from pipeplan.evaluate import Evaluation, evaluate
 from pipeplan.held import exposed_s
 from pipeplan.problem import Problem
@@ -63,7 +64,11 @@ def calibrate(runs: Sequence[Observed], profile: Profile, cluster: Cluster) -> C
 
 
 def _scores(runs: Sequence[Observed], profile: Profile, cluster: Cluster) -> list[Evaluation]:
-    return [evaluate(run.plan, Problem(profile, cluster, run.options)) for run in runs]
+    scores = [evaluate(run.plan, Problem(profile, cluster, run.options)) for run in runs]
+    for run, score in zip(runs, scores, strict=True):
+        if not 0 < score.pace_s < math.inf:
+            raise InputError(f"the plan of run {run.name} keeps no pace at its depths: solve again with --force")
+    return scores
 
 
 def _off(runs: Sequence[Observed], scores: Sequence[Evaluation]) -> float:

@@ -27,6 +27,8 @@ from pipeplan.problem import Problem
 from pipeplan.profile import Profile
 from pipeplan.units import show_time
 
+_REMARK = "written by pipeplan calibrate; docs/calibrate.md"
+
 
 @dataclass(frozen=True)
 class _Given:
@@ -36,6 +38,8 @@ class _Given:
     path: Path
     problem: Problem
     plan: Plan
+    digest: str
+    """Of the profile that the plan was made from."""
 
 
 @click.command("calibrate")
@@ -82,10 +86,11 @@ def command(
     pipeplan calibrate plan/runs/20260131T120000Z
     pipeplan solve calibrated.json --cluster calibrated.toml -o plan-2
     """
+    refuse_unwritable(output)
     target = cluster_output or output.with_suffix(".toml")
     given = _read(run_folders, plan_folder, profile_file)
     if not no_write:
-        _refuse(output, target, force)
+        _refuse(output, target, force, [one.digest for one in given])
     problem = given[0].problem
     shared = bool(problem.cluster.shared_cores)
     runs = [observe(one.run, one.path, one.plan, one.problem.options, shared) for one in given]
@@ -115,11 +120,11 @@ def _read(folders: tuple[Path, ...], plan_folder: Path | None, profile_file: Pat
             raise InputError(f"{path} is for minibatches of another size than {found[0].path}: calibrate one size")
         plan = Plan.from_json(root["plan"])
         problem, plan = stored.of(root, _same_layers(profile, plan, path, found))
-        digest = plan.digest(root["profile"]["digest"].text(), problem.cluster.digest())
-        if digest != run.plan:
+        digest = root["profile"]["digest"].text()
+        if plan.digest(digest, problem.cluster.digest()) != run.plan:
             raise InputError(f"{run.folder} is a run of another plan than {path}: it was solved again since")
         _check_cluster(problem.cluster, path, found)
-        found.append(_Given(run, path, problem, plan))
+        found.append(_Given(run, path, problem, plan, digest))
     return found
 
 
@@ -140,20 +145,28 @@ def _check_cluster(cluster: Cluster, path: Path, found: list[_Given]) -> None:
         raise InputError(f"{path} is for another cluster than {found[0].path}: calibrate their runs apart")
 
 
-def _refuse(profile: Path, cluster: Path, force: bool) -> None:
-    """A profile or cluster that was measured is never replaced, only one that was calibrated before."""
+def _refuse(profile: Path, cluster: Path, force: bool, made_from: list[str]) -> None:
+    """Only what was calibrated before is ever replaced, and not what the plan was made from."""
     if profile.absolute() == cluster.absolute():
         raise InputError(f"the profile and the cluster cannot both be {profile}: give another --cluster-output")
     for path, option in ((profile, "-o"), (cluster, "--cluster-output")):
         refuse_unwritable(path)
-        if path.exists() and not force:
+        if not path.is_file():
+            continue
+        if not force:
             raise InputError(f"{path} is there already: give another file with {option}, or --force to replace it")
+        if path == cluster and not path.read_text(encoding="utf-8", errors="replace").startswith(f"# {_REMARK}"):
+            raise InputError(f"{path} was not written by `pipeplan calibrate`: give another file with {option}")
+    if profile.is_file():
+        old = Profile.load(profile)
+        if old.provenance.kind != "calibrated" or old.digest() in made_from:
+            raise InputError(f"{profile} is a profile that plans are made from: give another file with -o")
 
 
 def _write(profile: Profile, output: Path, cluster: Cluster, target: Path) -> None:
     """Both files or neither."""
     before = target.read_bytes() if target.is_file() else None
-    cluster_write.save(cluster, target, ["written by pipeplan calibrate; docs/calibrate.md"])
+    cluster_write.save(cluster, target, [_REMARK])
     try:
         profile.save(output)
     except BaseException:
