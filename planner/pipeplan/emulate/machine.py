@@ -19,8 +19,12 @@ _TRIES = (
 )
 
 
-def check() -> None:
-    """Raise an `InputError` that says what is missing, if anything is."""
+_PROCESSES = ("mount -t proc proc /proc", "a view of our own on its processes")
+
+
+def check(processes: bool = False) -> None:
+    """Raise an `InputError` that says what is missing, if anything is; `processes` where launchers are to run."""
+    tries = (*_TRIES, _PROCESSES) if processes else _TRIES
     if not sys.platform.startswith("linux"):
         _refuse(f"it needs Linux, for network namespaces; this is {sys.platform}", "replay on a Linux machine")
     for command, package in (("unshare", "util-linux"), ("ip", "iproute2"), ("tc", "iproute2"), ("sysctl", "procps")):
@@ -30,9 +34,9 @@ def check() -> None:
         _refuse("it runs the executor, and torch is not installed", "pip install 'pipeplan[torch]'")
     if why := _try("true"):
         _refuse(f"this system allows no namespaces without root ({why})", "run it as root, or allow them")
-    if _try(" && ".join(command for command, _ in _TRIES)):
-        for number, (_, what) in enumerate(_TRIES):
-            if why := _try(" && ".join(command for command, _ in _TRIES[: number + 1])):
+    if _try(" && ".join(command for command, _ in tries)):
+        for number, (_, what) in enumerate(tries):
+            if why := _try(" && ".join(command for command, _ in tries[: number + 1])):
                 _refuse(f"this system does not give us {what}: {why}", "replay on another machine")
 
 

@@ -28,6 +28,11 @@ class Part:
         own = [self] if math.isfinite(self.rate) else []
         return own + [cable for part in self.below for cable in part.cables]
 
+    @property
+    def leaves(self) -> list[Part]:
+        """The parts that workers have no cables of their own in, in the order of their workers."""
+        return [leaf for part in self.below for leaf in part.leaves] if self.below else [self]
+
 
 def parts_of(cluster: Cluster) -> Part:
     """The whole cluster. Links inside servers are cables only where there is a single server.

@@ -1,0 +1,109 @@
+"""One replay with a fault in it, by the launchers that a plan's launch.sh starts."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeplan.emulate import faults, machine, measured
+from pipeplan.emulate.carry import carry_out, scratch
+from pipeplan.emulate.faults import Fault
+from pipeplan.emulate.prepared import Prepared, prepare
+from pipeplan.emulate.promises import Expected, FaultReplayed, judge
+from pipeplan.errors import InputError
+from pipeplan.profile import Profile
+
+LEAST_TIMEOUT_S = 10.0
+STARTING_S = 2.0
+"""Of one worker, on a machine whose cores all of them share: they may come to a meeting so far apart."""
+CHECKPOINTS = 8
+AFTER = 0.3
+"""Of the minibatches, where nobody says when."""
+RESTARTS, RESTARTS_OF_A_CUT = 3, 1
+
+
+def replay_fault(
+    folder: Path,
+    profile: Profile | None,
+    text: str,
+    seconds: float,
+    timeout_s: float | None = None,
+    keep: Path | None = None,
+    watch: Callable[[Path, Prepared], None] = lambda room, prepared: None,
+) -> FaultReplayed:
+    """Replay the plan in a folder with the fault that `text` says. Raises `InputError`."""
+    ready = prepare(folder, profile, seconds)
+    if not ready.plan.schedule.trains:
+        raise InputError("faults are replayed of training: an inference has no checkpoints, and begins anew")
+    workers = sorted(worker for stage in ready.plan.stages for worker in stage.workers)
+    fault = _timed(faults.parse(text, workers, ready.servers), ready, seconds)
+    timeout_s = _timeout_s(timeout_s, fault, ready)
+    machine.check(processes=True)
+    expected = _expected(fault, ready, timeout_s)
+    began = time.monotonic()
+    with scratch(keep) as room:
+        order = _order(ready, expected, room) | {"fault": fault.order()}
+        found = carry_out(order, room, lambda: watch(room, ready))
+        steps = measured.read_steps(room / "run")
+        return judge(expected, found, steps, ready.scaling.time_by, time.monotonic() - began)
+
+
+def _expected(fault: Fault, ready: Prepared, timeout_s: float) -> Expected:
+    return Expected(
+        config=ready.plan.config,
+        fault=fault,
+        timeout_s=timeout_s,
+        restarts=RESTARTS_OF_A_CUT if fault.kind == "cut" else RESTARTS,
+        minibatches=ready.minibatches,
+        last_stage=len(ready.plan.stages) - 1,
+        longest_s=_longest_s(ready),
+    )
+
+
+def _order(ready: Prepared, expected: Expected, room: Path) -> dict[str, Any]:
+    group = ready.plan.accumulate or 1
+    every = math.ceil(max(ready.minibatches / CHECKPOINTS, measured.round_of(ready.plan)) / group) * group
+    options = ["--log-every", "1", "--timeout", f"{expected.timeout_s:g}", "--restarts", str(expected.restarts)]
+    if every < ready.minibatches:
+        options += ["--checkpoint-minibatches", str(every)]
+    starts = (expected.restarts + 1) * (30 + expected.timeout_s + 2 * STARTING_S * _world(ready))
+    return ready.order(room, starts + 60 + 5 * ready.minibatches * ready.pace_s, options)
+
+
+def _world(ready: Prepared) -> int:
+    return sum(len(part.workers) for part in ready.servers.leaves)
+
+
+def _timed(fault: Fault, ready: Prepared, seconds: float) -> Fault:
+    """With a moment at which the replay is sure to train."""
+    if fault.after_minibatches is None and fault.after_s is None:
+        return faults.after(fault, max(1, round(AFTER * ready.minibatches)))
+    length_s = ready.minibatches * ready.pace_s
+    if (fault.after_minibatches or 0) >= ready.minibatches or (fault.after_s or 0.0) >= 0.9 * length_s:
+        raise InputError(
+            f"the fault would come after the end: {ready.minibatches} minibatches are replayed, in {length_s:.0f} s or "
+            f"more; give --seconds more than {seconds:g}"
+        )
+    return fault
+
+
+def _timeout_s(given: float | None, fault: Fault, ready: Prepared) -> float:
+    least = 2 * _longest_s(ready) + 1
+    if given is None:
+        return max(LEAST_TIMEOUT_S, STARTING_S * _world(ready), math.ceil(2 * least), 3 * (fault.lasts_s or 0.0))
+    if given < least:
+        raise InputError(
+            f"--timeout {given:g}: workers rightly wait for each other for up to {least / 2:.1f} s in this replay; "
+            f"give {math.ceil(least)} or more"
+        )
+    return given
+
+
+def _longest_s(ready: Prepared) -> float:
+    """What one minibatch or all-reduce of any stage takes, of the emulation."""
+    longest = max(stage.forward_s + stage.backward_s + stage.sync_s for stage in ready.plan.stages)
+    round_s = max(stage.replicas for stage in ready.plan.stages) * ready.plan.predicted_s
+    return max(longest, round_s) * ready.scaling.time_by

@@ -1,0 +1,121 @@
+"""A fault as people write it: `kill:worker3@20`, `cut:server1`, `flap:server1:3s@5s`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeplan.emulate.servers import Part
+from pipeplan.errors import InputError
+from pipeplan.suggest import did_you_mean
+from pipeplan.units import parse_time
+
+OF_WORKERS, OF_CABLES = ("kill", "freeze"), ("cut", "flap")
+KINDS = (*OF_CABLES, *OF_WORKERS)
+FLAP_S = 3.0
+LONGEST_S = 600.0
+_EXAMPLES = "kill:worker3, freeze:worker3, cut:server1 or flap:server1:3s, with @20 (minibatches) or @5s after it"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is to happen in the middle of a replay, and when."""
+
+    kind: str
+    target: str
+    """As the executor and the plan call it: `worker 3`, or the name of a cable's `Part`."""
+    worker: int | None = None
+    lasts_s: float | None = None
+    """Of a flap. Seconds of the emulation, like all times here."""
+    after_minibatches: int | None = None
+    after_s: float | None = None
+    """Since the first minibatch. Where neither is given, the replay chooses a moment."""
+
+    def __str__(self) -> str:
+        lasts = "" if self.lasts_s is None else f" of {self.lasts_s:g} s"
+        return f"{self.kind}{lasts} of {self.target}" if self.kind != "flap" else f"flap{lasts} at {self.target}"
+
+    def order(self) -> dict[str, Any]:
+        """As the emulation is given it."""
+        cable = None if self.kind in OF_WORKERS else self.target
+        when = {"after_minibatches": self.after_minibatches, "after_s": self.after_s}
+        return {"kind": self.kind, "worker": self.worker, "cable": cable, "lasts_s": self.lasts_s} | when
+
+
+def after(fault: Fault, minibatches: int) -> Fault:
+    """The same, after so many minibatches."""
+    return replace(fault, after_minibatches=minibatches, after_s=None)
+
+
+def parse(text: str, active: Sequence[int], servers: Part) -> Fault:
+    """A fault that this plan can have: `active` are the workers of its stages. Raises `InputError`."""
+    what, at, moment = text.partition("@")
+    kind, *rest = what.split(":")
+    if kind not in KINDS:
+        raise InputError(f"--fault {text}: there is no fault {kind!r}; {did_you_mean(kind, KINDS)}; write {_EXAMPLES}")
+    lasts_s = None
+    if kind == "flap":
+        last = rest.pop() if rest and rest[-1][:1].isdigit() else ""
+        lasts_s = _seconds(last, text) if last else FLAP_S
+    if len(rest) > 1 or (rest and not rest[0]):
+        raise InputError(f"--fault {text}: expected {_EXAMPLES}")
+    after_minibatches, after_s = _moment(moment, text) if at else (None, None)
+    when = {"lasts_s": lasts_s, "after_minibatches": after_minibatches, "after_s": after_s}
+    if kind in OF_WORKERS:
+        worker = _worker(rest[0], active, text) if rest else max(active)
+        return Fault(kind, f"worker {worker}", worker, **when)  # type: ignore[arg-type]
+    return Fault(kind, _cable(rest[0] if rest else "", servers, active, text), None, **when)  # type: ignore[arg-type]
+
+
+def _moment(text: str, whole: str) -> tuple[int | None, float | None]:
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return int(text), None
+    return None, _seconds(text, whole)
+
+
+def _seconds(text: str, whole: str) -> float:
+    seconds = parse_time(text, f"--fault {whole}")
+    if seconds > LONGEST_S:
+        raise InputError(f"--fault {whole}: {text} is too long to wait for here: give at most {LONGEST_S:g} s")
+    return seconds
+
+
+def _worker(name: str, active: Sequence[int], whole: str) -> int:
+    match = re.fullmatch(r"(?:worker|rank)?[ -]?([0-9]{1,9})", name)
+    if match is None or int(match[1]) not in active:
+        raise InputError(
+            f"--fault {whole}: the plan has no {name!r} at work; its stages are on workers {_range(active)}"
+        )
+    return int(match[1])
+
+
+def _range(workers: Sequence[int]) -> str:
+    numbers = sorted(workers)
+    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers))
+
+
+def _cable(name: str, servers: Part, active: Sequence[int], whole: str) -> str:
+    """The name of the part whose cable it is."""
+    there = {_plain(part.name): part.name for part in _below(servers)}
+    if not there:
+        raise InputError(f"--fault {whole}: the cluster has one worker, and no link to cut")
+    if not name:
+        ends = [part for part in _below(servers) if max(active) in part.workers]
+        return ends[-1].name
+    if _plain(name) not in there:
+        raise InputError(f"--fault {whole}: there is no link of {name!r}; {did_you_mean(_plain(name), there)}")
+    return there[_plain(name)]
+
+
+def _below(part: Part) -> list[Part]:
+    """What is joined to the rest by a cable: shaped, or as fast as this machine."""
+    found = [one for below in part.below for one in (below, *_below(below))]
+    return found or ([part] if part.workers else [])
+
+
+def _plain(name: str) -> str:
+    return name.replace(" ", "").lower()

@@ -1,0 +1,69 @@
+"""A plan made ready for being replayed: by how much it is scaled, for how many minibatches, and the order for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeplan.cluster_json import from_json
+from pipeplan.emulate import measured
+from pipeplan.emulate.folder import write_folder
+from pipeplan.emulate.scaling import Scaling, scaling_for
+from pipeplan.emulate.servers import Part, network, parts_of
+from pipeplan.files import Node, read_document
+from pipeplan.profile import Profile
+from pipeplan.simulate import scenario
+from pipeplan.simulate.scenario import Scenario
+
+MOST_MINIBATCHES = 20_000
+LEAST_ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan folder's plan, and how it is to be emulated."""
+
+    folder: Path
+    root: Node
+    """Its plan.json."""
+    profile: Profile | None
+    plan: Scenario
+    servers: Part
+    scaling: Scaling
+    minibatches: int
+
+    @property
+    def pace_s(self) -> float:
+        """Predicted, of the emulation."""
+        return self.plan.predicted_s * self.scaling.time_by
+
+    def order(self, room: Path, limit_s: float, options: Sequence[str]) -> dict[str, Any]:
+        """What is to be carried out in a folder, with options for the workers; writes what that needs."""
+        write_folder(self.folder, self.root, self.profile, self.scaling, self.servers, self.minibatches, room / "plan")
+        return {
+            "plan": str(room / "plan"),
+            "network": network(self.servers, self.scaling),
+            "arguments": ["--epochs", "1", "--threads", "1", "--run-dir", str(room / "run"), *options],
+            "limit_s": limit_s,
+        }
+
+
+def prepare(folder: Path, profile: Profile | None, seconds: float) -> Prepared:
+    """For so many seconds of training, or more if a steady state needs them. Raises `InputError`."""
+    plan = scenario.read(folder)
+    root = read_document(folder / "plan.json", scenario.FORMAT, scenario.VERSION)
+    scaling = scaling_for(plan)
+    count = _minibatches(plan, seconds / scaling.time_by)
+    return Prepared(folder, root, profile, plan, parts_of(from_json(root["cluster"])), scaling, count)
+
+
+def _minibatches(plan: Scenario, seconds: float) -> int:
+    """For so long at the predicted pace, and at least enough for a steady state."""
+    length = measured.round_of(plan)
+    spare = measured.warm_up(plan) + plan.in_flight
+    wanted = max(seconds / plan.predicted_s, (spare + LEAST_ROUNDS * length) * 1.2)
+    whole = math.ceil(wanted / length) * length
+    return min(max(whole, length), MOST_MINIBATCHES)

@@ -1,0 +1,225 @@
+"""What the executor promises of a fault, and whether that is what happened.
+
+docs/executor.md, Faults and restarts, has the promises. Times are seconds of the emulation: `--timeout` is, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipeplan.emulate.faults import Fault
+
+FORMAT, VERSION = "pipeplan-fault-replay", 1
+AT_ONCE_S = 2.0
+"""For what takes a tenth of a second where the machine has nothing else to do."""
+LOOKING_S = 3.0
+"""A launcher looks once a second for workers that are stopped."""
+ENDING_S = 30.0
+"""torchrun leaves workers so long to end."""
+FROZEN_SHARE = 0.9
+"""Of the timeout, after which a launcher ends a stopped worker."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A replay that is to have a fault."""
+
+    config: str
+    fault: Fault
+    timeout_s: float
+    restarts: int
+    """That it may use up."""
+    minibatches: int
+    last_stage: int
+    longest_s: float
+    """For which a worker may rightly wait."""
+
+    @property
+    def heals(self) -> bool:
+        """Whether nobody is to notice. A connection tries again after twice as long each time."""
+        lasts = self.fault.lasts_s
+        return lasts is not None and 2 * lasts < self.timeout_s
+
+    @property
+    def may_heal(self) -> bool:
+        """Whether that is left open."""
+        lasts = self.fault.lasts_s
+        return lasts is not None and lasts < self.timeout_s
+
+    @property
+    def promised(self) -> str:
+        """In words."""
+        on = "all workers start again from the last checkpoint, and train to the end"
+        if self.fault.kind == "kill":
+            return f"noticed at once; {on}"
+        if self.fault.kind == "freeze":
+            return f"noticed within {FROZEN_SHARE:g} of the timeout of {self.timeout_s:g} s; {on}"
+        if self.fault.kind == "cut":
+            return f"noticed within the timeout of {self.timeout_s:g} s; with nobody back, an error and the end"
+        if self.heals:
+            return f"shorter than the timeout of {self.timeout_s:g} s: it heals, without a restart"
+        if self.may_heal:
+            return f"about as long as the timeout of {self.timeout_s:g} s: it heals, or {on}"
+        return f"longer than the timeout of {self.timeout_s:g} s: {on}"
+
+
+@dataclass(frozen=True)
+class FaultReplayed:
+    """A fault, what was promised of it, and what happened."""
+
+    config: str
+    fault: str
+    timeout_s: float
+    minibatches: int
+    time_by: float
+    """By how much times are stretched, those of the executor's own doings apart."""
+    promised: str
+    struck_after: int
+    """Minibatches."""
+    noticed_s: float | None
+    """From the fault until the first worker ended that it did not end itself; None where none did."""
+    all_ended_s: float | None
+    """Until the last worker of that attempt had ended."""
+    back_s: float | None
+    """Until the first minibatch after it was finished: after a restart, or after the link was back."""
+    over_s: float | None
+    """Until the launchers ended, where they gave up."""
+    restarts: int
+    done: int
+    """Minibatches that were finished, each counted once."""
+    statuses: tuple[int | None, ...]
+    """Of the launchers, by server; None of one that had to be ended."""
+    said: tuple[str, ...]
+    """By the launchers and workers, of the fault."""
+    broken: tuple[str, ...]
+    """Promises that were not kept."""
+    seconds: float
+
+    @property
+    def kept(self) -> bool:
+        """Whether everything happened as promised."""
+        return not self.broken
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it."""
+        return {"format": FORMAT, "version": VERSION} | asdict(self) | {"kept": self.kept}
+
+
+def judge(
+    expected: Expected, found: dict[str, Any], steps: Sequence[dict[str, Any]], time_by: float, seconds: float
+) -> FaultReplayed:
+    """From what the emulation noted (`pipeplan_launch.emulation.faults`) and the lines of the run's metrics."""
+    struck = found["struck_s"]
+    first = _first_attempt(found, expected)
+    ends = sorted(life["ended_s"] for life in first if life["ended_s"] is not None)
+    restarts = max((_restart(line["text"]) for line in found["lines"]), default=0)
+    gave_up = any(found["statuses"]) or None in found["statuses"]
+    over = max((one for one in found["ended_s"] if one is not None), default=None) if gave_up else None
+    numbers = [step["minibatch"] for step in steps if step["stage"] == expected.last_stage]
+    noticed = ends[0] - struck if ends and struck and (restarts or gave_up) else None
+    ended = ends[-1] - struck if noticed is not None and len(ends) == len(first) else None
+    result = FaultReplayed(
+        config=expected.config,
+        fault=str(expected.fault),
+        timeout_s=expected.timeout_s,
+        minibatches=expected.minibatches,
+        time_by=time_by,
+        promised=expected.promised,
+        struck_after=found["struck_after"] or 0,
+        noticed_s=noticed,
+        all_ended_s=ended,
+        back_s=_back_s(expected, found, steps, struck + ended if ended is not None else found["healed_s"]),
+        over_s=over - struck if over is not None and struck is not None else None,
+        restarts=restarts,
+        done=len(set(numbers)),
+        statuses=tuple(found["statuses"]),
+        said=tuple(line["text"] for line in found["lines"] if _is_of_fault(line["text"])),
+        broken=(),
+        seconds=seconds,
+    )
+    return FaultReplayed(**asdict(result) | {"broken": tuple(_broken(expected, result, struck, len(numbers)))})
+
+
+def _first_attempt(found: dict[str, Any], expected: Expected) -> list[dict[str, Any]]:
+    """The processes that were there when the fault came, without the one that it ended."""
+    struck = found["struck_s"]
+    if struck is None:
+        return []
+    there = [
+        life
+        for life in found["workers"]
+        if life["began_s"] <= struck and (life["ended_s"] is None or life["ended_s"] >= struck)
+    ]
+    return [life for life in there if expected.fault.kind != "kill" or life["rank"] != expected.fault.worker]
+
+
+def _restart(text: str) -> int:
+    _, found, rest = text.partition("; restart ")
+    number = rest.split(" ")[0]
+    return int(number) if found and number.isdigit() else 0
+
+
+def _is_of_fault(text: str) -> bool:
+    return text.startswith("error: ") or "; restart " in text
+
+
+def _back_s(
+    expected: Expected, found: dict[str, Any], steps: Sequence[dict[str, Any]], since: float | None
+) -> float | None:
+    if since is None or found["struck_s"] is None:
+        return None
+    times = [step["time_s"] for step in steps if step["stage"] == expected.last_stage and step["time_s"] > since]
+    return min(times) - found["struck_s"] if times else None
+
+
+def _broken(expected: Expected, result: FaultReplayed, struck: float | None, lines: int) -> list[str]:
+    if struck is None:
+        return ["the fault never came: the replay ended before it"]
+    found = []
+    if None in result.statuses:
+        found.append("not all launchers ended by themselves")
+    if expected.fault.kind == "cut":
+        return found + _broken_by_cut(expected, result)
+    if result.done != expected.minibatches or lines != result.done:
+        found.append(f"{result.done} of {expected.minibatches} minibatches were finished, in {lines} lines of metrics")
+    if any(result.statuses):
+        found.append(f"the launchers ended with {_listed(result.statuses)}")
+    if expected.heals:
+        return found + (["there was a restart"] if result.restarts else [])
+    if result.restarts == 0:
+        return found + ([] if expected.may_heal else ["there was no restart"])
+    if result.restarts > 1 and expected.fault.kind in ("kill", "freeze"):
+        found.append(f"there were {result.restarts} restarts")
+    latest = _latest_s(expected)
+    if result.noticed_s is not None and result.noticed_s > latest:
+        found.append(f"it was noticed after {result.noticed_s:.1f} s, not {latest:.1f} s")
+    return found
+
+
+def _broken_by_cut(expected: Expected, result: FaultReplayed) -> list[str]:
+    found = []
+    latest = _latest_s(expected)
+    if result.noticed_s is None or result.noticed_s > latest:
+        found.append(f"no worker ended within {latest:.1f} s")
+    if result.all_ended_s is None or result.all_ended_s > latest + ENDING_S:
+        found.append(f"not all workers ended within {latest + ENDING_S:.1f} s")
+    if not all(result.statuses):
+        found.append(f"the launchers ended with {_listed(result.statuses)}")
+    if not any(line.startswith("error: ") for line in result.said):
+        found.append("no error was said")
+    return found
+
+
+def _latest_s(expected: Expected) -> float:
+    """By when the first worker must have noticed."""
+    if expected.fault.kind == "kill":
+        return AT_ONCE_S
+    if expected.fault.kind == "freeze":
+        return FROZEN_SHARE * expected.timeout_s + LOOKING_S
+    return expected.timeout_s + expected.longest_s + AT_ONCE_S
+
+
+def _listed(statuses: Sequence[int | None]) -> str:
+    return ", ".join("no status" if one is None else str(one) for one in statuses)

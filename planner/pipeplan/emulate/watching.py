@@ -1,0 +1,26 @@
+"""How far a replay has come, while it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+END_BYTES = 4096
+
+
+def minibatches_done(run: Path) -> int | None:
+    """As far as the workers have written it down: the latest of any; None before there is one."""
+    numbers = [number for path in run.glob("metrics/*.jsonl") if (number := _last(path)) is not None]
+    return max(numbers) + 1 if numbers else None
+
+
+def _last(path: Path) -> int | None:
+    with suppress(OSError, ValueError, KeyError, TypeError), path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - END_BYTES))
+        *lines, _ = file.read().split(b"\n")
+        if lines:
+            return int(json.loads(lines[-1])["minibatch"])
+    return None
