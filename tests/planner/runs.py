@@ -1,14 +1,35 @@
-"""Run folders as the executor would leave them, of stages that take known times."""
+"""Run folders as the executor would leave them, of stages that take known times, and what they are runs of."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.profile import Layer, Profile, Tensor
+
 NAMES = ("forward_s", "backward_s", "update_s", "sync_s")
 OWN = ("load_s", "send_s", "other_s", "wait_s")
+GIB = 2**30
+
+
+def chain(times: list[tuple[float, float, float]], parameters: int = 1000, **more: Any) -> Profile:
+    """Layers in a row, with (forward, backward, update) seconds."""
+    layers = tuple(
+        Layer(f"l{index}", forward, backward, parameters, 10, update_s=update)
+        for index, (forward, backward, update) in enumerate(times)
+    )
+    names = [layer.name for layer in layers]
+    tensors = tuple(Tensor(one, one, (other,), 8, 8) for one, other in itertools.pairwise(names))
+    return Profile(layers, tensors, 4, model_ref="m.py:f", model_name="m", **more)
+
+
+def cluster(workers: int, *, cores: int = 0, bandwidth: float = 1e6, efficiency: float = 0.5) -> Cluster:
+    level = Level("server", workers, bandwidth, 0.0, efficiency, efficiency, "nominal")
+    return Cluster("here", Device("cpu", "cpu", 8 * GIB, cores=cores), (level,))
 
 
 def stage_entry(index: int, workers: Sequence[int], measured: Mapping[str, float]) -> dict[str, Any]:

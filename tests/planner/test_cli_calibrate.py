@@ -1,0 +1,169 @@
+"""What `pipeplan calibrate` reads, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import Run as Call
+from runs import chain, cluster, summary_of, write_run
+
+from pipeplan import cluster_file, cluster_write
+from pipeplan.profile import Profile, Provenance
+
+
+@pytest.fixture
+def plan_folder(run: Call, tmp_path: Path) -> Path:
+    """A plan of a small chain on two workers, solved in an empty folder, with its profile above it."""
+    profile = chain([(0.1, 0.2, 0.01), (0.1, 0.1, 0.01), (0.1, 0.2, 0.01)])
+    replace(profile, provenance=Provenance(notes=("kept",), how="stopwatch")).save(tmp_path / "profile.json")
+    cluster_write.save(cluster(2, bandwidth=1e9), tmp_path / "here.toml")
+    ran = run("solve", "profile.json", "--cluster", "here.toml", "--straight", "--overlap", "0")
+    assert ran.code == 0, ran.err
+    return tmp_path / "plan"
+
+
+MEASURED = ({"forward_s": 0.25, "backward_s": 0.5, "update_s": 0.03}, {"forward_s": 0.3, "backward_s": 0.3})
+
+
+def a_run(plan_folder: Path, name: str = "one", pace_s: float = 0.8, **more: Any) -> Path:
+    return write_run(plan_folder, name, summary_of(plan_folder, pace_s, MEASURED, **more))
+
+
+def test_solving_again_predicts_what_was_measured(run: Call, plan_folder: Path, tmp_path: Path) -> None:
+    a_run(plan_folder)
+    before = (tmp_path / "profile.json").read_bytes()
+    ran = run("calibrate", "plan/runs/one")
+    assert ran.code == 0, ran.err
+    assert "solve again with: pipeplan solve calibrated.json --cluster calibrated.toml" in ran.err
+    assert (tmp_path / "profile.json").read_bytes() == before
+    stages = json.loads((plan_folder / "plan.json").read_text())["plan"]["stages"]
+    pins = [f"{stage['layers'][0]}={number}" for number, stage in enumerate(stages, 1)]
+    again = run(
+        *("solve", "calibrated.json", "--cluster", "calibrated.toml", "--straight", "--overlap", "0", "--json"),
+        *(part for pin in pins for part in ("--pin", pin)),
+        *("--pin", f"{stages[0]['layers'][-1]}=1", "-o", "plan-2"),
+    )
+    assert json.loads(again.out)["prediction"]["minibatch_s"] == pytest.approx(0.8)
+    stage = json.loads((tmp_path / "plan-2" / "stages" / "stage-0.json").read_text())
+    assert stage["profile"] == "calibrated"
+
+
+def test_the_new_profile_says_where_it_is_from(run: Call, plan_folder: Path, tmp_path: Path) -> None:
+    a_run(plan_folder)
+    for output in ("c1.json", "c2.json"):
+        assert run("calibrate", "plan", "-o", output).code == 0
+    origin = Profile.load(tmp_path / "c2.json").provenance
+    assert origin.kind == "calibrated"
+    assert "proportion to a profile that was measured (stopwatch)" in origin.how
+    assert origin.notes[0] == "kept"
+    assert sum("run one, stage " in note for note in origin.notes) == 2
+    assert cluster_file.load(str(tmp_path / "c2.toml")).levels[0].source == "nominal"
+    assert "calibrated by runs on" in " ".join(run("profile", "show", "c2.json").out.split())
+
+
+def test_json_has_all_that_was_found(run: Call, plan_folder: Path, tmp_path: Path) -> None:
+    a_run(plan_folder)
+    ran = run("calibrate", "plan", "--json", "--no-write")
+    assert ran.code == 0
+    assert not (tmp_path / "calibrated.json").exists()
+    found = json.loads(ran.out)
+    assert found["runs"][0]["measured_s"] == 0.8
+    assert found["runs"][0]["calibrated_s"] == pytest.approx(0.8)
+    assert found["stages"][0]["layers"][0] == "l0"
+    assert {one["operation"] for one in found["links"]} == {"all-reduce", "send/recv"}
+
+
+def test_nothing_is_replaced_unasked(run: Call, plan_folder: Path, tmp_path: Path) -> None:
+    """And only what was calibrated before, however it is asked for."""
+    a_run(plan_folder)
+    assert run("calibrate", "plan").code == 0
+    for options, complaint in (
+        ((), "calibrated.json is there already"),
+        (("-o", "new.json", "--cluster-output", "calibrated.toml"), "calibrated.toml is there already"),
+        (("-o", "profile.json", "--cluster-output", "new.toml", "--force"), "profile.json is a profile that plans are"),
+        (("-o", "new.json", "--cluster-output", "here.toml", "--force"), "here.toml was not written by `pipeplan cal"),
+        (("-o", "same", "--cluster-output", "same"), "cannot both be same"),
+        (("-o", "."), "is a folder"),
+    ):
+        ran = run("calibrate", "plan", *options)
+        assert (ran.code, ran.out) == (2, "")
+        assert complaint in " ".join(ran.err.split())
+        assert not {"new.json", "new.toml", "same"} & {path.name for path in tmp_path.iterdir()}
+    assert run("calibrate", "plan", "--force").code == 0
+
+
+def broken(what: str, plan_folder: Path, tmp_path: Path) -> str:
+    """Make a run that cannot be used; returns its folder."""
+    more: dict[str, Any] = {}
+    if what == "short":
+        more = {"steady_minibatches": 3}
+    elif what == "fill":
+        more = {"includes_fill": True}
+    elif what == "unmeasured":
+        more = {"minibatch_s": {"predicted": 1.0, "measured": None, "ratio": None}}
+    elif what == "still":
+        more = {"minibatch_s": {"predicted": 1.0, "measured": 0.0, "ratio": None}}
+    elif what == "other":
+        more = {"plan": "sha256:another"}
+    folder = a_run(plan_folder, **more)
+    summary = json.loads((folder / "summary.json").read_text())
+    if what == "stages":
+        summary["stages"].pop()
+    elif what == "zero":
+        summary["stages"][1]["backward_s"]["measured"] = 0.0
+    elif what == "old":
+        del summary["stages"][0]["measured"]["cpu_s"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    if what == "unfinished":
+        (folder / "summary.json").unlink()
+    elif what == "gone":
+        (plan_folder / "plan.json").unlink()
+    elif what == "profile":
+        (tmp_path / "profile.json").unlink()
+    return "nothing" if what == "nothing" else "plan/runs/one"
+
+
+@pytest.mark.parametrize(
+    ("what", "complaint"),
+    [
+        ("nothing", "nothing does not exist"),
+        ("unfinished", "has no summary.json"),
+        ("short", "too few minibatches to measure a pace (3 after the fill"),
+        ("fill", "too few minibatches"),
+        ("unmeasured", "too few minibatches"),
+        ("still", "the measured pace is zero"),
+        ("other", "is a run of another plan than"),
+        ("stages", "measured 1 stages, and"),
+        ("zero", "measured no time at all"),
+        ("old", "of an older version"),
+        ("gone", "is not in the folder of its plan: name that with --plan"),
+        ("profile", "name it with --profile"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_a_line(
+    run: Call, plan_folder: Path, tmp_path: Path, what: str, complaint: str
+) -> None:
+    ran = run("calibrate", broken(what, plan_folder, tmp_path))
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: ")
+    assert ran.err.count("\n") == 1
+    assert complaint in ran.err
+    assert not (tmp_path / "calibrated.json").exists()
+    assert not (tmp_path / "calibrated.toml").exists()
+
+
+def test_runs_of_other_models_and_clusters_are_refused(run: Call, plan_folder: Path, tmp_path: Path) -> None:
+    a_run(plan_folder)
+    cluster_write.save(cluster(3, bandwidth=1e9), tmp_path / "three.toml")
+    assert run("solve", "profile.json", "--cluster", "three.toml", "--straight", "-o", "wide").code == 0
+    chain([(0.1, 0.2, 0.0), (0.1, 0.2, 0.0)]).save(tmp_path / "two.json")
+    assert run("solve", "two.json", "--cluster", "here.toml", "--straight", "-o", "short").code == 0
+    for folder in ("wide", "short"):
+        stages = len(list((tmp_path / folder / "stages").iterdir()))
+        write_run(tmp_path / folder, "one", summary_of(tmp_path / folder, 0.8, [MEASURED[0]] * stages))
+    assert "is for another cluster than" in run("calibrate", "plan", "wide").err
+    assert "is a plan of another model than" in run("calibrate", "plan", "short").err
