@@ -6,7 +6,7 @@ function certificateSection(report) {
   return section(
     "certificate",
     "Certificate",
-    [certificate.proven ? "✓ This plan is proven to be the fastest." : "This plan is not proven to be the fastest."],
+    [],
     el("ul", { class: "sentences" }, (certificate.sentences || []).map((sentence) => el("li", {}, marked(sentence)))),
     report.made ? [el("h3", {}, "What this report was made from"), madeFrom(report.made)] : null,
   );

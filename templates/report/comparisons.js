@@ -10,7 +10,7 @@ function comparisonsSection(report) {
     note: row.remark,
     share: row.minibatch_s ? own / row.minibatch_s : 0,
     value: !row.minibatch_s ? "none fits" : showTime(row.minibatch_s) + (isOwn(row) || !row.gain ? "" : ` · ${showGain(row.gain)}`),
-    class: isOwn(row) ? "full" : "",
+    class: isOwn(row) ? "full" : /not fit/.test(row.remark || "") ? "unfit" : "",
   }));
   const others = rows.filter((row) => !isOwn(row) && row.gain);
   const label = `Speed of other plans: ${others.map((row) => `this plan is ${showGain(row.gain)} as fast as ${row.name}`).join("; ")}`;

@@ -4,13 +4,13 @@ function shorten(name, most) {
   return name.length <= most ? name : "…" + name.slice(1 - most);
 }
 
-function drawEdges(graph, folded) {
+function drawEdges(graph) {
   const bends = new Map(graph.bends.map((one) => [one[0], one]));
-  const path = graph.edges.map((edge, at) => edgePath(graph, folded, edge, bends.get(at) || []));
+  const path = graph.edges.map((edge, at) => edgePath(graph, edge, bends.get(at) || []));
   return svg("path", { d: path.join(""), class: "edge" });
 }
 
-function drawCard(graph, at, card, longest) {
+function drawCard(graph, at, longest) {
   const { nodes, w, h } = graph;
   const stage = nodes.stage[at];
   const seconds = nodes.forward_s[at] + nodes.backward_s[at];
@@ -18,7 +18,7 @@ function drawCard(graph, at, card, longest) {
   const many = nodes.layers && nodes.layers[at] > 1 ? `${nodes.layers[at]} layers` : shorten(String(nodes.op[at]), 12);
   return svg(
     "g",
-    { class: `card stage-${Math.max(0, stage) % STAGES.length}`, transform: `translate(${card.x},${card.y})`, "data-at": at },
+    { class: `card stage-${Math.max(0, stage) % STAGES.length}`, transform: `translate(${nodes.x[at]},${nodes.y[at]})`, "data-at": at },
     svg("rect", { class: "body", width: w, height: h, rx: 5 }),
     svg("path", { class: "tab", d: `M5,0 H25 V${h} H5 A5,5 0 0 1 0,${h - 5} V5 A5,5 0 0 1 5,0 Z` }),
     svg("text", { class: "number", x: 12.5, y: h / 2 + 4.5 }, String(stage + 1)),

@@ -1,21 +1,30 @@
 /* Pan and zoom of the model, by wheel, drag, pinch, buttons and keys. */
 
 class GraphView {
-  /* `card` has w and h of every card; `size` is what the whole model takes. */
-  constructor(picture, card) {
-    Object.assign(this, { picture, card, size: { width: 1, height: 1 }, scale: 1, x: 0, y: 0, fitted: true });
-    this.moved = () => {};
+  /* `graph` has width and height of the model, and w and h of every card. */
+  constructor(picture, graph) {
+    Object.assign(this, { picture, graph, scale: 1, x: 0, y: 0, fitted: true });
   }
 
   frame() {
     return { width: this.picture.clientWidth || 800, height: this.picture.clientHeight || 480 };
   }
 
+  /* What shows all of the model, with room for the lines beside it; cards are at most of their own size. */
+  fitting(width, height) {
+    return Math.min(1, (width - 64) / this.graph.width, (height - 36) / this.graph.height);
+  }
+
+  /* The height of a frame of the picture's width around all of the model, at most `most`. */
+  wantedHeight(most) {
+    return Math.min(most, Math.max(140, Math.ceil(this.graph.height * this.fitting(this.frame().width, most)) + 36));
+  }
+
   fit() {
     const { width, height } = this.frame();
-    this.scale = Math.min(1, (width - 64) / this.size.width, (height - 36) / this.size.height);
-    this.x = (width - this.size.width * this.scale) / 2;
-    this.y = (height - this.size.height * this.scale) / 2;
+    this.scale = this.fitting(width, height);
+    this.x = (width - this.graph.width * this.scale) / 2;
+    this.y = (height - this.graph.height * this.scale) / 2;
     this.apply();
     this.fitted = true;
   }
@@ -31,22 +40,22 @@ class GraphView {
   /* Some of the model always stays in the frame. */
   pan(dx, dy) {
     const { width, height } = this.frame();
-    const [wide, tall] = [this.size.width * this.scale, this.size.height * this.scale];
+    const [wide, tall] = [this.graph.width * this.scale, this.graph.height * this.scale];
     this.x = Math.min(width - 40, Math.max(40 - wide, this.x + dx));
     this.y = Math.min(height - 40, Math.max(40 - tall, this.y + dy));
     this.apply();
   }
 
-  /* Bring a card into the frame, large enough to read. */
-  reveal(card, readable) {
+  /* Bring a layer into the frame, large enough to read. */
+  reveal(x, y, readable) {
     const { width, height } = this.frame();
+    const { w, h } = this.graph;
     if (readable) this.scale = Math.max(this.scale, 0.8);
-    const [left, top] = [this.x + card.x * this.scale, this.y + card.y * this.scale];
-    const [wide, tall] = [this.card.w * this.scale, this.card.h * this.scale];
-    const inside = left > 0 && top > 0 && left + wide < width && top + tall < height;
+    const [left, top] = [this.x + x * this.scale, this.y + y * this.scale];
+    const inside = left > 0 && top > 0 && left + w * this.scale < width && top + h * this.scale < height;
     if (!inside || readable) {
-      this.x = width / 2 - (card.x + this.card.w / 2) * this.scale;
-      this.y = height / 2 - (card.y + this.card.h / 2) * this.scale;
+      this.x = width / 2 - (x + w / 2) * this.scale;
+      this.y = height / 2 - (y + h / 2) * this.scale;
     }
     this.apply();
   }
@@ -57,7 +66,6 @@ class GraphView {
     layer.setAttribute("transform", `translate(${this.x.toFixed(2)},${this.y.toFixed(2)}) scale(${this.scale.toFixed(5)})`);
     this.picture.classList.toggle("far", this.scale < 0.5);
     this.picture.dataset.scale = this.scale.toFixed(4);
-    this.moved();
   }
 }
 

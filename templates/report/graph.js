@@ -41,7 +41,7 @@ function graphBox(graph, report) {
     "aria-describedby": "graph-help",
   });
   const facts = el("div", { class: "facts", role: "status" }, el("p", { class: "help" }, "Point at a layer for its figures. " + GRAPH_HELP));
-  const state = { graph, picture, facts, cards: [], at: -1, view: new GraphView(picture, graph) };
+  const state = { graph, picture, facts, at: -1, view: new GraphView(picture, graph) };
   lazily(picture, () => drawGraph(state));
   graphInput(state.view, picture);
   graphPointing(state);
@@ -70,15 +70,10 @@ function lazily(picture, draw) {
 function drawGraph(state) {
   const { graph, picture, view } = state;
   if (picture.childElementCount && !view.fitted) return;
-  const most = Math.min(innerWidth < 640 ? 400 : 640, 0.8 * innerHeight);
-  const folded = foldGraph(graph, { width: picture.clientWidth - 64, height: most - 36 });
-  const scale = Math.min(1, (picture.clientWidth - 64) / folded.width, (most - 36) / folded.height);
-  picture.style.height = Math.max(120, Math.ceil(folded.height * scale) + 36) + "px";
-  state.cards = folded.cards;
-  view.size = folded;
+  picture.style.height = view.wantedHeight(0.8 * innerHeight) + "px";
   const longest = graph.nodes.name.reduce((most, _, at) => Math.max(most, graph.nodes.forward_s[at] + graph.nodes.backward_s[at]), 0);
-  const cards = folded.cards.map((card, at) => drawCard(graph, at, card, longest));
-  picture.replaceChildren(svg("g", { class: "world", "aria-hidden": "true" }, drawEdges(graph, folded), cards));
+  const cards = graph.nodes.name.map((_, at) => drawCard(graph, at, longest));
+  picture.replaceChildren(svg("g", { class: "world", "aria-hidden": "true" }, drawEdges(graph), cards));
   view.fit();
 }
 
@@ -108,8 +103,8 @@ function graphButtons(state, report) {
 }
 
 function select(state, at, readable) {
-  const { graph, picture, facts, view, cards } = state;
-  if (at < 0 || !cards[at]) return;
+  const { graph, picture, facts, view } = state;
+  if (at < 0 || !graph.nodes.name[at]) return;
   picture.querySelectorAll(".card.chosen").forEach((card) => card.classList.remove("chosen"));
   picture.querySelector(`[data-at="${at}"]`).classList.add("chosen");
   state.at = at;
@@ -118,7 +113,7 @@ function select(state, at, readable) {
     el("strong", {}, String(graph.nodes.name[at])),
     el("dl", {}, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
   );
-  if (readable !== undefined) view.reveal(cards[at], readable);
+  if (readable !== undefined) view.reveal(graph.nodes.x[at], graph.nodes.y[at], readable);
 }
 
 function graphPointing(state) {
@@ -136,7 +131,7 @@ function graphPointing(state) {
 function graphKey(state, event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const { view } = state;
-  const last = state.cards.length - 1;
+  const last = state.graph.nodes.name.length - 1;
   const go = (step) => select(state, Math.min(last, Math.max(0, state.at + step)), false);
   const act = {
     ArrowDown: () => go(1),

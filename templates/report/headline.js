@@ -8,7 +8,7 @@ function baselineTile(report) {
   const row = (report.comparisons || []).find((one) => /data parallel/i.test(one.name));
   if (!row) return null;
   if (row.gain === null || row.gain === undefined) return figureTile("Over data parallelism", "–", row.remark || "no such plan fits");
-  return figureTile("Over data parallelism", showGain(row.gain), `which takes ${showTime(row.minibatch_s)}`);
+  return figureTile("Over data parallelism", showGain(row.gain), row.remark ? `which ${row.remark}` : `which takes ${showTime(row.minibatch_s)}`);
 }
 
 function memoryTile(report) {
@@ -23,9 +23,16 @@ function memoryTile(report) {
   );
 }
 
+function verdictTile(certificate) {
+  if (!certificate) return null;
+  const { proven, gap } = certificate;
+  if (proven) return figureTile("Verdict", "✓ Proven", "no plan is faster");
+  if (gap > 0) return figureTile("Verdict", `Within ${showShare(gap)}`, "of the best, as far as is proven");
+  return gap === 0 ? figureTile("Verdict", "Optimal", "by one proof, which nothing checked") : figureTile("Verdict", "Not proven", "a faster plan may exist");
+}
+
 function tiles(report) {
-  const { prediction, certificate } = report;
-  const proven = certificate && certificate.proven;
+  const { prediction } = report;
   return el(
     "dl",
     { class: "tiles" },
@@ -34,9 +41,7 @@ function tiles(report) {
     prediction.samples_per_s ? figureTile("Throughput", showCount(Math.round(prediction.samples_per_s)), "samples a second") : null,
     baselineTile(report),
     memoryTile(report),
-    certificate
-      ? figureTile("Verdict", proven ? "✓ Proven" : "Not proven", proven ? "no plan is faster" : "a faster plan may exist")
-      : null,
+    verdictTile(report.certificate),
   );
 }
 
@@ -54,18 +59,23 @@ function paceBars(report) {
   );
 }
 
+/* How a time is beside another: by so much longer, or so many times as long. */
+function beside(ratio) {
+  if (Math.abs(ratio - 1) < 0.005) return "as long as";
+  if (ratio > 1.5 || ratio < 0.5) return `${digits(ratio)} times as long as`;
+  return `${showShare(Math.abs(ratio - 1))} ${ratio > 1 ? "longer" : "less"} than`;
+}
+
 function runBox(report) {
   const { measured, prediction } = report;
   if (!measured) return null;
-  const ratio = measured.minibatch_s / prediction.minibatch_s;
-  const off = Math.abs(ratio - 1);
-  const words = off < 0.005 ? "as predicted" : `${showShare(off)} ${ratio > 1 ? "slower" : "faster"} than predicted`;
+  const words = beside(measured.minibatch_s / prediction.minibatch_s);
   return el(
     "div",
     { class: "run", id: "run" },
-    el("h2", {}, `The run: ${words}`),
+    el("h2", {}, `The run: a minibatch takes ${words} predicted`),
     paceBars(report),
-    measured.cause ? el("p", { class: "cause" }, marked(measured.cause)) : null,
+    measured.cause ? el("p", { class: "cause" }, marked(`The first cause of the difference: ${measured.cause}`)) : null,
     measuredTable(measured),
   );
 }

@@ -6,13 +6,12 @@ function memorySection(report) {
   const rows = report.memory || [];
   if (!rows.length) return null;
   const measured = rows.some((row) => row.measured_peak_bytes);
-  const most = Math.max(...rows.map((row) => Math.max(row.capacity_bytes || 0, peak(row.predicted), row.measured_peak_bytes || 0)));
   const end = Math.max(report.timeline ? report.timeline.end_s : 0, ...rows.map((row) => row.predicted.t.at(-1)));
   const lead = [
     "The fullest worker of each stage, while the pipeline fills and runs" + (measured ? "; the dotted line is the most that the run measured." : "."),
     ...wordsOf(report, "memory"),
   ];
-  const chart = (row) => memoryChart(row, most, end);
+  const chart = (row) => memoryChart(row, end);
   const shown = el("div", { class: "charts" }, rows.slice(0, MEMORY_CHARTS).map(chart));
   const others = rows.slice(MEMORY_CHARTS);
   const columns = [["stage", "text"], ["worker", "text"], ["most, predicted", "number"], ...(measured ? [["most, measured", "number"]] : []), ["has", "number"]];
@@ -45,7 +44,15 @@ function memoryTicks(most) {
   return [0, most];
 }
 
-function memoryChart(row, most, end) {
+/* Memory that is nearly empty is drawn on a scale of its own: its figures are small, but they differ. */
+const NEARLY_EMPTY = 0.08;
+
+function memoryTop(capacity, used) {
+  return capacity && used > NEARLY_EMPTY * capacity ? Math.max(capacity, used) : used || 1;
+}
+
+function memoryChart(row, end) {
+  const most = memoryTop(row.capacity_bytes, Math.max(peak(row.predicted), row.measured_peak_bytes || 0));
   const frame = frameOf(340, 186, { left: 58, right: 12, top: 30, bottom: 26 });
   const x = scaleOf(0, end, frame.left, frame.right);
   const y = scaleOf(0, 1.08 * most, frame.bottom, frame.top);
@@ -65,12 +72,15 @@ function memoryChart(row, most, end) {
     svg("path", { class: "area", d: area }),
     svg("path", { class: "curve", d: path }),
     row.measured_peak_bytes ? measuredLine(row, frame, y) : null,
-    row.capacity_bytes ? capacityLine(row, frame, y) : null,
+    row.capacity_bytes ? capacityLine(row, frame, y, most) : null,
     footer(frame, times, x, timeLabels(times, times[1] || end)),
   );
 }
 
-function capacityLine(row, frame, y) {
+function capacityLine(row, frame, y, most) {
+  if (most < row.capacity_bytes) {
+    return svg("text", { class: "tick strong", x: frame.right, y: frame.top + 8, "text-anchor": "end" }, `of ${showSize(row.capacity_bytes)}, far above`);
+  }
   const at = y(row.capacity_bytes);
   return [
     svg("line", { class: "capacity", x1: frame.left, x2: frame.right, y1: at, y2: at }),
@@ -96,7 +106,8 @@ function memoryParts(report) {
   const rows = (report.stages || []).filter((stage) => (stage.memory_parts || []).length);
   if (!rows.length) return null;
   const names = [...new Set(rows.flatMap((stage) => stage.memory_parts.map(([name]) => partName(name))))];
-  const most = Math.max(...rows.map((stage) => Math.max(stage.capacity_bytes || 0, stage.memory_bytes)));
+  const used = Math.max(...rows.map((stage) => stage.memory_bytes));
+  const most = memoryTop(Math.max(...rows.map((stage) => stage.capacity_bytes || 0)), used);
   const bar = (stage) => el(
     "div",
     { class: "row" },
@@ -105,14 +116,14 @@ function memoryParts(report) {
       "span",
       { class: "track" },
       stage.memory_parts.map(([name, bytes]) =>
-        el("span", { class: "part part-" + (names.indexOf(partName(name)) % 6), style: { width: (100 * bytes) / most + "%" }, title: `${name}: ${showSize(bytes)}` }),
+        el("span", { class: "part part-" + (names.indexOf(partName(name)) % 8), style: { width: (100 * bytes) / most + "%" }, title: `${name}: ${showSize(bytes)}` }),
       ),
-      stage.capacity_bytes ? el("span", { class: "line", style: { left: (100 * stage.capacity_bytes) / most + "%" } }) : null,
+      stage.capacity_bytes && stage.capacity_bytes <= most ? el("span", { class: "line", style: { left: (100 * stage.capacity_bytes) / most + "%" } }) : null,
     ),
     el("span", { class: "value" }, showSize(stage.memory_bytes)),
   );
   const label = `What memory is for: ${rows.slice(0, 12).map((stage) => `${stageName(stage.index)}: ${stage.memory_parts.map(([name, bytes]) => `${name} ${showSize(bytes)}`).join(", ")}`).join("; ")}`;
-  const legend = names.map((name, at) => el("li", {}, el("span", { class: "swatch part-" + (at % 6) }), name));
+  const legend = names.map((name, at) => el("li", {}, el("span", { class: "swatch part-" + (at % 8) }), name));
   const make = () => el("div", { class: "bars parts", role: "img", "aria-label": label }, rows.map(bar));
   const columns = [["stage", "text"], ...names.map((name) => [name, "number"]), ["together", "number"]];
   const cells = () =>

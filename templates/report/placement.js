@@ -13,10 +13,17 @@ function placementSection(report) {
     lead,
     figure(
       null,
-      el("div", { class: "servers" + (servers.length > 16 ? " many" : ""), role: "img", "aria-label": placementWords(report) }, servers.map(serverBox)),
+      serverGrid(servers, placementWords(report)),
       chartTable("The stage of every worker", [["worker", "text"], ["server", "text"], ["stage", "text"]], rows),
     ),
   );
+}
+
+/* Many servers scroll in a box of their own, which then takes the focus for the keys. */
+function serverGrid(servers, label) {
+  const grid = el("div", { class: "servers", role: "img", "aria-label": label }, servers.map(serverBox));
+  if (servers.length <= 24) return grid;
+  return el("div", { class: "many", tabindex: "0", role: "region", "aria-label": "Servers" }, grid);
 }
 
 function placementWords(report) {

@@ -202,33 +202,46 @@ def _stages(shape: Shape, layers: int, per_server: int) -> list[Document]:
 
 
 def _graph(layers: int, stages: int, name: str) -> Document:
-    """A chain with a layer beside every tenth, and a long edge past each of those."""
+    """Rows of twelve, a layer beside the sixth of each, and a long edge past that; lines go back from row to row."""
     columns = ("name", "op", "layers", "stage", "x", "y", "forward_s", "backward_s", "parameter_bytes", "output_bytes")
     nodes: Document = {key: [] for key in columns}
     edges: list[list[int]] = []
     bends: list[list[float]] = []
+    width = 182 * min(layers, 12) - 32
     for number in range(layers):
-        beside = number % 10 == 5
-        row = (
+        row, place = divmod(number, 12)
+        values = (
             f"features.{number}{name}",
             LAYERS[number % len(LAYERS)],
-            1,
+            1 + number % 2,
             min(stages - 1, number * stages // layers),
-            176 * number,
-            52 if beside else 0,
+            182 * place,
+            130 * row + 52 * (place == 5),
             0.0001 * (1 + number % 7),
             0.0002 * (1 + number % 7),
             (number % 5 == 0) * 2**20 * (1 + number % 9),
             2**20 * (1 + number % 4),
         )
-        for key, value in zip(columns, row, strict=True):
+        for key, value in zip(columns, values, strict=True):
             nodes[key].append(value)
-        if number and not (number % 10 == 6 and number > 1):
+        if place == 6:
+            bends.append([len(edges), 182 * 5, 130 * row + 17, 182 * 5 + 150, 130 * row + 17])
+            edges.append([number - 2, number])
+        if place == 0 and row:
+            bends.append([len(edges), width + 16, 130 * row - 22, -16, 130 * row - 22])
+        if number:
             edges.append([number - 1, number])
-        if number % 10 == 6:
-            edges += [[number - 2, number], [number - 1, number]]
-            bends.append([len(edges) - 2, 176 * (number - 1) - 8, 17, 176 * (number - 1) + 158, 17])
-    return {"width": 176 * layers, "height": 86, "w": 150, "h": 34, "nodes": nodes, "edges": edges, "bends": bends, "note": ""}
+    height = 130 * -(-layers // 12) - 44
+    return {
+        "width": width,
+        "height": height,
+        "w": 150,
+        "h": 34,
+        "nodes": nodes,
+        "edges": edges,
+        "bends": bends,
+        "note": "Some layers are drawn as one." + name,
+    }
 
 
 def _placement(replicas: tuple[int, ...], per_server: int) -> list[Document]:
