@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pipeplan.explain import bars
 from pipeplan.explain.anatomy import Anatomy
 from pipeplan.explain.report import Explanation
 from pipeplan.explain.robust import Robustness
@@ -38,6 +39,9 @@ def show(explanation: Explanation, console: Console) -> None:
         )
     _heading(console, f"What bounds the pace: {score.bound}")
     console.print(_loads(explanation))
+    _heading(console, "What each stage takes of the pace" + (", and of the memory" if problem.options.memory else ""))
+    for part in bars.stages(score, explanation.plan.copies, problem.options.memory):
+        console.print(part)
     _heading(console, "Where the time goes")
     console.print(_anatomies(explanation.anatomies))
     for line in reasons(explanation.anatomies, problem.capacity):
