@@ -14,7 +14,6 @@ from pipeplan.files import Node, refuse_unwritable, write_text
 from pipeplan.measured import run as runs
 from pipeplan.profile import Profile
 from pipeplan.report.build import build
-from pipeplan.report.measured import refuse_another
 from pipeplan.report.page import page
 from pipeplan.report.source import read
 
@@ -59,9 +58,7 @@ def command(
         refuse_unwritable(target)
         _refuse_to_overwrite(target)
     source = read(root, _profile(root, path, profile_file))
-    measured = None if run is None else runs.read(run)
-    if measured is not None:
-        refuse_another(source, measured)
+    measured = None if run is None else runs.read_of(path.parent, run)
     document = build(source, measured, thorough=thorough).to_json()
     if as_json:
         click.echo(json.dumps(document, allow_nan=False, ensure_ascii=False))

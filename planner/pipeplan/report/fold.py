@@ -36,7 +36,7 @@ def groups(profile: Profile, stage_of: Mapping[str, int]) -> tuple[list[Group], 
         note = "Layers of one stage that follow each other, and blocks that are alike, are drawn as one."
     if len(found) > MANY:
         found = list(_packed(found, -(-len(found) // MANY)))
-    return found, note
+    return found, note if len(found) < len(profile.layers) else ""
 
 
 def _by_stage(found: Iterable[Chain | Sequence[Layer]], stage_of: Mapping[str, int]) -> list[Group]:

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeplan.errors import InputError
 from pipeplan.files import Node
 from pipeplan.measured.run import ALL_REDUCE, Run
-from pipeplan.report.source import Source
 from pipeplan.text import one_line
 
 PAIRS = ("forward_s", "backward_s", "update_s", "sync_s", "wait_s", "memory_bytes")
 ALONE = ("load_s", "send_s", "other_s")
-
-
-def refuse_another(source: Source, run: Run) -> None:
-    """Raise an `InputError` unless the run is one of this plan."""
-    profile, cluster = (source.root[name]["digest"].text() for name in ("profile", "cluster"))
-    if run.plan != source.plan.digest(profile, cluster):
-        raise InputError(f"{run.folder} is not a run of this plan: their digests differ; name a run of it")
 
 
 def measured(run: Run) -> dict[str, Any]:

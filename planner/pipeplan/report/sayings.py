@@ -157,7 +157,8 @@ def scaling(report: Report) -> Iterator[str]:
         if other is None:
             yield f"On {what} no plan fits."
         else:
-            yield f"On {what} the best plan ({points['config'][at]}) is {pace / other:.2f} times as fast as this one."
+            times = "as fast" if abs(pace / other - 1) < TOLERANCE else f"{pace / other:.2f} times as fast"
+            yield f"On {what} the best plan ({points['config'][at]}) is {times} as this one."
 
 
 def measured(report: Report, run: Run | None) -> Iterator[str]:

@@ -1,0 +1,127 @@
+"""Plans with their reports, for tests: small ones that are solved in no time, and runs of them that never were."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeplan import render, resources
+from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_file import load
+from pipeplan.files import Node
+from pipeplan.problem import Options, Problem
+from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.report.build import build
+from pipeplan.report.source import Source, read
+from pipeplan.solve import Settings, solve
+
+Document = dict[str, Any]
+
+
+def vgg() -> Profile:
+    """The bundled VGG-16."""
+    return Profile.load(resources.folder("profiles") / "vgg16-v100.json")
+
+
+def branching(layers: int = 8) -> Profile:
+    """A chain with a shortcut around every third layer, each layer with sizes of its own."""
+    made = tuple(
+        Layer(f"l{i}", 1e-3 * (1 + i % 3), 2e-3 * (1 + i % 2), 1000 * (i + 1), 5000 * (i + 1), op=f"Op{i % 4}")
+        for i in range(layers)
+    )
+    tensors = []
+    for i in range(layers - 1):
+        readers = [f"l{i + 1}"] + ([f"l{i + 3}"] if i % 3 == 0 and i + 3 < layers else [])
+        tensors.append(Tensor(f"t{i}", f"l{i}", tuple(readers), 100 * (i + 1), 70 * (i + 1)))
+    return Profile(layers=made, tensors=tuple(tensors), minibatch=4, model_name="small", optimizer_state_ratio=2.0)
+
+
+def small_cluster(servers: int = 2, inside: int = 2) -> Cluster:
+    """Quick links inside a server, slow ones between them."""
+    levels = (Level("server", inside, 1e9, 1e-6), Level("cluster", servers, 1e7, 1e-5))
+    return Cluster("tiny", Device("chip", "cuda", 10**9), levels)
+
+
+def source_of(profile: Profile, cluster: Cluster | str, options: Options | None = None, solver: str = "dp") -> Source:
+    """The best plan for a profile on a cluster, as a report takes it."""
+    return read(Node(document_of(profile, cluster, options, solver), "plan.json"), profile)
+
+
+def document_of(
+    profile: Profile, cluster: Cluster | str, options: Options | None = None, solver: str = "dp"
+) -> Document:
+    """Its plan.json."""
+    where = load(cluster) if isinstance(cluster, str) else cluster
+    outcome = solve(Problem(profile, where, options or Options()), Settings(solver=solver, certify=False))
+    found: Document = json.loads(json.dumps(render.plan_document(outcome)))
+    return found
+
+
+def report_of(source: Source, *, thorough: bool = False) -> Document:
+    """The document of its report."""
+    return build(source, thorough=thorough).to_json()
+
+
+def rows(columns: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
+    """Columns as rows."""
+    assert len({len(column) for column in columns.values()}) <= 1, "all columns are of one length"
+    return list(zip(*columns.values(), strict=True))
+
+
+def write_run(folder: Path, source: Source, *, slower: float = 1.25, timelines: bool = True) -> Path:
+    """A run folder such as the executor would leave, of a straight plan that is so much slower than predicted.
+
+    Every worker computes six minibatches, one after the other.
+    """
+    digests = [source.root[name]["digest"].text() for name in ("profile", "cluster")]
+    plan = source.plan.digest(*digests)
+    folder.mkdir(parents=True)
+    stages = []
+    for index, load_ in enumerate(source.scenario.stages):
+        times = {"forward_s": load_.forward_s, "backward_s": load_.backward_s, "update_s": 0.0, "sync_s": 0.0}
+        pairs: Document = {
+            name: {"predicted": value, "measured": slower * value, "ratio": slower if value else None}
+            for name, value in (times | {"memory_bytes": load_.memory_bytes}).items()
+        }
+        own = {"wait_s": 0.001, "load_s": 0.002, "send_s": None}
+        stages.append({"stage": index, "workers": list(load_.workers), "measured": own} | pairs)
+        for replica, worker in enumerate(load_.workers) if timelines else ():
+            _timeline(folder, plan, worker, index, replica, slower * load_.forward_s)
+    summary = {
+        "format": "pipeplan-summary",
+        "version": 1,
+        "plan": plan,
+        "mode": "training",
+        "minibatch": 4,
+        "minibatch_s": {"predicted": source.pace_s, "measured": slower * source.pace_s, "ratio": slower},
+        "includes_fill": False,
+        "steady_minibatches": 40,
+        "stages": stages,
+        "cause": {"kind": "forward", "stage": 0, "explains": 1.0, "text": "stage 0 computes for longer"},
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def _timeline(folder: Path, plan: str, worker: int, stage: int, replica: int, forward_s: float) -> None:
+    ends = [0.0, *itertools.accumulate([forward_s] * 6)]
+    intervals = [["forward", number, *span] for number, span in enumerate(itertools.pairwise(ends))]
+    intervals.append(["all-reduce", 0, 0.0, ends[3]])
+    document = {
+        "format": "pipeplan-timeline",
+        "version": 1,
+        "plan": plan,
+        "rank": worker,
+        "stage": stage,
+        "replica": replica,
+        "epoch": 1,
+        "first": 0,
+        "minibatches": 6,
+        "epoch_minibatches": 6,
+        "intervals": intervals,
+    }
+    path = folder / "timeline" / f"rank-{worker}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(document))

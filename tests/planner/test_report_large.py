@@ -1,0 +1,139 @@
+"""What a report leaves out of large plans, and folds of large models."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from reported import branching, report_of, small_cluster, source_of
+
+from pipeplan.picture.chains import total_s
+from pipeplan.problem import Options
+from pipeplan.profile import Layer, Profile, Tensor, edges
+from pipeplan.report import replayed
+from pipeplan.report import timeline as timeline_module
+from pipeplan.report.fold import FEW, MANY, groups
+from pipeplan.report.graph import BOX
+from pipeplan.report.memory import MOST_POINTS
+from pipeplan.report.page import page
+from pipeplan.report.replayed import simulate
+from pipeplan.report.timeline import MOST_LANES, lanes, timeline
+from pipeplan.simulate.scenario import Hop, Load, Scenario
+from pipeplan_launch.schedule import SCHEDULES
+
+
+def pipeline(replicas: list[int], depth: int = 2) -> Scenario:
+    """A pipeline whose stages all keep a pace of a second a minibatch."""
+    firsts = [0, *itertools.accumulate(replicas)]
+    stages = tuple(
+        Load(tuple(range(first, first + count)), depth, 0.4 * count, 0.6 * count, 0.0)
+        for first, count in zip(firsts, replicas, strict=False)
+    )
+    hops = ((Hop(0.01, 0.0),),) * (len(replicas) - 1)
+    return Scenario("-".join(map(str, replicas)), stages, hops, SCHEDULES["1f1b-stashing"], 1.0, 1.0, 1, 8)
+
+
+@pytest.mark.parametrize("replicas", [[64], [3, 1], [1] * 64, [1000, 24], [8, 9, 25, 931], [1] * 892])
+def test_every_stage_is_seen_and_no_more_workers_than_fit(replicas: list[int]) -> None:
+    shown = lanes(pipeline(replicas))
+    assert len(set(shown.places)) == len(shown.places) == min(sum(replicas), MOST_LANES)
+    stages = [stage for stage, _ in shown.places]
+    assert stages == sorted(stages)
+    assert {0, len(replicas) - 1} <= set(stages)
+    if len(replicas) <= MOST_LANES:
+        assert set(stages) == set(range(len(replicas)))
+    for stage in set(stages):
+        mine = [replica for index, replica in shown.places if index == stage]
+        assert mine == list(range(len(mine)))
+    assert bool(shown.omitted) == (sum(replicas) > MOST_LANES)
+
+
+def test_a_long_timeline_ends_where_it_would_be_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated = simulate(pipeline([1] * 6, depth=12))
+    whole = timeline(simulated)
+    most = len(whole.predicted["lane"]) // 2
+    monkeypatch.setattr(timeline_module, "MOST_INTERVALS", most)
+    drawn = timeline(simulated)
+    assert 0.9 * most < len(drawn.predicted["lane"]) <= most
+    assert max(drawn.predicted["start_s"]) < drawn.end_s < whole.end_s
+    assert drawn.minibatches < whole.minibatches
+
+
+def test_a_simulation_that_would_take_long_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replayed, "MOST_PASSES", 100)
+    monkeypatch.setattr(replayed, "MOST_ALONE", 2000)
+    simulated = simulate(pipeline([1] * 30, depth=60))
+    assert simulated.minibatches * 2 * 30 <= 2000
+    assert f"for {simulated.minibatches} minibatches only" in simulated.remark
+    assert timeline(simulated).steady is None
+
+
+def wide(blocks: int) -> Profile:
+    """Blocks of two branches that join, one after the other: layers that no chain can swallow."""
+    layers, tensors = [Layer("start", 1e-3, 1e-3, 10, 10)], []
+    last = "start"
+    for block in range(blocks):
+        names = [f"b{block}.{part}" for part in ("left", "right", "join")]
+        layers += [Layer(name, 1e-3, 2e-3, 100, 10, op=name[-4:]) for name in names]
+        tensors.append(Tensor(f"{last}:out", last, tuple(names[:2]), 50, 50))
+        tensors += [Tensor(f"{name}:out", name, (names[2],), 20, 20) for name in names[:2]]
+        last = names[2]
+    return Profile(layers=tuple(layers), tensors=tuple(tensors), minibatch=1, model_name="wide")
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [branching(FEW), branching(FEW + 1), branching(1500), wide(60), wide(300)],
+    ids=lambda profile: f"{profile.model_name} {len(profile.layers)}",
+)
+def test_what_is_drawn_as_one_is_of_one_stage_and_no_arrow_goes_back(profile: Profile) -> None:
+    names = [layer.name for layer in profile.layers]
+    stage_of = {name: at * 5 // len(names) for at, name in enumerate(names)}
+    found, note = groups(profile, stage_of)
+    assert sorted(layer.name for group in found for layer in group.layers) == sorted(names)
+    assert all({stage_of[layer.name] for layer in group.layers} == {group.stage} for group in found)
+    home = {layer.name: number for number, group in enumerate(found) for layer in group.layers}
+    assert all(home[producer] <= home[consumer] for producer, consumer in edges(profile.tensors))
+    assert len(found) <= MANY + 5
+    assert bool(note) == (len(found) < len(names))
+    if len(names) <= FEW:
+        assert [group.layers for group in found] == [(layer,) for layer in profile.layers]
+
+
+@pytest.mark.parametrize("layers", [8, 150], ids=str)
+def test_the_graph_has_all_layers_and_arrows_and_boxes_apart(layers: int) -> None:
+    profile = branching(layers)
+    found = source_of(profile, small_cluster(), Options(max_stages=3))
+    drawn = report_of(found)["graph"]
+    nodes = drawn["nodes"]
+    assert sum(nodes["layers"]) == layers
+    assert sum(nodes["forward_s"]) + sum(nodes["backward_s"]) == pytest.approx(
+        sum(map(total_s, profile.layers)), rel=1e-4
+    )
+    assert sum(nodes["parameter_bytes"]) == sum(layer.parameter_bytes for layer in profile.layers)
+    corners = list(zip(nodes["x"], nodes["y"], strict=True))
+    for (x, y), (to_x, to_y) in itertools.combinations(corners, 2):
+        assert abs(x - to_x) >= BOX[0] or abs(y - to_y) >= BOX[1]
+    assert all(0 <= x <= drawn["width"] - BOX[0] and 0 <= y <= drawn["height"] - BOX[1] for x, y in corners)
+    assert all(0 <= edge[0] < len(drawn["edges"]) for edge in drawn["bends"])
+    if layers == 8:
+        number = {name: at for at, name in enumerate(nodes["name"])}
+        arrows = {(number[producer], number[consumer]) for producer, consumer in edges(profile.tensors)}
+        assert set(map(tuple, drawn["edges"])) == arrows
+        stage_of = {name: stage for stage, one in enumerate(found.plan.stages) for name in one.layers}
+        assert [stage_of[name] for name in nodes["name"]] == nodes["stage"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("straight", [False, True], ids=["wide", "straight"])
+def test_a_plan_of_a_thousand_layers_on_a_thousand_workers_stays_small(straight: bool, tmp_path: Path) -> None:
+    layers = tuple(Layer(f"l{i}", 1e-3, 2e-3, 10**6, 10**6) for i in range(1000))
+    tensors = tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), 10**4, 10**4) for i in range(999))
+    profile = Profile(layers=layers, tensors=tensors, minibatch=1, model_name="long")
+    options = Options(max_replicas=1 if straight else None, memory=False)
+    told = report_of(source_of(profile, small_cluster(128, 8), options))
+    assert len(told["stages"]) > 500 if straight else len(told["stages"]) < 50
+    assert len(page(told).encode()) < 5e6
+    assert len(json.dumps(told["memory"])) < 40 * MOST_POINTS
