@@ -74,18 +74,31 @@ def loads(plan: Plan, problem: Problem, links: Links) -> Cards:
     busy = []
     for level in range(len(cluster.levels)):
         firsts = np.array(cluster.starts(level))
-        homes = [np.searchsorted(firsts, stage.workers, side="right") - 1 for stage in plan.stages]
-        messages, rings = np.zeros((2, len(firsts) - 1)), np.zeros((2, len(firsts) - 1))
-        for index, stage in enumerate(plan.stages):
-            if problem.training:
-                _add_rings(rings, homes[index], plan, stage, parameters[index])
-            if index + 1 < len(plan.stages):
-                _add_boundary(messages, homes[index], homes[index + 1], forward[index], backward[index])
+        messages, rings = crossing(plan, cluster, level, (parameters, forward, backward), problem.training)
         send, reduce = np.array(
             [links.card(level, int(worker)) for worker in (firsts[:1] if cluster.uniform else firsts[:-1])]
         ).T
         busy.append(messages / send + rings / reduce)
     return Cards(cluster, tuple(busy), _cores(plan, problem, links))
+
+
+def crossing(
+    plan: Plan, cluster: Cluster, level: int, sizes: tuple[Floats, Floats, Floats], training: bool
+) -> tuple[Floats, Floats]:
+    """Bytes of messages and of all-reduces that cross the cards of a level a minibatch, each [direction, component].
+
+    `sizes`, by stage: its parameters, and what crosses the cut behind it forward and backward, bytes.
+    """
+    parameters, forward, backward = sizes
+    firsts = np.array(cluster.starts(level))
+    homes = [np.searchsorted(firsts, stage.workers, side="right") - 1 for stage in plan.stages]
+    messages, rings = np.zeros((2, len(firsts) - 1)), np.zeros((2, len(firsts) - 1))
+    for index, stage in enumerate(plan.stages):
+        if training:
+            _add_rings(rings, homes[index], plan, stage, parameters[index])
+        if index + 1 < len(plan.stages):
+            _add_boundary(messages, homes[index], homes[index + 1], forward[index], backward[index])
+    return messages, rings
 
 
 def least_s(problem: Problem) -> float:

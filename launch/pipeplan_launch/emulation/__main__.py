@@ -69,6 +69,7 @@ def _run(network: Network, given: Mapping[str, Any], leash: Leash) -> dict[str, 
         "statuses": [statuses[rank] for rank in sorted(statuses)],
         "seconds": time.time() - began,
         "traffic": counting.stop(),
+        "cores": counting.cores(),
     }
 
 

@@ -1,6 +1,7 @@
 """How much crosses the cables of an emulated network, over time. Torch-free.
 
-A process in each switch's namespace reads the kernel's counters of its ports now and then, and writes them down.
+A process in each switch's namespace reads the kernel's counters of its ports now and then, and writes them down, and
+how much of its time the machine's cores were at work.
 """
 
 from __future__ import annotations
@@ -43,6 +44,18 @@ class Counting:
                 found.append({"name": port.node.name, "time_s": [row[0] for row in rows], "out": out, "into": into})
         return found
 
+    def cores(self) -> dict[str, list[float]]:
+        """Columns of times (seconds since the epoch), and of what all cores had worked, and could have, by then: ticks.
+
+        To be asked when it has stopped.
+        """
+        rows = [json.loads(line) for line in self._path(self._switches()[0]).read_text().splitlines()]
+        return {
+            "time_s": [row[0] for row in rows],
+            "busy": [row[2][0] for row in rows],
+            "all": [row[2][1] for row in rows],
+        }
+
     def _switches(self) -> list[str]:
         return list(dict.fromkeys(port.switch for port in self._ports))
 
@@ -58,7 +71,8 @@ def _count(ports: Sequence[Port], path: Path) -> None:
     with path.open("w") as file:
         while True:
             counters = _counters()
-            file.write(json.dumps([time.time(), [counters[port.interface] for port in ports]]) + "\n")
+            row = [time.time(), [counters[port.interface] for port in ports], _worked()]
+            file.write(json.dumps(row) + "\n")
             file.flush()
             time.sleep(EVERY_S)
 
@@ -71,3 +85,11 @@ def _counters() -> dict[str, tuple[int, int]]:
         columns = numbers.split()
         found[name.strip()] = (int(columns[0]), int(columns[8]))
     return found
+
+
+def _worked() -> tuple[int, int]:
+    """Ticks that the cores were at work, and all ticks, since the machine started: the first line of /proc/stat."""
+    with open("/proc/stat") as file:
+        user, nice, system, idle, waiting, *others = map(int, file.readline().split()[1:9])
+    busy = user + nice + system + sum(others)
+    return busy, busy + idle + waiting

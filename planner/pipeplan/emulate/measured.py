@@ -119,6 +119,15 @@ def _use(part: Part, direction: str, counted: dict[str, Any], column: str, windo
     return LinkUse(part.name, part.rate, direction, each, carried / (end - start) / scaling.rate(part.rate))
 
 
+def cores_busy(counted: dict[str, Sequence[float]], window: Window) -> float | None:
+    """Share of the time that this machine's cores were at work; None where the system does not say."""
+    start, end = window.ends_s[0], window.ends_s[-1]
+    busy, ticks = (
+        _at(counted["time_s"], counted[n], end) - _at(counted["time_s"], counted[n], start) for n in ("busy", "all")
+    )
+    return busy / ticks if ticks > 0 else None
+
+
 def _at(times: Sequence[float], values: Sequence[float], when: float) -> float:
     """A counter at some time, between two readings in proportion."""
     at = bisect_left(times, when)

@@ -24,9 +24,18 @@ class StageTimes:
     wait_s: float
     send_s: float
 
+    @property
+    def computing_s(self) -> float:
+        """Forward and backward pass, and the optimiser."""
+        return self.forward_s + self.backward_s + self.update_s
+
     def busy(self, pace_s: float) -> float:
         """Share of its replicas' time that is computing."""
-        return (self.forward_s + self.backward_s + self.update_s) / (self.replicas * pace_s)
+        return self.computing_s / (self.replicas * pace_s)
+
+    def predicted_busy(self, pace_s: float) -> float:
+        """The same, by the plan and its pace."""
+        return self.predicted_s / (self.replicas * pace_s)
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,10 @@ class LinkUse:
     """As on the hardware."""
     busy: float
     """Share of what it could have carried."""
+    predicted_bytes: float = 0.0
+    """In this direction: of a cable with another efficiency for all-reduces, so many bytes of messages take as long."""
+    predicted_busy: float = 0.0
+    """Share of the predicted pace."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,10 @@ class Replayed:
     links: tuple[LinkUse, ...]
     seconds: float
     """How long the replay took, its start and end included."""
+    cores_busy: float | None = None
+    """Share of the time that the cores of this machine were, with whatever else runs here."""
+    unshaped: tuple[str, ...] = ()
+    """Levels of the cluster whose links are as fast as this machine is."""
     cause: str = ""
     """Where the difference comes from, in a sentence."""
 
@@ -73,5 +90,8 @@ class Replayed:
 
     def to_json(self) -> dict[str, Any]:
         """All of it, and the derived figures."""
-        stages = [asdict(one) | {"busy": one.busy(self.measured_s)} for one in self.stages]
+        stages = [
+            asdict(one) | {"busy": one.busy(self.measured_s), "predicted_busy": one.predicted_busy(self.predicted_s)}
+            for one in self.stages
+        ]
         return {"format": FORMAT, "version": VERSION} | asdict(self) | {"stages": stages, "error": self.error}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeplan.emulate import machine, measured
+from pipeplan.cluster_json import from_json
+from pipeplan.emulate import machine, measured, predicted
 from pipeplan.emulate.carry import carry_out, last_line, scratch
+from pipeplan.emulate.cause import first_cause
 from pipeplan.emulate.outcome import Replayed
 from pipeplan.emulate.prepared import Prepared, prepare
 from pipeplan.errors import InputError
@@ -59,7 +61,7 @@ def _measured(ready: Prepared, result: dict[str, Any], room: Path, began: float)
     plan, scaling = ready.plan, ready.scaling
     steps = measured.read_steps(room / "run")
     window = measured.window_of(plan, steps, ready.minibatches)
-    return Replayed(
+    found = Replayed(
         config=plan.config,
         predicted_s=plan.predicted_s,
         simulated_s=_simulated_s(plan, ready.minibatches),
@@ -68,9 +70,14 @@ def _measured(ready: Prepared, result: dict[str, Any], room: Path, began: float)
         minibatches=window.last - window.first,
         scaling=scaling,
         stages=measured.stage_times(plan, steps, window, scaling),
-        links=tuple(measured.link_uses(ready.servers, result["traffic"], window, scaling)),
+        links=predicted.beside(
+            measured.link_uses(ready.servers, result["traffic"], window, scaling), ready.servers, ready.root
+        ),
         seconds=time.monotonic() - began,
+        cores_busy=measured.cores_busy(result["cores"], window),
+        unshaped=predicted.unshaped(from_json(ready.root["cluster"]), ready.servers),
     )
+    return replace(found, cause=first_cause(found))
 
 
 def _simulated_s(plan: Scenario, count: int) -> float | None:

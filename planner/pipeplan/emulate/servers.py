@@ -21,6 +21,9 @@ class Part:
     workers: tuple[int, ...] = ()
     """Those behind it that have no cable of their own."""
     below: tuple[Part, ...] = field(default_factory=tuple)
+    level: int = 0
+    """Of the component, 0 for a worker, and its number there."""
+    component: int = 0
 
     @property
     def cables(self) -> list[Part]:
@@ -50,10 +53,11 @@ def _part(cluster: Cluster, links: Links, level: int, component: int, lowest: in
     rate = links.card(level, workers[0])[0]
     if level == lowest:
         name = f"worker {component}" if level == 0 else f"{cluster.levels[level - 1].name} {component}"
-        return Part(name, rate, tuple(workers))
+        return Part(name, rate, tuple(workers), (), level, component)
     inside = dict.fromkeys(cluster.component(level - 1, worker) for worker in workers)
     name = f"{cluster.levels[level - 1].name} {component}"
-    return Part(name, rate, (), tuple(_part(cluster, links, level - 1, one, lowest) for one in inside))
+    below = tuple(_part(cluster, links, level - 1, one, lowest) for one in inside)
+    return Part(name, rate, (), below, level, component)
 
 
 def network(part: Part, scaling: Scaling) -> dict[str, Any]:

@@ -16,36 +16,43 @@ def show(replayed: Replayed, console: Console) -> None:
     console.print(_stages(replayed))
     if replayed.links:
         console.print(_links(replayed))
-    if replayed.cause:
-        console.print(replayed.cause, soft_wrap=True)
+    if replayed.unshaped:
+        inside = " and ".join(f"a {name}" for name in replayed.unshaped)
+        console.print(f"Links inside {inside} are not shaped: they are as fast as this machine.", soft_wrap=True)
+    console.print(replayed.cause, soft_wrap=True)
 
 
 def _headline(replayed: Replayed) -> str:
     simulated = f", simulated {show_time(replayed.simulated_s)}" if replayed.simulated_s is not None else ""
+    cores = "" if replayed.cores_busy is None else f", cores at work {replayed.cores_busy:.0%} of the time"
     return (
         f"Plan {replayed.config}: predicted {show_time(replayed.predicted_s)} a minibatch{simulated}, replayed "
         f"{show_time(replayed.measured_s)} ± {replayed.spread:.1%} over {replayed.minibatches} minibatches: "
         f"{replayed.error:+.1%}.\nBytes are divided by {replayed.scaling.bytes_by:.0f}, times stretched by "
-        f"{replayed.scaling.time_by:.3g}; {replayed.seconds:.0f} s in all."
+        f"{replayed.scaling.time_by:.3g}; {replayed.seconds:.0f} s in all{cores}."
     )
 
 
 def _stages(replayed: Replayed) -> Table:
-    table = Table(
-        "stage", "repl.", "computing", "of it predicted", "sync", "waiting", "sending", "busy", box=box.SIMPLE
-    )
+    table = _table("stage", "repl.", "computes", "pred.", "sync", "waits", "sends", "busy", "pred.")
     for number, stage in enumerate(replayed.stages, 1):
-        computing = stage.forward_s + stage.backward_s + stage.update_s
-        times = [computing, stage.predicted_s, stage.sync_s, stage.wait_s, stage.send_s]
-        table.add_row(
-            str(number), str(stage.replicas), *map(show_time, times), f"{stage.busy(replayed.measured_s):.0%}"
-        )
+        times = [stage.computing_s, stage.predicted_s, stage.sync_s, stage.wait_s, stage.send_s]
+        busy = f"{stage.busy(replayed.measured_s):.0%}", f"{stage.predicted_busy(replayed.predicted_s):.0%}"
+        table.add_row(str(number), str(stage.replicas), *map(show_time, times), *busy)
     return table
 
 
 def _links(replayed: Replayed) -> Table:
-    table = Table("link of", "rate Gbit/s", "way", "a minibatch", "busy", box=box.SIMPLE)
+    table = _table("link of", "Gbit/s", "way", "a minibatch", "pred.", "busy", "pred.")
     for link in replayed.links:
-        size = show_size(round(link.bytes_per_minibatch))
-        table.add_row(link.name, f"{link.rate * 8 / 1e9:.3g}", link.direction, size, f"{link.busy:.0%}")
+        sizes = [show_size(round(size)) for size in (link.bytes_per_minibatch, link.predicted_bytes)]
+        rate = f"{link.rate * 8 / 1e9:.3g}"
+        table.add_row(link.name, rate, link.direction, *sizes, f"{link.busy:.0%}", f"{link.predicted_busy:.0%}")
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(first, box=box.SIMPLE)
+    for name in others:
+        table.add_column(name, justify="right")
     return table
