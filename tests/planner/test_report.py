@@ -314,10 +314,10 @@ def test_the_document_survives_the_page(source: Source) -> None:
     assert "<script>alert" not in whole
 
 
-def test_what_the_plan_says_and_the_cost_model_does_not_is_told(source: Source) -> None:
-    root = json.loads(json.dumps(source.root.value))
+def test_what_the_plan_says_and_the_cost_model_does_not_is_told(straight: Source) -> None:
+    root = json.loads(json.dumps(straight.root.value))
     root["prediction"]["minibatch_s"] *= 1.5
-    notes = report_of(read(Node(root, "plan.json"), vgg()))["notes"]
+    notes = report_of(read(Node(root, "plan.json"), branching()))["notes"]
     assert any("solve again" in note for note in notes)
 
 
