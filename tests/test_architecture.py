@@ -39,7 +39,7 @@ PLANNER = (
     {"auto", "fewest", "sized"},
     {"render", "show"},
     {"emulate", "explain", "picture", "sweep"},
-    {"calibrate", "replan", "report"},
+    {"calibrate", "replan", "report", "reproduce"},
     {"cli", "__main__"},
 )
 # Beside that list: it measures, and so it needs torch and the executor's tracer.
@@ -251,6 +251,7 @@ def _torch_modules_after(code: str, folder: Path) -> list[str]:
         ["solve", "--cluster", "C", "-o", "made"],
         ["explain", "--cluster", "C", "--samples", "0"],
         ["sweep", "--cluster", "C", "--jobs", "1"],
+        ["report", "--help"],
     ],
     ids=lambda a: a[0],
 )
