@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from runs import chain, cluster
 
 from pipeplan.calibrate.calibrate import Calibrated, calibrate
 from pipeplan.calibrate.observed import Busy, Observed
+from pipeplan.calibrate.waits import transfers_s
 from pipeplan.evaluate import evaluate
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
@@ -214,6 +217,28 @@ def test_where_cores_are_shared_only_computing_counts() -> None:
     """Three workers on two cores: the pace is all that they compute over two."""
     profile = chain([(0.1, 0.2, 0.0)] * 3)
     plan = plan_of(profile, [1, 2], [1, 1, 1], [20, 9, 1])
-    run = replace(observed(plan, 0.5, *(busy((0.1, 0.2, 0.0)) for _ in range(3))), shares=(0.6,) * 3)
+    run = replace(observed(plan, 0.5, *(busy((0.1, 0.2, 0.0)) for _ in range(3))), shares=(0.6,) * 3, shared=True)
     found = calibrate([run], profile, cluster(3, cores=2))
     assert found.slack == pytest.approx(0.5 / (3 * 0.3 / 2))
+
+
+def test_waiting_for_slower_replicas_is_no_links_doing(tmp_path: Path) -> None:
+    """Two replicas, and at every update one of them waits 50 ms for the other, which then waits 10 ms for the bytes."""
+    profile = chain([(0.1, 0.2, 0.0), (0.1, 0.2, 0.0)])
+    plan = plan_of(profile, [], [2])
+    (tmp_path / "metrics").mkdir()
+    for rank in range(2):
+        lines = [
+            {"epoch": 0, "minibatch": 2 * group + rank, "sync_s": 0.06 if group % 2 == rank else 0.01}
+            for group in range(9)
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines) + '{"epoch": 0, "mini'
+        (tmp_path / "metrics" / f"rank-{rank}.jsonl").write_text(text)
+    assert transfers_s(tmp_path, plan) == (pytest.approx(0.01),)
+    assert transfers_s(tmp_path / "nowhere", plan) == (None,)
+    assert transfers_s(tmp_path, plan_of(profile, [1], [2, 1])) == (None, None)
+    run = replace(observed(plan, (0.6 + 0.035) / 2, busy((0.2, 0.4, 0.0), sync_s=0.035)), transfers_s=(0.01,))
+    found = calibrate([run], profile, cluster(2))
+    assert found.cluster.levels[0].allreduce_efficiency == pytest.approx(ring_s(2, 2000, 1e6) / 0.01)
+    assert sum(layer.forward_s + layer.backward_s for layer in found.profile.layers) == pytest.approx(0.6 + 0.025)
+    assert found.paces_s[0] == pytest.approx(run.pace_s)

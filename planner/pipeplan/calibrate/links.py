@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from pipeplan import cost
 from pipeplan.calibrate.observed import Observed
+from pipeplan.calibrate.waits import group_of, hides
 from pipeplan.cluster import Cluster
 from pipeplan.evaluate import Evaluation
-from pipeplan.plan import ACCUMULATING, DOUBLE_BUFFERED, FLUSHING, Plan
+from pipeplan.plan import FLUSHING
 
 HIDDEN = 0.02
 """Share of a stage's computing: an all-reduce that holds workers up for less says nothing of its link where it can hide
@@ -96,18 +97,18 @@ def _efficiency(cluster: Cluster, run: Observed, index: int, size: int, number: 
         return "all-reduces inside copies of the pipeline and among them cannot be told apart"
     if hides(plan, index):
         return "its updates run late, so that all-reduces hide behind computing"
-    if any(share < 1 for share in run.shares):
+    if run.shared:
         return "workers share cores, so that waiting for a core and for a link cannot be told apart"
-    # After a flush nothing hides them, in plain data parallelism the backward pass, in pipelines all computing.
+    replicas = plan.stages[index].replicas
+    each = group_of(plan, index) / replicas  # minibatches of a replica for one all-reduce
+    known = run.transfers_s[index] if run.transfers_s else None
+    held = busy.sync_s * each if known is None else known
+    # After a flush nothing hides them; else what hides them in plain data parallelism is the backward pass.
     overlap = 0.0 if plan.schedule in FLUSHING else run.options.overlap
-    held = busy.sync_s
-    computing = busy.backward_s if len(plan.stages) == 1 else busy.total_s - held
+    computing = busy.backward_s * each
     if overlap > 0 and held < HIDDEN * computing:
         return "they hide behind computing"
-    alone = held / (1 - overlap) if held <= (1 - overlap) * computing else held + overlap * computing
-    replicas = plan.stages[index].replicas
-    accumulates = plan.schedule in ACCUMULATING and plan.accumulate
-    group_s = alone * (plan.accumulate or 1) / replicas if accumulates else alone
+    group_s = held / (1 - overlap) if held <= (1 - overlap) * computing else held + overlap * computing
     level = cluster.levels[number]
     moved = float(cost.ring_allreduce_time(replicas, size, level.bandwidth, 0.0))
     latency = float(
@@ -118,8 +119,3 @@ def _efficiency(cluster: Cluster, run: Observed, index: int, size: int, number: 
     if group_s - latency <= moved:
         return 1.0
     return max(LEAST, moved / (group_s - latency))
-
-
-def hides(plan: Plan, index: int) -> bool:
-    """Whether other passes come between the start of a stage's all-reduce and its update."""
-    return plan.lag(index) > 0 or plan.schedule == DOUBLE_BUFFERED

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from pipeplan.calibrate.waits import transfers_s
 from pipeplan.errors import InputError
 from pipeplan.files import Node
 from pipeplan.measured.run import Run
@@ -57,6 +58,10 @@ class Observed:
     """Where workers share cores, what they computed: what they waited for a core is left out."""
     shares: tuple[float, ...]
     """What that left of the measured times, by stage; 1 where no cores are shared."""
+    shared: bool = False
+    """Whether workers share cores."""
+    transfers_s: tuple[float | None, ...] = ()
+    """How long one all-reduce holds up the replica that comes last to it, by stage; None where that is not known."""
 
 
 def observe(run: Run, path: Path, plan: Plan, options: Options, shared: bool) -> Observed:
@@ -88,6 +93,8 @@ def observe(run: Run, path: Path, plan: Plan, options: Options, shared: bool) ->
         minibatches=steady,
         stages=tuple(busy for busy, _ in found),
         shares=tuple(share for _, share in found),
+        shared=shared,
+        transfers_s=transfers_s(run.folder, plan),
     )
 
 
