@@ -223,8 +223,9 @@ def test_what_is_wrong_is_one_line(run: Run, planned: Path, arguments: list[str]
         ("timeline/rank-1.json", '"forward", 0, 1.25', '"forward", 0, 1e9', "expected at least 1e+09"),
         ("timeline/rank-1.json", '"epoch": 1', '"epoch": 2', "has files of different epochs"),
         ("timeline/rank-1.json", '"stage": 1', '"stage": 0', "its worker 1 has another stage"),
+        ("timeline/rank-1.json", '"minibatches": 12', '"minibatches": 13', "are more than an epoch of 12 has"),
     ],
-    ids=["format", "summary cut", "timeline cut", "fields", "kind", "number", "times", "epochs", "stage"],
+    ids=["format", "summary cut", "timeline cut", "fields", "kind", "number", "times", "epochs", "stage", "count"],
 )
 def test_damaged_runs_are_one_line(run: Run, planned: Path, file: str, old: str, new: str, what: str) -> None:
     path = _write_run(planned, _sequential(1.0)) / file

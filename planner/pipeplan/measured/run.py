@@ -14,6 +14,8 @@ SUMMARY, SUMMARY_FORMAT, SUMMARY_VERSION = "summary.json", "pipeplan-summary", 1
 TIMELINE_FORMAT, TIMELINE_VERSION = "pipeplan-timeline", 1
 FORWARD, BACKWARD, UPDATE, WAIT, ALL_REDUCE = "forward", "backward", "update", "wait", "all-reduce"
 KINDS = (FORWARD, BACKWARD, UPDATE, WAIT, ALL_REDUCE)
+MOST = 100_000
+"""Minibatches of a timeline, far beyond what is recorded: a replay of so many takes a minute."""
 
 
 @dataclass(frozen=True)
@@ -122,14 +124,17 @@ def _timeline(path: Path, plan: str) -> Timeline | None:
     root = read_document(path, TIMELINE_FORMAT, TIMELINE_VERSION)
     if root["plan"].text() != plan:
         return None
+    first, minibatches, whole = (root[name].integer() for name in ("first", "minibatches", "epoch_minibatches"))
+    if first + minibatches > whole or minibatches > MOST:
+        root["minibatches"].fail(f"{minibatches} from minibatch {first} on are more than an epoch of {whole} has here")
     return Timeline(
         rank=root["rank"].integer(),
         stage=root["stage"].integer(),
         replica=root["replica"].integer(),
         epoch=root["epoch"].integer(),
-        epoch_minibatches=root["epoch_minibatches"].integer(),
-        first=root["first"].integer(),
-        minibatches=root["minibatches"].integer(),
+        epoch_minibatches=whole,
+        first=first,
+        minibatches=minibatches,
         intervals=tuple(_interval(node) for node in root["intervals"].items()),
     )
 
