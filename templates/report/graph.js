@@ -128,6 +128,12 @@ function graphPointing(state) {
   });
 }
 
+/* By keys the chosen layer stays where it is. */
+function zoomAtChosen({ view, graph, at }, factor) {
+  if (at < 0) view.zoom(factor);
+  else view.zoom(factor, view.x + (graph.nodes.x[at] + graph.w / 2) * view.scale, view.y + (graph.nodes.y[at] + graph.h / 2) * view.scale);
+}
+
 function graphKey(state, event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const { view } = state;
@@ -140,9 +146,9 @@ function graphKey(state, event) {
     ArrowLeft: () => go(-1),
     Home: () => select(state, 0, false),
     End: () => select(state, last, false),
-    "+": () => view.zoom(1 / 0.7),
-    "=": () => view.zoom(1 / 0.7),
-    "-": () => view.zoom(0.7),
+    "+": () => zoomAtChosen(state, 1 / 0.7),
+    "=": () => zoomAtChosen(state, 1 / 0.7),
+    "-": () => zoomAtChosen(state, 0.7),
     0: () => view.fit(),
   }[event.key];
   if (!act) return;

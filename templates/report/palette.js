@@ -18,7 +18,7 @@ const STAGES = [
   { light: "#999933", dark: "#a9a83e" },
 ];
 
-const INK = { dark: "#0b0f14", light: "#ffffff" };
+const INK = { dark: "#000000", light: "#ffffff" };
 
 function channels(colour) {
   return [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));

@@ -67,7 +67,7 @@ def document(
             "measured_end_s": end if run else None,
             "omitted": f"{workers - lane_count} workers are left out." if lane_count < workers else "",
         },
-        "links": _links(workers // per_server, run, name),
+        "links": _links(-(-workers // per_server), run, name),
         "memory": [_memory(shape, stage, end, run) for stage in range(len(replicas))],
         "comparisons": _comparisons(pace, name),
         "scaling": _scaling(pace, workers),
@@ -109,10 +109,23 @@ def _made(replicas: tuple[int, ...], per_server: int, inference: bool, name: str
 
 
 def _words(stages: int, name: str) -> dict[str, list[str]]:
-    parts = ("placement", "stages", "graph", "timeline", "memory", "bounds", "links", "comparisons", "scaling", "measured")
+    parts = (
+        "placement",
+        "stages",
+        "graph",
+        "timeline",
+        "memory",
+        "bounds",
+        "links",
+        "comparisons",
+        "scaling",
+        "measured",
+    )
     found = {part: [f"What is to be said of {part}{name}.", f"It has {stages} stages."] for part in parts}
     found["summary"] = [f"{stages} stages for training vgg16{name} on all workers of cluster A, minibatch 64."]
-    found["timeline"] += [f"Stage {stage + 1}: its workers compute for 90% of the time." for stage in range(min(8, stages))]
+    found["timeline"] += [
+        f"Stage {stage + 1}: its workers compute for 90% of the time." for stage in range(min(8, stages))
+    ]
     found["comparisons"].append("The runner-up, 14-2, is 7% slower (the best other plan that was found).")
     return found
 
@@ -319,7 +332,9 @@ def _scaling(pace: float, workers: int) -> Document:
 
 def big() -> Document:
     """1,000 layers on 1,024 workers in 64 stages."""
-    return document((16,) * 64, layers=1000, per_server=8, minibatches=96, lanes=128, title="big as 16-…-16 on cluster Z")
+    return document(
+        (16,) * 64, layers=1000, per_server=8, minibatches=96, lanes=128, title="big as 16-…-16 on cluster Z"
+    )
 
 
 KINDS = {

@@ -99,9 +99,7 @@ def intervals(shape: Shape, minibatches: int, lanes: int) -> Intervals:
     return found
 
 
-def _ready(
-    shape: Shape, done: dict[tuple[int, int, int], float], kind: int, number: int, stage: int
-) -> float | None:
+def _ready(shape: Shape, done: dict[tuple[int, int, int], float], kind: int, number: int, stage: int) -> float | None:
     """When what the action needs is there; None where it is not yet known."""
     if kind == UPDATE:
         return 0.0

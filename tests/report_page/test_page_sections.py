@@ -1,0 +1,88 @@
+"""Every kind of report opens without a complaint or a request, has its sections, and fits a narrow screen."""
+
+from __future__ import annotations
+
+import pytest
+from documents import KINDS
+
+pytestmark = pytest.mark.browser
+
+SECTIONS = ["placement", "model", "timeline", "memory", "bounds", "comparisons", "scaling", "links", "certificate"]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_report_is_complete_and_fetches_nothing(show, kind):
+    opened = show(kind)
+    page = opened.page
+    assert opened.complaints == []
+    assert opened.requests == [opened.path.as_uri()]
+    assert page.locator("main section").evaluate_all("found => found.map(one => one.id)") == SECTIONS
+    assert page.locator("h1").inner_text() == opened.document["title"]
+    assert page.title() == f"{opened.document['title']}: pipeplan report"
+    assert page.locator("html").get_attribute("lang") == "en"
+    assert page.locator("#run").count() == (opened.document["measured"] is not None)
+    assert page.locator("svg.graph").count() == (opened.document["graph"] is not None)
+    assert page.locator("canvas[data-source]").count() == 1 + (opened.document["timeline"]["measured"] is not None)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_nothing_is_wider_than_a_phone(show, kind):
+    page = show(kind, viewport={"width": 360, "height": 740}).page
+    page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+    page.wait_for_function("document.querySelectorAll('details > :not(summary)').length > 5")
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_parts_that_are_missing_are_left_out(show):
+    document = KINDS["plan"]()
+    document |= {"scaling": None, "links": [], "memory": [], "comparisons": [], "notes": [], "words": {}}
+    document["timeline"]["steady"] = None
+    opened = show(document)
+    assert opened.complaints == []
+    found = opened.page.locator("main section").evaluate_all("found => found.map(one => one.id)")
+    assert found == ["placement", "model", "timeline", "bounds", "certificate"]
+
+
+def test_what_a_run_changed_is_said_in_words_and_figures(show):
+    page = show("run").page
+    box = page.locator("#run")
+    assert "12% longer than predicted" in box.inner_text()
+    assert "Stage 1 computes 12% longer" in box.inner_text()
+    box.locator("summary").click()
+    row = box.locator("tbody tr").first.inner_text()
+    assert "13.2 ms → 14.5 ms" in row
+    assert "6 GiB → 6.6 GiB" in row
+
+
+def test_the_headline_has_the_plan_its_gain_and_its_proof(show):
+    text = show("plan").page.locator(".tiles").inner_text()
+    for figure in ("15-1", "19.8 ms", "2.59×", "31%", "Proven"):
+        assert figure in text
+
+
+def test_text_from_files_never_becomes_markup(show):
+    opened = show("hostile")
+    page = opened.page
+    page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+    page.locator("svg.graph").focus()
+    page.keyboard.press("ArrowDown")
+    page.locator("canvas[data-source]").first.focus()
+    page.keyboard.press("ArrowDown")
+    page.wait_for_function("document.querySelectorAll('table').length > 8")
+    assert page.evaluate("window.hit") is None
+    assert page.locator("main img, main script").count() == 0
+    assert '<img src=x onerror="window.hit=1"></script>' in page.locator("h1").inner_text()
+    assert "{{7*7}}" in page.locator(".facts strong").inner_text()
+    assert opened.complaints == []
+    assert opened.requests == [opened.path.as_uri()]
+
+
+def test_without_javascript_the_page_says_what_is_missing(show):
+    text = show("plan", java_script_enabled=False).page.locator("body").inner_text()
+    assert "vgg16 as 15-1 on cluster A" in text
+    assert "JavaScript" in text
+
+
+def test_sizes_are_far_below_what_is_promised(show):
+    assert show("plan").path.stat().st_size < 300_000
+    assert show("big").path.stat().st_size < 5_000_000
