@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from pipeplan.errors import InputError
 from pipeplan.files import write_text
 from pipeplan.measured.run import read_of
 from pipeplan.simulate import picture, scenario
 from pipeplan.simulate.engine import replay
 from pipeplan.simulate.report import enough_minibatches, measure
-from pipeplan.simulate.trace import trace_document
+from pipeplan.simulate.trace import overlaid_document, trace_document
 
 PIPED_WIDTH = 80
 MOST_MINIBATCHES = 100_000
@@ -47,6 +48,8 @@ def command(
     pipeplan simulate plan --minibatches 200 --trace trace.json
     pipeplan simulate plan --run plan/runs/20260131T120000Z
     """
+    if as_json and run_folder is not None:
+        raise InputError("--run is drawn, and --json draws nothing: leave out one of them")
     plan = scenario.read(plan_folder)
     run = None if run_folder is None else read_of(plan_folder, run_folder)
     # With very many in flight that is too few for a steady state, and the report says so.
@@ -54,7 +57,8 @@ def command(
     replayed = replay(plan, count)
     report = measure(plan, replayed, count)
     if trace_file is not None:
-        write_text(trace_file, json.dumps(trace_document(plan, replayed), allow_nan=False) + "\n")
+        document = trace_document(plan, replayed) if run is None else overlaid_document(plan, run)
+        write_text(trace_file, json.dumps(document, allow_nan=False) + "\n")
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=1, allow_nan=False, ensure_ascii=False))
         return
