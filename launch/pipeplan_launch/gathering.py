@@ -9,6 +9,7 @@ number, and rank 0 says when all are there.
     N/here/RANK      that worker is in attempt N
     N/go             all are: nobody else may come
     N/left/RANK      that worker ended of its own accord
+    N/again          one of its workers was started again: N is over
     N/fault          the first sign of a fault that a worker noticed, in words
     over             an error that starting again cannot cure
 """
@@ -26,6 +27,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from pipeplan_launch import restarts
+from pipeplan_launch.asking import PATIENCE_S, Asked
 from pipeplan_launch.errors import PeerLost
 from pipeplan_launch.interrupt import check_interrupt
 from pipeplan_launch.transport import explained
@@ -64,11 +66,17 @@ class Attempt:
     number: int
     """From 1."""
     store: Any
-    """torch's store, with the keys of this attempt alone."""
+    """torch's store, with the keys of this attempt alone, for torch's own use."""
     launch: Store
     """Keys of all attempts."""
     rank: int
     world: int
+
+    @property
+    def keys(self) -> Store:
+        """Of this attempt alone."""
+        keys: Store = _under(str(self.number), self.launch)
+        return keys
 
     def after_fault(self) -> str:
         """What a line that says where this attempt begins begins with: nothing in the first."""
@@ -93,10 +101,14 @@ class Attempt:
         """This worker ends of its own accord: of a fault that it noticed, or for good."""
         with suppress(RuntimeError):  # the store itself may be what is lost
             if fault is not None:
-                self.store.compare_set("fault", "", fault)
+                self.keys.compare_set("fault", "", fault)
             if over:
                 self.launch.set(OVER, "")
-            self.store.set(f"left/{self.rank}", "")
+            self.keys.set(f"left/{self.rank}", "")
+
+    def is_succeeded(self) -> bool:
+        """Whether a worker of this attempt was started again, on another server. Raises `RuntimeError`."""
+        return self.keys.check(["again"]) or self.launch.add("attempt", 0) != self.number
 
     def is_over(self) -> bool:
         """Whether a worker is known to have ended the launch for good."""
@@ -113,9 +125,9 @@ def gather(timeout_s: float) -> Attempt:
     deadline = time.monotonic() + timeout_s
     with explained("the workers' common store could not be reached"):
         base, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-        launch = _under("pipeplan", base)
-        number = _come(launch, rank, deadline) if rank else _call_together(launch, world, deadline)
-    return Attempt(number, _under(str(number), launch), launch, rank, world)
+        asked = Asked(base, min(timeout_s, PATIENCE_S)).under("pipeplan")
+        number = _come(asked, rank, deadline) if rank else _call_together(asked, world, deadline)
+    return Attempt(number, _under(str(number), _under("pipeplan", base)), asked, rank, world)
 
 
 def _call_together(launch: Store, world: int, deadline: float) -> int:
@@ -137,6 +149,8 @@ def _come(launch: Store, rank: int, deadline: float) -> int:
         went = number > 0 and launch.check([f"{number}/go"])
         if went and joined == number:
             return number
+        if went and joined < number:
+            launch.set(f"{number}/again", "")
         if number > joined and not went:
             launch.set(f"{number}/here/{rank}", "")
             joined = number
@@ -153,6 +167,8 @@ def _pause(launch: Store, deadline: float, late: str) -> None:
 
 
 def _under(prefix: str, store: Any) -> Any:
+    if isinstance(store, Asked):
+        return store.under(prefix)
     return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
 
 

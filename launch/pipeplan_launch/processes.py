@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeplan_launch import gathering, restarts
+from pipeplan_launch import gathering, restarts, succession
 from pipeplan_launch.config import LaunchPlan
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.gathering import Attempt
@@ -22,6 +23,7 @@ from pipeplan_launch.transport import explained
 # An idle worker, and the first stages at the end of an epoch, wait as long as the others need. A peer that dies is
 # noticed at once all the same, because its connection closes.
 PATIENCE = timedelta(days=30)
+SUCCEEDED = "a worker was lost in the middle of a message"
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ def join(plan: LaunchPlan, timeout_s: float) -> Groups:
     attempt, timeout = gathering.gather(timeout_s), timedelta(seconds=timeout_s)
     _attempt[:] = [attempt]
     last_words(lambda over: leave(over=over))
+    succession.watch(attempt, _end_as_succeeded)
     rank = attempt.rank
     with explained(f"rank {rank} could not connect to the other workers"):
         dist.init_process_group(backend, store=attempt.store, rank=rank, world_size=plan.world, timeout=timeout)
@@ -105,6 +108,17 @@ def leave(fault: str | None = None, over: bool = False) -> None:
     """Tell the next attempt that this worker ended of its own accord, and of which fault; or that none is to come."""
     if _attempt:
         _attempt[0].leave(fault, over)
+
+
+def _end_as_succeeded() -> None:
+    """In another thread than the one that waits in vain."""
+    if starts_again():
+        leave(fault=SUCCEEDED)
+        os._exit(restarts.LOST)
+    print(f"error: {SUCCEEDED}", file=sys.stderr, flush=True)
+    restarts.give_up(2)
+    leave(over=True)
+    os._exit(2)
 
 
 def _group(ranks: list[int], backend: str, timeout: timedelta) -> Any:

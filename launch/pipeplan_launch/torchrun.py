@@ -10,6 +10,7 @@ together; torchrun itself would wait for them no longer than 30 seconds, and tak
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
@@ -27,6 +28,8 @@ from pipeplan_launch.interrupt import watch_signals
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from pipeplan_launch.oversight import Reach
 
 SAID = 2  # the status of a worker that has told what is wrong, or that another one has
 STOPPED = restarts.INTERRUPTED  # of a worker that was asked to end
@@ -55,7 +58,7 @@ def _launch(arguments: list[str], folder: Path) -> int:
 
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     given = _workers_options(arguments)
-    oversight.begin(given.timeout if given else None)
+    oversight.begin(given.timeout if given else None, _reach(arguments, given))
     watch_signals(_pass_on)
     try:
         torchrun([*_own_options(given, folder), *arguments])
@@ -79,6 +82,25 @@ def _workers_options(arguments: Sequence[str]) -> Namespace | None:
     if "pipeplan_launch" not in arguments:
         return None
     return parser(prog="launch.sh").parse_args(arguments[arguments.index("pipeplan_launch") + 1 :])
+
+
+def _reach(arguments: Sequence[str], given: Namespace | None) -> Reach | None:
+    """Where this is not the only server, and not the one that has the store."""
+    from pipeplan_launch.oversight import Reach
+
+    named = dict(itertools.pairwise(arguments))
+    address, port = named.get("--master-addr"), named.get("--master-port", "")
+    if given is None or address is None or not port.isdecimal() or named.get("--node-rank") in (None, "0"):
+        return None
+    return Reach((address, int(port)), given.timeout, _cut_off)
+
+
+def _cut_off() -> None:
+    """In a thread of its own, as torchrun waits for an answer."""
+    _say("error: server 0, where the workers' common store is, cannot be reached any more")
+    children.send(children.pids(), signal.SIGKILL)
+    restarts.forget()
+    os._exit(SAID)
 
 
 def _own_options(given: Namespace | None, folder: Path) -> list[str]:

@@ -91,7 +91,7 @@ def _work(options: Options, plan: LaunchPlan, groups: Groups, begin: Start) -> N
         stage, resumed = built
         Runner(options, plan, groups, stage, begin, resumed).run()
     else:
-        pass_requests_on(groups.attempt.store)
+        pass_requests_on(groups.attempt.keys)
     processes.wait_for(groups.everyone)
 
 
@@ -154,7 +154,7 @@ class Runner:
         return (self._stage.training or self._stage.forward).recorder
 
     def _train(self) -> dict[str, Any]:
-        stopping = Stopping(self._groups.attempt.store, self._plan)
+        stopping = Stopping(self._groups.attempt.keys, self._plan)
         loop = EpochLoop(self._options, self._groups, self._stage, self._start, self._resumed, stopping)
         extra = loop.run()
         if loop.results and loop.results[-1].test_judged:

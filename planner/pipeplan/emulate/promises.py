@@ -5,11 +5,12 @@ docs/executor.md, Faults and restarts, has the promises. Times are seconds of th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeplan.emulate.faults import Fault
+from pipeplan.emulate.faults import OF_WORKERS, Fault
 
 FORMAT, VERSION = "pipeplan-fault-replay", 1
 AT_ONCE_S = 2.0
@@ -53,7 +54,7 @@ class Expected:
         """In words."""
         on = "all workers start again from the last checkpoint, and train to the end"
         if self.fault.kind == "kill":
-            return f"noticed at once; {on}"
+            return f"noticed at once, or in the middle of a message within the timeout of {self.timeout_s:g} s; {on}"
         if self.fault.kind == "freeze":
             return f"noticed within {FROZEN_SHARE:g} of the timeout of {self.timeout_s:g} s; {on}"
         if self.fault.kind == "cut":
@@ -114,7 +115,7 @@ def judge(
     struck = found["struck_s"]
     first = _first_attempt(found, expected)
     ends = sorted(life["ended_s"] for life in first if life["ended_s"] is not None)
-    restarts = max((_restart(line["text"]) for line in found["lines"]), default=0)
+    restarts = max(Counter(life["rank"] for life in found["workers"]).values(), default=1) - 1
     gave_up = any(found["statuses"]) or None in found["statuses"]
     over = max((one for one in found["ended_s"] if one is not None), default=None) if gave_up else None
     numbers = [step["minibatch"] for step in steps if step["stage"] == expected.last_stage]
@@ -155,12 +156,6 @@ def _first_attempt(found: dict[str, Any], expected: Expected) -> list[dict[str, 
     return [life for life in there if expected.fault.kind != "kill" or life["rank"] != expected.fault.worker]
 
 
-def _restart(text: str) -> int:
-    _, found, rest = text.partition("; restart ")
-    number = rest.split(" ")[0]
-    return int(number) if found and number.isdigit() else 0
-
-
 def _is_of_fault(text: str) -> bool:
     return text.startswith("error: ") or "; restart " in text
 
@@ -190,7 +185,8 @@ def _broken(expected: Expected, result: FaultReplayed, struck: float | None, lin
         return found + (["there was a restart"] if result.restarts else [])
     if result.restarts == 0:
         return found + ([] if expected.may_heal else ["there was no restart"])
-    if result.restarts > 1 and expected.fault.kind in ("kill", "freeze"):
+    at_once = result.noticed_s is not None and result.noticed_s < AT_ONCE_S
+    if result.restarts > (1 if at_once else 2) and expected.fault.kind in OF_WORKERS:
         found.append(f"there were {result.restarts} restarts")
     latest = _latest_s(expected)
     if result.noticed_s is not None and result.noticed_s > latest:
@@ -214,8 +210,6 @@ def _broken_by_cut(expected: Expected, result: FaultReplayed) -> list[str]:
 
 def _latest_s(expected: Expected) -> float:
     """By when the first worker must have noticed."""
-    if expected.fault.kind == "kill":
-        return AT_ONCE_S
     if expected.fault.kind == "freeze":
         return FROZEN_SHARE * expected.timeout_s + LOOKING_S
     return expected.timeout_s + expected.longest_s + AT_ONCE_S
