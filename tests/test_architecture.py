@@ -31,7 +31,7 @@ PLANNER = (
         *("alter", "cluster_edit", "cluster_file", "cluster_json", "cluster_write", "devices", "importers", "linkfit"),
         *("links", "local", "problem"),
     },
-    {"batch", "cuts", "stages", "contention", "layouts"},
+    {"awaited", "batch", "cuts", "stages", "contention", "layouts"},
     {"check", "evaluate", "held", "simulate"},
     {"solvers", "baselines", "improve"},
     {"diagnose", "quick", "verdict"},

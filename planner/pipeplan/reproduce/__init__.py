@@ -1,0 +1,1 @@
+"""Published results beside predictions: which configuration, how fast, and why not where the two differ."""

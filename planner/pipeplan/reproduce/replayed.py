@@ -1,0 +1,118 @@
+"""The plans of the table replayed on emulated servers, a plan folder each; what was replayed before is read again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from pipeplan import render
+from pipeplan.errors import InputError
+from pipeplan.evaluate import evaluate
+from pipeplan.files import read_document, write_json
+from pipeplan.profile import Profile
+from pipeplan.reproduce.rows import Predicted, Row
+from pipeplan.solve import NO_CERTIFICATE, Outcome
+
+FORMAT, VERSION = "pipeplan-table1-replay", 1
+RESULT = "replayed.json"
+
+
+class Measured(Protocol):
+    """What a replay tells."""
+
+    @property
+    def measured_s(self) -> float:
+        """Seconds a minibatch, in the plan's own time."""
+
+    @property
+    def predicted_s(self) -> float:
+        """The same by the planner."""
+
+    @property
+    def spread(self) -> float:
+        """Standard error of the measured pace, as a share of it."""
+
+
+Replayer = Callable[[Path, Profile], Measured]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One plan of one row, replayed."""
+
+    row: str
+    plan: str
+    """Which of the row's: ours, the paper's, data parallel, straight."""
+    config: str
+    predicted_s: float
+    measured_s: float
+    spread: float
+
+    @property
+    def error(self) -> float:
+        """How much slower than predicted it ran, as a share of the predicted time."""
+        return self.measured_s / self.predicted_s - 1
+
+
+def replay(rows: Sequence[Row], folder: Path, run: Replayer, step: Callable[[str], None]) -> list[Replay]:
+    """Replay the plans of all rows. A plan that two names stand for runs once; one whose result lies in `folder`, from
+    the same plan, not at all."""
+    found = []
+    for row in rows:
+        done: dict[tuple[object, ...], Replay] = {}
+        for name, predicted in row.plans.items():
+            key = predicted.plan.stages, predicted.plan.copies
+            if key not in done:
+                step(f"{row.published.name}: {name}, {predicted.config}")
+                place = folder / row.published.name / name.replace(" ", "-")
+                done[key] = _one(row, name, predicted, place, run)
+            found.append(replace(done[key], plan=name))
+    return found
+
+
+def _one(row: Row, name: str, predicted: Predicted, folder: Path, run: Replayer) -> Replay:
+    outcome = outcome_of(row, predicted)
+    wanted = render.plan_document(outcome)
+    if (folder / RESULT).is_file() and (folder / "plan.json").is_file():
+        before = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+        if all(before[part] == json.loads(json.dumps(wanted[part])) for part in ("plan", "profile", "cluster")):
+            return _read(folder / RESULT)
+    if folder.exists():
+        shutil.rmtree(folder)
+    render.write_plan(outcome, folder)
+    row.source.profile.save(folder / "profile.json")
+    measured = run(folder, row.source.profile)
+    done = Replay(
+        row.published.name, name, predicted.config, measured.predicted_s, measured.measured_s, measured.spread
+    )
+    write_json(folder / RESULT, {"format": FORMAT, "version": VERSION} | asdict(done))
+    return done
+
+
+def _read(path: Path) -> Replay:
+    root = read_document(path, FORMAT, VERSION)
+    row, plan, config = (root[name].text() for name in ("row", "plan", "config"))
+    predicted_s, measured_s, spread = (root[name].number() for name in ("predicted_s", "measured_s", "spread"))
+    return Replay(row, plan, config, predicted_s, measured_s, spread)
+
+
+def outcome_of(row: Row, predicted: Predicted) -> Outcome:
+    """The row's outcome with another plan in it, to be written to a plan folder."""
+    outcome = row.outcome
+    if predicted is row.ours:
+        return outcome
+    score = evaluate(predicted.plan, outcome.problem)
+    return replace(outcome, plan=predicted.plan, evaluation=score, bound_s=0.0, certificate=NO_CERTIFICATE)
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise an `InputError` where a folder to keep replays in holds something else."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is not a folder: give another with --keep")
+    others = [one.name for one in folder.iterdir() if not (one.is_dir() and "-" in one.name)] if folder.exists() else []
+    if others:
+        raise InputError(f"{folder} holds {others[0]}, which no replay put there: give another folder with --keep")
