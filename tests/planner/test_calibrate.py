@@ -115,6 +115,14 @@ def test_reading_samples_goes_with_the_first_layer_and_the_rest_is_spread() -> N
     assert (first.forward_s, first.backward_s) == pytest.approx((0.16, 0.36))
 
 
+def test_whoever_has_the_loss_reads_the_targets() -> None:
+    profile = chain([(0.1, 0.3, 0.0)] * 4)
+    plan = plan_of(profile, [2], [1, 1])
+    reading = [busy(sums(profile, one), load_s=0.05) for one in plan.stages]
+    found = calibrate([observed(plan, 0.85, *reading)], profile, cluster(2)).profile
+    assert [layer.forward_s for layer in found.layers] == pytest.approx([0.15, 0.1, 0.1, 0.15])
+
+
 def test_steps_are_spread_by_parameters_where_the_profile_says_nothing_of_them() -> None:
     profile = chain([(0.1, 0.2, 0.0), (0.1, 0.2, 0.0)])
     layers = (replace(profile.layers[0], parameter_bytes=3000), profile.layers[1])

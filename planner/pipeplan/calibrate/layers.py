@@ -2,7 +2,8 @@
 
 Of a stage with forward f, backward b and step u in the profile, and F, B, U measured:
 
-    forward of a layer   its own · (F + o F / (F + B)) / f    and at the stage's first layer what reading samples takes
+    forward of a layer   its own · (F + o F / (F + B)) / f    and at one layer what reading samples takes: the first of
+                                                              a stage, of the last stage of several the last
     backward             its own · (B + o B / (F + B)) / b
     step                 its own · U / u
 
@@ -51,7 +52,8 @@ def spread(run: Observed, profile: Profile, speeds: Sequence[float], exposed_s: 
         forwards = _parts(own, forward, lambda layer: layer.forward_s)
         backwards = _parts(own, backward, lambda layer: layer.backward_s)
         updates = _parts(own, update, lambda layer: layer.update_s, lambda layer: layer.parameter_bytes)
-        forwards[0] += busy.load_s * speed
+        # The last stage reads for the targets, which the loss needs, its last layer.
+        forwards[-1 if stage is run.plan.stages[-1] and len(run.plan.stages) > 1 else 0] += busy.load_s * speed
         for layer, *times in zip(own, forwards, backwards, updates, strict=True):
             found[layer.name] = Times(*times)
     return found
