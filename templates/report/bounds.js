@@ -9,7 +9,10 @@ function boundsSection(report) {
     value: `${showTime(one.seconds)} · ${showShare(one.share)}`,
     class: one.binds ? "full" : "",
   }));
-  const label = `What bounds the pace: ${found.slice(0, 5).map((one) => `${one.what} ${showShare(one.share)}`).join(", ")}`;
+  const label = `What bounds the pace: ${found
+    .slice(0, 5)
+    .map((one) => `${one.what} ${showShare(one.share)}`)
+    .join(", ")}`;
   return section(
     "bounds",
     "What bounds the pace",
@@ -17,8 +20,14 @@ function boundsSection(report) {
     figure(
       "The line is the pace.",
       el("div", {}, barList(rows, { line: 1, label })),
-      chartTable("Resources", [["resource", "text"], ["a minibatch", "number"], ["of the pace", "number"]], () =>
-        found.map((one) => [one.what, showTime(one.seconds), showShare(one.share)]),
+      chartTable(
+        "Resources",
+        [
+          ["resource", "text"],
+          ["a minibatch", "number"],
+          ["of the pace", "number"],
+        ],
+        () => found.map((one) => [one.what, showTime(one.seconds), showShare(one.share)]),
       ),
     ),
   );

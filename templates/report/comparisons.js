@@ -9,12 +9,21 @@ function comparisonsSection(report) {
     name: el("span", {}, el("b", {}, row.name), " ", el("span", { class: "config" }, row.config || "")),
     note: row.remark,
     share: row.minibatch_s ? own / row.minibatch_s : 0,
-    value: !row.minibatch_s ? "none fits" : showTime(row.minibatch_s) + (isOwn(row) || !row.gain ? "" : ` · ${showGain(row.gain)}`),
+    value: !row.minibatch_s
+      ? "none fits"
+      : showTime(row.minibatch_s) + (isOwn(row) || !row.gain ? "" : ` · ${showGain(row.gain)}`),
     class: isOwn(row) ? "full" : /not fit/.test(row.remark || "") ? "unfit" : "",
   }));
   const others = rows.filter((row) => !isOwn(row) && row.gain);
-  const label = `Speed of other plans: ${others.map((row) => `this plan is ${showGain(row.gain)} as fast as ${row.name}`).join("; ")}`;
-  const columns = [["plan", "text"], ["configuration", "text"], ["a minibatch", "number"], ["gain of this plan", "number"], ["remark", "text"]];
+  const told = others.map((row) => `this plan is ${showGain(row.gain)} as fast as ${row.name}`);
+  const label = `Speed of other plans: ${told.join("; ")}`;
+  const columns = [
+    ["plan", "text"],
+    ["configuration", "text"],
+    ["a minibatch", "number"],
+    ["gain of this plan", "number"],
+    ["remark", "text"],
+  ];
   const cells = () =>
     rows.map((row) => [
       row.name,

@@ -41,7 +41,13 @@ function section(id, title, sentences, ...children) {
     el("h2", { id: id + "-title" }, title),
     first.length ? el("p", { class: "lead" }, marked(first.join(" "))) : null,
     rest.length > 0
-      ? details("More in words", () => el("ul", { class: "sentences" }, rest.map((one) => el("li", {}, marked(one)))))
+      ? details("More in words", () =>
+          el(
+            "ul",
+            { class: "sentences" },
+            rest.map((one) => el("li", {}, marked(one))),
+          ),
+        )
       : null,
     ...children,
   );

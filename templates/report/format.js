@@ -18,7 +18,12 @@ function showTime(seconds) {
 function showSize(bytes) {
   if (bytes === null || bytes === undefined) return "–";
   if (bytes === 0) return "0";
-  for (const [unit, factor] of [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {
+  for (const [unit, factor] of [
+    ["TiB", 2 ** 40],
+    ["GiB", 2 ** 30],
+    ["MiB", 2 ** 20],
+    ["KiB", 2 ** 10],
+  ]) {
     if (Math.abs(bytes) >= factor) return digits(bytes / factor) + " " + unit;
   }
   return Math.round(bytes) + " B";
@@ -26,7 +31,12 @@ function showSize(bytes) {
 
 function showRate(bytesPerSecond) {
   const bits = bytesPerSecond * 8;
-  for (const [unit, factor] of [["Tbit/s", 1e12], ["Gbit/s", 1e9], ["Mbit/s", 1e6], ["Kbit/s", 1e3]]) {
+  for (const [unit, factor] of [
+    ["Tbit/s", 1e12],
+    ["Gbit/s", 1e9],
+    ["Mbit/s", 1e6],
+    ["Kbit/s", 1e3],
+  ]) {
     if (bits >= factor) return digits(bits / factor) + " " + unit;
   }
   return Math.round(bits) + " bit/s";

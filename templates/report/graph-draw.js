@@ -1,4 +1,4 @@
-/* The cards and edges of the model as SVG. Where they are too small to read, cards are plain blocks of their stage's colour. */
+/* The cards and edges of the model as SVG. Where too small to read, cards are plain blocks of their stage's colour. */
 
 function shorten(name, most) {
   return name.length <= most ? name : "…" + name.slice(1 - most);
@@ -18,7 +18,11 @@ function drawCard(graph, at, longest) {
   const many = nodes.layers && nodes.layers[at] > 1 ? `${nodes.layers[at]} layers` : shorten(String(nodes.op[at]), 12);
   return svg(
     "g",
-    { class: `card stage-${Math.max(0, stage) % STAGES.length}`, transform: `translate(${nodes.x[at]},${nodes.y[at]})`, "data-at": at },
+    {
+      class: `card stage-${Math.max(0, stage) % STAGES.length}`,
+      transform: `translate(${nodes.x[at]},${nodes.y[at]})`,
+      "data-at": at,
+    },
     svg("rect", { class: "body", width: w, height: h, rx: 5 }),
     svg("path", { class: "tab", d: `M5,0 H25 V${h} H5 A5,5 0 0 1 0,${h - 5} V5 A5,5 0 0 1 5,0 Z` }),
     svg("text", { class: "number", x: 12.5, y: h / 2 + 4.5 }, String(stage + 1)),

@@ -1,4 +1,4 @@
-/* The lines between layers: from the right of the one through the points that a long line passes to the left of the other. */
+/* The lines between layers: from the right of one, by the points that a long line passes, to the left of the other. */
 
 const CLOSE = 40;
 

@@ -63,7 +63,10 @@ class GraphView {
   apply() {
     this.fitted = false;
     const layer = this.picture.querySelector(".world");
-    layer.setAttribute("transform", `translate(${this.x.toFixed(2)},${this.y.toFixed(2)}) scale(${this.scale.toFixed(5)})`);
+    layer.setAttribute(
+      "transform",
+      `translate(${this.x.toFixed(2)},${this.y.toFixed(2)}) scale(${this.scale.toFixed(5)})`,
+    );
     this.picture.classList.toggle("far", this.scale < 0.5);
     this.picture.dataset.scale = this.scale.toFixed(4);
   }

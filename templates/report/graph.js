@@ -11,7 +11,8 @@ function graphSection(report) {
     const words = wordsOf(report, "graph", ["The layers of the model are not known, so that they cannot be drawn."]);
     return section(id, "Model", words, stageTable(report));
   }
-  const lead = "Each layer has the number and the colour of its stage; the bar at its foot is its time beside that of the longest.";
+  const lead =
+    "Each layer has the number and colour of its stage; the bar at its foot is its time beside that of the longest.";
   return section(
     id,
     "Model",
@@ -40,7 +41,11 @@ function graphBox(graph, report) {
     "aria-label": `The model as a graph of ${plural(graph.nodes.name.length, "layer")}`,
     "aria-describedby": "graph-help",
   });
-  const facts = el("div", { class: "facts", role: "status" }, el("p", { class: "help" }, "Point at a layer for its figures. " + GRAPH_HELP));
+  const facts = el(
+    "div",
+    { class: "facts", role: "status" },
+    el("p", { class: "help" }, "Point at a layer for its figures. " + GRAPH_HELP),
+  );
   const state = { graph, picture, facts, at: -1, view: new GraphView(picture, graph) };
   lazily(picture, () => drawGraph(state));
   graphInput(state.view, picture);
@@ -71,14 +76,18 @@ function drawGraph(state) {
   const { graph, picture, view } = state;
   if (picture.childElementCount && !view.fitted) return;
   picture.style.height = view.wantedHeight(0.8 * innerHeight) + "px";
-  const longest = graph.nodes.name.reduce((most, _, at) => Math.max(most, graph.nodes.forward_s[at] + graph.nodes.backward_s[at]), 0);
+  const longest = graph.nodes.name.reduce(
+    (most, _, at) => Math.max(most, graph.nodes.forward_s[at] + graph.nodes.backward_s[at]),
+    0,
+  );
   const cards = graph.nodes.name.map((_, at) => drawCard(graph, at, longest));
   picture.replaceChildren(svg("g", { class: "world", "aria-hidden": "true" }, drawEdges(graph), cards));
   view.fit();
 }
 
 function graphButtons(state, report) {
-  const button = (text, label, act) => el("button", { type: "button", "aria-label": label, title: label, onclick: act }, text);
+  const button = (text, label, act) =>
+    el("button", { type: "button", "aria-label": label, title: label, onclick: act }, text);
   const stages = (report.stages || []).slice(0, 24).map((stage) =>
     el(
       "button",
@@ -111,7 +120,11 @@ function select(state, at, readable) {
   const rows = layerFacts(graph.nodes, at);
   facts.replaceChildren(
     el("strong", {}, String(graph.nodes.name[at])),
-    el("dl", {}, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
+    el(
+      "dl",
+      {},
+      rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
+    ),
   );
   if (readable !== undefined) view.reveal(graph.nodes.x[at], graph.nodes.y[at], readable);
 }
@@ -131,7 +144,12 @@ function graphPointing(state) {
 /* By keys the chosen layer stays where it is. */
 function zoomAtChosen({ view, graph, at }, factor) {
   if (at < 0) view.zoom(factor);
-  else view.zoom(factor, view.x + (graph.nodes.x[at] + graph.w / 2) * view.scale, view.y + (graph.nodes.y[at] + graph.h / 2) * view.scale);
+  else
+    view.zoom(
+      factor,
+      view.x + (graph.nodes.x[at] + graph.w / 2) * view.scale,
+      view.y + (graph.nodes.y[at] + graph.h / 2) * view.scale,
+    );
 }
 
 function graphKey(state, event) {

@@ -1,21 +1,32 @@
 /* What the plan is, what it promises, and what a run made of that. */
 
 function figureTile(name, value, note) {
-  return el("div", { class: "tile" }, el("dt", {}, name), el("dd", {}, el("b", {}, value), note ? el("span", {}, note) : null));
+  return el(
+    "div",
+    { class: "tile" },
+    el("dt", {}, name),
+    el("dd", {}, el("b", {}, value), note ? el("span", {}, note) : null),
+  );
 }
 
 function baselineTile(report) {
   const row = (report.comparisons || []).find((one) => /data parallel/i.test(one.name));
   if (!row) return null;
-  if (row.gain === null || row.gain === undefined) return figureTile("Over data parallelism", "–", row.remark || "no such plan fits");
-  return figureTile("Over data parallelism", showGain(row.gain), row.remark ? `which ${row.remark}` : `which takes ${showTime(row.minibatch_s)}`);
+  if (row.gain === null || row.gain === undefined)
+    return figureTile("Over data parallelism", "–", row.remark || "no such plan fits");
+  return figureTile(
+    "Over data parallelism",
+    showGain(row.gain),
+    row.remark ? `which ${row.remark}` : `which takes ${showTime(row.minibatch_s)}`,
+  );
 }
 
 function memoryTile(report) {
   const full = (stage) => stage.memory_bytes / (stage.capacity_bytes || Infinity);
   const fullest = [...(report.stages || [])].sort((a, b) => full(b) - full(a) || b.memory_bytes - a.memory_bytes)[0];
   if (!fullest) return null;
-  if (!fullest.capacity_bytes) return figureTile("Most memory", showSize(fullest.memory_bytes), `${stageName(fullest.index)}; it is not limited`);
+  if (!fullest.capacity_bytes)
+    return figureTile("Most memory", showSize(fullest.memory_bytes), `${stageName(fullest.index)}; it is not limited`);
   return figureTile(
     "Fullest memory",
     showShare(fullest.memory_bytes / fullest.capacity_bytes),
@@ -28,7 +39,9 @@ function verdictTile(certificate) {
   const { proven, gap } = certificate;
   if (proven) return figureTile("Verdict", "✓ Proven", "no plan is faster");
   if (gap > 0) return figureTile("Verdict", `Within ${showShare(gap)}`, "of the best, as far as is proven");
-  return gap === 0 ? figureTile("Verdict", "Optimal", "by one proof, which nothing checked") : figureTile("Verdict", "Not proven", "a faster plan may exist");
+  return gap === 0
+    ? figureTile("Verdict", "Optimal", "by one proof, which nothing checked")
+    : figureTile("Verdict", "Not proven", "a faster plan may exist");
 }
 
 function tiles(report) {
@@ -37,80 +50,18 @@ function tiles(report) {
     "dl",
     { class: "tiles" },
     figureTile("Plan", (report.made || {}).config || "–", `bound by ${prediction.bound_by}`),
-    figureTile("Predicted pace", showTime(prediction.minibatch_s), `a minibatch; ${digits(prediction.minibatches_per_s)} a second`),
-    prediction.samples_per_s ? figureTile("Throughput", showCount(Math.round(prediction.samples_per_s)), "samples a second") : null,
+    figureTile(
+      "Predicted pace",
+      showTime(prediction.minibatch_s),
+      `a minibatch; ${digits(prediction.minibatches_per_s)} a second`,
+    ),
+    prediction.samples_per_s
+      ? figureTile("Throughput", showCount(Math.round(prediction.samples_per_s)), "samples a second")
+      : null,
     baselineTile(report),
     memoryTile(report),
     verdictTile(report.certificate),
   );
-}
-
-function paceBars(report) {
-  const rows = [["predicted", report.prediction.minibatch_s], ["measured", report.measured.minibatch_s]];
-  const longest = Math.max(...rows.map((row) => row[1]));
-  return el(
-    "div",
-    { class: "paces" },
-    rows.map(([name, seconds]) => [
-      el("span", { class: "name" }, name),
-      el("span", { class: "track" }, el("span", { class: "bar " + name, style: { width: (100 * seconds) / longest + "%" } })),
-      el("span", { class: "value" }, showTime(seconds)),
-    ]),
-  );
-}
-
-/* How a time is beside another: by so much longer, or so many times as long. */
-function beside(ratio) {
-  if (Math.abs(ratio - 1) < 0.005) return "as long as";
-  if (ratio > 1.5 || ratio < 0.5) return `${digits(ratio)} times as long as`;
-  return `${showShare(Math.abs(ratio - 1))} ${ratio > 1 ? "longer" : "less"} than`;
-}
-
-function runBox(report) {
-  const { measured, prediction } = report;
-  if (!measured) return null;
-  const words = beside(measured.minibatch_s / prediction.minibatch_s);
-  return el(
-    "div",
-    { class: "run", id: "run" },
-    el("h2", {}, `The run: a minibatch takes ${words} predicted`),
-    paceBars(report),
-    measured.cause ? el("p", { class: "cause" }, marked(`The first cause of the difference: ${measured.cause}`)) : null,
-    measuredTable(measured),
-  );
-}
-
-const MEASURES = {
-  forward_s: "forward", backward_s: "backward", update_s: "update", sync_s: "synchronisation", memory_bytes: "memory",
-  wait_s: "waiting", load_s: "loading", send_s: "sending",
-};
-
-function showMeasure(name, value) {
-  return name.endsWith("_bytes") ? showSize(value) : showTime(value);
-}
-
-/* Predicted and measured, or only measured where nothing is predicted of it. */
-function measureCell(name, value) {
-  if (value === null || value === undefined) return "–";
-  if (typeof value !== "object") return el("b", {}, showMeasure(name, value));
-  return el("span", { class: "pair" }, showMeasure(name, value.predicted), " → ", el("b", {}, showMeasure(name, value.measured)));
-}
-
-function measuredTable(measured) {
-  const rows = measured.stages || [];
-  const names = Object.keys(MEASURES).filter((name) => rows.some((row) => row[name] !== null && row[name] !== undefined));
-  if (!rows.length) return null;
-  return details("Every stage, predicted → measured", () =>
-    table(
-      "Predicted → measured, a minibatch on one worker",
-      [["stage", "text"], ...names.map((name) => [MEASURES[name], "number"])],
-      rows.map((row) => [stageLabel(row.stage), ...names.map((name) => measureCell(name, row[name]))]),
-    ),
-  );
-}
-
-function stageLabel(stage) {
-  return el("span", { class: "stage-label" }, stageChip(stage), el("span", { class: "hidden" }, stageName(stage)));
 }
 
 /* The first sentence tells what the plan is; the figures of the others are in the tiles. */

@@ -12,17 +12,33 @@ function linksSection(report) {
     mark: one.measured_busy,
     value: showShare(one.busy) + (measured ? ` → ${showShare(one.measured_busy)}` : ""),
   }));
-  const columns = [["link", "text"], ["rate", "number"], ["a minibatch", "number"], ["busy", "number"], ...(measured ? [["measured", "number"]] : [])];
+  const columns = [
+    ["link", "text"],
+    ["rate", "number"],
+    ["a minibatch", "number"],
+    ["busy", "number"],
+    ...(measured ? [["measured", "number"]] : []),
+  ];
   const cells = () =>
     sorted.map((one) => [
-      one.name, showRate(one.rate), showSize(one.bytes_per_minibatch), showShare(one.busy),
+      one.name,
+      showRate(one.rate),
+      showSize(one.bytes_per_minibatch),
+      showShare(one.busy),
       ...(measured ? [showShare(one.measured_busy)] : []),
     ]);
-  const label = `Links: ${sorted.slice(0, 5).map((one) => `${one.name} ${showShare(one.busy)}`).join(", ")}`;
+  const label = `Links: ${sorted
+    .slice(0, 5)
+    .map((one) => `${one.name} ${showShare(one.busy)}`)
+    .join(", ")}`;
   return section(
     "links",
     "Links",
     lead,
-    figure("The line is all of the time.", el("div", {}, barList(rows, { line: 1, label })), chartTable("Links in the steady state", columns, cells)),
+    figure(
+      "The line is all of the time.",
+      el("div", {}, barList(rows, { line: 1, label })),
+      chartTable("Links in the steady state", columns, cells),
+    ),
   );
 }

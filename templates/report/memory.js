@@ -8,24 +8,41 @@ function memorySection(report) {
   const measured = rows.some((row) => row.measured_peak_bytes);
   const end = Math.max(report.timeline ? report.timeline.end_s : 0, ...rows.map((row) => row.predicted.t.at(-1)));
   const lead = [
-    "The fullest worker of each stage, while the pipeline fills and runs" + (measured ? "; the dotted line is the most that the run measured." : "."),
+    "The fullest worker of each stage, while the pipeline fills and runs" +
+      (measured ? "; the dotted line is the most that the run measured." : "."),
     ...wordsOf(report, "memory"),
   ];
   const chart = (row) => memoryChart(row, end);
   const shown = el("div", { class: "charts" }, rows.slice(0, MEMORY_CHARTS).map(chart));
   const others = rows.slice(MEMORY_CHARTS);
-  const columns = [["stage", "text"], ["worker", "text"], ["most, predicted", "number"], ...(measured ? [["most, measured", "number"]] : []), ["has", "number"]];
+  const columns = [
+    ["stage", "text"],
+    ["worker", "text"],
+    ["most, predicted", "number"],
+    ...(measured ? [["most, measured", "number"]] : []),
+    ["has", "number"],
+  ];
   return section(
     "memory",
     "Memory",
     lead,
     figure(
       null,
-      el("div", {}, shown, others.length ? details(`${plural(others.length, "more stage")}`, () => el("div", { class: "charts" }, others.map(chart))) : null),
+      el(
+        "div",
+        {},
+        shown,
+        others.length
+          ? details(`${plural(others.length, "more stage")}`, () => el("div", { class: "charts" }, others.map(chart)))
+          : null,
+      ),
       chartTable("Memory of the fullest worker of each stage", columns, () =>
         rows.map((row) => [
-          stageName(row.stage), `worker ${row.worker}`, showSize(peak(row.predicted)),
-          ...(measured ? [showSize(row.measured_peak_bytes)] : []), showSize(row.capacity_bytes),
+          stageName(row.stage),
+          `worker ${row.worker}`,
+          showSize(peak(row.predicted)),
+          ...(measured ? [showSize(row.measured_peak_bytes)] : []),
+          showSize(row.capacity_bytes),
         ]),
       ),
     ),
@@ -38,7 +55,9 @@ function peak(curve) {
 }
 
 function memoryTicks(most) {
-  for (const step of [2 ** 40, 2 ** 30, 2 ** 20, 2 ** 10].flatMap((unit) => [512, 256, 128, 64, 32, 16, 8, 4, 2, 1].map((times) => times * unit))) {
+  for (const step of [2 ** 40, 2 ** 30, 2 ** 20, 2 ** 10].flatMap((unit) =>
+    [512, 256, 128, 64, 32, 16, 8, 4, 2, 1].map((times) => times * unit),
+  )) {
     if (most / step >= 2.9) return Array.from({ length: Math.floor(most / step + 1e-9) + 1 }, (_, at) => at * step);
   }
   return [0, most];
@@ -59,15 +78,28 @@ function memoryChart(row, end) {
   const times = ticks(0, end, 4);
   const path = stepPath(row.predicted.t, row.predicted.bytes, x, y) + `H${x(end).toFixed(1)}`;
   const area = `${path}V${y(0)}H${x(row.predicted.t[0])}Z`;
-  const share = row.capacity_bytes ? `, ${showShare(peak(row.predicted) / row.capacity_bytes)} of ${showSize(row.capacity_bytes)}` : "";
-  const words = `${stageName(row.stage)}, worker ${row.worker}: at most ${showSize(peak(row.predicted))} predicted${share}` + (row.measured_peak_bytes ? `, ${showSize(row.measured_peak_bytes)} measured` : "");
+  const share = row.capacity_bytes
+    ? `, ${showShare(peak(row.predicted) / row.capacity_bytes)} of ${showSize(row.capacity_bytes)}`
+    : "";
+  const words =
+    `${stageName(row.stage)}, worker ${row.worker}: at most ${showSize(peak(row.predicted))} predicted${share}` +
+    (row.measured_peak_bytes ? `, ${showSize(row.measured_peak_bytes)} measured` : "");
   return svg(
     "svg",
-    { class: `chart stage-${row.stage % STAGES.length}`, viewBox: `0 0 ${frame.width} ${frame.height}`, role: "img", "aria-label": words },
+    {
+      class: `chart stage-${row.stage % STAGES.length}`,
+      viewBox: `0 0 ${frame.width} ${frame.height}`,
+      role: "img",
+      "aria-label": words,
+    },
     svg("title", {}, words),
     svg("rect", { class: "badge", x: 0.5, y: 1.5, width: 24, height: 19, rx: 4 }),
     svg("text", { class: "badge-text", x: 12.5, y: 15.5 }, String(row.stage + 1)),
-    svg("text", { class: "chart-title", x: 32, y: 15.5 }, `worker ${row.worker}, at most ${showSize(peak(row.predicted))}`),
+    svg(
+      "text",
+      { class: "chart-title", x: 32, y: 15.5 },
+      `worker ${row.worker}, at most ${showSize(peak(row.predicted))}`,
+    ),
     grid(frame, memoryTicks(1.08 * most), y, showSize),
     svg("path", { class: "area", d: area }),
     svg("path", { class: "curve", d: path }),
@@ -79,12 +111,20 @@ function memoryChart(row, end) {
 
 function capacityLine(row, frame, y, most) {
   if (most < row.capacity_bytes) {
-    return svg("text", { class: "tick strong", x: frame.right, y: frame.top + 8, "text-anchor": "end" }, `of ${showSize(row.capacity_bytes)}, far above`);
+    return svg(
+      "text",
+      { class: "tick strong", x: frame.right, y: frame.top + 8, "text-anchor": "end" },
+      `of ${showSize(row.capacity_bytes)}, far above`,
+    );
   }
   const at = y(row.capacity_bytes);
   return [
     svg("line", { class: "capacity", x1: frame.left, x2: frame.right, y1: at, y2: at }),
-    svg("text", { class: "tick strong", x: frame.right, y: at + 13, "text-anchor": "end" }, `${showSize(row.capacity_bytes)} there`),
+    svg(
+      "text",
+      { class: "tick strong", x: frame.right, y: at + 13, "text-anchor": "end" },
+      `${showSize(row.capacity_bytes)} there`,
+    ),
   ];
 }
 
@@ -92,50 +132,10 @@ function measuredLine(row, frame, y) {
   const at = y(row.measured_peak_bytes);
   return [
     svg("line", { class: "measured-peak", x1: frame.left, x2: frame.right, y1: at, y2: at }),
-    svg("text", { class: "tick strong", x: frame.left + 4, y: at - 4 }, `${showSize(row.measured_peak_bytes)} measured`),
-  ];
-}
-
-/* "weights, 3 versions" and "activations of 2 minibatches in flight" differ by stage; their kind does not. */
-function partName(name) {
-  return name.replace(/, \d.*$/, "").replace(/ of \d.*$/, "");
-}
-
-/* What the memory of each stage is for: one bar a stage. */
-function memoryParts(report) {
-  const rows = (report.stages || []).filter((stage) => (stage.memory_parts || []).length);
-  if (!rows.length) return null;
-  const names = [...new Set(rows.flatMap((stage) => stage.memory_parts.map(([name]) => partName(name))))];
-  const used = Math.max(...rows.map((stage) => stage.memory_bytes));
-  const most = memoryTop(Math.max(...rows.map((stage) => stage.capacity_bytes || 0)), used);
-  const bar = (stage) => el(
-    "div",
-    { class: "row" },
-    el("span", { class: "name" }, stageLabel(stage.index)),
-    el(
-      "span",
-      { class: "track" },
-      stage.memory_parts.map(([name, bytes]) =>
-        el("span", { class: "part part-" + (names.indexOf(partName(name)) % 8), style: { width: (100 * bytes) / most + "%" }, title: `${name}: ${showSize(bytes)}` }),
-      ),
-      stage.capacity_bytes && stage.capacity_bytes <= most ? el("span", { class: "line", style: { left: (100 * stage.capacity_bytes) / most + "%" } }) : null,
+    svg(
+      "text",
+      { class: "tick strong", x: frame.left + 4, y: at - 4 },
+      `${showSize(row.measured_peak_bytes)} measured`,
     ),
-    el("span", { class: "value" }, showSize(stage.memory_bytes)),
-  );
-  const label = `What memory is for: ${rows.slice(0, 12).map((stage) => `${stageName(stage.index)}: ${stage.memory_parts.map(([name, bytes]) => `${name} ${showSize(bytes)}`).join(", ")}`).join("; ")}`;
-  const legend = names.map((name, at) => el("li", {}, el("span", { class: "swatch part-" + (at % 8) }), name));
-  const make = () => el("div", { class: "bars parts", role: "img", "aria-label": label }, rows.map(bar));
-  const columns = [["stage", "text"], ...names.map((name) => [name, "number"]), ["together", "number"]];
-  const cells = () =>
-    rows.map((stage) => [
-      stageName(stage.index),
-      ...names.map((name) => showSize(stage.memory_parts.filter(([one]) => partName(one) === name).reduce((sum, [, bytes]) => sum + bytes, 0))),
-      showSize(stage.memory_bytes),
-    ]);
-  return [
-    el("h3", {}, "What it is for"),
-    el("ul", { class: "legend" }, legend),
-    rows.length <= 16 ? make() : details(`All ${rows.length} stages`, make),
-    chartTable("What the memory of a worker of each stage is for", columns, cells),
   ];
 }

@@ -46,7 +46,16 @@ function inkOn(colour) {
 /* `share` of the second colour in the first. */
 function mix(one, other, share) {
   const [a, b] = [channels(one), channels(other)];
-  return "#" + a.map((value, at) => Math.round(value + (b[at] - value) * share).toString(16).padStart(2, "0")).join("");
+  return (
+    "#" +
+    a
+      .map((value, at) =>
+        Math.round(value + (b[at] - value) * share)
+          .toString(16)
+          .padStart(2, "0"),
+      )
+      .join("")
+  );
 }
 
 function theme() {
@@ -80,7 +89,11 @@ function stageDeep(stage) {
 
 /* A value of the style sheet. */
 function token(name) {
-  return once("token " + name, () => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim());
+  return once("token " + name, () =>
+    getComputedStyle(document.documentElement)
+      .getPropertyValue("--" + name)
+      .trim(),
+  );
 }
 
 /* The classes .stage-0 and on, for both themes. */
@@ -89,9 +102,8 @@ function stageStyles() {
     ["light", "dark"].map((name) => {
       const colour = colours[name];
       const edge = mix(colour, name === "dark" ? "#ffffff" : "#000000", 0.4);
-      return (
-        `[data-theme=${name}] .stage-${at} { --stage: ${colour}; --stage-ink: ${inkOn(colour)}; --stage-edge: ${edge}; }`
-      );
+      const rule = `--stage: ${colour}; --stage-ink: ${inkOn(colour)}; --stage-edge: ${edge};`;
+      return `[data-theme=${name}] .stage-${at} { ${rule} }`;
     }),
   );
   document.head.append(el("style", {}, rules.join("\n")));

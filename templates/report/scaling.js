@@ -1,20 +1,36 @@
 /* How the pace grows with the cluster: the best plan for each size, and data parallelism. */
 
 function scalingSection(report) {
-  const all = report.scaling ? rowsOf(report.scaling.points).map((one, at) => ({ ...one, here: at === report.scaling.here })) : [];
+  const all = report.scaling
+    ? rowsOf(report.scaling.points).map((one, at) => ({ ...one, here: at === report.scaling.here }))
+    : [];
   const points = all.filter((one) => one.minibatch_s);
   if (points.length < 2) return null;
   const columns = [
-    ["workers", "text"], ["servers", "number"], ["configuration", "text"], ["a minibatch", "number"],
-    ["minibatches a second", "number"], ["data parallelism", "number"], ["gain", "number"],
+    ["workers", "text"],
+    ["servers", "number"],
+    ["configuration", "text"],
+    ["a minibatch", "number"],
+    ["minibatches a second", "number"],
+    ["data parallelism", "number"],
+    ["gain", "number"],
   ];
   const rows = () =>
     points.map((one) => [
-      String(one.workers) + (one.here ? ", this plan" : ""), String(one.servers), one.config || "–", showTime(one.minibatch_s),
-      digits(1 / one.minibatch_s), one.data_parallelism_s ? showTime(one.data_parallelism_s) + (one.fits === false ? " (does not fit)" : "") : "–",
+      String(one.workers) + (one.here ? ", this plan" : ""),
+      String(one.servers),
+      one.config || "–",
+      showTime(one.minibatch_s),
+      digits(1 / one.minibatch_s),
+      one.data_parallelism_s ? showTime(one.data_parallelism_s) + (one.fits === false ? " (does not fit)" : "") : "–",
       one.data_parallelism_s ? showGain(one.data_parallelism_s / one.minibatch_s) : "–",
     ]);
-  return section("scaling", "Scaling", wordsOf(report, "scaling"), figure(null, scalingChart(points), chartTable("Pace by workers", columns, rows)));
+  return section(
+    "scaling",
+    "Scaling",
+    wordsOf(report, "scaling"),
+    figure(null, scalingChart(points), chartTable("Pace by workers", columns, rows)),
+  );
 }
 
 const best = (one) => 1 / one.minibatch_s;
@@ -32,7 +48,8 @@ function scalingChart(points) {
   const across = scaleOf(place(points[0]), place(points.at(-1)), frame.left + 8, frame.right - 8);
   const x = (one) => across(place(one));
   const y = scaleOf(0, 1.1 * most, frame.bottom, frame.top);
-  const label = `Minibatches a second by workers: ${points.map((one) => `${one.workers}: ${digits(best(one))}`).join(", ")}`;
+  const told = points.map((one) => `${one.workers}: ${digits(best(one))}`);
+  const label = `Minibatches a second by workers: ${told.join(", ")}`;
   return svg(
     "svg",
     { class: "chart scaling", viewBox: `0 0 ${frame.width} ${frame.height}`, role: "img", "aria-label": label },
@@ -40,9 +57,15 @@ function scalingChart(points) {
     svg("text", { class: "tick", x: 4, y: 14 }, "minibatches a second"),
     grid(frame, ticks(0, 1.1 * most, 5), y, (value) => digits(value)),
     footerOf(points, frame, x),
-    svg("text", { class: "tick", x: (frame.left + frame.right) / 2, y: frame.height - 8, "text-anchor": "middle" }, "workers" + (logarithmic ? " (logarithmic)" : "")),
+    svg(
+      "text",
+      { class: "tick", x: (frame.left + frame.right) / 2, y: frame.height - 8, "text-anchor": "middle" },
+      "workers" + (logarithmic ? " (logarithmic)" : ""),
+    ),
     svg("path", { class: "curve other", d: linePath(known, x, (one) => y(parallel(one))) }),
-    known.map((one) => svg("rect", { class: "dot other", x: x(one) - 4, y: y(parallel(one)) - 4, width: 8, height: 8 })),
+    known.map((one) =>
+      svg("rect", { class: "dot other", x: x(one) - 4, y: y(parallel(one)) - 4, width: 8, height: 8 }),
+    ),
     svg("path", { class: "curve", d: linePath(points, x, (one) => y(best(one))) }),
     points.map((one) => scalingDot(one, x(one), y(best(one)))),
     curveNames(frame, narrow, y(best(points.at(-1))), known.length ? y(parallel(known.at(-1))) : null),
@@ -66,7 +89,12 @@ function curveNames(frame, narrow, upper, lower) {
   return [
     svg("circle", { class: "dot", cx: 10, cy: 32, r: 5 }),
     name("best plan", 20, 36, ""),
-    lower === null ? null : [svg("rect", { class: "dot other", x: 104, y: 28, width: 8, height: 8 }), name("data parallelism", 118, 36, "other")],
+    lower === null
+      ? null
+      : [
+          svg("rect", { class: "dot other", x: 104, y: 28, width: 8, height: 8 }),
+          name("data parallelism", 118, 36, "other"),
+        ],
   ];
 }
 
@@ -83,7 +111,12 @@ function footerOf(points, frame, x) {
     last = x(one);
     return true;
   });
-  return footer(frame, shown, x, shown.map((one) => String(one.workers)));
+  return footer(
+    frame,
+    shown,
+    x,
+    shown.map((one) => String(one.workers)),
+  );
 }
 
 function scalingDot(one, x, y) {
@@ -92,7 +125,9 @@ function scalingDot(one, x, y) {
     `${digits(best(one))} minibatches a second, ${showTime(one.minibatch_s)} each`,
     ...(one.data_parallelism_s ? [`${showGain(one.data_parallelism_s / one.minibatch_s)} over data parallelism`] : []),
   ];
-  const name = one.here ? svg("text", { class: "tick strong", x: x - 10, y: y - 10, "text-anchor": "end" }, "this plan") : null;
+  const name = one.here
+    ? svg("text", { class: "tick strong", x: x - 10, y: y - 10, "text-anchor": "end" }, "this plan")
+    : null;
   const show = { onpointermove: (event) => showTooltip(event, lines), onpointerleave: hideTooltip };
   return [svg("circle", { class: one.here ? "dot here" : "dot", cx: x, cy: y, r: one.here ? 7 : 5, ...show }), name];
 }

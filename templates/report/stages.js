@@ -5,13 +5,28 @@ function stageTable(report) {
   if (!rows.length) return null;
   const training = rows.some((stage) => stage.backward_s > 0);
   const columns = [
-    ["stage", "text"], ["layers", "number"], ["first … last", "text"], ["replicas", "number"], ["servers", "text"],
+    ["stage", "text"],
+    ["layers", "number"],
+    ["first … last", "text"],
+    ["replicas", "number"],
+    ["servers", "text"],
     ...(training ? [["depth", "number"]] : []),
     ["forward", "number"],
-    ...(training ? [["backward", "number"], ["sync", "number"]] : []),
-    ["to the next", "number"], ["memory", "number"],
+    ...(training
+      ? [
+          ["backward", "number"],
+          ["sync", "number"],
+        ]
+      : []),
+    ["to the next", "number"],
+    ["memory", "number"],
   ];
-  const make = () => table("The stages of the plan", columns, rows.map((stage) => stageRow(stage, training)));
+  const make = () =>
+    table(
+      "The stages of the plan",
+      columns,
+      rows.map((stage) => stageRow(stage, training)),
+    );
   return rows.length <= 12 ? make() : details(`The ${rows.length} stages as a table`, make);
 }
 

@@ -1,7 +1,14 @@
 /* A line chart's frame: scales, grid and axes of an SVG of fixed size that scales with the page. */
 
 function frameOf(width, height, margin) {
-  return { width, height, left: margin.left, right: width - margin.right, top: margin.top, bottom: height - margin.bottom };
+  return {
+    width,
+    height,
+    left: margin.left,
+    right: width - margin.right,
+    top: margin.top,
+    bottom: height - margin.bottom,
+  };
 }
 
 function scaleOf(from, to, start, end) {
@@ -20,11 +27,24 @@ function grid(frame, values, y, label) {
 function footer(frame, values, x, labels) {
   return values.flatMap((value, at) => [
     svg("line", { class: "axis-line", x1: x(value), x2: x(value), y1: frame.bottom, y2: frame.bottom + 4 }),
-    svg("text", { class: "tick", x: x(value), y: frame.bottom + 16, "text-anchor": x(value) > frame.right - 16 ? "end" : "middle" }, labels[at]),
+    svg(
+      "text",
+      {
+        class: "tick",
+        x: x(value),
+        y: frame.bottom + 16,
+        "text-anchor": x(value) > frame.right - 16 ? "end" : "middle",
+      },
+      labels[at],
+    ),
   ]);
 }
 
 /* A value that holds from its time until the next. */
 function stepPath(times, values, x, y) {
-  return times.map((time, at) => (at ? `H${x(time).toFixed(1)}V${y(values[at]).toFixed(1)}` : `M${x(time).toFixed(1)},${y(values[at]).toFixed(1)}`)).join("");
+  return times
+    .map((time, at) =>
+      at ? `H${x(time).toFixed(1)}V${y(values[at]).toFixed(1)}` : `M${x(time).toFixed(1)},${y(values[at]).toFixed(1)}`,
+    )
+    .join("");
 }

@@ -1,6 +1,6 @@
 /* Tables: the text alternatives of charts are behind a <details>, and are made when it is opened. */
 
-/* `columns` are [heading, kind], kind "text" or "number"; cells are text, numbers or elements; the first names the row. */
+/* `columns` are [heading, kind], kind "text" or "number"; cells are text or elements, and the first names the row. */
 function table(caption, columns, rows) {
   const head = columns.map(([title, kind]) => el("th", { scope: "col", class: kind }, title));
   const body = rows.map((row) =>

@@ -1,4 +1,4 @@
-/* What tells forward, backward, update, waiting and all-reduce apart without colour: plain, hatched, solid, empty, dotted. */
+/* Forward, backward, update, waiting, all-reduce, told apart without colour: plain, hatched, solid, empty, dotted. */
 
 const textures = new Map();
 
@@ -47,9 +47,7 @@ function texture(context, kind, stage) {
     else {
       const other = theme() === "dark" ? "#000000" : "#ffffff";
       const [canvas, scale] =
-        kind === BACKWARD
-          ? hatched(stageDeep(stage), mix(colour, other, 0.6))
-          : dotted(token("surface"), token("ink"));
+        kind === BACKWARD ? hatched(stageDeep(stage), mix(colour, other, 0.6)) : dotted(token("surface"), token("ink"));
       const pattern = context.createPattern(canvas, "repeat");
       pattern.setTransform(new DOMMatrix([scale, 0, 0, scale, 0, 0]));
       textures.set(key, pattern);
@@ -82,7 +80,8 @@ function swatch(kind, stage = 0) {
 function drawInterval(context, kind, stage, x, y, width, height) {
   if (kind === WAIT) {
     context.fillStyle = token("muted");
-    for (let at = x + 1; at < x + width - 1; at += 5) context.fillRect(at, y + height / 2 - 0.5, Math.min(2, x + width - 1 - at), 1);
+    for (let at = x + 1; at < x + width - 1; at += 5)
+      context.fillRect(at, y + height / 2 - 0.5, Math.min(2, x + width - 1 - at), 1);
     return;
   }
   const behind = kind === ALL_REDUCE;

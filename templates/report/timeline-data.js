@@ -8,7 +8,12 @@ const [FORWARD, BACKWARD, UPDATE, WAIT, ALL_REDUCE] = KINDS.keys();
 function lanesOf(columns, count) {
   const lanes = Array.from({ length: count }, () => ({ work: [], behind: [] }));
   columns.lane.forEach((lane, at) => {
-    const one = { kind: columns.kind[at], number: columns.number[at], from: columns.start_s[at], to: columns.end_s[at] };
+    const one = {
+      kind: columns.kind[at],
+      number: columns.number[at],
+      from: columns.start_s[at],
+      to: columns.end_s[at],
+    };
     if (lanes[lane]) (one.kind === ALL_REDUCE ? lanes[lane].behind : lanes[lane].work).push(one);
   });
   for (const lane of lanes) {
@@ -64,7 +69,10 @@ function secondsOf(lane, from, to) {
 }
 
 function describe(one, lane, source) {
-  const what = one.kind === WAIT ? "waiting" : `${KINDS[one.kind]} ${one.kind >= UPDATE ? "of group" : "of minibatch"} ${one.number}`;
+  const what =
+    one.kind === WAIT
+      ? "waiting"
+      : `${KINDS[one.kind]} ${one.kind >= UPDATE ? "of group" : "of minibatch"} ${one.number}`;
   return [
     what,
     `worker ${lane.worker}, ${stageName(lane.stage)}, ${source}`,

@@ -44,7 +44,8 @@ function stripInput(picture, view) {
     if (!held) return;
     const time = timeAt(event);
     if ("grip" in held) view.pan(time - held.grip - view.from);
-    else if (Math.abs(time - held.start) > view.shortest) view.show(Math.min(time, held.start), Math.max(time, held.start));
+    else if (Math.abs(time - held.start) > view.shortest)
+      view.show(Math.min(time, held.start), Math.max(time, held.start));
   });
   for (const end of ["pointerup", "pointercancel"]) picture.addEventListener(end, () => (held = null));
 }
@@ -77,13 +78,24 @@ function phases(panel, facts) {
   if (!facts.steady) return [];
   const [from, to] = facts.steady;
   const whose = facts.measured ? "predicted " : "";
-  const parts = [["fill", 0, from], [whose + "steady state", from, to], ["drain", to, facts.end_s]];
+  const parts = [
+    ["fill", 0, from],
+    [whose + "steady state", from, to],
+    ["drain", to, facts.end_s],
+  ];
   return parts.flatMap(([name, start, end]) => {
     const [left, right] = [start, end].map((time) => Math.min(Math.max(panel.xOf(time), panel.gutter), panel.width));
     if (right - left < 3) return [];
     const roomy = right - left > 8 * name.length + 8;
     return [
-      svg("rect", { class: /steady/.test(name) ? "phase steady" : "phase", x: left + 0.5, y: 2.5, width: right - left - 1, height: 17, rx: 3 }),
+      svg("rect", {
+        class: /steady/.test(name) ? "phase steady" : "phase",
+        x: left + 0.5,
+        y: 2.5,
+        width: right - left - 1,
+        height: 17,
+        rx: 3,
+      }),
       roomy ? svg("text", { class: "phase-name", x: (left + right) / 2, y: 15, "text-anchor": "middle" }, name) : null,
     ].filter(Boolean);
   });

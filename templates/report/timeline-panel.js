@@ -18,7 +18,12 @@ class Panel {
     this.spacer = el("div", { class: "spacer", style: { height: lanes.length * this.row + 2 + "px" } }, this.canvas);
     this.scroller = el("div", { class: "lanes" }, this.spacer);
     this.scroller.addEventListener("scroll", () => view.redraw());
-    this.element = el("div", { class: "panel" }, el("h3", {}, source === "measured" ? "Measured" : "Predicted"), this.scroller);
+    this.element = el(
+      "div",
+      { class: "panel" },
+      el("h3", {}, source === "measured" ? "Measured" : "Predicted"),
+      this.scroller,
+    );
     view.listen(() => this.draw());
   }
 
@@ -49,7 +54,8 @@ class Panel {
     const lane = Math.floor((y + this.scroller.scrollTop) / this.row);
     if (x < this.gutter || !this.lanes[lane]) return null;
     const low = (y + this.scroller.scrollTop) % this.row > this.row * 0.72;
-    const interval = (low && intervalAt(this.lanes[lane], this.timeAt(x), true)) || intervalAt(this.lanes[lane], this.timeAt(x));
+    const interval =
+      (low && intervalAt(this.lanes[lane], this.timeAt(x), true)) || intervalAt(this.lanes[lane], this.timeAt(x));
     return interval && { lane, interval };
   }
 

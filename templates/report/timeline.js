@@ -1,9 +1,10 @@
 /* The pipeline from fill to steady state: predicted above measured, on one scale. */
 
 const TIMELINE_HELP =
-  "With the focus on a panel: arrow left and right move, plus and minus zoom, 0 shows everything, Home and End go to the " +
-  "ends; arrow up and down choose a worker, comma and full stop step through what it does, Escape lets go. The wheel zooms " +
-  "once a panel has the focus, or with Ctrl held; dragging moves; a click on a pass marks its minibatch everywhere.";
+  "With the focus on a panel: arrow left and right move, plus and minus zoom, 0 shows everything, Home and End go to " +
+  "the ends; arrow up and down choose a worker, comma and full stop step through what it does, Escape lets go. The " +
+  "wheel zooms once a panel has the focus, or with Ctrl held; dragging moves; a click on a pass marks its minibatch " +
+  "everywhere.";
 
 function timelineSection(report) {
   if (!report.timeline || !report.timeline.predicted) return null;
@@ -85,7 +86,9 @@ function showSteady(view, facts) {
 }
 
 function timelineLegend(lanes) {
-  const present = new Set(lanes.flatMap((rows) => rows.flatMap((row) => [...row.work, ...row.behind].map((one) => one.kind))));
+  const present = new Set(
+    lanes.flatMap((rows) => rows.flatMap((row) => [...row.work, ...row.behind].map((one) => one.kind))),
+  );
   const words = ["forward", "backward", "update", "waiting", "all-reduce, behind the rest"];
   const items = KINDS.map((_, kind) => (present.has(kind) ? el("li", {}, swatch(kind), words[kind]) : null));
   return el("ul", { class: "legend" }, items);
@@ -127,8 +130,20 @@ function laneTable(heading, lanes, facts) {
   );
   const show = (at) => {
     const all = [...lanes[at].work, ...lanes[at].behind].sort((a, b) => a.from - b.from);
-    const columns = [["what", "text"], ["minibatch or group", "number"], ["from", "number"], ["to", "number"], ["takes", "number"]];
-    const rows = all.map((one) => [KINDS[one.kind], one.number, showTime(one.from), showTime(one.to), showTime(one.to - one.from)]);
+    const columns = [
+      ["what", "text"],
+      ["minibatch or group", "number"],
+      ["from", "number"],
+      ["to", "number"],
+      ["takes", "number"],
+    ];
+    const rows = all.map((one) => [
+      KINDS[one.kind],
+      one.number,
+      showTime(one.from),
+      showTime(one.to),
+      showTime(one.to - one.from),
+    ]);
     holder.replaceChildren(table(`${heading}: worker ${facts.lanes[at].worker}`, columns, rows));
   };
   show(0);

@@ -1,4 +1,4 @@
-"""Documents as `pipeplan report` embeds them, made up: every kind of plan that the page must show, and hostile names."""
+"""Documents as `pipeplan report` embeds them, made up: every kind of plan that the page must show; hostile names."""
 
 from __future__ import annotations
 

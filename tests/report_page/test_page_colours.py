@@ -76,7 +76,8 @@ def stages(browser, scheme):
     found = page.evaluate(
         f"""() => {{ {source}
         document.documentElement.dataset.theme = "{scheme}";
-        return STAGES.map((_, at) => [stageColour(at), stageDeep(at), stageEdge(at), inkOn(stageColour(at)), inkOn(stageDeep(at))]);
+        const grounds = (at) => [stageColour(at), stageDeep(at)];
+        return STAGES.map((_, at) => [...grounds(at), stageEdge(at), ...grounds(at).map(inkOn)]);
         }}"""
     )
     page.close()

@@ -181,8 +181,9 @@ def test_the_canvas_is_not_blank_and_kinds_differ_without_colour(run):
         return found.size;
       };
       const facts = JSON.parse(document.getElementById('document').textContent).timeline.predicted;
-      const first = (kind) => facts.kind.findIndex((one, at) => one === kind && facts.end_s[at] - facts.start_s[at] > 0.01);
-      return [0, 1].map((kind) => shades(facts.start_s[first(kind)], facts.end_s[first(kind)], facts.lane[first(kind)]));
+      const long = (at) => facts.end_s[at] - facts.start_s[at] > 0.01;
+      const first = (kind) => facts.kind.findIndex((one, at) => one === kind && long(at));
+      return [0, 1].map(first).map((at) => shades(facts.start_s[at], facts.end_s[at], facts.lane[at]));
     }"""
     forward, backward = page.evaluate(script)
     assert forward == 1
