@@ -38,6 +38,7 @@ _OF_PASSES = ("forward_s", "backward_s", "load_s", "send_s", "other_s")
 FLUSHING = ("gpipe", "1f1b-flush")
 WAITING, LINK = "waiting", "link"
 
+_CALIBRATE = "`pipeplan calibrate` predicts by what was measured"
 _COMPUTING = ("forward_s", "backward_s", PASSES)
 Terms = Mapping[str, float]
 
@@ -218,14 +219,16 @@ def _why(model: _Model, stage: _Stage, name: str) -> str:
         if slower and not stage.cores and stage.computed is not None and stage.computed < UNDISTURBED:
             return f"its worker had a core for {stage.computed:.0%} of that time only: others use this machine"
         if slower and stage.cores:
-            return f"it was profiled under another load than {_sharing(model, stage)} workers on {stage.cores} cores"
+            load = f"another load than {_sharing(model, stage)} workers on {stage.cores} cores"
+            return f"its layers were profiled under {load}; {_CALIBRATE}"
         if stage.modelled:
-            return "its profile is an estimate, not measured"
-        return f"its layers were {'calibrated' if name == PASSES else 'profiled'} under another load"
+            return f"its profile is an estimate, not measured; {_CALIBRATE}"
+        return f"its layers were {'calibrated' if name == PASSES else 'profiled'} under another load; {_CALIBRATE}"
     if name == "update_s":
         if slower and stage.versions > 1:
-            return f"copies of its weights, for the {stage.versions} versions that it may keep, are not predicted"
-        return "its optimiser was profiled under another load"
+            copies = f"copies of its weights, for the {stage.versions} versions that it may keep, are not predicted"
+            return f"{copies}; {_CALIBRATE}"
+        return f"its optimiser was profiled under another load; {_CALIBRATE}"
     if name == "sync_s":
         return "their link, and the slowest of the replicas, decide" if slower else "they hide behind computing"
     if name == "load_s":
@@ -265,7 +268,7 @@ def _of_waiting(model: _Model, predicted_s: float, measured_s: float, rest: floa
     if any(stage.cores for stage in stages):
         text = (
             f"the workers' computing does not keep the cores that they share busy: {_ms(model.pace(_measured(model)))} "
-            f"of {_ms(measured_s)} a minibatch; in between the stages wait for each other: times that vary, latency"
+            f"of {_ms(measured_s)} a minibatch; in between the stages wait for each other, or others use the cores"
         )
     return Cause(WAITING, None, rest, text)
 
