@@ -356,3 +356,16 @@ def test_thorough_finds_the_second_choice_that_explain_finds(straight: Source) -
     last = report_of(straight, thorough=True)["comparisons"][-1]
     assert (last["name"], last["config"]) == ("runner-up", second.plan.config)
     assert last["minibatch_s"] == pytest.approx(second.pace_s, rel=1e-5)
+
+
+def test_every_field_of_the_document_is_described(document: Document) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+    text = page.split("## The document")[1]
+    names = {name for name in document if name != "words"}
+    for part in ("made", "prediction", "timeline", "graph", "scaling", "certificate"):
+        names |= document[part].keys()
+    for part in ("stages", "links", "memory", "comparisons", "placement"):
+        names |= document[part][0].keys()
+    names |= document["prediction"]["bounds"][0].keys() | document["graph"]["nodes"].keys()
+    names |= document["scaling"]["points"].keys() | document["timeline"]["predicted"].keys()
+    assert not {name for name in names if f"`{name}`" not in text}
