@@ -223,9 +223,9 @@ class Engine:
         """Record that the stopwatch's last lap was spent on a minibatch."""
         self.timeline.note(kind, self.segment.number(index), lap, even_brief=even_brief)
 
-    def begin_timeline(self, epoch: int, first: int, count: int) -> None:
-        """All workers are here, and an epoch of `count` minibatches begins, or goes on, with minibatch `first`."""
-        self.timeline.begin(epoch, first, count)
+    def begin_timeline(self, epoch: int, first: int, count: int, met_s: float) -> None:
+        """An epoch of `count` minibatches begins, or goes on, with minibatch `first`; all workers met at `met_s`."""
+        self.timeline.begin(epoch, first, count, met_s)
 
     def finish_step(self, index: int) -> None:
         """A minibatch is done with on this worker."""

@@ -80,8 +80,8 @@ class EpochLoop:
     def _train_epoch(self) -> bool:
         """What is left of the epoch, with a checkpoint every so many minibatches. Whether to stop before its end."""
         batches = Batches(self._stage.data.train, self._sizes, self._start.seed, self._at.epoch, self._stage.data)
-        processes.wait_for(self._groups.active)
-        self._training.begin_timeline(self._at.epoch, self._at.minibatch, self._sizes.count)
+        met_s = processes.meet(self._groups.active)
+        self._training.begin_timeline(self._at.epoch, self._at.minibatch, self._sizes.count, met_s)
         while not self._at.whole:
             end = segment_end(self._at.minibatch, self._sizes.count, self._options.checkpoint_minibatches)
             segment = Segment(self._at.epoch, batches, self._at.minibatch, end)

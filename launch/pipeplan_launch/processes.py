@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
+import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -147,6 +149,26 @@ def wait_for(group: dist.ProcessGroup) -> None:
     """Until every worker of the group is here."""
     with _lost_peers():
         dist.barrier(group)
+
+
+def meet(group: dist.ProcessGroup) -> float:
+    """Until every worker of the group is here; that moment by this worker's `time.perf_counter`.
+
+    It is one moment for all workers of a machine, whose clock they share; those of several machines are apart by how
+    unequally the barrier lets them go.
+    """
+    wait_for(group)
+    here, now = _machine(), time.perf_counter()
+    met_s: float = min(moment for machine, moment in exchange((here, now), group) if machine == here)
+    return met_s
+
+
+def _machine() -> str:
+    """The same for all processes that share a clock: those since one start of the system, in containers or not."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    except OSError:
+        return platform.node()
 
 
 def share(value: Any, source: int, group: dist.ProcessGroup) -> Any:

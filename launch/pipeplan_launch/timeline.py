@@ -1,13 +1,12 @@
 """When a worker did what, for the first minibatches of an epoch: `timeline/rank-N.json` in the run folder. Torch-free.
 
-Times count from when all workers had met at the begin of the epoch. Clocks are not compared: each worker reads its own
-as it leaves the barrier, so that two zeros are apart by how unequally the barrier lets them go.
+Times count from when all workers had met at the begin of the epoch (`processes.meet`). Clocks of several machines are
+not compared.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +34,11 @@ class Timeline:
         """Of the epoch's `_count` minibatches those from `_first` up to `_end` are recorded."""
         self._zero_s = 0.0
 
-    def begin(self, epoch: int, first: int, count: int) -> None:
-        """All workers are here, and an epoch of `count` minibatches begins, or goes on, with minibatch `first`."""
+    def begin(self, epoch: int, first: int, count: int, met_s: float) -> None:
+        """An epoch of `count` minibatches begins, or goes on, with minibatch `first`; all workers met at `met_s`."""
         self._intervals = []
         self._epoch, self._count, self._first, self._end = epoch, count, first, min(count, first + RECORDED)
-        self._zero_s = time.perf_counter()
+        self._zero_s = met_s
 
     def note(self, kind: str, minibatch: int, lap: Lap, *, even_brief: bool = True) -> None:
         """The stopwatch's last lap was spent on this minibatch."""

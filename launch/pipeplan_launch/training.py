@@ -65,9 +65,9 @@ class TrainingEngine(Engine):
         self._leaving: list[int] = []
         """Minibatches whose gradients may still be on their way to the stage before."""
 
-    def begin_timeline(self, epoch: int, first: int, count: int) -> None:
+    def begin_timeline(self, epoch: int, first: int, count: int, met_s: float) -> None:
         """An epoch begins, or goes on, with minibatch `first`; segments of it may have short groups at their ends."""
-        super().begin_timeline(epoch, first, count)
+        super().begin_timeline(epoch, first, count, met_s)
         self._first_group = group_count(self._group_size, first) - self._versions.number
 
     def run(self, segment: Segment) -> int:

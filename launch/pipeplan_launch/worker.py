@@ -170,9 +170,9 @@ class Runner:
             say(f"{after_fault}inference begins anew")
         self._stage.forward.on_minibatch = None
         for number in range(passes):
-            processes.wait_for(self._groups.active)
+            met_s = processes.meet(self._groups.active)
             begun = time.perf_counter()
-            score = self._infer_once(number)
+            score = self._infer_once(number, met_s)
             self._stage.forward.timeline.write(self._start.run)
             total = score.of_all(processes.sum_over(score.as_list(), self._groups.active))
             taken = time.perf_counter() - begun
@@ -188,13 +188,13 @@ class Runner:
             "samples_per_s": rate,
         } | ({"metrics": total.metrics} if total.metrics else {})
 
-    def _infer_once(self, number: int) -> Score:
+    def _infer_once(self, number: int, met_s: float) -> Score:
         stage = self._stage
         data: Any = stage.data.test if stage.data.test is not None else stage.data.train
         assert stage.test_sizes is not None
         batches = Batches(data, stage.test_sizes, self._start.seed, number, stage.data)
         segment = Segment(number, batches)
-        stage.forward.begin_timeline(number, 0, segment.count)
+        stage.forward.begin_timeline(number, 0, segment.count, met_s)
         stage.forward.run(segment)
         return stage.forward.score
 

@@ -15,6 +15,7 @@ from pipeplan.measured.run import BACKWARD, FORWARD, KINDS, UPDATE, Run, read
 from pipeplan.simulate.engine import replay
 from pipeplan.simulate.scenario import Hop, Load, Scenario
 from pipeplan.simulate.trace import overlaid_document
+from pipeplan_launch import processes
 from pipeplan_launch.files import write_json
 from pipeplan_launch.metrics import Lap
 from pipeplan_launch.schedule import SCHEDULES
@@ -49,6 +50,21 @@ def _scenario(replicas: list[int], schedule: str, accumulate: int | None, depth:
 def _of_the_metrics(run: Run, rank: int, epoch: int) -> dict[int, dict[str, float]]:
     lines = (run.folder / "metrics" / f"rank-{rank}.jsonl").read_text().splitlines()
     return {line["minibatch"]: line for line in map(json.loads, lines) if line["epoch"] == epoch}
+
+
+def _has_causes_before_effects(run: Run) -> None:
+    """A pass begins when that of the stage before, or after, is done: workers of one machine have one clock."""
+    done: dict[tuple[str, int, int], float] = {}
+    begun: dict[tuple[str, int, int], float] = {}
+    for timeline in run.recorded.values():
+        for one in timeline.intervals:
+            begun.setdefault((one.kind, timeline.stage, one.number), one.start_s)
+            done.setdefault((one.kind, timeline.stage, one.number), one.end_s)
+    for (kind, stage, number), start_s in begun.items():
+        assert start_s >= 0
+        before = {FORWARD: stage - 1, BACKWARD: stage + 1}.get(kind, stage)
+        if before != stage:
+            assert start_s >= done.get((kind, before, number), 0.0)
 
 
 def _shape(document: dict[str, Any], name: str) -> set[tuple[str, str, int, int]]:
@@ -102,6 +118,7 @@ def test_a_run_records_what_its_metrics_say_and_has_the_shape_of_its_replay(
         theirs = sum(seconds for (kind, _), seconds in spent.items() if kind == UPDATE)
         # A replica without a minibatch in a short last group updates too, which no line of the metrics holds.
         assert theirs >= updates - 1e-5
+    _has_causes_before_effects(run)
     depth = [-(-(accumulate or 1) // r) for r in replicas] if schedule == "gpipe" else None
     document = overlaid_document(_scenario(replicas, schedule, accumulate, depth), run)
     measured, predicted = _shape(document, "measured"), _shape(document, "predicted")
@@ -134,6 +151,14 @@ def test_segments_of_an_epoch_are_one_timeline(tmp_path: Path) -> None:
         assert updates == list(range(2 + 2 + 2 + 1 if timeline.stage == 0 else MINIBATCHES))
 
 
+def test_workers_of_one_machine_meet_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of them to leave the barrier says when; what another machine's clock says means nothing here."""
+    monkeypatch.setattr(processes, "wait_for", lambda group: None)
+    monkeypatch.setattr(processes.time, "perf_counter", lambda: 5.0)
+    monkeypatch.setattr(processes, "exchange", lambda mine, group: [mine, (mine[0], 4.0), ("another", 1.0)])
+    assert processes.meet(None) == 4.0  # type: ignore[arg-type]
+
+
 def _lap(start_s: float, end_s: float) -> Lap:
     lap = Lap()
     lap.start_s, lap.end_s = start_s, end_s
@@ -150,8 +175,8 @@ def test_only_the_first_minibatches_are_recorded_and_only_once_begun(tmp_path: P
     timeline = Timeline(*WHOSE)
     timeline.note("forward", 0, _lap(0.0, 1.0))
     assert _written(tmp_path, timeline)["intervals"] == []
-    timeline.begin(4, 100, 1000)
-    zero = timeline._zero_s
+    zero = 7.0
+    timeline.begin(4, 100, 1000, zero)
     for minibatch in (100, 99 + RECORDED, 100 + RECORDED):
         timeline.note("forward", minibatch, _lap(zero + 1, zero + 2))
     timeline.note("wait", 101, _lap(zero, zero + 1e-5), even_brief=False)
@@ -182,8 +207,8 @@ def test_what_was_written_is_read_and_what_another_plan_left_is_not(tmp_path: Pa
     run = tmp_path / "run"
     _summary(run)
     timeline = Timeline(*WHOSE)
-    timeline.begin(0, 0, 5)
-    timeline.note("backward", 2, _lap(timeline._zero_s + 0.25, timeline._zero_s + 0.75))
+    timeline.begin(0, 0, 5, 7.0)
+    timeline.note("backward", 2, _lap(7.25, 7.75))
     timeline.write(run)
     Timeline("sha256:before", 0, 0, 0).write(run)
     found = read(run)
@@ -199,9 +224,9 @@ def test_a_replay_of_the_same_plan_has_as_many_minibatches_as_were_recorded(tmp_
     scenario = _scenario([1, 1], "1f1b-stashing", None)
     for rank in (0, 1):
         timeline = Timeline("sha256:plan", rank, rank, 0)
-        timeline.begin(0, 40, 1000)
+        timeline.begin(0, 40, 1000, 0.0)
         for minibatch in range(40, 40 + RECORDED):
-            timeline.note("forward", minibatch, _lap(timeline._zero_s + minibatch, timeline._zero_s + minibatch + 0.5))
+            timeline.note("forward", minibatch, _lap(minibatch, minibatch + 0.5))
         timeline.write(run)
     events = overlaid_document(scenario, read(run))["traceEvents"]
     forwards = [e for e in events if e["ph"] == "X" and e["cat"] == "forward" and e["args"]["stage"] == 2]
