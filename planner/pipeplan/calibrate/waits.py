@@ -7,6 +7,7 @@ least that a replica was held up. The rest of what the others waited is for slow
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
@@ -57,6 +58,8 @@ def _lines(path: Path) -> Iterator[tuple[int, int, float]]:
     for line in lines:
         try:
             found = json.loads(line)
-            yield int(found["epoch"]), int(found["minibatch"]), float(found["sync_s"])
-        except (ValueError, TypeError, KeyError, RecursionError):
+            one = int(found["epoch"]), int(found["minibatch"]), float(found["sync_s"])
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             continue
+        if 0 <= one[2] < math.inf:
+            yield one
