@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan_launch.emulation import faults
-from pipeplan_launch.emulation.leash import Leash
+from pipeplan_launch.emulation.leash import end_with_asker
 from pipeplan_launch.emulation.network import Network, Node
 from pipeplan_launch.emulation.traffic import Counting
 
@@ -40,7 +40,7 @@ FAILED = 2
 def main(order: Path) -> int:
     """Carry out an order; the exit status."""
     given = json.loads(order.read_text())
-    leash = Leash()
+    end_with_asker()
     os.environ[SHARED_MEMORY] = "0"  # links are to carry what workers of one server send, too
     try:
         if given.get("fault"):
@@ -49,7 +49,7 @@ def main(order: Path) -> int:
     except (RuntimeError, OSError) as error:
         print(f"the network cannot be made: {error}", file=sys.stderr)
         return FAILED
-    found = faults.run(network, given, PORT, leash) if given.get("fault") else _run(network, given, leash)
+    found = faults.run(network, given, PORT) if given.get("fault") else _run(network, given)
     Path(given["out"]).write_text(json.dumps(found))
     return 0
 
@@ -60,11 +60,11 @@ def _show_own_processes() -> None:
         raise RuntimeError(done.stderr.strip())
 
 
-def _run(network: Network, given: Mapping[str, Any], leash: Leash) -> dict[str, Any]:
+def _run(network: Network, given: Mapping[str, Any]) -> dict[str, Any]:
     _import_what_workers_need()
     counting = Counting(network.ports, Path(given["out"]).parent)
     began = time.time()
-    statuses = _finish(dict(network.start(lambda: _work(given), PORT)), began + given["limit_s"], leash)
+    statuses = _finish(dict(network.start(lambda: _work(given), PORT)), began + given["limit_s"])
     return {
         "statuses": [statuses[rank] for rank in sorted(statuses)],
         "seconds": time.time() - began,
@@ -94,7 +94,7 @@ def _work(given: Mapping[str, Any]) -> None:
     raise SystemExit(executor.main([given["plan"], *given["arguments"]]))
 
 
-def _finish(workers: dict[int, int], deadline: float, leash: Leash) -> dict[int, int]:
+def _finish(workers: dict[int, int], deadline: float) -> dict[int, int]:
     """Exit statuses by rank. Once one fails, or time is up, the others get a moment."""
     statuses: dict[int, int] = {}
     while workers:
@@ -104,7 +104,6 @@ def _finish(workers: dict[int, int], deadline: float, leash: Leash) -> dict[int,
             if status:
                 deadline = min(deadline, time.time() + 5)
         elif not pid:
-            leash.check()
             if time.time() > deadline:
                 for one in workers:
                     os.kill(one, signal.SIGKILL)

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan_launch.emulation.launches import Launches
-from pipeplan_launch.emulation.leash import Leash
 from pipeplan_launch.emulation.network import Network
 
 EVERY_S = 0.03
@@ -82,14 +81,13 @@ class _Striking:
         subprocess.run(command, check=True)
 
 
-def run(network: Network, given: Mapping[str, Any], port: int, leash: Leash) -> dict[str, Any]:
+def run(network: Network, given: Mapping[str, Any], port: int) -> dict[str, Any]:
     """Carry an order with a `fault` out; what happened, as the order's file is to have it."""
     striking = _Striking(Fault(**given["fault"]), network)
     launches = Launches()
     began = time.time()
     launches.start(network, [given["plan"], *given["arguments"]], port, Path(given["out"]).parent)
     while launches.running and time.time() < began + given["limit_s"]:
-        leash.check()
         launches.look()
         striking.look(launches)
         time.sleep(EVERY_S)
