@@ -1,16 +1,16 @@
 """Whether calibrating converges: predict, run, calibrate, predict again, run again, on this machine.
 
-    python tests/benchmarks/loop.py [--only NAME] [--all] [--runs N] [--attempts N] [--folder F] [--stages]
+    python tests/benchmarks/loop.py [--only NAME] [--all] [--turns N] [--runs N] [--attempts N] [--folder F] [--stages]
 
 A bundled model is profiled by as many processes as the plan has workers, and solved for (`--cluster local`). launch.sh
 runs the plan a few times. `pipeplan calibrate` makes a new profile and cluster of these runs; the model is solved for
-again with them, which may give another plan, and that is run as often. Paces are those that the runs' tables show, in
-minibatches a second: the median of the runs, with the slowest and the fastest. The error is predicted over measured,
-less one; the aim is that the second is within 3%, or within the spread of the runs where that is larger: (fastest -
-slowest) / median, the larger of the two sets' spreads. What others used of the machine decides whether a run is run
-again (`peers_load`).
+again with them, which may give another plan, and that is run as often: the second turn. (--turns 3 goes on, calibrating
+by all runs so far.) Paces are those that the runs' tables show, in minibatches a second: the median of the runs, with
+the slowest and the fastest. The error is predicted over measured, less one; the aim is that the second is within 3%, or
+within the spread of the runs where that is larger: (fastest - slowest) / median, the larger of this turn's spread and
+the one before's. What others used of the machine decides whether a run is run again (`peers_load`).
 
-The quick set takes about eight minutes. --all has larger models too: half an hour more.
+The quick set takes about ten minutes. --all has larger models too: half an hour more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -103,10 +103,14 @@ class Turn:
         ends = f"({min(self.paces):.2f}-{max(self.paces):.2f})"
         return f"{self.plan:<6} {1 / self.predicted_s:9.2f} {self.median:9.2f} {ends:<17} {self.error:+7.1%}"
 
+    def allowed(self, before: Turn) -> float:
+        """How far the prediction may be off."""
+        return max(AIM, self.spread, before.spread)
 
-def turn(profile: Path, cluster: tuple[str, ...], folder: Path, subject: Subject, runs: int) -> Turn:
+
+def turn(profile: Path, cluster: tuple[object, ...], folder: Path, subject: Subject, runs: int) -> Turn:
     """Solve, and run what that gives."""
-    pipeplan("solve", profile, *cluster, "-o", folder)
+    pipeplan("solve", profile, *cluster, "-o", folder, "--force")
     document = json.loads((folder / "plan.json").read_text())
     found = Turn(folder, document["plan"]["config"], document["prediction"]["minibatch_s"])
     options = ("--epochs", subject.epochs, "--max-minibatches", subject.minibatches, "--log-every", 0)
@@ -125,18 +129,21 @@ def turn(profile: Path, cluster: tuple[str, ...], folder: Path, subject: Subject
     return found
 
 
-def loop(subject: Subject, folder: Path, runs: int) -> tuple[Turn, Turn]:
-    """The first and the second prediction, and their runs."""
+def loop(subject: Subject, folder: Path, turns: int, runs: int) -> Iterator[Turn]:
+    """Predictions and their runs, each calibrated by all that were before."""
     folder.mkdir(parents=True, exist_ok=True)
     profile = folder / "profile.json"
     if not profile.exists():
         given = ("--batch", subject.minibatch, "--repeats", subject.passes, "--processes", subject.workers)
         undisturbed(partial(pipeplan, "profile", subject.model, *given, "-o", profile))
-    first = turn(profile, ("--cluster", "local", "--workers", str(subject.workers)), folder / "plan-1", subject, runs)
-    new, cluster = folder / "calibrated.json", folder / "calibrated.toml"
-    folders = [first.folder / "runs" / f"run-{number}" for number in range(runs)]
-    pipeplan("calibrate", *folders, "--profile", profile, "-o", new, "--cluster-output", cluster, "--force")
-    return first, turn(new, ("--cluster", str(cluster)), folder / "plan-2", subject, runs)
+    found = [turn(profile, ("--cluster", "local", "--workers", subject.workers), folder / "plan-1", subject, runs)]
+    yield found[0]
+    for number in range(2, turns + 1):
+        new, cluster = folder / f"calibrated-{number}.json", folder / f"calibrated-{number}.toml"
+        ran = [one.folder / "runs" / f"run-{index}" for one in found for index in range(runs)]
+        pipeplan("calibrate", *ran, "--profile", profile, "-o", new, "--cluster-output", cluster, "--force")
+        found.append(turn(new, ("--cluster", cluster), folder / f"plan-{number}", subject, runs))
+        yield found[-1]
 
 
 def show_stages(found: Turn) -> None:
@@ -161,25 +168,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=everything, action="append", help="only this one; may be repeated")
     parser.add_argument("--all", action="store_true", help="the larger models too")
+    parser.add_argument("--turns", type=int, default=2, help="of predicting and running")
     parser.add_argument("--runs", type=int, default=3, help="of each plan")
     parser.add_argument("--attempts", type=int, default=peers_load.ATTEMPTS, help="at what others disturb")
     parser.add_argument("--folder", type=Path, help="keeps everything; profiles that are there are taken")
     parser.add_argument("--stages", action="store_true", help="what each stage took, and the first causes")
     given = parser.parse_args()
     peers_load.ATTEMPTS = given.attempts
+    sizes = given.turns, given.runs
     names = given.only or list(everything if given.all else QUICK)
-    titles = f"{'plan':<6} {'predicted':>9} {'measured':>9} {'':<17} {'error':>7}"
-    print(f"{'':<14} {'first':<52} second\n{'model':<14} {titles}   {titles}  within", flush=True)
+    print(f"{'model':<14} turn {'plan':<6} {'predicted':>9} {'measured':>9} {'':<17} {'error':>7}  allowed", flush=True)
     met, begun = 0, time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         for name in names:
-            first, second = loop(everything[name], (given.folder or Path(scratch)) / name, given.runs)
-            allowed = max(AIM, first.spread, second.spread)
-            met += abs(second.error) <= allowed
-            verdict = f"{allowed:.1%}{'' if abs(second.error) <= allowed else ': no'}"
-            print(f"{name:<14} {first.shown()}   {second.shown()}  {verdict}", flush=True)
-            for found in (first, second) if given.stages else ():
-                show_stages(found)
+            before: Turn | None = None
+            for number, one in enumerate(loop(everything[name], (given.folder or Path(scratch)) / name, *sizes), 1):
+                verdict = ""
+                if before is not None:
+                    allowed = one.allowed(before)
+                    within = abs(one.error) <= allowed
+                    met += number == 2 and within
+                    verdict = f"{allowed:.1%}{'' if within else ': no'}"
+                print(f"{name if number == 1 else '':<14} {number:4} {one.shown()}  {verdict}", flush=True)
+                if given.stages:
+                    show_stages(one)
+                before = one
     print(f"{met} of {len(names)} second predictions are within 3% or the spread; {time.monotonic() - begun:.0f} s")
 
 
