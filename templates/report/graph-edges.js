@@ -1,7 +1,5 @@
 /* The lines between layers: from the right of one, by the points that a long line passes, to the left of the other. */
 
-const CLOSE = 40;
-
 function edgePath(graph, [from, to], bends) {
   const { x, y } = graph.nodes;
   const middle = graph.h / 2;
@@ -10,17 +8,18 @@ function edgePath(graph, [from, to], bends) {
   points.push([x[to], y[to] + middle]);
   let here = [x[from] + graph.w, y[from] + middle];
   let path = `M${here}`;
-  points.forEach((point, at) => {
-    path += lineTo(here, point, at === points.length - 1);
+  for (const point of points) {
+    path += lineTo(here, point, graph.width);
     here = point;
-  });
+  }
   return path;
 }
 
-/* Curves ahead; what goes back to the begin of a new row, or only a little aside, has corners. */
-function lineTo([x1, y1], [x2, y2], last) {
+/* Curves between layers; what goes around the end of a row to the begin of the next has corners. */
+function lineTo([x1, y1], [x2, y2], width) {
   if (y1 === y2) return `H${x2}`;
-  if (Math.abs(x2 - x1) < CLOSE && (last || x2 !== x1)) return last ? `V${y2}H${x2}` : `H${x2}V${y2}`;
+  if (x2 > width) return `H${x2}V${y2}`;
+  if (x1 < 0) return `V${y2}H${x2}`;
   const middle = (x1 + x2) / 2;
   return `C${middle},${y1} ${middle},${y2} ${x2},${y2}`;
 }

@@ -73,6 +73,7 @@ function headline(report) {
     el("p", { class: "summary" }, wordsOf(report, "summary").slice(0, 1)),
     tiles(report),
     runBox(report),
+    report.measured ? null : wordsOf(report, "measured").map((one) => el("p", { class: "note" }, marked(one))),
     (report.notes || []).map((note) => el("p", { class: "note" }, marked(note))),
   );
 }

@@ -32,7 +32,9 @@ function placementSection(report) {
 
 /* Many servers scroll in a box of their own, which then takes the focus for the keys. */
 function serverGrid(servers, label) {
-  const grid = el("div", { class: "servers", role: "img", "aria-label": label }, servers.map(serverBox));
+  const widest = Math.min(8, Math.max(...servers.map((one) => one.workers.length)));
+  const style = { "--chips": String(widest) };
+  const grid = el("div", { class: "servers", role: "img", "aria-label": label, style }, servers.map(serverBox));
   if (servers.length <= 24) return grid;
   return el("div", { class: "many", tabindex: "0", role: "region", "aria-label": "Servers" }, grid);
 }

@@ -37,7 +37,7 @@ function runBox(report) {
     { class: "run", id: "run" },
     el("h2", {}, `The run: a minibatch takes ${words} predicted`),
     paceBars(report),
-    measured.cause ? el("p", { class: "cause" }, marked(`The first cause of the difference: ${measured.cause}`)) : null,
+    wordsOf(report, "measured").map((sentence) => el("p", {}, marked(sentence))),
     measuredTable(measured),
   );
 }
@@ -51,6 +51,7 @@ const MEASURES = {
   wait_s: "waiting",
   load_s: "loading",
   send_s: "sending",
+  other_s: "other",
 };
 
 function showMeasure(name, value) {

@@ -27,7 +27,11 @@ function stageTable(report) {
       columns,
       rows.map((stage) => stageRow(stage, training)),
     );
-  return rows.length <= 12 ? make() : details(`The ${rows.length} stages as a table`, make);
+  const words = wordsOf(report, "stages").join(" ");
+  return [
+    words ? el("p", { class: "help" }, marked(words)) : null,
+    rows.length <= 12 ? make() : details(`The ${rows.length} stages as a table`, make),
+  ];
 }
 
 function stageRow(stage, training) {

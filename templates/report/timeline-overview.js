@@ -52,7 +52,8 @@ function stripInput(picture, view) {
 
 /* The axis of time over the panels, at their scale: where the pipeline fills and where it is steady, and ticks. */
 function timeAxis(panel, facts, view) {
-  const axis = svg("svg", { class: "axis", height: 46, "aria-hidden": "true" });
+  const foot = facts.steady ? 46 : 26;
+  const axis = svg("svg", { class: "axis", height: foot, "aria-hidden": "true" });
   view.listen(() => {
     panel.measure();
     const count = Math.max(2, Math.floor((panel.width - panel.gutter) / 96));
@@ -65,8 +66,8 @@ function timeAxis(panel, facts, view) {
         const x = panel.xOf(value);
         const anchor = x > panel.width - 30 ? "end" : x < panel.gutter + 8 ? "start" : "middle";
         return [
-          svg("line", { x1: x, x2: x, y1: 40, y2: 46 }),
-          svg("text", { x: anchor === "end" ? panel.width : x, y: 35, "text-anchor": anchor }, labels[at]),
+          svg("line", { x1: x, x2: x, y1: foot - 6, y2: foot }),
+          svg("text", { x: anchor === "end" ? panel.width : x, y: foot - 11, "text-anchor": anchor }, labels[at]),
         ];
       }),
     );

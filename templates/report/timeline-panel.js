@@ -119,9 +119,10 @@ class Panel {
       const right = Math.min(this.width + 2, this.xOf(one.to));
       if (right - left < 1 && Math.floor(left) === drawn[one.kind]) continue;
       drawn[one.kind] = Math.floor(left);
-      context.globalAlpha = this.faded(one) ? 0.28 : 1;
+      const faded = this.faded(one);
+      context.globalAlpha = faded ? 0.28 : 1;
       drawInterval(context, one.kind, stage, left, y, Math.max(1, right - left), height);
-      this.drawNumber(context, one, stage, left, right, y);
+      if (!faded) this.drawNumber(context, one, stage, left, right, y);
     }
     context.globalAlpha = 1;
   }

@@ -75,7 +75,9 @@ function timelineButtons(view, facts, say) {
     button("▸", "Later", () => view.pan((view.to - view.from) / 3)),
     button("All", "Show everything", () => view.reset()),
     fill > 0 ? button("Fill", "Show the fill of the pipeline", () => view.show(0, 1.3 * fill)) : null,
-    facts.steady ? button("Steady", "Show the steady state", () => showSteady(view, facts)) : null,
+    facts.steady
+      ? button("Steady", "Show the steady state", () => showSteady(view, facts))
+      : button("Begin", "Show the first passes", () => view.show(0, view.shortest * 2000)),
   );
 }
 
@@ -114,7 +116,7 @@ function timelineTables(source, lanes, facts) {
     ["computing", "number"],
   ];
   return [
-    details(`${heading}, as a table: every worker in the steady state`, () =>
+    details(`${heading}, as a table: every worker${facts.steady ? " in the steady state" : ""}`, () =>
       table(`${heading}: seconds of every worker from ${showTime(from)} to ${showTime(to)}`, columns, rows()),
     ),
     details(`${heading}, as a table: what one worker does, in order`, () => laneTable(heading, lanes, facts)),

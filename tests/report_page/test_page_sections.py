@@ -47,7 +47,7 @@ def test_what_a_run_changed_is_said_in_words_and_figures(show):
     page = show("run").page
     box = page.locator("#run")
     assert "12% longer than predicted" in box.inner_text()
-    assert "Stage 1 computes 12% longer" in box.inner_text()
+    assert "First cause of the difference: stage 1 computes 12% longer" in box.inner_text()
     box.locator("summary").click()
     row = box.locator("tbody tr").first.inner_text()
     assert "13.2 ms → 14.5 ms" in row
