@@ -73,7 +73,7 @@ class _Stage:
     boundary_s: float
     cores: int
     computed: float | None
-    """Share of the time of its passes that a worker computed; None where that cannot be said."""
+    """Share of the time of its passes that a worker computed; None where that is not known."""
     versions: int
     modelled: bool
     """Whether the prediction is from an estimate."""
@@ -126,7 +126,9 @@ def first_cause(summary: Mapping[str, Any]) -> Cause | None:
     predicted, measured = summary["minibatch_s"]["predicted"], summary["minibatch_s"]["measured"]
     if not predicted or not measured or abs(measured / predicted - 1) <= AS_PREDICTED:
         return None
-    stages = [_stage(entry, summary["profile"]) for entry in summary["stages"]]
+    # Only there do times by the clock and by the processor say whether a worker had its core.
+    computes = summary["device"] == "cpu" and not summary["emulated"]
+    stages = [_stage(entry, summary["profile"], computes) for entry in summary["stages"]]
     known = [stage for stage in stages if stage is not None]
     if len(known) < len(stages):
         return None
@@ -136,7 +138,7 @@ def first_cause(summary: Mapping[str, Any]) -> Cause | None:
     return _search(model, predicted, measured)
 
 
-def _stage(entry: Mapping[str, Any], profile: str) -> _Stage | None:
+def _stage(entry: Mapping[str, Any], profile: str, computes: bool) -> _Stage | None:
     """None where a time was not predicted or not measured."""
     pairs = {name: entry[name] for name in _TERMS if name in entry}
     own = {name: entry["measured"][name] for name in _TERMS if name not in entry}
@@ -151,7 +153,7 @@ def _stage(entry: Mapping[str, Any], profile: str) -> _Stage | None:
     busy, computed = sum(wall.values()), entry["measured"]["cpu_s"]
     waits = wall["sync_s"]
     cores = int(entry["cores"] or 0)
-    share = computed / busy if cores and computed and busy else 1.0
+    share = computed / busy if computes and cores and computed and busy else 1.0
     return _Stage(
         workers=entry["workers"],
         predicted=predicted,
@@ -159,7 +161,7 @@ def _stage(entry: Mapping[str, Any], profile: str) -> _Stage | None:
         wall=wall,
         boundary_s=entry["boundary_s"] or 0.0,
         cores=cores,
-        computed=computed / (busy - waits) if computed and busy > waits else None,
+        computed=computed / (busy - waits) if computes and computed and busy > waits else None,
         versions=entry["versions"],
         modelled=profile == "modelled",
     )
@@ -267,14 +269,10 @@ def _of_waiting(model: _Model, predicted_s: float, measured_s: float, rest: floa
     )
     if any(stage.cores for stage in stages):
         text = (
-            f"the workers' computing does not keep the cores that they share busy: {_ms(model.pace(_measured(model)))} "
+            f"the workers' computing does not keep the cores that they share busy: {_ms(model.pace([stage.measured for stage in stages]))} "
             f"of {_ms(measured_s)} a minibatch; in between the stages wait for each other, or others use the cores"
         )
     return Cause(WAITING, None, rest, text)
-
-
-def _measured(model: _Model) -> list[Terms]:
-    return [stage.measured for stage in model.stages]
 
 
 def _all_alike(model: _Model) -> bool:

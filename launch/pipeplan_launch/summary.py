@@ -63,6 +63,8 @@ def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, An
         "replicas": plan.written(),
         "minibatch": plan.minibatch,
         "profile": plan.profile,
+        "device": plan.device,
+        "emulated": bool(plan.emulated),
         "minibatch_s": Pair(plan.predictions[0].minibatch_s, pace).as_json(),
         "includes_fill": any(report.steady.includes_fill for report in last),
         "steady_minibatches": sum(report.steady.minibatches for report in last),

@@ -26,6 +26,7 @@ def stage(workers: list[int], predicted: dict[str, float], measured: dict[str, f
 def summary(predicted_s: float, measured_s: float, *stages: dict[str, Any], **more: Any) -> dict[str, Any]:
     pace = {"predicted": predicted_s, "measured": measured_s}
     shared = {"schedule": "1f1b-stashing", "accumulate": None, "server_sizes": [8], "profile": "measured"}
+    shared |= {"device": "cpu", "emulated": False}
     return shared | {"minibatch_s": pace, "stages": list(stages)} | more
 
 
@@ -103,6 +104,10 @@ def test_a_worker_whose_core_others_use_is_told_from_a_wrong_profile() -> None:
     assert cause is not None
     assert cause.kind == "backward"
     assert "its worker had a core for 50% of that time only" in cause.text
+    for other in ({"device": "cuda"}, {"emulated": True}):
+        elsewhere = first_cause(summary(0.030, 0.060, slow, **other))
+        assert elsewhere is not None
+        assert "profiled under another load" in elsewhere.text
 
 
 def test_waiting_for_a_shared_core_is_no_work() -> None:

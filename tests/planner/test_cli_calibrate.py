@@ -108,6 +108,8 @@ def broken(what: str, plan_folder: Path, tmp_path: Path) -> str:
         more = {"minibatch_s": {"predicted": 1.0, "measured": None, "ratio": None}}
     elif what == "still":
         more = {"minibatch_s": {"predicted": 1.0, "measured": 0.0, "ratio": None}}
+    elif what == "emulated":
+        more = {"emulated": True}
     elif what == "other":
         more = {"plan": "sha256:another"}
     folder = a_run(plan_folder, **more)
@@ -137,6 +139,7 @@ def broken(what: str, plan_folder: Path, tmp_path: Path) -> str:
         ("fill", "too few minibatches"),
         ("unmeasured", "too few minibatches"),
         ("still", "the measured pace is zero"),
+        ("emulated", "is of emulated stages"),
         ("other", "is a run of another plan than"),
         ("stages", "measured 1 stages, and"),
         ("zero", "measured no time at all"),

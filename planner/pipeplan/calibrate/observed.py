@@ -70,6 +70,9 @@ def observe(run: Run, path: Path, plan: Plan, options: Options, shared: bool) ->
     Raises `InputError` where the run is too short, or is not complete.
     """
     summary = run.summary
+    emulated = summary.get("emulated")
+    if emulated is not None and emulated.boolean():
+        raise InputError(f"{run.folder} is of emulated stages, which took the times of their plan: run the plan itself")
     pace = summary["minibatch_s"]["measured"]
     steady = summary["steady_minibatches"].integer()
     if pace.value is None or summary["includes_fill"].boolean() or steady < FEWEST:
