@@ -268,8 +268,9 @@ def _of_waiting(model: _Model, predicted_s: float, measured_s: float, rest: floa
         f"{_ms(measured_s)} a minibatch); in between the stages wait for each other: times that vary, latency, traffic"
     )
     if any(stage.cores for stage in stages):
+        computed = _ms(model.pace([stage.measured for stage in stages]))
         text = (
-            f"the workers' computing does not keep the cores that they share busy: {_ms(model.pace([stage.measured for stage in stages]))} "
+            f"the workers' computing does not keep the cores that they share busy: {computed} "
             f"of {_ms(measured_s)} a minibatch; in between the stages wait for each other, or others use the cores"
         )
     return Cause(WAITING, None, rest, text)
