@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -158,17 +159,20 @@ def meet(group: dist.ProcessGroup) -> float:
     unequally the barrier lets them go.
     """
     wait_for(group)
-    here, now = _machine(), time.perf_counter()
-    met_s: float = min(moment for machine, moment in exchange((here, now), group) if machine == here)
-    return met_s
+    mine = torch.tensor([_machine(), time.perf_counter()], dtype=torch.float64)
+    theirs = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
+    with _lost_peers():
+        dist.all_gather(theirs, mine, group=group)
+    return min(float(moment) for machine, moment in theirs if machine == mine[0])
 
 
-def _machine() -> str:
-    """The same for all processes that share a clock: those since one start of the system, in containers or not."""
+def _machine() -> int:
+    """A number for all processes that share a clock: those since one start of the system, in containers or not."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        name = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:
-        return platform.node()
+        name = platform.node().encode()
+    return crc32(name)
 
 
 def share(value: Any, source: int, group: dist.ProcessGroup) -> Any:
