@@ -122,7 +122,7 @@ function capacityLine(row, frame, y, most) {
     svg("line", { class: "capacity", x1: frame.left, x2: frame.right, y1: at, y2: at }),
     svg(
       "text",
-      { class: "tick strong", x: frame.right, y: at + 13, "text-anchor": "end" },
+      { class: "tick strong", x: frame.right, y: at - 5, "text-anchor": "end" },
       `${showSize(row.capacity_bytes)} there`,
     ),
   ];
