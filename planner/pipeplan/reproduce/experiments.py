@@ -49,15 +49,20 @@ class Variant:
 
 
 VARIANTS = (
-    Variant("step", "with step", "the optimiser's step after every minibatch, which the profiles lack", _stepping),
+    Variant("step", "step", "the optimiser's step after every minibatch, which the profiles lack", _stepping),
     Variant(
         "repaired",
         "repaired",
         "GNMT's published profiles with backward times where they belong and sizes of as many words as the times",
         changes.repaired,
     ),
-    Variant("awaited", "awaited", "data parallelism awaits its all-reduce and hides nothing of it", hidden=False),
-    Variant("all", "all three", "all three together", _repaired_stepping, hidden=False),
+    Variant(
+        "awaited",
+        "awaited",
+        "data parallelism hides nothing of its all-reduce, not even behind the backward pass",
+        hidden=False,
+    ),
+    Variant("all", "all", "all three together", _repaired_stepping, hidden=False),
 )
 
 
@@ -106,6 +111,8 @@ def try_all(
 ) -> list[Trial]:
     """Every row that has a pipeline, under every variant. `fitted` are the rows that links are fitted to."""
     asked = [row for row in rows if not row.parallel]
+    if not asked:
+        return []
     gains: dict[str, dict[str, float]] = {row.name: {} for row in asked}
     for variant in VARIANTS:
         gain = gain_with(profiles, variant)
@@ -119,8 +126,7 @@ def try_all(
 def needs_of(row: Published, profile: Profile, known: Sequence[Efficiency]) -> Needs:
     """What the links of a row would have to carry, one at a time."""
     case = Case(row, profile)
-    level = "server" if row.servers == 1 else "cluster"
-    allreduce, messages = (_one(known, row.cluster, level, operation) for operation in (ALLREDUCE, MESSAGES))
+    allreduce, messages = (link_of(row, known, operation) for operation in (ALLREDUCE, MESSAGES))
 
     def by_allreduce(share: float) -> float:
         return case.gain(with_share(known, allreduce, share))
@@ -144,11 +150,13 @@ def with_share(known: Sequence[Efficiency], which: Efficiency, share: float) -> 
     return tuple(replace(one, share=share) if one == which else one for one in known)
 
 
-def with_messages(known: Sequence[Efficiency], cluster: str, rate: float) -> tuple[Efficiency, ...]:
-    """The same, with messages between the servers of a cluster at that rate, bytes/s."""
-    which = _one(known, cluster, "cluster", MESSAGES)
+def link_of(row: Published, known: Sequence[Efficiency], operation: str) -> Efficiency:
+    """The link that a row's data parallelism goes over: between servers, or inside the only one."""
+    level = "server" if row.servers == 1 else "cluster"
+    return next(one for one in known if (one.cluster, one.level, one.operation) == (row.cluster, level, operation))
+
+
+def at_rate(row: Published, known: Sequence[Efficiency], operation: str, rate: float) -> tuple[Efficiency, ...]:
+    """The same, with an operation at that rate on that link, bytes/s."""
+    which = link_of(row, known, operation)
     return with_share(known, which, rate / which.nominal)
-
-
-def _one(known: Sequence[Efficiency], cluster: str, level: str, operation: str) -> Efficiency:
-    return next(one for one in known if (one.cluster, one.level, one.operation) == (cluster, level, operation))

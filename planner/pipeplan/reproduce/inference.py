@@ -110,7 +110,7 @@ def predict() -> list[Inference]:
     ]
     straight = Configurations.of(given, enumerate_cuts(given, 100))
     counts = balanced(tuple(shares().values()), CPUS)
-    found.append(_scored("a stage for each layer, as many CPUs as it needs", straight.best(counts)[0], given, None))
+    found.append(_scored("a stage a layer", straight.best(counts)[0], given, None))
     best = solve(given, Settings(solver="dp", certify=False))
     found.append(_scored("pipeplan's best", best.plan, given, None))
     return found

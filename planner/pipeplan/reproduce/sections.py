@@ -13,13 +13,18 @@ from pipeplan.reproduce.rows import OFF, Row
 from pipeplan.reproduce.table import Table
 from pipeplan.solve import Outcome
 
+COLUMNS = (
+    "publ., pred.: what was published and what is predicted; the second pred. is that of our plan. proof: ≤ says how"
+    " much faster another plan can be at most, where shared cards or waiting for an update cost something, which no"
+    " solver has."
+)
 RANK = (
-    "rank: of all lists of replica counts, each with its best cuts on consecutive workers, and inside each server"
-    " copies; by the pace with every link alone."
+    "rank: the paper's among all lists of replica counts, each with its best cuts on consecutive workers, and copies"
+    " inside each server; by the pace with every link alone."
 )
 NEEDS = (
-    "all-reduce, messages: what that link would have to carry for the published gain, GB/s, all else as predicted;"
-    " – where no rate up to the nominal one gives it."
+    "a-r, msgs: at which rate all-reduces, or messages, would have to run on that link for what was published, in"
+    " GB/s, all else as predicted; – where no rate up to the nominal one gives it."
 )
 
 
@@ -57,7 +62,7 @@ def _rows(table: Table) -> Section:
                 f"{published.speedup:.2f}",
                 f"{row.paper.gain:.2f}",
                 f"{row.error:+.0%}" + ("*" if row.off else ""),
-                f"{row.rank.place}/{row.rank.among}",
+                f"{row.rank.place:,}",
                 row.ours.config,
                 f"{row.ours.gain:.2f}",
                 _proof(row.outcome),
@@ -69,16 +74,17 @@ def _rows(table: Table) -> Section:
     measured = f"Profiles published by PipeDream's authors: {'; '.join(sorted(sizes))}." if sizes else ""
     return Section(
         "Table 1: times faster than data parallelism",
-        ("row", "on", "paper's", "published>", "predicted>", "off>", "rank>", "ours", "gain>", "proof"),
+        ("row", "on", "paper's", "publ.>", "pred.>", "off>", "rank>", "ours", "pred.>", "proof"),
         tuple(cells),
         before=(SOURCE + ".",),
         after=tuple(
             text
             for text in (
-                f"* off by more than {OFF:.0%}: reasons below. The rows of VGG-16 are fitted, not predicted."
+                f"Starred: off by more than {OFF:.0%}, reasons below. The rows of VGG-16 are fitted, not predicted."
                 if any(row.published.name in FITTED.values() for row in table.rows)
-                else f"* off by more than {OFF:.0%}: reasons below.",
-                RANK,
+                else f"Starred: off by more than {OFF:.0%}, reasons below.",
+                COLUMNS,
+                f"{RANK} {_among(table.rows)}",
                 measured,
                 what,
                 _times(table.rows),
@@ -87,6 +93,11 @@ def _rows(table: Table) -> Section:
             if text
         ),
     )
+
+
+def _among(rows: Sequence[Row]) -> str:
+    totals = {row.published.shape: row.rank.among for row in rows}
+    return f"So many there are: {', '.join(f'{total:,} on {shape}' for shape, total in totals.items())}."
 
 
 def _config(row: Row) -> str:
@@ -98,7 +109,7 @@ def _config(row: Row) -> str:
 def _proof(outcome: Outcome) -> str:
     if outcome.verdict.proven and outcome.gap <= 1e-6:
         return "proven"
-    return f"gap {outcome.gap:.1%}"
+    return f"≤{outcome.gap:.1%}"
 
 
 def _times(rows: Sequence[Row]) -> str:
@@ -115,11 +126,12 @@ def _to_accuracy(rows: Sequence[Row]) -> str:
 
 
 def _links(table: Table) -> Section:
+    sources = list(dict.fromkeys(one.source for one in table.efficiencies))
     cells = [
         (
             *(one.cluster, one.level, one.operation),
             *(f"{one.nominal / 1e9:.4g}", f"{one.rate / 1e9:.3f}", f"{one.share:.3f}"),
-            *(one.how, one.source),
+            *(one.how, f"[{sources.index(one.source) + 1}]"),
         )
         for one in table.efficiencies
     ]
@@ -127,7 +139,10 @@ def _links(table: Table) -> Section:
         "Links: nominal rate and what is reached of it, GB/s each way",
         ("on", "level", "operation", "nominal>", "reached>", "share>", "how", "from"),
         tuple(cells),
-        after=("Cluster C computes at the ratio of its cards' peak to a V100's, as all profiles are a V100's.",),
+        after=(
+            *(f"[{number}] {source}." for number, source in enumerate(sources, start=1)),
+            "Cluster C computes at the ratio of its cards' peak to a V100's, as all profiles are a V100's.",
+        ),
     )
 
 
@@ -136,7 +151,7 @@ def _experiments(table: Table) -> Section:
     titles = tuple(f"{variant.title}>" for variant in VARIANTS)
     return Section(
         "Experiments: the same gains with one thing otherwise, links fitted anew",
-        ("row", "published>", "predicted>", *titles, "all-reduce>", "messages>"),
+        ("row", "publ.>", "pred.>", *titles, "a-r>", "msgs>"),
         tuple(cells),
         after=(
             *(f"{variant.title}: {variant.text}." for variant in VARIANTS),
@@ -177,7 +192,7 @@ def _inference(table: Table) -> Section:
     )
     return Section(
         f"Inference of {inference.IMAGES:,} images on {inference.CPUS} CPUs: times faster than one",
-        ("how", "replicas", "published>", "predicted>", "off>", "seconds>"),
+        ("how", "replicas", "publ.>", "pred.>", "off>", "seconds>"),
         tuple(cells),
         before=(inference.SOURCE[0].upper() + inference.SOURCE[1:] + ".",),
         after=(

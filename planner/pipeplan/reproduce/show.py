@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
@@ -25,11 +27,9 @@ def show(found: list[Section], console: Console) -> None:
 
 def _grid(section: Section) -> Grid:
     grid = Grid(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    last = len(section.columns) - 1
-    for index, column in enumerate(section.columns):
-        wide = index == last and column == "from"
-        name = column.removesuffix(">")
-        grid.add_column(name, justify="right" if column.endswith(">") else "left", no_wrap=not wide, overflow="fold")
+    for column in section.columns:
+        justify: Literal["left", "right"] = "right" if column.endswith(">") else "left"
+        grid.add_column(column.removesuffix(">"), justify=justify, no_wrap=True)
     for row in section.cells:
         grid.add_row(*(Text(cell) for cell in row))
     return grid
