@@ -7,7 +7,7 @@ function boundsSection(report) {
     name: one.what,
     share: one.share,
     value: `${showTime(one.seconds)} · ${showShare(one.share)}`,
-    class: one.binds ? "full" : "",
+    class: one.binds || one.share > 0.9995 ? "full" : "",
   }));
   const label = `What bounds the pace: ${found
     .slice(0, 5)

@@ -82,7 +82,7 @@ function graphInput(view, picture) {
     (event) => {
       if (!picture.contains(document.activeElement) && !event.ctrlKey && !event.metaKey) return;
       event.preventDefault();
-      view.zoom(Math.exp(-Math.max(-200, Math.min(200, event.deltaY)) / 400), ...offset(event));
+      view.zoom(Math.exp(-Math.max(-200, Math.min(200, turn(event, "deltaY"))) / 400), ...offset(event));
     },
     { passive: false },
   );

@@ -1,5 +1,10 @@
 /* Wheel, drag, pinch and keys on a panel. The wheel alone scrolls the page until the panel has the focus. */
 
+/* How far a wheel was turned, in pixels; some browsers count lines. */
+function turn(event, way) {
+  return event[way] * (event.deltaMode === 1 ? 33 : 1);
+}
+
 function panelInput(panel, panels, say) {
   const { canvas, view } = panel;
   const offset = (event) => {
@@ -12,7 +17,7 @@ function panelInput(panel, panels, say) {
       if (document.activeElement !== canvas && !event.ctrlKey && !event.metaKey) return;
       event.preventDefault();
       const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey;
-      const turned = sideways ? event.deltaX || event.deltaY : event.deltaY;
+      const turned = sideways ? turn(event, "deltaX") || turn(event, "deltaY") : turn(event, "deltaY");
       if (sideways) view.pan((turned / panel.width) * (view.to - view.from));
       else view.zoom(Math.exp(Math.max(-200, Math.min(200, turned)) / 400), panel.timeAt(offset(event)[0]));
     },

@@ -11,7 +11,11 @@ function overview(panel, lanes, view) {
   const picture = svg(
     "svg",
     { class: "strip", viewBox: "0 0 200 1", preserveAspectRatio: "none", role: "img", height: STRIP },
-    svg("title", {}, "Share of the workers that compute, over the whole time; the frame is what the panels show"),
+    svg(
+      "title",
+      {},
+      "Share of the workers that compute, as predicted, over the whole time; the frame is what the panels show",
+    ),
     area,
     lens,
   );

@@ -25,12 +25,13 @@ def test_a_report_is_complete_and_fetches_nothing(show, kind):
     assert page.locator("canvas[data-source]").count() == 1 + (opened.document["timeline"]["measured"] is not None)
 
 
+@pytest.mark.parametrize("width", [320, 360])
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_nothing_is_wider_than_a_phone(show, kind):
-    page = show(kind, viewport={"width": 360, "height": 740}).page
+def test_nothing_is_wider_than_a_phone(show, kind, width):
+    page = show(kind, viewport={"width": width, "height": 740}).page
     page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
     page.wait_for_function("document.querySelectorAll('details > :not(summary)').length > 5")
-    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
 def test_parts_that_are_missing_are_left_out(show):
