@@ -70,6 +70,7 @@ TORCH_FREE_LAUNCH = (
     "restarts",
     "runfolder",
     "schedule",
+    "whatif",
     "timeline",
 )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from pipeplan_launch.corewait import CoreWait
 from pipeplan_launch.files import explain_errors
 from pipeplan_launch.memory import resident_bytes
 
@@ -17,7 +18,7 @@ MEMORY_EVERY_S = 1.0  # asking the system for it takes as long as all else that 
 LINES_AT_ONCE = 16
 _ENCODE = json.JSONEncoder(check_circular=False).encode
 TIMES = ("load_s", "wait_s", "forward_s", "backward_s", "sync_s", "update_s", "send_s")
-SUMS = (*TIMES, "cpu_s")
+SUMS = (*TIMES, "cpu_s", "core_wait_s")
 
 
 class Lap:
@@ -52,6 +53,8 @@ class Step:
     """Handing tensors to the transport."""
     cpu_s: float = 0.0
     """Computing by all threads of this process since the minibatch before was finished."""
+    core_wait_s: float = 0.0
+    """Waiting for a core since then, by this thread: it is in the times above."""
     loss: float | None = None
     """At the last stage."""
     samples: int = 0
@@ -107,6 +110,8 @@ class Recorder:
                 self._file = path.open("a", encoding="utf-8")
         self.steady = Steady(seconds=dict.fromkeys(SUMS, 0.0))
         self._computed_s = time.process_time()
+        self._core_wait = CoreWait()
+        self._waited_s = self._core_wait.total_s()
 
     def begin(self, epoch: int, minibatch: int) -> Step:
         """A minibatch starts here."""
@@ -123,6 +128,8 @@ class Recorder:
         step.done_s = time.perf_counter()
         before, self._computed_s = self._computed_s, time.process_time()
         step.cpu_s = self._computed_s - before
+        before, self._waited_s = self._waited_s, self._core_wait.total_s()
+        step.core_wait_s = max(0.0, self._waited_s - before)
         self._epoch.append(step)
         self._note(step)
         return step
@@ -153,6 +160,7 @@ class Recorder:
 
     def close(self) -> None:
         """Write what is left, and close the file."""
+        self._core_wait.close()
         self._write()
         if self._file is not None:
             with self._explained():

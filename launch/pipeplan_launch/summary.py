@@ -93,7 +93,8 @@ def _stage(plan: LaunchPlan, stage: int, prediction: Prediction, reports: Sequen
         "sync_s": Pair(_held_up_s(plan, stage, prediction), means["sync_s"]).as_json(),
         "wait_s": Pair(_idle_s(plan, stage, prediction), means["wait_s"]).as_json(),
         "memory_bytes": Pair(prediction.memory_bytes, max((r.memory_bytes for r in reports), default=None)).as_json(),
-        "measured": own | {"other_s": _other_s(plan, stage, reports), "cpu_s": means["cpu_s"]},
+        "measured": own
+        | {"other_s": _other_s(plan, stage, reports), "cpu_s": means["cpu_s"], "core_wait_s": means["core_wait_s"]},
     }
 
 

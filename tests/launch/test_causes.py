@@ -19,7 +19,8 @@ def stage(workers: list[int], predicted: dict[str, float], measured: dict[str, f
     after = before | dict.fromkeys(OWN, 0.0) | measured
     pairs = {name: {"predicted": before[name], "measured": after[name]} for name in PAIRS}
     busy = sum(after.values())
-    own = {name: after[name] for name in OWN} | {"cpu_s": more.pop("cpu_s", busy), "wait_s": 0.0}
+    own = {name: after[name] for name in OWN} | {"wait_s": 0.0}
+    own |= {"cpu_s": more.pop("cpu_s", busy), "core_wait_s": more.pop("core_wait_s", 0.0)}
     return {"workers": workers, "versions": 1, "cores": 0, "boundary_s": 0.0, "measured": own} | pairs | more
 
 
@@ -99,15 +100,22 @@ def test_replicas_share_what_a_stage_has_to_do() -> None:
 
 
 def test_a_worker_whose_core_others_use_is_told_from_a_wrong_profile() -> None:
-    slow = stage([0], FORWARD, {"forward_s": 0.02, "backward_s": 0.04}, cpu_s=0.030)
+    """All that is slower by the clock is waiting for a core; or half of it, and the rest the backward pass."""
+    slow = stage([0], FORWARD, {"forward_s": 0.02, "backward_s": 0.04}, core_wait_s=0.030)
     cause = first_cause(summary(0.030, 0.060, slow))
     assert cause is not None
+    assert (cause.kind, cause.stage, cause.explains) == ("core", 0, pytest.approx(1.0))
+    assert cause.text.startswith("waiting for a core at stage 0 takes 30 ms a minibatch")
+    assert "other programs use this machine" in cause.text
+    both = stage([0], FORWARD, {"forward_s": 0.0125, "backward_s": 0.0625}, core_wait_s=0.015)
+    cause = first_cause(summary(0.030, 0.075, both))
+    assert cause is not None
     assert cause.kind == "backward"
-    assert "its worker had a core for 50% of that time only" in cause.text
+    assert "2.50 times the predicted time (50 ms without waiting for a core, predicted 20 ms)" in cause.text
     for other in ({"device": "cuda"}, {"emulated": True}):
         elsewhere = first_cause(summary(0.030, 0.060, slow, **other))
         assert elsewhere is not None
-        assert "profiled under another load" in elsewhere.text
+        assert elsewhere.kind == "backward"
 
 
 def test_waiting_for_a_shared_core_is_no_work() -> None:

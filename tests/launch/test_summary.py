@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from toy_workers import stage_contents, write_plan
 
-from pipeplan_launch import metrics
+from pipeplan_launch import corewait, metrics
 from pipeplan_launch.config import load_plan
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.metrics import Recorder, Steady
@@ -38,6 +38,21 @@ def test_the_fill_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert {"rank", "stage", "replica", "epoch", "loss", "wait_s", "memory_bytes", "minibatches_per_s"} <= lines[
         0
     ].keys()
+
+
+def test_waiting_for_a_core_is_the_kernels_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    account = tmp_path / "schedstat"
+    account.write_text("5000000000 1000000000 7\n")
+    monkeypatch.setattr(corewait, "_PATH", str(account))
+    recorder = Recorder(None, 0, 0, 0, 1, skip=0)
+    for waited in (1_250_000_000, 1_750_000_000):
+        account.write_text(f"5000000000 {waited} 8\n")
+        recorder.begin(0, waited)
+        assert recorder.end(waited).core_wait_s == pytest.approx(0.25 if waited < 1.5e9 else 0.5)
+    account.write_text("nothing known")
+    assert corewait.CoreWait().total_s() == 0.0
+    monkeypatch.setattr(corewait, "_PATH", str(tmp_path / "absent"))
+    assert corewait.CoreWait().total_s() == 0.0
 
 
 def test_short_epochs_count_the_fill_and_say_so() -> None:
