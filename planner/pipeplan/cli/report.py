@@ -23,7 +23,7 @@ MARK, HEAD = b'<meta name="generator" content="pipeplan report">', 2**12
 
 
 @click.command("report")
-@click.argument("plan", type=click.Path(path_type=Path), default=Path("plan"))
+@click.argument("plan_folder", metavar="[PLAN]", type=click.Path(path_type=Path), default=Path("plan"))
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @click.option(
     "-o",
@@ -40,7 +40,7 @@ MARK, HEAD = b'<meta name="generator" content="pipeplan report">', 2**12
 @click.option("--thorough", is_flag=True, help="Seek a runner-up and plans for other clusters also where that is slow.")
 @click.option("--json", "as_json", is_flag=True, help="Print the document that the page shows, and write nothing.")
 def command(
-    plan: Path, run: Path | None, output: Path | None, profile_file: Path | None, thorough: bool, as_json: bool
+    plan_folder: Path, run: Path | None, output: Path | None, profile_file: Path | None, thorough: bool, as_json: bool
 ) -> None:
     """Write one HTML file that shows PLAN (./plan unless given), and RUN, a run's folder, beside it.
 
@@ -49,9 +49,9 @@ def command(
     pipeplan report plan plan/runs/20260131T120000Z
     pipeplan report plan -o vgg16.html --profile profile.json
     """
-    path = stored.file_of(plan)
+    path = stored.file_of(plan_folder)
     target = output or path.parent / REPORT
-    root = stored.document(plan)
+    root = stored.document(plan_folder)
     if not as_json:
         if target.is_dir():
             raise InputError(f"{target} is a folder: name the file to write, as in -o {target / REPORT}")
