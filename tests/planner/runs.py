@@ -37,6 +37,7 @@ def stage_entry(index: int, workers: Sequence[int], measured: Mapping[str, float
     times = dict.fromkeys((*NAMES, *OWN), 0.0) | measured
     busy = sum(value for name, value in times.items() if name in (*NAMES, *OWN) and name != "wait_s")
     own = {name: times[name] for name in OWN} | {"cpu_s": measured.get("cpu_s", busy)}
+    own["core_wait_s"] = measured.get("core_wait_s", 0.0)
     pairs = {name: {"predicted": 0.0, "measured": times[name], "ratio": None} for name in NAMES}
     return {"stage": index, "workers": list(workers), **pairs, "measured": own}
 

@@ -66,6 +66,11 @@ def test_the_new_profile_says_where_it_is_from(run: Call, plan_folder: Path, tmp
     assert "calibrated by runs on" in " ".join(run("profile", "show", "c2.json").out.split())
 
 
+def test_a_run_that_others_disturbed_is_called_so(run: Call, plan_folder: Path) -> None:
+    write_run(plan_folder, "one", summary_of(plan_folder, 0.8, [MEASURED[0] | {"core_wait_s": 0.078}, MEASURED[1]]))
+    assert "note: a worker of run one waited for a core 10% of its time: others used it" in run("calibrate", "plan").err
+
+
 def test_json_has_all_that_was_found(run: Call, plan_folder: Path, tmp_path: Path) -> None:
     a_run(plan_folder)
     ran = run("calibrate", "plan", "--json", "--no-write")

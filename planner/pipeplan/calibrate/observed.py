@@ -62,6 +62,8 @@ class Observed:
     """Whether workers share cores."""
     transfers_s: tuple[float | None, ...] = ()
     """How long one all-reduce holds up the replica that comes last to it, by stage; None where that is not known."""
+    disturbed: float = 0.0
+    """Share of its time that the worker most disturbed waited for a core, where none are shared."""
 
 
 def observe(run: Run, path: Path, plan: Plan, options: Options, shared: bool) -> Observed:
@@ -98,7 +100,13 @@ def observe(run: Run, path: Path, plan: Plan, options: Options, shared: bool) ->
         shares=tuple(share for _, share in found),
         shared=shared,
         transfers_s=transfers_s(run.folder, plan),
+        disturbed=0.0 if shared else max(_waited(node, busy) for node, (busy, _) in zip(nodes, found, strict=True)),
     )
+
+
+def _waited(node: Node, busy: Busy) -> float:
+    waited = node["measured"].get("core_wait_s")
+    return waited.number() / busy.total_s if waited else 0.0
 
 
 def _busy(node: Node, inference: bool, shared: bool) -> tuple[Busy, float]:

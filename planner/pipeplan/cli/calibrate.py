@@ -27,6 +27,8 @@ from pipeplan.problem import Problem
 from pipeplan.profile import Profile
 from pipeplan.units import show_time
 
+DISTURBED = 0.05
+"""Share of a worker's time: if others took more of its core, that is said."""
 _REMARK = "written by pipeplan calibrate; docs/calibrate.md"
 
 
@@ -101,6 +103,12 @@ def command(
         click.echo(json.dumps(document(found, runs, problem.profile), indent=1, allow_nan=False))
     else:
         _show(found, runs, rows(runs, problem.profile))
+    for one in runs:
+        if one.disturbed > DISTURBED:
+            share = f"{min(1.0, one.disturbed):.0%}"
+            click.echo(
+                f"note: a worker of run {one.name} waited for a core {share} of its time: others used it", err=True
+            )
     if not no_write:
         names = f"{shlex.quote(str(output))} --cluster {shlex.quote(str(target))}"
         click.echo(f"written: {output}, {target}; solve again with: pipeplan solve {names}", err=True)
