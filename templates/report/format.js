@@ -45,6 +45,7 @@ function showRate(bytesPerSecond) {
 function showShare(share) {
   if (share === null || share === undefined) return "–";
   const percent = share * 100;
+  if (percent > 0 && percent < 0.1) return "<0.1%";
   return (percent > 0 && percent < 10 ? digits(percent, 2) : String(Math.round(percent))) + "%";
 }
 

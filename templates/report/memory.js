@@ -95,11 +95,7 @@ function memoryChart(row, end) {
     svg("title", {}, words),
     svg("rect", { class: "badge", x: 0.5, y: 1.5, width: 24, height: 19, rx: 4 }),
     svg("text", { class: "badge-text", x: 12.5, y: 15.5 }, String(row.stage + 1)),
-    svg(
-      "text",
-      { class: "chart-title", x: 32, y: 15.5 },
-      `worker ${row.worker}, at most ${showSize(peak(row.predicted))}`,
-    ),
+    svg("text", { class: "chart-title", x: 32, y: 15.5 }, chartTitle(row, most)),
     grid(frame, memoryTicks(1.08 * most), y, showSize),
     svg("path", { class: "area", d: area }),
     svg("path", { class: "curve", d: path }),
@@ -109,14 +105,14 @@ function memoryChart(row, end) {
   );
 }
 
+function chartTitle(row, most) {
+  const far = row.capacity_bytes > most ? ` of ${showSize(row.capacity_bytes)}` : "";
+  return `worker ${row.worker}, at most ${showSize(peak(row.predicted))}${far}`;
+}
+
+/* Nothing where it is far above the picture; the title then has it. */
 function capacityLine(row, frame, y, most) {
-  if (most < row.capacity_bytes) {
-    return svg(
-      "text",
-      { class: "tick strong", x: frame.right, y: frame.top + 8, "text-anchor": "end" },
-      `of ${showSize(row.capacity_bytes)}, far above`,
-    );
-  }
+  if (most < row.capacity_bytes) return null;
   const at = y(row.capacity_bytes);
   return [
     svg("line", { class: "capacity", x1: frame.left, x2: frame.right, y1: at, y2: at }),

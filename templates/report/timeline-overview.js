@@ -79,29 +79,25 @@ function timeAxis(panel, facts, view) {
   return axis;
 }
 
+/* Named in full where there is room, else in short. */
 function phases(panel, facts) {
   if (!facts.steady) return [];
   const [from, to] = facts.steady;
-  const whose = facts.measured ? "predicted " : "";
-  const parts = [
-    ["fill", 0, from],
-    [whose + "steady state", from, to],
-    ["drain", to, facts.end_s],
+  const steady = facts.measured ? "predicted steady state" : "steady state";
+  return [
+    phase(panel, ["fill"], 0, from),
+    phase(panel, [steady, "steady"], from, to),
+    phase(panel, ["drain"], to, facts.end_s),
+  ].flat();
+}
+
+function phase(panel, names, start, end) {
+  const [left, right] = [start, end].map((time) => Math.min(Math.max(panel.xOf(time), panel.gutter), panel.width));
+  if (right - left < 3) return [];
+  const kind = names.length > 1 ? "phase steady" : "phase";
+  const name = names.find((one) => right - left > 6.5 * one.length + 8);
+  return [
+    svg("rect", { class: kind, x: left + 0.5, y: 2.5, width: right - left - 1, height: 17, rx: 3 }),
+    svg("text", { class: "phase-name", x: (left + right) / 2, y: 15, "text-anchor": "middle" }, name),
   ];
-  return parts.flatMap(([name, start, end]) => {
-    const [left, right] = [start, end].map((time) => Math.min(Math.max(panel.xOf(time), panel.gutter), panel.width));
-    if (right - left < 3) return [];
-    const roomy = right - left > 8 * name.length + 8;
-    return [
-      svg("rect", {
-        class: /steady/.test(name) ? "phase steady" : "phase",
-        x: left + 0.5,
-        y: 2.5,
-        width: right - left - 1,
-        height: 17,
-        rx: 3,
-      }),
-      roomy ? svg("text", { class: "phase-name", x: (left + right) / 2, y: 15, "text-anchor": "middle" }, name) : null,
-    ].filter(Boolean);
-  });
 }

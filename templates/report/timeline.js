@@ -97,7 +97,8 @@ function timelineLegend(lanes) {
 }
 
 function timelineTables(source, lanes, facts) {
-  const [from, to] = facts.steady || [0, facts.end_s];
+  const steady = source === "predicted" && facts.steady;
+  const [from, to] = steady || [0, source === "measured" ? facts.measured_end_s : facts.end_s];
   const heading = source === "measured" ? "Measured" : "Predicted";
   const rows = () =>
     facts.lanes.map((lane, at) => {
@@ -116,7 +117,7 @@ function timelineTables(source, lanes, facts) {
     ["computing", "number"],
   ];
   return [
-    details(`${heading}, as a table: every worker${facts.steady ? " in the steady state" : ""}`, () =>
+    details(`${heading}, as a table: every worker${steady ? " in the steady state" : ""}`, () =>
       table(`${heading}: seconds of every worker from ${showTime(from)} to ${showTime(to)}`, columns, rows()),
     ),
     details(`${heading}, as a table: what one worker does, in order`, () => laneTable(heading, lanes, facts)),
