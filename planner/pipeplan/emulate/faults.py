@@ -76,7 +76,10 @@ def _moment(text: str, whole: str) -> tuple[int | None, float | None]:
 
 
 def _seconds(text: str, whole: str) -> float:
-    seconds = parse_time(text, f"--fault {whole}")
+    try:
+        seconds = parse_time(text, "")
+    except InputError as error:
+        raise InputError(f"--fault {whole}: expected a time such as 3s, found {text!r}") from error
     if seconds > LONGEST_S:
         raise InputError(f"--fault {whole}: {text} is too long to wait for here: give at most {LONGEST_S:g} s")
     return seconds
@@ -101,8 +104,8 @@ def _range(workers: Sequence[int]) -> str:
 def _cable(name: str, servers: Part, active: Sequence[int], whole: str) -> str:
     """The name of the part whose cable it is."""
     there = {_plain(part.name): part.name for part in _below(servers)}
-    if not there:
-        raise InputError(f"--fault {whole}: the cluster has one worker, and no link to cut")
+    if len(there) < 2:
+        raise InputError(f"--fault {whole}: all workers are behind one link: cutting it parts nothing")
     if not name:
         ends = [part for part in _below(servers) if max(active) in part.workers]
         return ends[-1].name
@@ -113,8 +116,7 @@ def _cable(name: str, servers: Part, active: Sequence[int], whole: str) -> str:
 
 def _below(part: Part) -> list[Part]:
     """What is joined to the rest by a cable: shaped, or as fast as this machine."""
-    found = [one for below in part.below for one in (below, *_below(below))]
-    return found or ([part] if part.workers else [])
+    return [one for below in part.below for one in (below, *_below(below))]
 
 
 def _plain(name: str) -> str:

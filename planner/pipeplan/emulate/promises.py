@@ -16,7 +16,7 @@ FORMAT, VERSION = "pipeplan-fault-replay", 1
 AT_ONCE_S = 2.0
 """For what takes a tenth of a second where the machine has nothing else to do."""
 LOOKING_S = 3.0
-"""A launcher looks once a second for workers that are stopped."""
+"""A launcher looks once a second for workers that are stopped, and its other work may delay that."""
 ENDING_S = 30.0
 """torchrun leaves workers so long to end."""
 FROZEN_SHARE = 0.9

@@ -1,0 +1,120 @@
+"""What a machine lacks is said in one line, before anything is made."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeplan.emulate import machine
+from pipeplan.emulate.carry import last_line, scratch
+from pipeplan.errors import InputError
+
+COMMANDS = ("unshare", "ip", "tc", "sysctl")
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PATH with nothing but commands that do nothing, on Linux, with torch."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in COMMANDS:
+        script(folder, name, "exit 0")
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    return folder
+
+
+def script(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def complaint(processes: bool = False) -> str:
+    with pytest.raises(InputError) as raised:
+        machine.check(processes)
+    text = str(raised.value)
+    assert text.startswith("plans cannot be replayed here: ")
+    assert "\n" not in text
+    return text
+
+
+def test_nothing_is_missing(commands: Path) -> None:
+    machine.check()
+    machine.check(processes=True)
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_another_system(commands: Path, monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    assert f"it needs Linux, for network namespaces; this is {platform}" in complaint()
+
+
+@pytest.mark.parametrize(("name", "package"), [("unshare", "util-linux"), ("ip", "iproute2"), ("tc", "iproute2")])
+def test_a_command_that_is_missing(commands: Path, name: str, package: str) -> None:
+    (commands / name).unlink()
+    assert f"the command {name} is missing; install {package}" in complaint()
+
+
+def test_without_torch(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "torch is not installed; pip install 'pipeplan[torch]'" in complaint()
+
+
+def test_where_namespaces_are_not_allowed(commands: Path) -> None:
+    script(commands, "unshare", "echo 'unshare: unshare failed: Operation not permitted' >&2; exit 1")
+    assert "allows no namespaces without root (unshare: unshare failed: Operation not permitted)" in complaint()
+
+
+@pytest.mark.parametrize(
+    ("fails", "what"),
+    [("*bridge*", "virtual switches"), ("*tbf*", "shaped links"), ("*veth*", "virtual cables"), ("*reno*", "TCP reno")],
+)
+def test_what_the_kernel_does_not_have(commands: Path, fails: str, what: str) -> None:
+    script(commands, "unshare", f'case "$*" in {fails}) echo "Error: Unknown device type." >&2; exit 2;; esac')
+    text = complaint()
+    assert f"does not give us {what}" in text
+    assert "Unknown device type" in text
+
+
+def test_launchers_need_to_see_their_processes(commands: Path) -> None:
+    script(commands, "unshare", 'case "$*" in *"mount -t proc"*) echo "mount: permission denied" >&2; exit 32;; esac')
+    machine.check()
+    assert "a view of our own on its processes: mount: permission denied" in complaint(processes=True)
+
+
+def test_what_is_kept_needs_an_empty_folder(tmp_path: Path) -> None:
+    with scratch(tmp_path / "a" / "b") as room:
+        (room / "file").touch()
+    assert (tmp_path / "a" / "b" / "file").exists()
+    with pytest.raises(InputError, match="has something in it"), scratch(tmp_path / "a"):
+        pass
+    with pytest.raises(InputError, match="choose another folder for --keep"), scratch(tmp_path / "a" / "b" / "file"):
+        pass
+
+
+def test_what_is_not_kept_goes_whatever_happens() -> None:
+    rooms = []
+
+    def work() -> None:
+        with scratch(None) as room:
+            (room / "run").mkdir()
+            rooms.append(room)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert not rooms[0].exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("a\nerror: b\nc\n", "b"), ("a\n\nc\n\n", "c"), ("", "no word of why")],
+    ids=["error", "last", "nothing"],
+)
+def test_the_word_of_why(tmp_path: Path, text: str, line: str) -> None:
+    (tmp_path / "log").write_text(text)
+    assert last_line(tmp_path / "log") == line

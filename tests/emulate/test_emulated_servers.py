@@ -1,0 +1,102 @@
+"""The cluster as a tree of cables, what crosses them, and the plan folder for the executor."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from emulated import GIGABIT, PROFILE, cluster, two_servers, write
+
+from pipeplan.cluster import Cluster
+from pipeplan.emulate.outcome import LinkUse
+from pipeplan.emulate.predicted import beside, unshaped
+from pipeplan.emulate.prepared import prepare
+from pipeplan.emulate.scaling import Scaling
+from pipeplan.emulate.servers import Part, network, parts_of
+from pipeplan.files import read_document
+from pipeplan_launch.config import load_plan
+
+
+def cables(on: Cluster) -> list[tuple[str, float]]:
+    return [(part.name, part.rate) for part in parts_of(on).cables]
+
+
+def test_servers_have_a_cable_each_and_their_insides_none() -> None:
+    on = two_servers(each=4)
+    assert cables(on) == [("server 0", 10 * GIGABIT), ("server 1", 10 * GIGABIT)]
+    assert [part.workers for part in parts_of(on).leaves] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert unshaped(on, parts_of(on)) == ("server",)
+
+
+def test_a_single_server_has_a_cable_for_every_worker() -> None:
+    on = cluster(("server", 3, GIGABIT))
+    assert cables(on) == [(f"worker {number}", GIGABIT) for number in range(3)]
+    assert unshaped(on, parts_of(on)) == ()
+
+
+def test_racks_have_cables_above_those_of_servers() -> None:
+    on = cluster(("server", 1, 12e9), ("rack", 2, 10 * GIGABIT), ("cluster", 2, 5 * GIGABIT))
+    ten, five = 10 * GIGABIT, 5 * GIGABIT
+    servers = [f"server {number}" for number in range(4)]
+    assert cables(on) == [("rack 0", five), *((one, ten) for one in servers[:2]), ("rack 1", five)] + [
+        (one, ten) for one in servers[2:]
+    ]
+    assert unshaped(on, parts_of(on)) == (), "one worker a server: nothing is inside"
+    assert [leaf.workers for leaf in parts_of(on).leaves] == [(0,), (1,), (2,), (3,)]
+
+
+def test_rates_are_divided_by_both_scales() -> None:
+    tree = network(parts_of(two_servers()), Scaling(bytes_by=100, time_by=3))
+    # 10 Gbit/s / 100 / 3, rounded to bits/s.
+    assert tree["below"][0] == {"name": "server 0", "workers": 1, "rate": "33333333bit"}
+    alone = network(Part("server 0", math.inf, (0, 1)), Scaling(100, 3))
+    assert alone == {"name": "", "below": [{"name": "server 0", "workers": 2}]}, "the root is a switch"
+
+
+@pytest.mark.parametrize(("bytes_by", "time_by"), [(20, 1), (137, 3), (1000, 2.5)])
+def test_a_message_takes_as_many_times_longer_as_a_pass(bytes_by: float, time_by: float) -> None:
+    scaling = Scaling(bytes_by, time_by)
+    assert scaling.size(1e9) / scaling.rate(1e9) == pytest.approx(time_by, rel=1e-6)
+
+
+def test_what_a_straight_plan_sends_is_predicted(tmp_path: Path) -> None:
+    folder = write(tmp_path / "plan", two_servers(), stages=2)
+    root = read_document(folder / "plan.json", "pipeplan-plan", 1)
+    servers = parts_of(two_servers())
+    uses = [LinkUse("server 0", 10 * GIGABIT, way, 0.0, 0.0) for way in ("out", "in")]
+    out, back = beside(uses, servers, root)
+    assert out.predicted_bytes == pytest.approx(2_000_000), "activations leave the first server"
+    assert back.predicted_bytes == pytest.approx(1_000_000), "gradients come back"
+    assert out.predicted_busy == pytest.approx(2_000_000 / (10 * GIGABIT) / root["prediction"]["minibatch_s"].number())
+
+
+def test_what_data_parallelism_sends_is_predicted(tmp_path: Path) -> None:
+    folder = write(tmp_path / "plan", two_servers(), stages=1)
+    root = read_document(folder / "plan.json", "pipeplan-plan", 1)
+    (use,) = beside([LinkUse("server 1", 10 * GIGABIT, "out", 0.0, 0.0)], parts_of(two_servers()), root)
+    # Of a ring of two each sends the 1500 bytes of the parameters once, for every two minibatches.
+    assert use.predicted_bytes == pytest.approx(1500 / 2)
+
+
+def test_the_executor_reads_the_emulation_and_it_sleeps_as_long_as_the_plan_says(tmp_path: Path) -> None:
+    ready = prepare(write(tmp_path / "plan", two_servers(), stages=2), PROFILE, 5.0)
+    (tmp_path / "room").mkdir()
+    order = ready.order(tmp_path / "room", 60.0, ["--log-every", "0"])
+    plan = load_plan(tmp_path / "room" / "plan")
+    scaling = ready.scaling
+    assert [sum(layer.forward_s for layer in stage.layers) for stage in plan.emulated] == pytest.approx(
+        [0.020 * scaling.time_by, 0.010 * scaling.time_by]
+    )
+    assert [sum(layer.backward_s for layer in stage.layers) for stage in plan.emulated] == pytest.approx(
+        [0.040 * scaling.time_by, 0.020 * scaling.time_by]
+    )
+    first, second = plan.emulated
+    assert first.before is None
+    assert first.after == second.before
+    assert first.after is not None
+    assert first.after.sent == scaling.size(2_000_000)
+    assert first.after.returned == scaling.size(1_000_000)
+    assert first.minibatches == ready.minibatches
+    assert order["arguments"][-2:] == ["--log-every", "0"]
+    assert ready.minibatches * ready.pace_s >= 5.0
