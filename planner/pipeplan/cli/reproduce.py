@@ -26,7 +26,6 @@ from pipeplan.reproduce.sections import sections
 from pipeplan.reproduce.show import markdown, show
 from pipeplan.reproduce.table import Step, Table, build, chosen
 from pipeplan.solve import Settings
-from pipeplan.suggest import did_you_mean
 
 RESULTS = ("table1",)
 REFERENCE = "PIPEPLAN_REFERENCE"
@@ -57,8 +56,8 @@ def command(what: str | None, **given: Any) -> None:
     pipeplan reproduce table1 --rows vgg16-4x4,vgg16-2x8 --replay --keep replays
     """
     if what not in RESULTS:
-        named = f"there is no result {what!r}; {did_you_mean(what, RESULTS)}" if what else "say which result"
-        raise InputError(f"{named}: {', '.join(RESULTS)}" if not what else named)
+        known = ", ".join(RESULTS)
+        raise InputError(f"there is no result {what!r}: there is {known}" if what else f"say which result: {known}")
     table = _made(given)
     answer = json.dumps(document(table), indent=1, allow_nan=False, ensure_ascii=False)
     output: Path | None = given["output"]

@@ -15,8 +15,7 @@ from pipeplan.solve import Outcome
 
 COLUMNS = (
     "publ., pred.: what was published and what is predicted; the second pred. is that of our plan. proof: ≤ says how"
-    " much faster another plan can be at most, where shared cards or waiting for an update cost something, which no"
-    " solver has."
+    " much faster another plan can be at most, where shared cards cost something, which no solver has."
 )
 RANK = (
     "rank: the paper's among all lists of replica counts, each with its best cuts on consecutive workers, and copies"
