@@ -48,7 +48,7 @@ class _Given:
 @click.argument("run_folders", metavar="RUN…", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--plan",
-    "plan_folder",
+    "home",
     type=click.Path(path_type=Path),
     help="The plan that ran  [default: the folder that RUN is in]",
 )
@@ -74,7 +74,7 @@ class _Given:
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 def command(
     run_folders: tuple[Path, ...],
-    plan_folder: Path | None,
+    home: Path | None,
     profile_file: Path | None,
     output: Path,
     cluster_output: Path | None,
@@ -90,7 +90,7 @@ def command(
     """
     refuse_unwritable(output)
     target = cluster_output or output.with_suffix(".toml")
-    given = _read(run_folders, plan_folder, profile_file)
+    given = _read(run_folders, home, profile_file)
     if not no_write:
         _refuse(output, target, force, [one.digest for one in given])
     problem = given[0].problem
@@ -114,11 +114,11 @@ def command(
         click.echo(f"written: {output}, {target}; solve again with: pipeplan solve {names}", err=True)
 
 
-def _read(folders: tuple[Path, ...], plan_folder: Path | None, profile_file: Path | None) -> list[_Given]:
+def _read(folders: tuple[Path, ...], named: Path | None, profile_file: Path | None) -> list[_Given]:
     found: list[_Given] = []
     for folder in folders:
         run = read(folder)
-        home = plan_folder or run.folder.absolute().parent.parent
+        home = named or run.folder.absolute().parent.parent
         if not stored.file_of(home).is_file():
             raise InputError(f"{run.folder} is not in the folder of its plan: name that with --plan")
         root, path = stored.document(home), stored.file_of(home)
