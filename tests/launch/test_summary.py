@@ -113,3 +113,30 @@ def test_predicted_beside_measured(tmp_path: Path) -> None:
     assert "2 -> 4" in lines[2]
     assert lines[-1].startswith("first cause: the executor's own work at stage 0 takes 36 ms a minibatch")
     assert lines[-2].startswith("pace: measured 50.00 minibatches/s (100 samples/s), predicted 100.00: 50%")
+
+
+def test_the_table_has_waiting_beside_its_prediction(tmp_path: Path) -> None:
+    """Two replicas at 10 ms a minibatch: 20 ms for each of theirs, of which 6 are passes; or as the plan says."""
+    contents = stage_contents([2, 1])
+    contents[1]["prediction"] = contents[1]["prediction"] | {"wait_s": 0.0031, "exposed_s": 0.0009, "sync_s": 0.005}
+    plan = load_plan(write_plan(tmp_path, contents))
+    seconds = dict.fromkeys(metrics.SUMS, 0.0) | {"forward_s": 0.008, "wait_s": 0.05}
+    reports = [WorkerReport(2, 1, 0, Steady(4, seconds, span_s=0.5, intervals=50), 2**20)]
+    summary = summarise(plan, reports)
+    assert summary["stages"][0]["wait_s"] == {"predicted": pytest.approx(0.014), "measured": None, "ratio": None}
+    last = summary["stages"][1]
+    assert last["wait_s"] == {"predicted": 0.0031, "measured": 0.0125, "ratio": pytest.approx(0.0125 / 0.0031)}
+    assert last["sync_s"]["predicted"] == 0.0009
+    lines = table(summary).splitlines()
+    assert " ".join(lines[1].split()) == "stage workers forward backward update sync waiting memory MiB load send other"
+    assert "3.1 -> 12.5" in lines[3]
+    assert lines[-1] == "as predicted, within 3%"
+
+
+def test_the_table_of_inference_has_what_there_is(tmp_path: Path) -> None:
+    plan = load_plan(write_plan(tmp_path, stage_contents([1], mode="inference")))
+    seconds = dict.fromkeys(metrics.SUMS, 0.0) | {"forward_s": 0.08}
+    summary = summarise(plan, [WorkerReport(0, 0, 0, Steady(4, seconds, span_s=0.8, intervals=40), 2**20)])
+    lines = table(summary).splitlines()
+    assert " ".join(lines[1].split()) == "stage workers forward waiting memory MiB load send other"
+    assert lines[-1].startswith("first cause: stage 0's forward takes 10.00 times the predicted time (20 ms")
