@@ -28,7 +28,7 @@ function drawCard(graph, at, longest) {
     svg("text", { class: "number", x: 12.5, y: h / 2 + 4.5 }, String(stage + 1)),
     svg("text", { class: "stage-far", x: w / 2, y: h / 2 + 9 }, String(stage + 1)),
     svg("text", { class: "name", x: 31, y: 13 }, shorten(String(nodes.name[at]), Math.floor((w - 34) / 6.4))),
-    svg("text", { class: "figures", x: 31, y: 25 }, `${many} · ${showTime(seconds)}`),
+    svg("text", { class: "figures", x: 31, y: 25 }, [many, showTime(seconds)].filter(Boolean).join(" · ")),
     svg("rect", { class: "share", x: 25, y: h - 4, width: Math.max(0, share).toFixed(1), height: 3.5 }),
   );
 }
