@@ -155,6 +155,15 @@ def test_each_alone_has_the_numbers_that_it_has_in_both(run: Run, planned: Path)
     assert _processes(one) == {"server 0, measured": 1, "server 1, measured": 2}
 
 
+def test_only_so_many_minibatches(run: Run, planned: Path) -> None:
+    _write_run(planned, _sequential(1.0))
+    for only, processes in ([], (1, 2, 11, 12)), (["--only", "measured"], (1, 2)), (["--only", "predicted"], (1, 2)):
+        assert run("trace", "plan", "--minibatches", "5", *only).code == 0
+        events = _events("trace.json")
+        for process in processes:
+            assert {bar[0] for bar in _bars(events, process)} == {f"{kind}{n}" for kind in "FBU" for n in range(5)}
+
+
 def test_a_wait_is_named_after_what_follows(run: Run, planned: Path) -> None:
     first: Rows = [
         ("forward", 0, 0.0, 1.0),

@@ -13,9 +13,10 @@ from pipeplan.files import refuse_unwritable, write_text
 from pipeplan.measured.run import read_of
 from pipeplan.simulate import scenario, trace
 from pipeplan.simulate.engine import replay
-from pipeplan.simulate.report import enough_minibatches
 
 MOST_MINIBATCHES = 100_000
+USUAL_MINIBATCHES = 256
+"""As many as a run records."""
 
 
 @click.command("trace")
@@ -23,7 +24,14 @@ MOST_MINIBATCHES = 100_000
 @click.argument("run_folder", metavar="[RUN]", required=False, type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("trace.json"), show_default=True)
 @click.option("--only", type=click.Choice([trace.PREDICTED, trace.MEASURED]), help="One of the two  [default: both]")
-def command(plan_folder: Path, run_folder: Path | None, output: Path, only: str | None) -> None:
+@click.option(
+    "--minibatches",
+    type=click.IntRange(1, MOST_MINIBATCHES),
+    default=USUAL_MINIBATCHES,
+    show_default=True,
+    help="The first so many, of a run those that it recorded.",
+)
+def command(plan_folder: Path, run_folder: Path | None, output: Path, only: str | None, minibatches: int) -> None:
     """Write what the plan predicts and what a run of it measured as a trace: one above the other, on one clock.
 
     RUN is a run folder of the plan, its latest unless given. Open the trace at ui.perfetto.dev or chrome://tracing.
@@ -38,12 +46,11 @@ def command(plan_folder: Path, run_folder: Path | None, output: Path, only: str 
     if only == trace.PREDICTED:
         if run_folder is not None:
             raise InputError(f"--only predicted needs no run: leave out {run_folder}")
-        count = min(enough_minibatches(plan), MOST_MINIBATCHES)
-        document = trace.trace_document(plan, replay(plan, count))
+        document = trace.trace_document(plan, replay(plan, minibatches))
     else:
         run = read_of(plan_folder, run_folder)
         make = trace.measured_document if only == trace.MEASURED else trace.overlaid_document
-        document = make(plan, run)
+        document = make(plan, run, minibatches)
     write_text(output, json.dumps(document, allow_nan=False) + "\n")
     note = Console(stderr=True, highlight=False)
     note.print(f"written: {output} (open it at ui.perfetto.dev)", markup=False, soft_wrap=True)

@@ -69,32 +69,43 @@ def trace_document(scenario: Scenario, replayed: Replayed) -> dict[str, Any]:
     return _document(scenario, events)
 
 
-def measured_document(scenario: Scenario, run: Run) -> dict[str, Any]:
-    """The trace of a run of this plan. Raises `InputError` where it recorded nothing."""
-    return _document(scenario, list(_Group(MEASURED, scenario, 0).events(lanes.measured(scenario, run))))
+def measured_document(scenario: Scenario, run: Run, most: int | None = None) -> dict[str, Any]:
+    """The trace of a run of this plan, at most so many minibatches. Raises `InputError` where it recorded nothing."""
+    measured = lanes.within(lanes.measured(scenario, run), scenario, _recorded(run, most)[1])
+    return _document(scenario, list(_Group(MEASURED, scenario, 0).events(measured)))
 
 
-def overlaid_document(scenario: Scenario, run: Run) -> dict[str, Any]:
-    """Both, of the minibatches that the run recorded. Raises `InputError` where it recorded nothing.
+def overlaid_document(scenario: Scenario, run: Run, most: int | None = None) -> dict[str, Any]:
+    """Both, of the minibatches that the run recorded, at most so many. Raises `InputError` where it recorded nothing.
 
     Numbers of processes and threads are those that each has alone, the measured processes' some power of ten higher.
     """
     measured = lanes.measured(scenario, run)
-    first = next(iter(run.recorded.values()))
-    # What follows what was recorded keeps the pipeline full, as it did in the run.
-    count = min(first.epoch_minibatches - first.first, first.minibatches + 2 * scenario.in_flight)
+    first, end = _recorded(run, most)
+    measured = lanes.within(measured, scenario, end)
+    # What follows them keeps the pipeline full, as it did in the run.
+    whole = next(iter(run.recorded.values())).epoch_minibatches
+    count = min(whole - first, end - first + 2 * scenario.in_flight)
     replayed = replay(scenario, count)
-    played = lanes.within(lanes.predicted(scenario, replayed, count), scenario, first.minibatches)
+    played = lanes.within(lanes.predicted(scenario, replayed, count), scenario, end - first)
     end_s = max((bar.end_s for lane in played for bar in lane.bars), default=0.0)
     group = _Group(PREDICTED, scenario, 0)
     offset = 10 ** len(str(_link_process(group)))
     events = [
-        *group.events(lanes.shifted(played, scenario, first.first)),
-        *_links(group, [done for done in replayed.transfers if done.start_s < end_s], first.first),
+        *group.events(lanes.shifted(played, scenario, first)),
+        *_links(group, [done for done in replayed.transfers if done.start_s < end_s], first),
         *_memory(group, replayed, count, end_s),
         *_Group(MEASURED, scenario, offset).events(measured),
     ]
     return _document(scenario, events)
+
+
+def _recorded(run: Run, most: int | None) -> tuple[int, int]:
+    """(the first minibatch recorded, the end of the first so many)."""
+    one = next(iter(run.recorded.values()), None)
+    if one is None:
+        return 0, 0
+    return one.first, one.first + (one.minibatches if most is None else min(one.minibatches, most))
 
 
 def _document(scenario: Scenario, events: list[Event]) -> dict[str, Any]:
