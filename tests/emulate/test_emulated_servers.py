@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from pipeplan.emulate.predicted import beside, unshaped
 from pipeplan.emulate.prepared import prepare
 from pipeplan.emulate.scaling import Scaling
 from pipeplan.emulate.servers import Part, network, parts_of
+from pipeplan.errors import InputError
 from pipeplan.files import read_document
 from pipeplan_launch.config import load_plan
 
@@ -100,3 +102,10 @@ def test_the_executor_reads_the_emulation_and_it_sleeps_as_long_as_the_plan_says
     assert first.minibatches == ready.minibatches
     assert order["arguments"][-2:] == ["--log-every", "0"]
     assert ready.minibatches * ready.pace_s >= 5.0
+
+
+def test_more_workers_than_the_machine_can_emulate_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    prepare(write(tmp_path / "most", two_servers(each=16), stages=1), PROFILE, 5.0)
+    with pytest.raises(InputError, match="the cluster has 34 workers, and this machine can emulate 32"):
+        prepare(write(tmp_path / "more", two_servers(each=17), stages=1), PROFILE, 5.0)

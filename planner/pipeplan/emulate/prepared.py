@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,14 @@ from pipeplan.emulate import measured
 from pipeplan.emulate.folder import write_folder
 from pipeplan.emulate.scaling import Scaling, scaling_for
 from pipeplan.emulate.servers import Part, network, parts_of
+from pipeplan.errors import InputError
 from pipeplan.files import Node, read_document
 from pipeplan.profile import Profile
 from pipeplan.simulate import scenario
 from pipeplan.simulate.scenario import Scenario
 
+WORKERS_A_CORE = 32
+"""Beyond that their own work, though they sleep, is most of what is measured."""
 MOST_MINIBATCHES = 20_000
 LEAST_ROUNDS = 2
 
@@ -55,9 +59,20 @@ def prepare(folder: Path, profile: Profile | None, seconds: float) -> Prepared:
     """For so many seconds of training, or more if a steady state needs them. Raises `InputError`."""
     plan = scenario.read(folder)
     root = read_document(folder / "plan.json", scenario.FORMAT, scenario.VERSION)
+    cluster = from_json(root["cluster"])
+    _check_size(cluster.workers)
     scaling = scaling_for(plan)
     count = _minibatches(plan, seconds / scaling.time_by)
-    return Prepared(folder, root, profile, plan, parts_of(from_json(root["cluster"])), scaling, count)
+    return Prepared(folder, root, profile, plan, parts_of(cluster), scaling, count)
+
+
+def _check_size(workers: int) -> None:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if workers > WORKERS_A_CORE * cores:
+        raise InputError(
+            f"the cluster has {workers} workers, and this machine can emulate {WORKERS_A_CORE * cores}, "
+            f"{WORKERS_A_CORE} for each core; replay a plan for fewer --servers"
+        )
 
 
 def _minibatches(plan: Scenario, seconds: float) -> int:

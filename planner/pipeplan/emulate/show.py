@@ -9,6 +9,9 @@ from rich.table import Table
 from pipeplan.emulate.outcome import Replayed
 from pipeplan.units import show_size, show_time
 
+LEAST_S = 1e-6
+"""Shorter times are nothing."""
+
 
 def show(replayed: Replayed, console: Console) -> None:
     """Print a replay."""
@@ -38,7 +41,7 @@ def _stages(replayed: Replayed) -> Table:
     for number, stage in enumerate(replayed.stages, 1):
         times = [stage.computing_s, stage.predicted_s, stage.sync_s, stage.wait_s, stage.send_s]
         busy = f"{stage.busy(replayed.measured_s):.0%}", f"{stage.predicted_busy(replayed.predicted_s):.0%}"
-        table.add_row(str(number), str(stage.replicas), *map(show_time, times), *busy)
+        table.add_row(str(number), str(stage.replicas), *map(_time, times), *busy)
     return table
 
 
@@ -51,8 +54,12 @@ def _links(replayed: Replayed) -> Table:
     return table
 
 
+def _time(seconds: float) -> str:
+    return "0" if seconds < LEAST_S else show_time(seconds)
+
+
 def _table(first: str, *others: str) -> Table:
-    table = Table(first, box=box.SIMPLE)
+    table = Table(first, box=box.SIMPLE, pad_edge=False, show_edge=False)
     for name in others:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     return table
