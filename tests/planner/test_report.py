@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import defaultdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from reported import Document, branching, document_of, report_of, rows, small_cl
 
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.errors import InputError
+from pipeplan.explain import stored
 from pipeplan.explain.alternatives import alternatives
 from pipeplan.files import Node
 from pipeplan.measured import run as runs
@@ -369,3 +371,50 @@ def test_every_field_of_the_document_is_described(document: Document) -> None:
     names |= document["prediction"]["bounds"][0].keys() | document["graph"]["nodes"].keys()
     names |= document["scaling"]["points"].keys() | document["timeline"]["predicted"].keys()
     assert not {name for name in names if f"`{name}`" not in text}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("pins", [[]], "pins.0.: expected a layer and its stage"),
+        ("pins", 3, "pins: expected a list"),
+        ("together", [3], "together.0.: expected a list"),
+        ("no_cut_after", [1], "expected text"),
+        ("max_stages", 2.5, "expected a whole number"),
+        ("memory", "no", "expected true or false"),
+    ],
+)
+def test_damaged_options_are_named(straight: Source, name: str, value: Any, complaint: str) -> None:
+    root = json.loads(json.dumps(straight.root.value))
+    root["options"][name] = value
+    with pytest.raises(InputError, match=complaint):
+        read(Node(root, "plan.json"), branching())
+
+
+def test_every_option_is_read_back() -> None:
+    options = Options(
+        overlap=0.5,
+        memory=False,
+        max_replicas=3,
+        allow_copies=False,
+        recompute=False,
+        contention=False,
+        boundary="parallel",
+        max_stages=3,
+        max_workers=3,
+        pins=(("l0", 1),),
+        together=(("l2", "l3"),),
+        no_cut_after=("l4",),
+    )
+    found = source_of(branching(), small_cluster(), options)
+    assert found.known is not None
+    assert found.known.problem.options == options
+    assert set(stored.READERS) == {field.name for field in fields(Options)}
+
+
+def test_depths_that_keep_no_pace_are_refused() -> None:
+    found = source_of(branching(), small_cluster(), Options(schedule="gpipe", accumulate=4, max_replicas=1))
+    root = json.loads(json.dumps(found.root.value))
+    root["plan"]["accumulate"] = 80
+    with pytest.raises(InputError, match="keep no pace at all"):
+        read(Node(root, "plan.json"), branching())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +63,50 @@ def of(root: Node, profile: Profile) -> tuple[Problem, Plan]:
 
 def _options(node: Node, plan: Plan) -> Options:
     """The options that plan.json names; all others have their defaults."""
-    named = {field.name for field in fields(Options)}
-    found: dict[str, Any] = {name: _tuples(value) for name, value in node.mapping().items() if name in named}
+    found = {name: read_as(one) for name, read_as in READERS.items() if (one := node.get(name))}
+    # These are said by the plan itself, which knows them better.
     found |= {"inference": plan.inference, "schedule": plan.schedule, "accumulate": plan.accumulate}
-    found["overlap"] = node["overlap"].number()
-    found["memory"] = node["memory"].boolean()
-    try:
-        return Options(**found)
-    except TypeError as error:
-        raise InputError(f"{node.where}: {error}") from None
+    return Options(**found)
 
 
-def _tuples(value: Any) -> Any:
-    """JSON's lists as the tuples that options hold."""
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+def _count(node: Node) -> int:
+    return node.integer(minimum=1)
+
+
+def _names(node: Node) -> tuple[str, ...]:
+    return tuple(name.text() for name in node.items())
+
+
+def _groups(node: Node) -> tuple[tuple[str, ...], ...]:
+    return tuple(_names(group) for group in node.items())
+
+
+def _pins(node: Node) -> tuple[tuple[str, int], ...]:
+    found = []
+    for pin in node.items():
+        if len(pin.items()) != 2:
+            pin.fail(f"expected a layer and its stage, found {len(pin.items())} values")
+        layer, stage = pin.items()
+        found.append((layer.text(), stage.integer(minimum=1)))
+    return tuple(found)
+
+
+READERS: dict[str, Callable[[Node], Any]] = {
+    "inference": Node.boolean,
+    "overlap": Node.number,
+    "memory": Node.boolean,
+    "stages": _count,
+    "max_replicas": _count,
+    "allow_copies": Node.boolean,
+    "schedule": Node.text,
+    "accumulate": _count,
+    "recompute": Node.boolean,
+    "contention": Node.boolean,
+    "boundary": Node.text,
+    "max_stages": _count,
+    "max_workers": _count,
+    "pins": _pins,
+    "together": _groups,
+    "no_cut_after": _names,
+}
+"""Every field of the options."""

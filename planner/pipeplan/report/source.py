@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,4 +66,6 @@ def read(root: Node, profile: Profile | None) -> Source:
     if profile is not None:
         problem, plan = stored.of(root, profile)
         known = Known(problem, evaluate(plan, problem))
+        if not math.isfinite(known.score.pace_s):
+            root["plan"].fail("its depths keep no pace at all: solve again with --force")
     return Source(root, Plan.from_json(root["plan"]), cluster_json.from_json(root["cluster"]), found, known)
