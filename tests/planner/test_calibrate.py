@@ -14,6 +14,7 @@ from runs import chain, cluster
 from pipeplan.calibrate.calibrate import Calibrated, calibrate
 from pipeplan.calibrate.observed import Busy, Observed
 from pipeplan.calibrate.waits import transfers_s
+from pipeplan.errors import InputError
 from pipeplan.evaluate import evaluate
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
@@ -146,6 +147,18 @@ def test_a_stage_that_recomputes_runs_forward_twice() -> None:
     plan = replace(plan, stages=(replace(plan.stages[0], recompute=True),))
     found = calibrate([observed(plan, 0.7, busy((0.2, 0.5, 0.0)))], profile, cluster(1))
     assert (found.profile.layers[0].forward_s, found.profile.layers[0].backward_s) == pytest.approx((0.2, 0.3))
+
+
+def test_inference_says_nothing_of_backward_passes() -> None:
+    profile = chain([(0.1, 0.2, 0.05), (0.1, 0.2, 0.05)])
+    plan = replace(plan_of(profile, [1], [1, 1], [1, 1]), inference=True)
+    run = observed(plan, 0.33, busy((0.2, 0.0, 0.0)), busy((0.3, 0.0, 0.0)), inference=True)
+    found = calibrate([run], profile, cluster(2))
+    assert [layer.forward_s for layer in found.profile.layers] == pytest.approx([0.22, 0.33])
+    assert [(layer.backward_s, layer.update_s) for layer in found.profile.layers] == [(0.2, 0.05)] * 2
+    trained = observed(replace(plan, inference=False), 0.9, busy((0.2, 0.4, 0.1)), busy((0.3, 0.4, 0.1)))
+    with pytest.raises(InputError, match="some of these runs trained and others did not"):
+        calibrate([run, trained], profile, cluster(2))
 
 
 def test_several_runs_are_averaged() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeplan.calibrate import links
-from pipeplan.calibrate.layers import Times, mean, spread, with_times
+from pipeplan.calibrate.layers import Times, mean, spread, stretched, with_times
 from pipeplan.calibrate.links import Fitted
 from pipeplan.calibrate.observed import Observed
 from pipeplan.cluster import Cluster
@@ -47,20 +47,24 @@ def calibrate(runs: Sequence[Observed], profile: Profile, cluster: Cluster) -> C
     follows from that. What is left of the measured paces is in no stage's time: bubbles, jitter. All layers are
     stretched alike for it, which changes the pace and not which plan is best.
     """
+    inference = runs[0].plan.inference
+    if any(run.plan.inference != inference for run in runs):
+        raise InputError("some of these runs trained and others did not: calibrate by either")
     cluster, fitted = links.fit_allreduce(cluster, runs, [_parameters(run, profile) for run in runs])
     times = _times(runs, profile, cluster)
-    cluster, more = links.fit_messages(cluster, runs, _scores(runs, with_times(profile, times, 1.0), cluster))
+    cluster, more = links.fit_messages(cluster, runs, _scores(runs, with_times(profile, times), cluster))
     slack = 1.0
     for _ in range(ROUNDS):
-        scores = _scores(runs, with_times(profile, times, slack), cluster)
+        scores = _scores(runs, with_times(profile, stretched(times, slack, inference=inference)), cluster)
         off = _off(runs, scores)
         if abs(off - 1) < CLOSE:
             break
         slack *= off
     unexplained = "" if abs(off - 1) < EXPLAINED else scores[0].bound
-    new = with_times(profile, times, 1.0 if unexplained else slack)
+    slack = 1.0 if unexplained else slack
+    new = with_times(profile, stretched(times, slack, inference=inference))
     paces = tuple(score.pace_s for score in _scores(runs, new, cluster))
-    return Calibrated(new, cluster, (*fitted, *more), 1.0 if unexplained else slack, paces, unexplained)
+    return Calibrated(new, cluster, (*fitted, *more), slack, paces, unexplained)
 
 
 def _scores(runs: Sequence[Observed], profile: Profile, cluster: Cluster) -> list[Evaluation]:
@@ -89,7 +93,7 @@ def _times_of(run: Observed, profile: Profile, cluster: Cluster) -> dict[str, Ti
     held = [busy.sync_s for busy in run.stages]
     for _ in range(3):
         times = spread(run, profile, speeds, held)
-        problem = Problem(with_times(profile, times, 1.0), cluster, run.options)
+        problem = Problem(with_times(profile, times), cluster, run.options)
         score = evaluate(run.plan, problem)
         held = [exposed_s(run.plan, problem, score, index) for index in range(len(run.plan.stages))]
     return spread(run, profile, speeds, held)

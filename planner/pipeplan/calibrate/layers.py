@@ -56,7 +56,21 @@ def spread(run: Observed, profile: Profile, speeds: Sequence[float], exposed_s: 
         forwards[-1 if stage is run.plan.stages[-1] and len(run.plan.stages) > 1 else 0] += busy.load_s * speed
         for layer, *times in zip(own, forwards, backwards, updates, strict=True):
             found[layer.name] = Times(*times)
+    if run.plan.inference:  # which says nothing of the rest
+        return {name: replace(_as_before(layers[name]), forward_s=times.forward_s) for name, times in found.items()}
     return found
+
+
+def _as_before(layer: Layer) -> Times:
+    return Times(layer.forward_s, layer.backward_s, layer.update_s)
+
+
+def stretched(times: Mapping[str, Times], slack: float, *, inference: bool) -> dict[str, Times]:
+    """All times, `slack` times as long; of runs of inference only what they measured."""
+    rest = 1.0 if inference else slack
+    return {
+        name: Times(one.forward_s * slack, one.backward_s * rest, one.update_s * rest) for name, one in times.items()
+    }
 
 
 def _parts(layers: Sequence[Layer], total: float, *measures: Callable[[Layer], float]) -> list[float]:
@@ -78,13 +92,10 @@ def mean(found: Sequence[Mapping[str, Times]]) -> dict[str, Times]:
     return {name: Times(*(average(name, what) for what in Times.__dataclass_fields__)) for name in names}
 
 
-def with_times(profile: Profile, times: Mapping[str, Times], slack: float) -> Profile:
-    """The profile with these times, all of them times `slack`; its other minibatch sizes by the same factors."""
-    scaled = {
-        name: Times(one.forward_s * slack, one.backward_s * slack, one.update_s * slack) for name, one in times.items()
-    }
-    sizes = tuple(_size(size, profile, scaled) for size in profile.sizes)
-    layers = tuple(_layer(layer, scaled[layer.name]) for layer in profile.layers)
+def with_times(profile: Profile, times: Mapping[str, Times]) -> Profile:
+    """The profile with these times; its other minibatch sizes by the same factors."""
+    sizes = tuple(_size(size, profile, times) for size in profile.sizes)
+    layers = tuple(_layer(layer, times[layer.name]) for layer in profile.layers)
     return replace(profile, layers=layers, sizes=sizes, whole_forward_s=None, whole_backward_s=None)
 
 

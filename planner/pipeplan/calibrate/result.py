@@ -73,7 +73,7 @@ def profile_of(found: Calibrated, runs: Sequence[Observed], before: Profile) -> 
         also = f"; of the clock, {row.cpu_share:.0%} was computing" if row.cpu_share < 1 else ""
         notes.append(
             f"{MARK}run {row.run}, stage {row.stage} ({row.layers[0]} … {row.layers[-1]}): {factors or 'new'}, "
-            f"and {row.own_s * 1e3:.3g} ms of the executor's own{also}"
+            f"and {row.own_s * 1e3:.3g} ms besides{also}"
         )
     notes.append(f"{MARK}all layers × {found.slack:.4g}, for the time in which stages wait for each other")
     how = f"spread over the layers of each stage in proportion to a profile that was {old.kind}"
