@@ -117,7 +117,7 @@ def test_a_run_is_put_beside_it(run: Run, planned: Path) -> None:
         (["plan", "-o", "profile.json/report.html"], "cannot write profile.json/report.html"),
         (["truncated"], "is not valid JSON"),
         (["newer"], "this pipeplan reads up to 1"),
-        (["odd"], "prediction: stages: expected 1"),
+        (["odd"], "one for each stage, found 0"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )

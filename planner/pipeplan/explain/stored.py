@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,8 @@ def of(root: Node, profile: Profile) -> tuple[Problem, Plan]:
 
 def _options(node: Node, plan: Plan) -> Options:
     """The options that plan.json names; all others have their defaults."""
-    found = {name: read_as(one) for name, read_as in READERS.items() if (one := node.get(name))}
+    names = {field.name for field in fields(Options)}
+    found = {name: as_it_is(one) for name, as_it_is in READERS.items() if name in names and (one := node.get(name))}
     # These are said by the plan itself, which knows them better.
     found |= {"inference": plan.inference, "schedule": plan.schedule, "accumulate": plan.accumulate}
     return Options(**found)
@@ -108,5 +110,6 @@ READERS: dict[str, Callable[[Node], Any]] = {
     "pins": _pins,
     "together": _groups,
     "no_cut_after": _names,
+    "several": Node.boolean,
 }
 """Every field of the options."""
