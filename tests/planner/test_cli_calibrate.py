@@ -71,6 +71,11 @@ def test_a_run_that_others_disturbed_is_called_so(run: Call, plan_folder: Path) 
     assert "note: a worker of run one waited for a core 10% of its time: others used it" in run("calibrate", "plan").err
 
 
+def test_a_run_in_which_stages_mostly_waited_is_called_so(run: Call, plan_folder: Path) -> None:
+    a_run(plan_folder, pace_s=1.56)
+    assert "note: for 50% of the time no stage was busy" in run("calibrate", "plan").err
+
+
 def test_json_has_all_that_was_found(run: Call, plan_folder: Path, tmp_path: Path) -> None:
     a_run(plan_folder)
     ran = run("calibrate", "plan", "--json", "--no-write")

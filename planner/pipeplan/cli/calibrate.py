@@ -29,6 +29,8 @@ from pipeplan.units import show_time
 
 DISTURBED = 0.05
 """Share of a worker's time: if others took more of its core, that is said."""
+MOST_SLACK = 1.25
+"""By how much layers can be stretched without a word."""
 _REMARK = "written by pipeplan calibrate; docs/calibrate.md"
 
 
@@ -109,6 +111,11 @@ def command(
             click.echo(
                 f"note: a worker of run {one.name} waited for a core {share} of its time: others used it", err=True
             )
+    if found.slack > MOST_SLACK:
+        share = f"{1 - 1 / found.slack:.0%}"
+        click.echo(
+            f"note: for {share} of the time no stage was busy: this holds for little but the plan that ran", err=True
+        )
     if not no_write:
         names = f"{shlex.quote(str(output))} --cluster {shlex.quote(str(target))}"
         click.echo(f"written: {output}, {target}; solve again with: pipeplan solve {names}", err=True)
