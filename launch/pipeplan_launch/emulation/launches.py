@@ -128,7 +128,6 @@ def _become(command: list[str], path: Path) -> None:
     file = os.open(path, os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
-    os.environ["TMPDIR"] = str(path.parent)
     os.execv(command[0], command)
 
 

@@ -47,11 +47,12 @@ def carry_out(order: dict[str, Any], folder: Path, watch: Callable[[], None]) ->
     path, log, out = folder / "order.json", folder / "log.txt", folder / "result.json"
     path.write_text(json.dumps(order | {"out": str(out)}))
     command = [*INSIDE, sys.executable, "-m", "pipeplan_launch.emulation", str(path)]
-    quiet = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    # torch makes a folder of its own among the temporary ones, and leaves it.
+    environment = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR", "TMPDIR": str(folder)}
     with log.open("w") as file, _terminated_like_interrupted():
         # The emulation ends when this end of the pipe is gone, which is so even if this process is killed.
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=quiet, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=environment, start_new_session=True
         )
         try:
             status = _wait(process, watch)
