@@ -152,5 +152,6 @@ def test_solve_names_the_next_step_or_takes_it(run: Run, planned: Path) -> None:
     assert taken.err.splitlines()[-1] == "written: a b/report.html"
     assert run("report", "a b", "-o", "again.html").code == 0
     assert Path("again.html").read_text() == Path("a b/report.html").read_text()
+    assert "is of an older plan" in run(*words, "--force").err.splitlines()[-1]
     refused = run(*words, "--force", "--report", "--no-write")
     assert (refused.code, refused.err.count("\n")) == (2, 1)

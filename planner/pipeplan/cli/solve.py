@@ -99,7 +99,13 @@ def command(
         if with_report:
             notes.print(_report(outcome, output), markup=False, soft_wrap=True)
         else:
-            notes.print(f"next: pipeplan report {shlex.quote(str(output))}", markup=False, soft_wrap=True)
+            notes.print(_next(output), markup=False, soft_wrap=True)
+
+
+def _next(folder: Path) -> str:
+    """The line that says how to see more of a plan; a report of the plan before it may still be there."""
+    older = " (the report.html there is of an older plan)" if (folder / "report.html").exists() else ""
+    return f"next: pipeplan report {shlex.quote(str(folder))}{older}"
 
 
 def _report(outcome: Outcome, folder: Path) -> str:
