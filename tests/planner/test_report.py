@@ -69,11 +69,27 @@ def test_the_pace_is_the_plans_and_its_slowest_resource_has_all_of_it(source: So
     assert seconds == sorted(seconds, reverse=True)
 
 
+def test_one_resource_binds_however_its_name_begins() -> None:
+    """The first of twelve stages binds; there is a tenth as well."""
+    layers = tuple(Layer(f"l{i}", 2e-3 if i == 0 else 1e-3, 2e-3, 10**7, 1000) for i in range(12))
+    tensors = tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), 100, 100) for i in range(11))
+    profile = Profile(layers=layers, tensors=tensors, minibatch=1)
+    found = source_of(profile, small_cluster(6, 2), Options(stages=12, max_replicas=1))
+    for known in (profile, None):
+        bounds = report_of(read(found.root, known))["prediction"]["bounds"]
+        assert [bound["what"] for bound in bounds if bound["binds"]] == ["compute of stage 1"]
+
+
 def test_with_a_flush_the_parts_add_up() -> None:
     found = source_of(branching(4), small_cluster(), Options(schedule="1f1b-flush", accumulate=2))
     for profile in (branching(4), None):
         bounds = report_of(read(found.root, profile))["prediction"]["bounds"]
         assert sum(bound["share"] for bound in bounds) == pytest.approx(1, rel=1e-4)
+        assert found.root.value["prediction"]["bound_by"] == "filling and draining the pipeline"
+        assert [b["what"] for b in bounds if b["binds"]] == [
+            "the first minibatch's passes: filling and draining",
+            "its transfers",
+        ]
 
 
 def test_without_the_profile_computing_and_links_are_those_of_plan_json(source: Source, document: Document) -> None:

@@ -7,6 +7,8 @@ from pipeplan.plan import ACCUMULATING
 from pipeplan.report.document import Bound
 from pipeplan.report.source import Source
 
+DRAINING = "filling and draining the pipeline"
+"""What a batch may be bound by: two of its parts together, its first minibatch's passes and transfers."""
 MOST = 40
 """Resources that are listed, the busiest first."""
 
@@ -19,7 +21,14 @@ def bounds(source: Source) -> list[Bound]:
         found = sorted((load for load in _stated(source) if load.seconds > 0), key=lambda load: -load.seconds)
     bound = source.root["prediction"]["bound_by"].text()
     whole = source.pace_s or 1.0
-    return [Bound(load.name, load.seconds, load.seconds / whole, load.name.startswith(bound)) for load in found]
+    return [Bound(load.name, load.seconds, load.seconds / whole, _is(load.name, bound)) for load in found]
+
+
+def _is(name: str, bound: str) -> bool:
+    """Whether a resource is the one that plan.json names, or the part of a batch."""
+    if bound == DRAINING:
+        return name.endswith(": filling and draining") or name == "its transfers"
+    return name == bound or (name.startswith(f"{bound}, minibatches ") or name == f"{bound} that is waited for")
 
 
 def _stated(source: Source) -> list[anatomy.Load]:
