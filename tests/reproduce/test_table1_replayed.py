@@ -15,6 +15,8 @@ from pipeplan.reproduce.document import errors
 from pipeplan.reproduce.published import row_of
 from pipeplan.reproduce.replayed import Replay, refuse_foreign, replay
 from pipeplan.reproduce.rows import Row, predict
+from pipeplan.reproduce.sections import sections
+from pipeplan.reproduce.table import Table
 from pipeplan.simulate import scenario
 from pipeplan.solve import Settings
 
@@ -53,7 +55,7 @@ def test_four_plans_of_a_row_are_replayed(row: Row, tmp_path: Path) -> None:
     assert [one.config for one in found[1:3]] == ["2-1-1", "4"]
     paces = [row.ours.pace_s, row.paper.pace_s, row.parallel.pace_s]
     assert [one.predicted_s for one in found[:3]] == pytest.approx(paces)
-    assert all(one.error == pytest.approx(0.1) for one in found)
+    assert [one.error for one in found] == pytest.approx([0.1] * 4)
     assert json.loads((tmp_path / "s2vt-4x1" / "paper" / "plan.json").read_text())["plan"]["config"] == "2-1-1"
 
 
@@ -81,6 +83,25 @@ def test_errors_are_summed_up() -> None:
     made = [Replay("r", "p", "1", 1.0, measured, 0.0) for measured in (1.02, 0.95, 1.2)]
     assert errors(tuple(made)) == {"median": pytest.approx(0.05), "worst": pytest.approx(0.2)}
     assert errors(()) is None
+    failed = Replay("r", "p", "1", 1.0, None, 0.0, "a worker was killed")
+    assert errors((failed, made[0])) == {"median": pytest.approx(0.02), "worst": pytest.approx(0.02)}
+    assert errors((failed,)) is None
+
+
+def test_a_replay_that_fails_leaves_the_others(row: Row, tmp_path: Path) -> None:
+    def run(folder: Path, profile: Profile) -> Result:
+        if scenario.read(folder).config == "4":
+            raise InputError("a worker was killed")
+        return Result(1.0, 1.0)
+
+    found = {one.plan: one for one in replay([row], tmp_path, run, lambda what: None)}
+    assert (found["data parallel"].failure, found["data parallel"].error) == ("a worker was killed", None)
+    assert found["paper"].error == 0
+    again = Replayer()
+    replay([row], tmp_path, again, lambda what: None)
+    assert again.seen == ["4"]
+    made = sections(Table((), (row,), (), (), (), tuple(found.values())))[-1]
+    assert made.after[-1] == "s2vt-4x1, data parallel, was not replayed: a worker was killed"
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

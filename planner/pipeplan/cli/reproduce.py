@@ -69,6 +69,12 @@ def command(what: str | None, **given: Any) -> None:
         show(sections(table), answer_console())
     if output is not None:
         Console(stderr=True, highlight=False).print(f"written: {output}", markup=False, soft_wrap=True)
+    sys.stdout.flush()
+    failed = [one for one in table.replays if one.failure]
+    if failed:
+        raise InputError(
+            f"{len(failed)} of {len(table.replays)} plans were not replayed, the first: {failed[0].failure}"
+        )
 
 
 def _made(given: dict[str, Any]) -> Table:

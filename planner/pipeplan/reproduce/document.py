@@ -40,10 +40,10 @@ def document(table: Table) -> dict[str, Any]:
 
 
 def errors(replays: tuple[Replay, ...]) -> dict[str, float] | None:
-    """The median and the largest error of the replays; None without any."""
-    if not replays:
+    """The median and the largest error of the replays; None without any that ran."""
+    sizes = [abs(one.error) for one in replays if one.error is not None]
+    if not sizes:
         return None
-    sizes = [abs(one.error) for one in replays]
     return {"median": median(sizes), "worst": max(sizes)}
 
 

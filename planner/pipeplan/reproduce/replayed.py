@@ -49,18 +49,21 @@ class Replay:
     """Which of the row's: ours, the paper's, data parallel, straight."""
     config: str
     predicted_s: float
-    measured_s: float
+    measured_s: float | None
+    """None where the replay failed."""
     spread: float
+    failure: str = ""
+    """Why it failed."""
 
     @property
-    def error(self) -> float:
-        """How much slower than predicted it ran, as a share of the predicted time."""
-        return self.measured_s / self.predicted_s - 1
+    def error(self) -> float | None:
+        """How much slower than predicted it ran, as a share of the predicted time; None where it failed."""
+        return None if self.measured_s is None else self.measured_s / self.predicted_s - 1
 
 
 def replay(rows: Sequence[Row], folder: Path, run: Replayer, step: Callable[[str], None]) -> list[Replay]:
     """Replay the plans of all rows. A plan that two names stand for runs once; one whose result lies in `folder`, from
-    the same plan, not at all."""
+    the same plan, not at all. One that fails stands there with the reason."""
     found = []
     for row in rows:
         done: dict[tuple[object, ...], Replay] = {}
@@ -69,7 +72,13 @@ def replay(rows: Sequence[Row], folder: Path, run: Replayer, step: Callable[[str
             if key not in done:
                 step(f"{row.published.name}: {name}, {predicted.config}")
                 place = folder / row.published.name / name.replace(" ", "-")
-                done[key] = _one(row, name, predicted, place, run)
+                try:
+                    done[key] = _one(row, name, predicted, place, run)
+                except InputError as error:
+                    # The others are worth their minutes.
+                    done[key] = Replay(
+                        row.published.name, name, predicted.config, predicted.pace_s, None, 0.0, str(error)
+                    )
             found.append(replace(done[key], plan=name))
     return found
 
@@ -89,7 +98,8 @@ def _one(row: Row, name: str, predicted: Predicted, folder: Path, run: Replayer)
     done = Replay(
         row.published.name, name, predicted.config, measured.predicted_s, measured.measured_s, measured.spread
     )
-    write_json(folder / RESULT, {"format": FORMAT, "version": VERSION} | asdict(done))
+    document = {name: value for name, value in asdict(done).items() if name != "failure"}
+    write_json(folder / RESULT, {"format": FORMAT, "version": VERSION} | document)
     return done
 
 

@@ -215,18 +215,16 @@ def _not_in_it() -> str:
 
 
 def _replays(table: Table) -> Section:
-    cells = [
-        (
-            *(one.row, one.plan, one.config),
-            *(f"{one.predicted_s * 1e3:.2f}", f"{one.measured_s * 1e3:.2f}"),
-            *(f"{one.error:+.1%}", f"{one.spread:.1%}"),
-        )
-        for one in table.replays
-    ]
-    found = errors(table.replays) or {}
+    cells = []
+    for one in table.replays:
+        measured, off = ("–", "–") if one.measured_s is None else (f"{one.measured_s * 1e3:.2f}", f"{one.error:+.1%}")
+        predicted = f"{one.predicted_s * 1e3:.2f}"
+        cells.append((one.row, one.plan, one.config, predicted, measured, off, f"{one.spread:.1%}"))
+    found, failed = errors(table.replays), [one for one in table.replays if one.failure]
+    summary = () if found is None else (f"Off by {found['median']:.1%} in the median, {found['worst']:.1%} at worst.",)
     return Section(
         "Replayed on emulated servers: ms a minibatch",
         ("row", "plan", "replicas", "predicted>", "replayed>", "off>", "spread>"),
         tuple(cells),
-        after=(f"Off by {found['median']:.1%} in the median, {found['worst']:.1%} at worst.",),
+        after=(*summary, *(f"{one.row}, {one.plan}, was not replayed: {one.failure}" for one in failed)),
     )
