@@ -81,7 +81,7 @@ def test_one_resource_binds_however_its_name_begins() -> None:
 
 
 def test_with_a_flush_the_parts_add_up() -> None:
-    found = source_of(branching(4), small_cluster(), Options(schedule="1f1b-flush", accumulate=2))
+    found = source_of(branching(4), small_cluster(), Options(schedule="1f1b-flush", accumulate=2, stages=2))
     for profile in (branching(4), None):
         bounds = report_of(read(found.root, profile))["prediction"]["bounds"]
         assert sum(bound["share"] for bound in bounds) == pytest.approx(1, rel=1e-4)
