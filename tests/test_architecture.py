@@ -34,7 +34,7 @@ PLANNER = (
     {"awaited", "batch", "cuts", "stages", "contention", "layouts"},
     {"check", "evaluate", "held", "simulate"},
     {"solvers", "baselines", "improve"},
-    {"diagnose", "quick", "verdict"},
+    {"diagnose", "quick", "single", "verdict"},
     {"solve"},
     {"auto", "fewest", "sized"},
     {"render", "show"},

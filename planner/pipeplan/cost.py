@@ -43,16 +43,6 @@ def overlapped(compute_s: Any, synchronisation_s: Any, overlap: float) -> Any:
     return np.maximum(compute_s, synchronisation_s) + (1.0 - overlap) * np.minimum(compute_s, synchronisation_s)
 
 
-def awaited_round(forward_s: Any, backward_s: Any, update_s: Any, allreduce_s: Any, overlap: float) -> Any:
-    """From one update of plain data parallelism to the next: its next forward pass needs the update, so that only the
-    backward pass is left for the all-reduce to hide behind: f + overlapped(b, all-reduce) + u.
-
-    `backward_s` without the update. In a pipeline, whose replicated stages update one round late (`update_lag`), the
-    all-reduce has the whole round. Replayed through the executor: docs/cost-model.md.
-    """
-    return forward_s + overlapped(backward_s, allreduce_s, overlap) + update_s
-
-
 def update_share(accumulate: int | None) -> float:
     """How much of an optimiser's step falls to each minibatch that a worker computes, as a part of its backward pass.
 

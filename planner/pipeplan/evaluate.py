@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeplan import contention, cost
+from pipeplan.awaited import awaited_pace_s
 from pipeplan.batch import Batch, batch
 from pipeplan.errors import InputError
 from pipeplan.links import Links
@@ -107,24 +108,13 @@ def evaluate(plan: Plan, problem: Problem) -> Evaluation:
         pace, bound = _steady_state(plan, problem, stages, copies_s)
     alone = pace
     if problem.options.contention:
-        awaited_s = _awaited(plan, problem, links, times)
+        awaited_s = awaited_pace_s(plan, problem, links, times[0].pass_s, group_allreduce_time(plan, problem, links, 0))
         if awaited_s > pace * (1 + cost.ROUNDING):
             pace, bound = awaited_s, AWAITED
         busiest_s, card = contention.loads(plan, problem, links).busiest()
         # Equal but for rounding is what one resource on a card is, or a core: its own name says more.
         pace, bound = (busiest_s, card) if busiest_s > pace * (1 + cost.ROUNDING) else (pace, bound)
     return Evaluation(pace, alone, bound, stages, copies_s, parts)
-
-
-def _awaited(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes]) -> float:
-    """The pace of plain data parallelism, whose forward pass waits for the all-reduce; 0 for other plans."""
-    if len(plan.stages) > 1 or plan.inference or plan.schedule in ACCUMULATING:
-        return 0.0
-    (stage,) = times
-    allreduce_s = stage.allreduce_s + copies_allreduce_time(plan, problem, links)
-    backward_s = stage.backward_s - stage.update_s
-    length = cost.awaited_round(stage.forward_s, backward_s, stage.update_s, allreduce_s, problem.options.overlap)
-    return float(length) / plan.stages[0].replicas
 
 
 def _steady_state(plan: Plan, problem: Problem, stages: Sequence[StageCost], copies_s: float) -> tuple[float, str]:

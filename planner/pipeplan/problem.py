@@ -49,6 +49,8 @@ class Options:
     """At most so many stages."""
     max_workers: int | None = None
     """At most so many workers with something to do."""
+    several: bool = False
+    """Two stages at least: how plans of one stage are left out where those are tried one by one (`single`)."""
     pins: tuple[tuple[str, int], ...] = ()
     """Layers that must be in a given stage, counted from 1."""
     together: tuple[tuple[str, ...], ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeplan import single
 from pipeplan.cuts import Cuts
 from pipeplan.evaluate import evaluate
 from pipeplan.improve import improve
@@ -29,7 +30,12 @@ def best_plan(problem: Problem, cuts: Cuts, known: Plan | None = None) -> Best |
     Under contention nothing is certain: where a plan is `known`, the answer is never worse than that one, improved.
     """
     found = []
-    for plan in (dp.solve(problem, cuts).plan, known):
+    first = dp.solve(problem, cuts).plan
+    if first is not None and single.binds(first, evaluate(first, problem)):
+        one = single.best(problem)
+        found = [Best(one[0], one[1].pace_s)] if one else []
+        first = dp.solve(single.without(problem), cuts).plan if single.allows_several(problem) else None
+    for plan in (first, known):
         if plan is not None and (plan is not known or evaluate(plan, problem).fits):
             better = improve(plan, problem, EFFORT)
             found.append(Best(better, evaluate(better, problem).pace_s))

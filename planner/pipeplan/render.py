@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from pipeplan import __version__, resources
+from pipeplan.awaited import exposed_allreduce_s, waits
 from pipeplan.errors import InputError
 from pipeplan.files import write_json, write_text
 from pipeplan.held import exposed_s, idle_s
@@ -47,7 +48,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
             "how": profile.provenance.how,
         },
         "cluster": outcome.problem.cluster.to_json() | {"digest": outcome.problem.cluster.digest()},
-        "options": asdict(outcome.problem.options),
+        "options": {name: value for name, value in asdict(outcome.problem.options).items() if name != "several"},
         "plan": outcome.plan.to_json() | {"config": outcome.plan.config},
         "prediction": {
             "minibatch_s": score.pace_s,
@@ -110,12 +111,16 @@ def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
     """One stage as the executor compares it with what it measures: per minibatch, on one replica."""
     stages = outcome.evaluation.stages
     stage, before = stages[index], stages[index - 1] if index else None
+    links, waiting = Links.of(outcome.problem.cluster), {}
+    if waits(outcome.plan) and outcome.problem.options.contention:
+        waiting = {"exposed_sync_s": exposed_allreduce_s(outcome.plan, outcome.problem, links)}
     return {
         "minibatch_s": outcome.evaluation.pace_s,
         "forward_s": stage.forward_s,
         "backward_s": stage.backward_s - stage.update_s,
         "update_s": stage.update_s,
-        "sync_s": group_allreduce_time(outcome.plan, outcome.problem, Links.of(outcome.problem.cluster), index),
+        "sync_s": group_allreduce_time(outcome.plan, outcome.problem, links, index),
+        **waiting,
         "receive_bytes": before.boundary_bytes if before else 0,
         "send_bytes": stage.boundary_bytes,
         "send_gradient_bytes": before.boundary_gradient_bytes if before else 0,

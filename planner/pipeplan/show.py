@@ -71,9 +71,8 @@ def _proof(outcome: Outcome) -> list[str]:
     """What keeps the plan from the bound, and where its proof is."""
     lines = []
     score = outcome.evaluation
-    if outcome.published is None and score.pace_s > score.alone_s * (1 + TOLERANCE):
+    if outcome.published is None and score.pace_s > score.alone_s * (1 + TOLERANCE) and score.bound != AWAITED:
         what = "Shared cores slow" if outcome.problem.cluster.shared_cores else "Shared network cards slow"
-        what = "Waiting for the update slows" if score.bound == AWAITED else what
         slower = f"{what} it by {score.pace_s / score.alone_s - 1:.1%}, from {show_time(score.alone_s)}"
         bound = f"With that no plan is proven more than {outcome.gap:.2%} faster (bound {show_time(outcome.bound_s)})."
         lines.append(f"{slower}, and every plan to no less." if outcome.gap <= TOLERANCE else f"{slower}. {bound}")

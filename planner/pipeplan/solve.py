@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from pipeplan import baselines, contention
+from pipeplan import baselines, contention, single
 from pipeplan.baselines import Baseline
 from pipeplan.cuts import Cuts, enumerate_cuts
 from pipeplan.diagnose import why_infeasible
 from pipeplan.errors import DisagreementError, InfeasibleError, InputError
-from pipeplan.evaluate import AWAITED, Evaluation, evaluate
+from pipeplan.evaluate import Evaluation, evaluate
 from pipeplan.improve import improve
 from pipeplan.plan import STASHING, Plan
 from pipeplan.problem import Options, Problem
@@ -105,20 +105,75 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
     if not verdict.agree:
         raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {verdict.text}", results)
     began = time.perf_counter()
-    plan, score = _best(problem, cuts, results)
+    answer = _improved(problem, cuts, results, verdict)
+    if any(single.binds(result.plan, evaluate(result.plan, problem)) for result in results if result.plan is not None):
+        answer = _with_one_stage(problem, cuts, settings, answer)
     phases["contention"] = time.perf_counter() - began
-    verdict = _shared(problem, score, verdict)
     began = time.perf_counter()
-    bound = max(result.bound_s for result in results)
     certificate = NO_CERTIFICATE if not settings.certify else Certificate(None, "the plan is not proven optimal")
-    if settings.certify and bound >= min(result.objective_s for result in results) * (1 - TOLERANCE):
-        certificate = certify(problem, cuts, min(bound, score.alone_s, *_objectives(results)))
+    if settings.certify and answer.proven_s is not None:
+        certificate = certify(answer.problem, cuts, answer.proven_s)
     phases["certificate"] = time.perf_counter() - began
     began = time.perf_counter()
     compared = tuple(baselines.compare(problem, cuts))
     phases["baselines"] = time.perf_counter() - began
-    bound = max(bound, contention.least_s(problem))
-    return Outcome(problem, plan, score, results, verdict, compared, phases, bound, certificate)
+    bound = max(answer.bound_s, contention.least_s(problem))
+    plan, score = answer.plan, answer.score
+    return Outcome(problem, plan, score, answer.results, answer.verdict, compared, phases, bound, certificate)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The best plan, and what is known of all others."""
+
+    problem: Problem
+    """That the solvers were asked: without plans of one stage where those were tried one by one."""
+    plan: Plan
+    score: Evaluation
+    results: tuple[Result, ...]
+    verdict: Verdict
+    bound_s: float
+    proven_s: float | None
+    """What a certificate can show that no plan takes less than."""
+
+
+def _improved(problem: Problem, cuts: Cuts, results: tuple[Result, ...], verdict: Verdict) -> _Answer:
+    """What the solvers found, improved where plans share cards or cores."""
+    plan, score = _best(problem, cuts, results)
+    bound = max(result.bound_s for result in results)
+    proven = bound >= min(result.objective_s for result in results) * (1 - TOLERANCE)
+    least = min(bound, score.alone_s, *_objectives(results)) if proven else None
+    return _Answer(problem, plan, score, results, _shared(problem, score, verdict), bound, least)
+
+
+def _with_one_stage(problem: Problem, cuts: Cuts, settings: Settings, first: _Answer) -> _Answer:
+    """The answer where plans of one stage, which wait for their update, are tried one by one (`single`)."""
+    one = single.best(problem)
+    if one is None:
+        return first
+    plan, score = one
+    several = single.without(problem)
+    results = _run(several, cuts, settings) if single.allows_several(problem) else ()
+    if any(result.plan is not None for result in results):
+        verdict = judge(several, list(results))
+        if not verdict.agree:
+            raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {verdict.text}", results)
+        other = _improved(several, cuts, results, verdict)
+        bound = min(other.bound_s, score.pace_s)
+        proven = None if other.proven_s is None else min(other.proven_s, score.pace_s)
+        if other.score.pace_s < score.pace_s * (1 - TOLERANCE):
+            return replace(other, bound_s=bound, proven_s=proven)
+        text = f"{other.verdict.text}; plans of one stage tried one by one"
+        # What binds plans of several stages besides only makes them slower.
+        closed = bound >= score.pace_s * (1 - TOLERANCE)
+        if closed and verdict.proven:
+            text = f"{verdict.text} on plans of several stages; those of one tried one by one"
+        return _Answer(several, plan, score, results, Verdict(True, closed and verdict.proven, text), bound, proven)
+    certain = all(result.status == Status.INFEASIBLE for result in results)
+    text = "plans of one stage tried one by one, and there are no others"
+    verdict = Verdict(True, certain, f"proven optimal: {text}" if certain else "no plan of several stages in time")
+    bound = score.pace_s if certain else first.bound_s
+    return _Answer(several, plan, score, results or first.results, verdict, bound, bound if certain else None)
 
 
 def _shared(problem: Problem, score: Evaluation, verdict: Verdict) -> Verdict:
@@ -127,9 +182,8 @@ def _shared(problem: Problem, score: Evaluation, verdict: Verdict) -> Verdict:
         return verdict
     if score.pace_s <= contention.least_s(problem) * (1 + TOLERANCE):
         return Verdict(verdict.agree, True, "proven optimal: the cores that the workers share are never idle")
-    what = "shared cores" if problem.cluster.shared_cores else "shared network cards"
-    what = "the wait for the update" if score.bound == AWAITED else what
-    return Verdict(verdict.agree, False, f"{verdict.text}; all that without {what}")
+    what = "cores" if problem.cluster.shared_cores else "network cards"
+    return Verdict(verdict.agree, False, f"{verdict.text}; all that without shared {what}")
 
 
 def _objectives(results: tuple[Result, ...]) -> list[float]:

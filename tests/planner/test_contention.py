@@ -182,15 +182,24 @@ def test_one_resource_on_a_card_takes_what_it_takes_alone() -> None:
     assert score.alone_s == pytest.approx(score.stages[0].synchronisation_s)
 
 
-@pytest.mark.parametrize(("overlap", "round_s"), [(1.0, 2 + 12 + 1), (0.5, 2 + 12 + 3 + 1), (0.0, 2 + 6 + 12 + 1)])
-def test_plain_data_parallelism_waits_for_its_update(overlap: float, round_s: float) -> None:
-    """Forward 2 s, backward 6 s, an all-reduce of 2 · 3/4 · 800 / 100 = 12 s beside it, the optimiser's step 1 s."""
-    profile = Profile((Layer("a", 2.0, 6.0, 800, 0, update_s=1.0),), (), 1)
-    cluster = Cluster("t", Device("d", "cuda", 10**6), (Level("server", 4, 100.0),))
-    plan = Plan((Stage(("a",), (0, 1, 2, 3), 1, 1),))
-    score = evaluate(plan, Problem(profile, cluster, Options(overlap=overlap)))
-    assert score.pace_s == pytest.approx(round_s / 4)
-    assert score.alone_s == pytest.approx({1.0: 12, 0.5: 12 + 4.5, 0.0: 21}[overlap] / 4)
+@pytest.mark.parametrize("overlap", [1.0, 0.5, 0.0])
+def test_plain_data_parallelism_waits_for_its_update(overlap: float) -> None:
+    """Backward takes 1 s for c, 1 for b and 4 for a; their buckets of 2, 30 and 8 MiB travel for 0.5, 7.5 and 2 s.
+
+    c's is full at 1 and through at 1.5, b's is full at 2 and through at 9.5, a's is full at 6 and through at 11.5.
+    """
+    mib = 2**20
+    layers = (
+        Layer("a", 1.0, 4.0, 8 * mib, 0),
+        Layer("b", 1.0, 1.0, 30 * mib, 0),
+        Layer("c", 1.0, 1.0, 2 * mib, 0, update_s=1.0),
+    )
+    tensors = (Tensor("x", "a", ("b",), 1, 1), Tensor("y", "b", ("c",), 1, 1))
+    cluster = Cluster("t", Device("d", "cuda", 2**40), (Level("server", 4, 6.0 * mib),))
+    plan = Plan((Stage(("a", "b", "c"), (0, 1, 2, 3), 1, 1),))
+    score = evaluate(plan, Problem(Profile(layers, tensors, 1), cluster, Options(overlap=overlap)))
+    assert score.pace_s == pytest.approx((3 + 6 + 1 + {1.0: 5.5, 0.5: 5.5 + 2.25, 0.0: 10}[overlap]) / 4)
+    assert score.alone_s == pytest.approx({1.0: 10, 0.5: 15, 0.0: 20}[overlap] / 4)
 
 
 def test_large_clusters_add_up() -> None:

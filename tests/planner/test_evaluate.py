@@ -79,7 +79,8 @@ def test_too_small_a_depth_bounds_the_pace() -> None:
 
 def test_no_overlap_adds_synchronisation() -> None:
     plan = _plan(("abc", (0, 1), 1))
-    together, apart = evaluate(plan, _problem()), evaluate(plan, _problem(overlap=0.0))
+    together = evaluate(plan, _problem(contention=False))
+    apart = evaluate(plan, _problem(contention=False, overlap=0.0))
     stage = together.stages[0]
     assert apart.pace_s == pytest.approx(stage.compute_s + stage.synchronisation_s)
     assert together.pace_s == pytest.approx(max(stage.compute_s, stage.synchronisation_s))

@@ -81,7 +81,7 @@ def test_the_folder_is_read_by_executor_simulator_and_shell(run: Run) -> None:
     assert done.code == 0, done.err
     events = json.loads(Path("trace.json").read_text())["traceEvents"]
     names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert {"server 0", "server 1", "server 2"} <= names
+    assert {"server 0, predicted", "server 1, predicted", "server 2, predicted"} <= names
 
 
 def test_as_many_workers_everywhere_need_no_list(run: Run) -> None:

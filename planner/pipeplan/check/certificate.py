@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from pipeplan.check import closure, formulas
+from pipeplan.check.awaited import least_of_one_stage, waits
 from pipeplan.check.cards import least_s
 from pipeplan.check.document import DOUBLE_BUFFERED, FORWARD_ONLY, STASHING, VERTICAL, Document
 from pipeplan.check.model import Model
@@ -46,14 +47,17 @@ def check_certificate(document: Document, model: Model) -> str | None:
     if tolerance > LARGEST_TOLERANCE:
         node["tolerance"].fail(f"expected at most {LARGEST_TOLERANCE:g}, found {tolerance:g}")
     spaces, claims = _spaces(document), set()
-    bound, states = math.inf, 0
+    # Plans of one stage may be left to be tried one by one.
+    several = (mark.boolean() if (mark := node.get("several")) else False) and waits(document)
+    bound, states = least_of_one_stage(document, model) if several else math.inf, 0
     for entry in node["spaces"].items():
         space = Space(entry["level"].integer(minimum=1), entry["copies"].integer(minimum=1))
         stages = only.integer(minimum=1) if (only := entry.get("stages")) else None
         if space not in spaces or (space, stages) in claims:
             entry.fail(f"there is no such space of plans, or it is there twice: {_words(space)}")
         claims.add((space, stages))
-        proven, checked = _check_space(_of_so_many(document, stages), model, entry, space, tolerance)
+        asked = replace(_of_so_many(document, stages), several=several)
+        proven, checked = _check_space(asked, model, entry, space, tolerance)
         bound, states = min(bound, proven), states + checked
     for space in spaces:
         if (space, None) not in claims and not all((space, n) in claims for n in _numbers(document, model, space)):

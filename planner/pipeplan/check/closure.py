@@ -30,6 +30,8 @@ class _Closure:
     entry: Node
     steps: Steps
     states: States
+    several: bool
+    """Whether plans of one stage are left out."""
     least: Floats
     """The least demand among the states that stand for a state, by its cut, first worker, level, stages, busy workers
     and replicas."""
@@ -45,7 +47,7 @@ def check(
     """
     steps = Steps.of(document, model, level, copies, threshold, among_s)
     states = States.of(entry, steps, document.asked)
-    closure = _Closure(entry, steps, states, _least_demand(steps, states))
+    closure = _Closure(entry, steps, states, document.several, _least_demand(steps, states))
     for cut in np.unique(states.cut):
         here = np.flatnonzero(states.cut == cut)
         stretch = steps.behind(int(cut), states.first[here])
@@ -99,6 +101,8 @@ def _allowed(closure: _Closure, stretch: Stretch, state: int) -> _Leads:
     stages = np.full(len(taken), states.stages[state] + states.counts_stages)
     busy = states.busy[state] + stretch.replicas[taken] * states.counts_busy
     within = (stages <= states.most_stages) & (busy <= states.most_busy)
+    if closure.several and int(states.cut[state]) == len(steps.cuts) - 1:
+        within &= stretch.before[taken] > 0
     for layer, stage in states.pins:
         # Before the cut lie just the layers of the stages that are missing.
         within &= steps.totals.holds(stretch.before[taken], layer) == (stage <= states.most_stages - stages)

@@ -64,6 +64,8 @@ class Document:
     schedule: str
     accumulate: int | None
     pace_s: float
+    several: bool = False
+    """Whether plans of one stage are left out of what is claimed."""
 
     @cached_property
     def network(self) -> Network:

@@ -48,16 +48,6 @@ def steady_pace(document: Document, found: Sequence[Figures], among_s: float) ->
     return float(formulas.together(slowest / document.copies, among, document.asked.overlap))
 
 
-def awaited_pace(document: Document, found: Sequence[Figures], among_s: float) -> float:
-    """Of plain data parallelism: behind its backward pass and the all-reduce beside it come update and forward pass."""
-    if len(found) > 1 or document.inference or document.accumulates or not document.asked.contention:
-        return 0.0
-    stage = found[0]
-    behind = stage.pass_s - stage.forward_s - stage.update_s
-    beside = float(formulas.together(behind, stage.allreduce_s + among_s, document.asked.overlap))
-    return (stage.forward_s + stage.update_s + beside) / (stage.replicas * document.copies)
-
-
 def batch(document: Document, found: Sequence[Figures], among_s: float) -> Batch:
     """One batch of a schedule with a flush."""
     share = _share(document)

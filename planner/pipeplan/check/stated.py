@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
+from pipeplan.check.awaited import awaited_pace, exposed_s
 from pipeplan.check.cards import busiest_s, cores_s
 from pipeplan.check.document import FLUSHING, Document
 from pipeplan.check.figures import Figures, among_copies_s, versions
 from pipeplan.check.formulas import WHOLE
 from pipeplan.check.model import Model
-from pipeplan.check.pace import awaited_pace, batch, steady_pace, update_interval
+from pipeplan.check.pace import batch, steady_pace, update_interval
 from pipeplan.errors import InputError
 from pipeplan.files import Node
 from pipeplan.units import show_size, show_time
@@ -26,7 +27,7 @@ def check_pace(document: Document, model: Model, found: tuple[Figures, ...]) -> 
         pace = _check_batch(document, found, among) / interval
     else:
         pace = steady_pace(document, found, among)
-        awaited = awaited_pace(document, found, among)
+        awaited = awaited_pace(document, model, found)
         pace = awaited if awaited > pace * (1 + WHOLE) else pace
     _finite(pace)
     if document.asked.contention:
@@ -42,7 +43,7 @@ def check_pace(document: Document, model: Model, found: tuple[Figures, ...]) -> 
     return f"{show_time(pace)} for each minibatch"
 
 
-def check_stages(document: Document, found: tuple[Figures, ...]) -> str:
+def check_stages(document: Document, model: Model, found: tuple[Figures, ...]) -> str:
     """That every stage's stated times, bytes and versions are what its layers and workers give."""
     nodes = document.prediction["stages"].items()
     if len(nodes) != len(found):
@@ -55,6 +56,7 @@ def check_stages(document: Document, found: tuple[Figures, ...]) -> str:
             # Plans from before it was charged do not have it.
             *([("update_s", figure.update_s)] if figure.update_s or node.get("update_s") else []),
             ("sync_s", figure.group_s),
+            *([("exposed_sync_s", exposed_s(document, model))] if node.get("exposed_sync_s") else []),
             ("receive_bytes", figure.received),
             ("send_bytes", figure.sent),
             ("send_gradient_bytes", figure.sent_gradient),

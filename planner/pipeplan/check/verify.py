@@ -45,7 +45,7 @@ def verify(root: Node, profile: Profile) -> list[Finding]:
     found.append(_try("constraints", lambda: check_options(document, model)))
     costs = figures(document, model)
     found.append(_try("pace", lambda: check_pace(document, model, costs)))
-    found.append(_try("stages", lambda: check_stages(document, costs)))
+    found.append(_try("stages", lambda: check_stages(document, model, costs)))
     found.append(_try("memory", lambda: check_memory(document, costs)))
     found.append(_try("optimality", lambda: check_certificate(document, model), _reason(document)))
     return found

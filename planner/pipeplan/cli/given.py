@@ -49,7 +49,9 @@ _ARGUMENTS = (
     ),
     click.option("--accumulate", type=int, metavar="M", help="Minibatches per update, for 2bw, gpipe and 1f1b-flush."),
     click.option("--no-recompute", is_flag=True, help="Never drop activations to compute them again."),
-    click.option("--no-contention", is_flag=True, help="Plan as if cards were not shared, and data parallelism hid all-reduces."),
+    click.option(
+        "--no-contention", is_flag=True, help="Plan as if cards were not shared, and data parallelism hid all-reduces."
+    ),
     click.option(
         "--boundary", metavar="NAME", help=f"Traffic between two stages: {' or '.join(BOUNDARIES)}  [default: single]"
     ),

@@ -43,9 +43,9 @@ class Load:
     """How many of them the plan reckons with."""
     per_update: float = 1.0
     """Minibatches that a replica computes for one update, on average."""
-    awaited_s: float | None = None
-    """In plain data parallelism, whose forward pass waits for the update: the backward pass, all that its all-reduce
-    hides behind."""
+    left_s: float | None = None
+    """In plain data parallelism, whose forward pass waits for the update: what of the all-reduce is left when the
+    backward pass ends."""
     update_share: float = 0.0
     """What of `backward_s` is the optimiser's step."""
 
@@ -56,14 +56,14 @@ class Load:
 
     def exposed_s(self, overlap: float) -> float:
         """What of an all-reduce holds up its replicas: they then need exactly what the cost model says for a group."""
-        if self.awaited_s is not None:
-            return float(cost.overlapped(self.awaited_s, self.sync_s, overlap)) - self.awaited_s
+        if self.left_s is not None:
+            return self.left_s + (1.0 - overlap) * max(0.0, self.sync_s - self.left_s)
         work = (self.forward_s + self.backward_s) * self.per_update
         return float(cost.overlapped(work, self.sync_s, overlap)) - max(work, self.hidden_s(overlap))
 
     def hidden_s(self, overlap: float) -> float:
         """What of an all-reduce goes on behind the replicas' computing."""
-        return 0.0 if self.awaited_s is not None else overlap * self.sync_s
+        return 0.0 if self.left_s is not None else overlap * self.sync_s
 
     @property
     def fixed_bytes(self) -> int:
@@ -167,7 +167,7 @@ def from_document(root: Node) -> Scenario:
     schedule = SCHEDULES[INFERENCE if plan.inference else plan.schedule]
     if schedule.accumulates and plan.accumulate is None:
         root["plan"]["accumulate"].fail(f"the schedule {schedule.name} needs a number of minibatches per update")
-    waits = root["options"]["contention"].boolean() and len(plan.stages) == 1 and plan.schedule not in ACCUMULATING
+    waits = root["options"]["contention"].boolean()
     return Scenario(
         config=plan.config,
         stages=tuple(_load(plan, index, node, waits) for index, node in enumerate(predictions)),
@@ -200,7 +200,7 @@ def _check(node: Node, plan: Plan, cluster: Cluster) -> None:
 
 
 def _load(plan: Plan, index: int, node: Node, waits: bool) -> Load:
-    stage, update = plan.stages[index], node.get("update_s")
+    stage, update, left = plan.stages[index], node.get("update_s"), node.get("exposed_sync_s")
     update_s = update.number() if update else 0.0
     backward_s = node["backward_s"].number() + update_s
     return Load(
@@ -213,7 +213,7 @@ def _load(plan: Plan, index: int, node: Node, waits: bool) -> Load:
         memory_bytes=node["memory_bytes"].integer(),
         parameter_bytes=node["parameter_bytes"].integer(),
         versions=stage.versions,
-        awaited_s=node["backward_s"].number() if waits and not plan.inference else None,
+        left_s=left.number() if waits and left else None,
         per_update=plan.accumulate / stage.replicas if plan.schedule in ACCUMULATING and plan.accumulate else 1.0,
         update_share=update_s / backward_s if update_s else 0.0,
     )

@@ -53,7 +53,8 @@ def certify(problem: Problem, cuts: Cuts, pace_s: float) -> Certificate:
         entries.append(entry)
     if sum(len(entry.get("states", ())) for entry in entries) > MOST_STATES:
         return Certificate(None, f"it would have more than {MOST_STATES} states")
-    return Certificate({"tolerance": TOLERANCE, "bound_s": pace_s, "spaces": entries}, "")
+    several = {"several": True} if problem.options.several else {}
+    return Certificate({"tolerance": TOLERANCE, "bound_s": pace_s, **several, "spaces": entries}, "")
 
 
 def _unfit(problem: Problem, cuts: Cuts) -> str:

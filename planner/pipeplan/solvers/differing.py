@@ -168,7 +168,7 @@ class DifferingSearch(Search):
     def _extend(self, cut: int, states: States) -> Iterator[tuple[Ints, States]]:
         """Every state that a stage in front of these leads to, with the cuts that they are at."""
         states, rows = self._open(states)
-        targets = self.terms.cuts.smaller(cut)
+        targets = self._leading(cut)
         if not len(states) or not len(targets):
             return
         ends, states, rows = self._spread(cut, states, rows)

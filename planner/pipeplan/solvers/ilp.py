@@ -307,7 +307,7 @@ def _data_parallel(problem: Problem) -> tuple[float, Plan] | None:
     options = problem.options
     workers = min(options.max_replicas or problem.cluster.workers, options.max_workers or problem.cluster.workers)
     workers = min(workers, problem.cluster.workers)
-    if options.stages not in (None, 1) or any(number != 1 for _, number in options.pins):
+    if options.several or options.stages not in (None, 1) or any(number != 1 for _, number in options.pins):
         return None
     plan = data_parallel(
         problem.layer_names,

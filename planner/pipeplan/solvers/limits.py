@@ -26,6 +26,8 @@ class Limits:
     counting: Counting = field(default_factory=Counting)
     exact_stages: int | None = None
     max_stages: int | None = None
+    several: bool = False
+    """Two stages at least."""
     max_workers: int | None = None
     deadline: float | None = None
     """By `time.perf_counter`."""
@@ -47,6 +49,7 @@ def limits_of(problem: Problem, *, memory: bool, deadline: float | None) -> Limi
         ),
         exact_stages=options.stages,
         max_stages=options.max_stages,
+        several=options.several,
         # The option counts the workers of all copies together.
         max_workers=None if options.max_workers is None else options.max_workers // problem.copies,
         deadline=deadline,

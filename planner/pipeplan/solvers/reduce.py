@@ -23,7 +23,7 @@ from pipeplan.problem import Problem, Unit
 def reduced(problem: Problem, cuts: Cuts) -> Cuts:
     """The cuts without those that some best plan does without."""
     options = problem.options
-    if options.stages is not None or options.pins:
+    if options.stages is not None or options.pins or options.several:
         return cuts
     place = {ideal: index for index, ideal in enumerate(cuts.ideals)}
     kept = np.ones(len(cuts.ideals), dtype=bool)

@@ -140,9 +140,14 @@ class Search(Sizing):
         return states.take(rows), rows
 
     def _targets(self, cut: int) -> Ints:
-        smaller = self.terms.cuts.smaller(cut)
+        smaller = self._leading(cut)
         usable: Ints = smaller[self.usable[smaller]]
         return usable
+
+    def _leading(self, cut: int) -> Ints:
+        """The cuts that a stage in front of this one may begin at."""
+        smaller = self.terms.cuts.smaller(cut)
+        return smaller[smaller > 0] if self.limits.several and cut == self.last else smaller
 
     def _places(self, cut: int, states: States) -> Places:
         """All e for all states, without duplicates."""
@@ -202,7 +207,9 @@ class Search(Sizing):
     def compares_cuts(self) -> bool:
         """Whether `_forget` may be used: where memory plays no part, nor the number of a stage."""
         limits = self.limits
-        return not (self.counts_depths or limits.memory or limits.every_cut) and limits.exact_stages is None
+        if limits.several or limits.exact_stages is not None:
+            return False
+        return not (self.counts_depths or limits.memory or limits.every_cut)
 
     def _forget(self, targets: Ints, fewest: Floats) -> None:
         """Drop the stages from a cut I (rows, for every place) if one from I - v needs no more replicas.

@@ -1,0 +1,116 @@
+"""Plans of one stage wait for their update; where that makes them worse than the solvers take them for, the answer is
+still the best of all plans, and proven."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipeplan import render, single
+from pipeplan.check.verify import Finding, verify
+from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.evaluate import AWAITED, evaluate
+from pipeplan.files import Node
+from pipeplan.plan import Plan, Stage
+from pipeplan.problem import Options, Problem
+from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.solve import solve
+
+MIB = 2**20
+
+
+def _problem(seed: int, overlap: float = 1.0, *, equal: bool = True) -> Problem:
+    """A chain whose gradients take about as long as its computing; nothing else is slow."""
+    rng = random.Random(seed)
+    names = [f"l{index}" for index in range(4)]
+    layers = tuple(Layer(name, rng.random(), 2 * rng.random(), rng.randint(1, 60) * MIB, 0) for name in names)
+    tensors = tuple(Tensor(f"t{a}", a, (b,), 1000, 1000) for a, b in itertools.pairwise(names))
+    device, inside = Device("d", "cuda", 2**40), Level("server", 4, rng.choice([40.0, 80.0, 160.0]) * MIB)
+    cluster = Cluster("t", device, (inside,))
+    if not equal:
+        machines = [Server(replace(device, speed=speed), replace(inside, count=2)) for speed in (1.0, 1.5)]
+        cluster = Cluster.of_servers("t", machines, [Level("cluster", 2, 80.0 * MIB)])
+    return Problem(Profile(layers, tensors, 1), cluster, Options(overlap=overlap))
+
+
+def _all_plans(problem: Problem) -> Iterator[Plan]:
+    """Every way to cut the chain and to hand consecutive workers to the stages."""
+    names, total = problem.layer_names, problem.cluster.workers
+    for stages in range(1, total + 1):
+        for cuts in itertools.combinations(range(1, len(names)), stages - 1):
+            edges = [0, *cuts, len(names)]
+            for marks in itertools.combinations(range(total + 1), stages + 1):
+                made = tuple(
+                    Stage(tuple(names[a:b]), tuple(range(first, last)), 1, 1)
+                    for (a, b), (first, last) in zip(itertools.pairwise(edges), itertools.pairwise(marks), strict=True)
+                )
+                yield Plan(made)
+
+
+def _least(problem: Problem) -> float:
+    """Of all plans, at depths that do not limit."""
+    paces = []
+    for plan in _all_plans(problem):
+        deep = [100 ** (len(plan.stages) - number) for number in range(1, len(plan.stages) + 1)]
+        stages = tuple(replace(stage, depth=depth) for stage, depth in zip(plan.stages, deep, strict=True))
+        paces.append(evaluate(Plan(stages), problem).pace_s)
+    return min(paces)
+
+
+def _binds(problem: Problem) -> bool:
+    bare = solve(replace(problem, options=replace(problem.options, contention=False)))
+    return single.binds(bare.plan, evaluate(bare.plan, problem))
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_the_best_of_all_plans_is_found_and_proven(equal: bool) -> None:
+    seeds = [seed for seed in range(12 if equal else 40) if _binds(_problem(seed, equal=equal))]
+    assert len(seeds) >= 3, "chosen so that waiting matters"
+    kinds = set()
+    for seed in seeds:
+        outcome = solve(_problem(seed, equal=equal))
+        kinds.add(len(outcome.plan.stages) == 1)
+        assert outcome.objective_s == pytest.approx(_least(outcome.problem), rel=1e-9)
+        assert outcome.verdict.proven, outcome.verdict.text
+        assert outcome.gap < 1e-9
+    assert kinds == {True, False} or not equal, "some stay with one stage, some do not"
+
+
+def test_the_proof_of_one_stage_is_checked() -> None:
+    """Where it is the best: also that no other number of workers does better, and that no state is left out."""
+    outcomes = (solve(_problem(seed)) for seed in range(12))
+    outcome = next(one for one in outcomes if one.evaluation.bound == AWAITED)
+    document = json.loads(json.dumps(render.plan_document(outcome)))
+    profile = outcome.problem.profile
+
+    def said(changed: dict[str, Any]) -> Finding:
+        return {found.what: found for found in verify(Node(changed, "plan.json"), profile)}["optimality"]
+
+    assert said(document).holds
+    assert document["certificate"]["several"] is True
+    greedy = copy.deepcopy(document)
+    greedy["certificate"]["bound_s"] *= 1.1
+    assert not said(greedy).holds
+    silent = copy.deepcopy(document)
+    del silent["certificate"]["several"]
+    assert not said(silent).holds, "then plans of one stage are not excluded"
+    wrong = copy.deepcopy(document)
+    wrong["prediction"]["stages"][0]["exposed_sync_s"] *= 1.01
+    assert not {found.what: found for found in verify(Node(wrong, "plan.json"), profile)}["stages"].holds
+
+
+def test_nothing_waits_where_nothing_overlaps() -> None:
+    """On CPUs all of the all-reduce is exposed by either formula."""
+    for seed in range(6):
+        problem = _problem(seed, overlap=0.0)
+        plan = Plan((Stage(problem.layer_names, (0, 1, 2, 3), 1, 1),))
+        score = evaluate(plan, problem)
+        assert score.pace_s == pytest.approx(score.alone_s)
+        assert score.bound != AWAITED
