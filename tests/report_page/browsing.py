@@ -30,7 +30,7 @@ def missing() -> str:
     try:
         import playwright.sync_api  # noqa: F401
     except ImportError:
-        return "playwright is not installed: pip install -e '.[dev]'"
+        return "playwright is not installed: pip install -e '.[browser]'"
     return ""
 
 
