@@ -102,7 +102,7 @@ def test_what_is_drawn_as_one_is_of_one_stage_and_no_arrow_goes_back(profile: Pr
         assert [group.layers for group in found] == [(layer,) for layer in profile.layers]
 
 
-@pytest.mark.parametrize("layers", [8, 150], ids=str)
+@pytest.mark.parametrize("layers", [8, pytest.param(150, marks=pytest.mark.slow)], ids=str)
 def test_the_graph_has_all_layers_and_arrows_and_boxes_apart(layers: int) -> None:
     profile = branching(layers)
     found = source_of(profile, small_cluster(), Options(max_stages=3))
