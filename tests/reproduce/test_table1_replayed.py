@@ -79,6 +79,12 @@ def test_another_plan_in_its_place_is_replayed(row: Row, tmp_path: Path) -> None
     assert again.seen == ["2-1-1"]
 
 
+def test_long_straight_pipelines_are_named_by_their_stages() -> None:
+    made = [Replay("r", "p", config, 1.0, 1.1, 0.0) for config in ("-".join("1" * 12), "1-1-1-1", "1-2-1-1-1")]
+    shown = sections(Table((), (), (), (), (), tuple(made)))[-1]
+    assert [cells[2] for cells in shown.cells] == ["straight 12", "1-1-1-1", "1-2-1-1-1"]
+
+
 def test_errors_are_summed_up() -> None:
     made = [Replay("r", "p", "1", 1.0, measured, 0.0) for measured in (1.02, 0.95, 1.2)]
     assert errors(tuple(made)) == {"median": pytest.approx(0.05), "worst": pytest.approx(0.2)}

@@ -214,12 +214,18 @@ def _not_in_it() -> str:
     )
 
 
+def _short(config: str) -> str:
+    """Long straight pipelines by their number of stages."""
+    counts = config.split("-")
+    return f"straight {len(counts)}" if len(counts) > 4 and set(counts) == {"1"} else config
+
+
 def _replays(table: Table) -> Section:
     cells = []
     for one in table.replays:
         measured, off = ("–", "–") if one.measured_s is None else (f"{one.measured_s * 1e3:.2f}", f"{one.error:+.1%}")
         predicted = f"{one.predicted_s * 1e3:.2f}"
-        cells.append((one.row, one.plan, one.config, predicted, measured, off, f"{one.spread:.1%}"))
+        cells.append((one.row, one.plan, _short(one.config), predicted, measured, off, f"{one.spread:.1%}"))
     found, failed = errors(table.replays), [one for one in table.replays if one.failure]
     summary = () if found is None else (f"Off by {found['median']:.1%} in the median, {found['worst']:.1%} at worst.",)
     return Section(
