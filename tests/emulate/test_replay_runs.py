@@ -112,6 +112,7 @@ def test_a_link_that_is_cut_for_good(planned: Path, server: int) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("fault", [[], ["--fault", "kill@900"]], ids=["forked", "launched"])
 def test_whatever_ends_it_nothing_stays(planned: Path, number: signal.Signals, fault: list[str]) -> None:
+    before = mounts_and_links()
     process = start(planned, "--seconds", "100", *fault)
     (room,) = until(lambda: [one for one in (planned / "tmp").iterdir() if (one / "order.json").exists()])
     until(lambda: list(room.glob("run/metrics/*.jsonl")))
@@ -123,7 +124,13 @@ def test_whatever_ends_it_nothing_stays(planned: Path, number: signal.Signals, f
     until(lambda: not processes(planned), 10)
     # A process that is killed cannot remove its folder.
     assert room.exists() == (number is signal.SIGKILL)
-    assert not [line for line in Path("/proc/mounts").read_text().splitlines() if "/run/netns" in line]
+    assert mounts_and_links() == before
+
+
+def mounts_and_links() -> tuple[list[str], list[str]]:
+    """Of the machine, as far as other emulations could have to do with them."""
+    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if "/run" in line]
+    return mounts, sorted(path.name for path in Path("/sys/class/net").iterdir())
 
 
 def until(condition: Any, patience_s: float = PATIENCE_S) -> Any:

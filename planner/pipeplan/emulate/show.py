@@ -16,9 +16,11 @@ LEAST_S = 1e-6
 def show(replayed: Replayed, console: Console) -> None:
     """Print a replay."""
     console.print(_headline(replayed), soft_wrap=True)
-    console.print(_stages(replayed))
-    if replayed.links:
-        console.print(_links(replayed))
+    tables = [_stages(replayed)] + ([_links(replayed)] if replayed.links else [])
+    for table in tables:
+        console.print()
+        console.print(table)
+    console.print()
     if replayed.unshaped:
         inside = " and ".join(f"a {name}" for name in replayed.unshaped)
         console.print(f"Links inside {inside} are not shaped: they are as fast as this machine.", soft_wrap=True)
