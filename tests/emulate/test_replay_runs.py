@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not possible(), reason="this machine gives us no network namespaces with shaped links"),
 ]
 REPLAY = [sys.executable, "-m", "pipeplan", "replay", "plan"]
-PATIENCE_S = 300.0
+PATIENCE_S = 120.0
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_link_that_is_cut_for_good(planned: Path, server: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("fault", [[], ["--fault", "kill@900"]], ids=["forked", "launched"])
+@pytest.mark.parametrize("fault", [[], ["--fault", "kill@400"]], ids=["forked", "launched"])
 def test_whatever_ends_it_nothing_stays(planned: Path, number: signal.Signals, fault: list[str]) -> None:
     before = mounts_and_links()
     process = start(planned, "--seconds", "100", *fault)
