@@ -66,6 +66,18 @@ def test_the_new_profile_says_where_it_is_from(run: Call, plan_folder: Path, tmp
     assert "calibrated by runs on" in " ".join(run("profile", "show", "c2.json").out.split())
 
 
+def test_of_several_runs_of_a_plan_the_median_counts(run: Call, plan_folder: Path) -> None:
+    names = [f"plan/runs/{name}" for name in ("one", "two", "three")]
+    for name, pace_s, factor in zip(names, (0.8, 4.0, 0.9), (1.0, 5.0, 1.1), strict=True):
+        stages = [{what: factor * value for what, value in one.items()} for one in MEASURED]
+        write_run(plan_folder, Path(name).name, summary_of(plan_folder, pace_s, stages))
+    (found,) = json.loads(run("calibrate", *names, "--json", "--no-write").out)["runs"]
+    assert (found["run"], found["measured_s"]) == ("one and 2 more", 0.9)
+    assert found["calibrated_s"] == pytest.approx(0.9)
+    alone = json.loads(run("calibrate", names[2], "--json", "--no-write").out)
+    assert json.loads(run("calibrate", *names, "--json", "--no-write").out)["slack"] == pytest.approx(alone["slack"])
+
+
 def test_a_run_that_others_disturbed_is_called_so(run: Call, plan_folder: Path) -> None:
     write_run(plan_folder, "one", summary_of(plan_folder, 0.8, [MEASURED[0] | {"core_wait_s": 0.078}, MEASURED[1]]))
     assert "note: a worker of run one waited for a core 10% of its time: others used it" in run("calibrate", "plan").err

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from pipeplan.calibrate.waits import transfers_s
@@ -101,6 +103,33 @@ def observe(run: Run, path: Path, plan: Plan, options: Options, shared: bool) ->
         shared=shared,
         transfers_s=transfers_s(run.folder, plan),
         disturbed=0.0 if shared else max(_waited(node, busy) for node, (busy, _) in zip(nodes, found, strict=True)),
+    )
+
+
+def median(runs: Sequence[Observed]) -> Observed:
+    """Several runs of one plan as one: of every figure the median, so that one that others disturbed counts little."""
+    first = runs[0]
+    if len(runs) == 1:
+        return first
+
+    def middle(values: Iterable[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return statistics.median(known) if known else None
+
+    count = range(len(first.stages))
+    stages = [
+        Busy(*(statistics.median(getattr(run.stages[index], one.name) for run in runs) for one in fields(Busy)))
+        for index in count
+    ]
+    return replace(
+        first,
+        name=f"{first.name} and {len(runs) - 1} more",
+        pace_s=statistics.median(run.pace_s for run in runs),
+        minibatches=min(run.minibatches for run in runs),
+        stages=tuple(stages),
+        shares=tuple(statistics.median(run.shares[index] for run in runs) for index in count),
+        transfers_s=tuple(middle(run.transfers_s[index] for run in runs) for index in count),
+        disturbed=statistics.median(run.disturbed for run in runs),
     )
 
 

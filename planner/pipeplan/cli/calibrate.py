@@ -14,7 +14,7 @@ from rich.table import Table
 
 from pipeplan import cluster_write
 from pipeplan.calibrate.calibrate import Calibrated, calibrate
-from pipeplan.calibrate.observed import Observed, observe
+from pipeplan.calibrate.observed import Observed, median, observe
 from pipeplan.calibrate.result import Row, cluster_of, document, profile_of, rows
 from pipeplan.cli.given import profile_of_plan
 from pipeplan.cluster import Cluster
@@ -97,7 +97,11 @@ def command(
         _refuse(output, target, force, [one.digest for one in given])
     problem = given[0].problem
     shared = bool(problem.cluster.shared_cores)
-    runs = [observe(one.run, one.path, one.plan, one.problem.options, shared) for one in given]
+    by_plan: dict[str, list[Observed]] = {}
+    for one in given:
+        seen = observe(one.run, one.path, one.plan, one.problem.options, shared)
+        by_plan.setdefault(one.run.plan, []).append(seen)
+    runs = [median(of_one) for of_one in by_plan.values()]
     found = calibrate(runs, problem.profile, problem.cluster)
     if not no_write:
         _write(profile_of(found, runs, problem.profile), output, cluster_of(found, runs), target)
@@ -105,11 +109,11 @@ def command(
         click.echo(json.dumps(document(found, runs, problem.profile), indent=1, allow_nan=False))
     else:
         _show(found, runs, rows(runs, problem.profile))
-    for one in runs:
-        if one.disturbed > DISTURBED:
-            share = f"{min(1.0, one.disturbed):.0%}"
+    for run in runs:
+        if run.disturbed > DISTURBED:
+            share = f"{min(1.0, run.disturbed):.0%}"
             click.echo(
-                f"note: a worker of run {one.name} waited for a core {share} of its time: others used it", err=True
+                f"note: a worker of run {run.name} waited for a core {share} of its time: others used it", err=True
             )
     if found.slack > MOST_SLACK:
         share = f"{1 - 1 / found.slack:.0%}"
