@@ -136,7 +136,7 @@ def judge(
         restarts=restarts,
         done=len(set(numbers)),
         statuses=tuple(found["statuses"]),
-        said=tuple(line["text"] for line in found["lines"] if _is_of_fault(line["text"])),
+        said=tuple(dict.fromkeys(line["text"] for line in found["lines"] if _is_of_fault(line["text"]))),
         broken=(),
         seconds=seconds,
     )
