@@ -7,41 +7,33 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan import cost
-from pipeplan.cluster import Cluster
-from pipeplan.cluster_json import from_json
+from pipeplan.emulate.rings import Rings
 from pipeplan.emulate.scaling import Scaling
-from pipeplan.emulate.servers import Part
 from pipeplan.files import Node, read_document, write_json
-from pipeplan.links import Links
 from pipeplan.plan import Plan
 from pipeplan.profile import Profile
 
 LEAST_LAYER_S = 0.002
 """Of a layer's forward pass, as it is run: layers are put together until they take so long."""
-LEAST_BUCKET_BYTES = 2**20
-"""Smaller buckets of gradients are bound by what a message costs here, not by the links."""
-BUCKET_BYTES = 25 * 2**20
-"""Of the executor; see `pipeplan_launch.buckets`."""
 
 
 def write_folder(
-    source: Path, root: Node, profile: Profile | None, scaling: Scaling, servers: Part, minibatches: int, folder: Path
+    source: Path, root: Node, profile: Profile | None, scaling: Scaling, rings: Rings, minibatches: int, folder: Path
 ) -> None:
     """Write the emulation of the plan folder at `source`, whose plan.json is `root`, for so many minibatches."""
-    plan = Plan.from_json(root["plan"])
+    plan = rings.plan
     predictions = root["prediction"]["stages"].items()
-    inflation = _Inflation(plan, root, servers)
     for index, prediction in enumerate(predictions):
         document = read_document(source / "stages" / f"stage-{index}.json", "pipeplan-stage", 1).mapping()
         emulation = {
-            "layers": _layers(plan, index, prediction, profile, scaling, inflation.of(index)),
+            "layers": _layers(plan, index, prediction, profile, scaling, rings.inflation(index)),
             "update_s": _update_s(plan, prediction) * scaling.time_by,
             "before": _crossing(prediction, "receive_bytes", "send_gradient_bytes", scaling) if index else None,
             "after": _crossing(prediction, "send_bytes", "receive_gradient_bytes", scaling)
             if index < len(plan.stages) - 1
             else None,
             "minibatches": minibatches,
-            "bucket_bytes": max(LEAST_BUCKET_BYTES, scaling.size(BUCKET_BYTES)),
+            "bucket_bytes": rings.bucket_bytes(index, scaling),
         }
         changes = {
             "model": {"ref": "emulated", "graph_hash": "emulated", "granularity": "layer"},
@@ -51,24 +43,6 @@ def write_folder(
             "prediction": {"minibatch_s": prediction["minibatch_s"].number() * scaling.time_by},
         }
         write_json(folder / "stages" / f"stage-{index}.json", document | changes)
-
-
-class _Inflation:
-    """By how much more an all-reduce has to carry to take its time, where its efficiency is not that of messages."""
-
-    def __init__(self, plan: Plan, root: Node, servers: Part) -> None:
-        cluster = from_json(root["cluster"])
-        self._plan, self._cluster, self._links = plan, cluster, Links.of(cluster)
-        self._shaped = bool(servers.cables)
-
-    def of(self, index: int) -> float:
-        """For the parameters of a stage."""
-        workers = self._plan.stages[index].workers
-        cluster: Cluster = self._cluster
-        same_server = cluster.server_of(min(workers)) == cluster.server_of(max(workers))
-        if len(workers) == 1 or not self._shaped or (same_server and cluster.servers > 1):
-            return 1.0
-        return self._links.sendrecv_among(workers)[0] / self._links.allreduce_among(workers)[0]
 
 
 def _update_s(plan: Plan, prediction: Node) -> float:

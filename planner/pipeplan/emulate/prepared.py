@@ -12,10 +12,12 @@ from typing import Any
 from pipeplan.cluster_json import from_json
 from pipeplan.emulate import measured
 from pipeplan.emulate.folder import write_folder
+from pipeplan.emulate.rings import Rings
 from pipeplan.emulate.scaling import Scaling, scaling_for
 from pipeplan.emulate.servers import Part, network, parts_of
 from pipeplan.errors import InputError
 from pipeplan.files import Node, read_document
+from pipeplan.plan import Plan
 from pipeplan.profile import Profile
 from pipeplan.simulate import scenario
 from pipeplan.simulate.scenario import Scenario
@@ -35,9 +37,14 @@ class Prepared:
     """Its plan.json."""
     profile: Profile | None
     plan: Scenario
-    servers: Part
+    rings: Rings
     scaling: Scaling
     minibatches: int
+
+    @property
+    def servers(self) -> Part:
+        """Switches and cables."""
+        return self.rings.servers
 
     @property
     def pace_s(self) -> float:
@@ -46,7 +53,7 @@ class Prepared:
 
     def order(self, room: Path, limit_s: float, options: Sequence[str]) -> dict[str, Any]:
         """What is to be carried out in a folder, with options for the workers; writes what that needs."""
-        write_folder(self.folder, self.root, self.profile, self.scaling, self.servers, self.minibatches, room / "plan")
+        write_folder(self.folder, self.root, self.profile, self.scaling, self.rings, self.minibatches, room / "plan")
         return {
             "plan": str(room / "plan"),
             "network": network(self.servers, self.scaling),
@@ -61,9 +68,10 @@ def prepare(folder: Path, profile: Profile | None, seconds: float) -> Prepared:
     root = read_document(folder / "plan.json", scenario.FORMAT, scenario.VERSION)
     cluster = from_json(root["cluster"])
     _check_size(cluster.workers)
-    scaling = scaling_for(plan)
+    rings = Rings(Plan.from_json(root["plan"]), cluster, parts_of(cluster))
+    scaling = scaling_for(plan, [rings.inflation(index) for index in range(len(plan.stages))])
     count = _minibatches(plan, seconds / scaling.time_by)
-    return Prepared(folder, root, profile, plan, parts_of(cluster), scaling, count)
+    return Prepared(folder, root, profile, plan, rings, scaling, count)
 
 
 def _check_size(workers: int) -> None:

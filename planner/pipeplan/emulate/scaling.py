@@ -7,6 +7,7 @@ does not count. Then every ratio of times is as it is on the hardware.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeplan.simulate.scenario import Load, Scenario
@@ -39,12 +40,12 @@ class Scaling:
         return rate / self.bytes_by / self.time_by
 
 
-def scaling_for(scenario: Scenario) -> Scaling:
-    """What suits a plan."""
+def scaling_for(scenario: Scenario, inflations: Sequence[float]) -> Scaling:
+    """What suits a plan; `inflations`: by how much more each stage's all-reduce carries than its parameters."""
     pace = scenario.predicted_s
     spare = min(_spare_s(stage, pace) for stage in scenario.stages)
     time_by = max(LEAST_TIME_BY, OWN_S / spare, CPU_S * len(scenario.stages) / pace)
-    return Scaling(max(LEAST_BYTES_BY, _traffic(scenario) / time_by / MOST_TRAFFIC), time_by)
+    return Scaling(max(LEAST_BYTES_BY, _traffic(scenario, inflations) / time_by / MOST_TRAFFIC), time_by)
 
 
 def _spare_s(stage: Load, pace_s: float) -> float:
@@ -53,11 +54,11 @@ def _spare_s(stage: Load, pace_s: float) -> float:
     return max(0.0, whole - stage.forward_s - stage.backward_s) + OWN_SHARE * whole
 
 
-def _traffic(scenario: Scenario) -> float:
+def _traffic(scenario: Scenario, inflations: Sequence[float]) -> float:
     """Bytes/s that all workers together send, on the hardware."""
     each = 0.0
-    for stage, hops in zip(scenario.stages, (*scenario.hops, ()), strict=True):
-        rings = 2 * (stage.replicas - 1) * stage.parameter_bytes
+    for stage, inflation, hops in zip(scenario.stages, inflations, (*scenario.hops, ()), strict=True):
+        rings = 2 * (stage.replicas - 1) * stage.parameter_bytes * inflation
         each += rings / (scenario.accumulate or stage.replicas)
         each += sum((hop.transmit_s + hop.back_s) * hop.bandwidth for hop in hops) / max(1, len(hops))
     return each / scenario.predicted_s

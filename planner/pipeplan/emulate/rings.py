@@ -1,0 +1,53 @@
+"""All-reduces on emulated links, which are shaped to the rate of messages."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from pipeplan.awaited import BUCKET_BYTES
+from pipeplan.cluster import Cluster
+from pipeplan.emulate.scaling import Scaling
+from pipeplan.emulate.servers import Part
+from pipeplan.links import Links
+from pipeplan.plan import Plan
+
+STEP_S = 0.002
+"""Of a ring at least, by the emulation's clock: briefer ones are bound by what a message costs here, not by the link."""
+LEAST_BUCKET_BYTES = 2**16
+
+
+@dataclass(frozen=True)
+class Rings:
+    """What the replicas of each stage send to average their gradients."""
+
+    plan: Plan
+    cluster: Cluster
+    servers: Part
+
+    @cached_property
+    def _links(self) -> Links:
+        return Links.of(self.cluster)
+
+    def _shaped(self, index: int) -> bool:
+        """Whether a ring passes a shaped link."""
+        workers, cluster = self.plan.stages[index].workers, self.cluster
+        inside = cluster.server_of(min(workers)) == cluster.server_of(max(workers))
+        return len(workers) > 1 and bool(self.servers.cables) and (cluster.servers == 1 or not inside)
+
+    def inflation(self, index: int) -> float:
+        """By how much more a stage's all-reduce has to carry to take its time, where messages are faster or slower."""
+        if not self._shaped(index):
+            return 1.0
+        workers = self.plan.stages[index].workers
+        return self._links.sendrecv_among(workers)[0] / self._links.allreduce_among(workers)[0]
+
+    def bucket_bytes(self, index: int, scaling: Scaling) -> int:
+        """At which a bucket of a stage's gradients closes: as the executor's does, if its ring takes long enough."""
+        workers = self.plan.stages[index].workers
+        least = float(LEAST_BUCKET_BYTES)
+        rate = self._links.sendrecv_among(workers)[0]
+        if self._shaped(index) and math.isfinite(rate):
+            least = max(least, len(workers) * scaling.rate(rate) * STEP_S)
+        return round(max(least, BUCKET_BYTES * self.inflation(index) / scaling.bytes_by))
