@@ -22,7 +22,8 @@ def exposed_s(plan: Plan, problem: Problem, score: Evaluation, index: int) -> fl
         # Plain data parallelism waits for nothing else.
         return max(0.0, replicas * score.pace_s - stage.forward_s - stage.backward_s)
     together = float(cost.overlapped(stage.stage_s / plan.copies, score.copies_s, problem.options.overlap))
-    return max(0.0, together * replicas - stage.forward_s - stage.backward_s)
+    held = together * replicas - stage.forward_s - stage.backward_s
+    return held if held > cost.ROUNDING * together else 0.0
 
 
 def idle_s(plan: Plan, problem: Problem, score: Evaluation, index: int) -> float:

@@ -33,7 +33,8 @@ class Noted(Engine):
         stage, replica = worker
         here = pipeline[stage].replicas
         place: Any = SimpleNamespace(
-            plan=SimpleNamespace(shapes=tuple(pipeline)),
+            plan=SimpleNamespace(shapes=tuple(pipeline), plan=""),
+            rank=0,
             stage=stage,
             replica=replica,
             replicas=here,

@@ -14,7 +14,7 @@ from pipeplan.links import Links
 from pipeplan.plan import Plan
 
 STEP_S = 0.002
-"""Of a ring at least, by the emulation's clock: briefer ones are bound by what a message costs here, not by the link."""
+"""Of a ring at least, by the emulation's clock: briefer ones are bound by what a message costs here, not by links."""
 LEAST_BUCKET_BYTES = 2**16
 
 
