@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from pipeplan_launch.emulation.network import possible
 
 from pipeplan import cluster_file
 from pipeplan.links import Links
+from pipeplan_launch.emulation.network import possible
 
 SCRIPT = Path(__file__).with_name("links.py")
 MBIT = 1.25e5
