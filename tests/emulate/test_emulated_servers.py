@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 from emulated import GIGABIT, PROFILE, cluster, two_servers, write
 
-from pipeplan.cluster import Cluster
+from pipeplan.cluster import Cluster, Device, Level
 from pipeplan.emulate.outcome import LinkUse
 from pipeplan.emulate.predicted import beside, unshaped
 from pipeplan.emulate.prepared import prepare
+from pipeplan.emulate.rings import Rings
 from pipeplan.emulate.scaling import Scaling
 from pipeplan.emulate.servers import Part, network, parts_of
 from pipeplan.errors import InputError
 from pipeplan.files import read_document
+from pipeplan.plan import Plan, Stage
 from pipeplan_launch.config import load_plan
 
 
@@ -46,6 +48,25 @@ def test_racks_have_cables_above_those_of_servers() -> None:
     ]
     assert unshaped(on, parts_of(on)) == (), "one worker a server: nothing is inside"
     assert [leaf.workers for leaf in parts_of(on).leaves] == [(0,), (1,), (2,), (3,)]
+
+
+def test_links_inside_are_cables_where_they_are_about_as_slow() -> None:
+    slow, fast = (cluster(("server", 2, rate), ("cluster", 2, 1e9)) for rate in (2e9, 2.1e9))
+    assert parts_of(slow).shapes_inside
+    assert [part.name for part in parts_of(slow).cables][:3] == ["server 0", "worker 0", "worker 1"]
+    assert not parts_of(fast).shapes_inside
+    plan = Plan((Stage(("a",), (0, 1), 1, 1), Stage(("b",), (2, 3), 1, 1)))
+    assert Rings(plan, fast, parts_of(fast)).inflation(0) == 1.0, "its ring passes no shaped link"
+
+
+def test_a_ring_carries_more_where_it_is_less_efficient_than_messages() -> None:
+    level = Level("cluster", 4, 1e9, 0.0, 0.4, 0.8)
+    on = Cluster("t", Device("d", "cuda", 2**30), (Level("server", 1, 0.0), level))
+    plan = Plan((Stage(("a",), (0, 1, 2, 3), 1, 1),))
+    rings = Rings(plan, on, parts_of(on))
+    assert rings.inflation(0) == pytest.approx(2.0)
+    # 25 MiB twice over, by 100; the shaped rate is 0.8e9 / 100 / 3, at which 4 workers' steps of 2 ms are 21 kB.
+    assert rings.bucket_bytes(0, Scaling(100, 3)) == pytest.approx(2 * 25 * 2**20 / 100, abs=1)
 
 
 def test_rates_are_divided_by_both_scales() -> None:

@@ -34,7 +34,7 @@ class Rings:
         """Whether a ring passes a shaped link."""
         workers, cluster = self.plan.stages[index].workers, self.cluster
         inside = cluster.server_of(min(workers)) == cluster.server_of(max(workers))
-        return len(workers) > 1 and bool(self.servers.cables) and (cluster.servers == 1 or not inside)
+        return len(workers) > 1 and bool(self.servers.cables) and (self.servers.shapes_inside or not inside)
 
     def inflation(self, index: int) -> float:
         """By how much more a stage's all-reduce has to carry to take its time, where messages are faster or slower."""

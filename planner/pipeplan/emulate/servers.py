@@ -32,19 +32,31 @@ class Part:
         return own + [cable for part in self.below for cable in part.cables]
 
     @property
+    def shapes_inside(self) -> bool:
+        """Whether links inside servers are cables."""
+        return self.leaves[0].level == 0
+
+    @property
     def leaves(self) -> list[Part]:
         """The parts that workers have no cables of their own in, in the order of their workers."""
         return [leaf for part in self.below for leaf in part.leaves] if self.below else [self]
 
 
-def parts_of(cluster: Cluster) -> Part:
-    """The whole cluster. Links inside servers are cables only where there is a single server.
+MOST_INSIDE = 2.0
+"""Times the rate of a server's own card; of faster links inside it a burst is more than one machine can carry."""
 
-    Several servers with such links come to more than one machine can carry; inside them messages then take no longer
-    than this machine needs for them.
+
+def parts_of(cluster: Cluster) -> Part:
+    """The whole cluster. Links inside servers are cables too where there is a single one, or they are not much faster
+    than those between servers; else messages inside take no longer than this machine needs for them.
     """
-    lowest = 0 if cluster.servers == 1 else cluster.server_level
-    return _part(cluster, Links.of(cluster), len(cluster.levels), 0, lowest)
+    links = Links.of(cluster)
+    own = links.card(cluster.server_level, 0)[0]
+    inside = [links.card(0, first)[0] for first in cluster.starts(cluster.server_level)[:-1]]
+    # Infinite where a server has one worker: then there is nothing inside.
+    slow = max((rate for rate in inside if math.isfinite(rate)), default=math.inf) <= MOST_INSIDE * own
+    lowest = 0 if cluster.servers == 1 or slow else cluster.server_level
+    return _part(cluster, links, len(cluster.levels), 0, lowest)
 
 
 def _part(cluster: Cluster, links: Links, level: int, component: int, lowest: int) -> Part:
