@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,15 +70,65 @@ def test_what_was_replayed_is_not_replayed_again(row: Row, tmp_path: Path) -> No
     assert len(first.seen) == len(set(first.seen))
 
 
-def test_another_plan_in_its_place_is_replayed(row: Row, tmp_path: Path) -> None:
-    replay([row], tmp_path, Replayer(), lambda what: None)
-    file = tmp_path / "s2vt-4x1" / "paper" / "plan.json"
+def _another_cluster(folder: Path) -> None:
+    _edit(folder / "plan.json", "cluster", lambda part: part["levels"][1].update(bandwidth=1.0))
+
+
+def _another_prediction(folder: Path) -> None:
+    _edit(folder / "plan.json", "prediction", lambda part: part.update(minibatch_s=part["minibatch_s"] * 1.01))
+
+
+def _no_profile(folder: Path) -> None:
+    document = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps({name: document[name] for name in document if name != "profile"}))
+
+
+def _half_a_plan(folder: Path) -> None:
+    (folder / "plan.json").write_text((folder / "plan.json").read_text()[:300])
+
+
+def _another_file(folder: Path) -> None:
+    (folder / "plan.json").write_text("[]")
+
+
+def _half_a_result(folder: Path) -> None:
+    (folder / "replayed.json").write_text((folder / "replayed.json").read_text()[:60])
+
+
+def _result_of_nothing(folder: Path) -> None:
+    document = json.loads((folder / "replayed.json").read_text())
+    (folder / "replayed.json").write_text(json.dumps(document | {"predicted_s": 0}))
+
+
+def _edit(file: Path, part: str, change: Callable[[dict[str, Any]], None]) -> None:
     document = json.loads(file.read_text())
-    document["cluster"]["levels"][1]["bandwidth"] *= 2
+    change(document[part])
     file.write_text(json.dumps(document))
-    again = Replayer()
-    replay([row], tmp_path, again, lambda what: None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _another_cluster,
+        _another_prediction,
+        _no_profile,
+        _half_a_plan,
+        _another_file,
+        _half_a_result,
+        _result_of_nothing,
+    ],
+    ids=lambda change: change.__name__,
+)
+def test_what_is_not_the_same_is_replayed_again(row: Row, tmp_path: Path, change: Callable[[Path], None]) -> None:
+    before = replay([row], tmp_path, Replayer(), lambda what: None)
+    change(tmp_path / "s2vt-4x1" / "paper")
+    (tmp_path / "s2vt-4x1" / "paper" / "stages" / "stage-9.json").write_text("")
+    again, third = Replayer(), Replayer()
+    assert replay([row], tmp_path, again, lambda what: None) == before
     assert again.seen == ["2-1-1"]
+    assert not (tmp_path / "s2vt-4x1" / "paper" / "stages" / "stage-9.json").exists()
+    assert replay([row], tmp_path, third, lambda what: None) == before
+    assert third.seen == []
 
 
 def test_long_straight_pipelines_are_named_by_their_stages() -> None:
@@ -117,3 +169,40 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not a folder"):
         refuse_foreign(tmp_path / "thesis.tex")
     refuse_foreign(tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["my-photos/one.jpg", "vgg16-4x4", "vgg16-4x4/notes.txt", "vgg16-4x4/other/plan.json", "vgg16-4x4/ours/notes.txt"],
+)
+def test_a_folder_with_something_else_inside_is_left_alone(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("")
+    with pytest.raises(InputError, match="which no replay put there"):
+        refuse_foreign(tmp_path)
+
+
+def test_what_replays_left_may_be_gone_on_from(row: Row, tmp_path: Path) -> None:
+    replay([row], tmp_path, Replayer(), lambda what: None)
+    (tmp_path / "vgg16-4x4" / "data-parallel").mkdir(parents=True)
+    (tmp_path / "gnmt8-3x4" / "ours").mkdir(parents=True)
+    (tmp_path / "gnmt8-3x4" / "ours" / "replayed.json").write_text("")
+    refuse_foreign(tmp_path)
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["folder", "link"])
+def test_only_a_replay_is_ever_removed(row: Row, tmp_path: Path, linked: bool) -> None:
+    """Also where somebody put it there after the check at the start."""
+    place, theirs = tmp_path / "kept" / "s2vt-4x1" / "paper", tmp_path / "theirs"
+    file = (theirs if linked else place) / ("plan.json" if linked else "thesis.tex")
+    file.parent.mkdir(parents=True)
+    file.write_text("all my work")
+    if linked:
+        place.parent.mkdir(parents=True)
+        place.symlink_to(theirs)
+        with pytest.raises(InputError, match="holds s2vt-4x1/paper, which no replay put there"):
+            refuse_foreign(tmp_path / "kept")
+    found = {one.plan: one for one in replay([row], tmp_path / "kept", Replayer(), lambda what: None)}
+    assert "that no replay put there" in found["paper"].failure
+    assert file.read_text() == "all my work"
+    assert found["ours"].measured_s is not None

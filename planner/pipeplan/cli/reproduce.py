@@ -42,7 +42,11 @@ REFERENCE = "PIPEPLAN_REFERENCE"
 @click.option("--solver", type=click.Choice(["dp", "both"]), default="both", show_default=True)
 @click.option("--time-limit", type=float, default=20.0, show_default=True, help="Seconds for each solver and row.")
 @click.option("--replay", "replays", is_flag=True, help="Replay four plans a row on emulated servers (minutes).")
-@click.option("--replay-seconds", type=click.FloatRange(min=0, min_open=True), help="Of training in each replay.")
+@click.option(
+    "--replay-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Of training in each new replay; kept ones stay as they are.",
+)
 @click.option(
     "--keep", type=click.Path(path_type=Path), help="Keep replayed plans and their results here, and go on from them."
 )

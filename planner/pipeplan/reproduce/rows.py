@@ -21,6 +21,8 @@ from pipeplan.stages import one_stage
 OFF = 0.25
 """A prediction further from what was published than this needs a reason."""
 MOST_CUTS = 50_000
+PLANS = ("ours", "paper", "data parallel", "straight")
+"""What of a row is replayed."""
 FEWER = 2
 """Workers that a straight pipeline may leave idle, as PipeDream's own do."""
 
@@ -71,8 +73,8 @@ class Row:
     @property
     def plans(self) -> dict[str, Predicted]:
         """The plans that are replayed, by name."""
-        found = {"ours": self.ours, "paper": self.paper, "data parallel": self.parallel}
-        return found if self.straight is None else found | {"straight": self.straight}
+        found = zip(PLANS, (self.ours, self.paper, self.parallel, self.straight), strict=True)
+        return {name: plan for name, plan in found if plan is not None}
 
 
 class Case:
