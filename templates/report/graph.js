@@ -113,7 +113,7 @@ function graphButtons(state, report) {
 
 function select(state, at, readable) {
   const { graph, picture, facts, view } = state;
-  if (at < 0 || !graph.nodes.name[at]) return;
+  if (!(at in graph.nodes.name)) return;
   picture.querySelectorAll(".card.chosen").forEach((card) => card.classList.remove("chosen"));
   picture.querySelector(`[data-at="${at}"]`).classList.add("chosen");
   state.at = at;

@@ -130,7 +130,7 @@ class Panel {
   /* With a minibatch chosen, all others step back. */
   faded(one) {
     const chosen = this.view.chosen;
-    if (!chosen || one.kind === WAIT) return false;
+    if (chosen === null || one.kind === WAIT) return false;
     return one.kind > BACKWARD || one.number !== chosen;
   }
 

@@ -6,6 +6,8 @@ class TimeView {
     this.shortest = Math.min(end, shortest);
     this.from = 0;
     this.to = end;
+    /* The minibatch that stands out, or null; the first is 0. */
+    this.chosen = null;
     this.listeners = [];
     this.waiting = false;
   }
