@@ -16,10 +16,11 @@ from pipeplan.show import describe
 from pipeplan.text import one_line
 
 FEW = 8
+"""Stages that are told one by one."""
 NEAR = 0.005
+"""Relative: paces that differ by less are told as equal."""
 STALE = 1e-6
 """Relative: by how much a plan's pace may differ from what the cost model says of it now."""
-"""Stages that are told one by one."""
 
 
 def title(source: Source) -> str:
