@@ -195,6 +195,7 @@ def _permitted(plan: Plan, problem: Problem) -> bool:
     stage_of = {name: number for number, stage in enumerate(plan.stages, start=1) for name in stage.layers}
     return (
         asked.stages in (None, count)
+        and count > asked.several
         and count <= (asked.max_stages or count)
         and plan.busy <= (asked.max_workers or plan.busy)
         and all(stage.replicas // plan.copies <= (asked.max_replicas or stage.replicas) for stage in plan.stages)

@@ -7,6 +7,7 @@ stages, which they find once more with plans of one stage left out, and the best
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from pipeplan.awaited import waits
 from pipeplan.evaluate import AWAITED, Evaluation, evaluate
 from pipeplan.plan import Plan, Stage, data_parallel
 from pipeplan.problem import Problem
+from pipeplan.solvers.pipeline import spaces
 
 TOLERANCE = 1e-9
 """Relative. Less is no gain."""
@@ -51,12 +53,30 @@ def _plans(problem: Problem) -> Iterator[Plan]:
     options, total = problem.options, problem.cluster.workers
     if options.stages not in (None, 1) or any(number != 1 for _, number in options.pins):
         return
-    most = min(options.max_replicas or total, options.max_workers or total, total)
-    plain = data_parallel(problem.layer_names, most, inference=options.inference, schedule=options.schedule)
+    plain = data_parallel(problem.layer_names, 1, inference=options.inference, schedule=options.schedule)
     again = (False, True) if options.recompute and options.memory else (False,)
-    for count in range(1, most + 1):
-        for first in range(1 if problem.cluster.uniform else total - count + 1):
+    for workers, copies in itertools.chain(_runs(problem), _copied(problem)):
+        if len(workers) <= (options.max_workers or total):
             for recompute in again:
-                workers = tuple(range(first, first + count))
                 stage: Stage = replace(plain.stages[0], workers=workers, recompute=recompute)
-                yield replace(plain, stages=(stage,))
+                yield replace(plain, stages=(stage,), copies=copies)
+
+
+def _runs(problem: Problem) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Consecutive workers."""
+    total = problem.cluster.workers
+    for count in range(1, min(problem.options.max_replicas or total, total) + 1):
+        for first in range(1 if problem.cluster.uniform else total - count + 1):
+            yield tuple(range(first, first + count)), 1
+
+
+def _copied(problem: Problem) -> Iterator[tuple[tuple[int, ...], int]]:
+    """A stage in each component of a level. That is no more than consecutive workers do, but where the replicas of one
+    copy are limited."""
+    options, cluster = problem.options, problem.cluster
+    if options.max_replicas is None or options.max_replicas >= cluster.workers:
+        return
+    for space in spaces(problem)[1:]:
+        size = cluster.span(space.level)
+        for count in range(1, min(options.max_replicas, size) + 1):
+            yield tuple(copy * size + worker for worker in range(count) for copy in range(space.copies)), space.copies

@@ -106,9 +106,11 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
         raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {verdict.text}", results)
     began = time.perf_counter()
     answer = _improved(problem, cuts, results, verdict)
+    phases["contention"] = time.perf_counter() - began
+    began = time.perf_counter()
     if any(single.binds(result.plan, evaluate(result.plan, problem)) for result in results if result.plan is not None):
         answer = _with_one_stage(problem, cuts, settings, answer)
-    phases["contention"] = time.perf_counter() - began
+        phases["one stage"] = time.perf_counter() - began
     began = time.perf_counter()
     certificate = NO_CERTIFICATE if not settings.certify else Certificate(None, "the plan is not proven optimal")
     if settings.certify and answer.proven_s is not None:
@@ -151,9 +153,10 @@ def _with_one_stage(problem: Problem, cuts: Cuts, settings: Settings, first: _An
     one = single.best(problem)
     if one is None:
         return first
-    plan, score = one
-    several = single.without(problem)
-    results = _run(several, cuts, settings) if single.allows_several(problem) else ()
+    # The search near the solvers' plan may have found something else.
+    plan, score = one if one[1].pace_s <= first.score.pace_s else (first.plan, first.score)
+    several, left = single.without(problem), _left(settings, first.results)
+    results = _run(several, cuts, left) if left is not None and single.allows_several(problem) else ()
     if any(result.plan is not None for result in results):
         verdict = judge(several, list(results))
         if not verdict.agree:
@@ -169,11 +172,21 @@ def _with_one_stage(problem: Problem, cuts: Cuts, settings: Settings, first: _An
         if closed and verdict.proven:
             text = f"{verdict.text} on plans of several stages; those of one tried one by one"
         return _Answer(several, plan, score, results, Verdict(True, closed and verdict.proven, text), bound, proven)
-    certain = all(result.status == Status.INFEASIBLE for result in results)
+    certain = left is not None and all(result.status == Status.INFEASIBLE for result in results)
     text = "plans of one stage tried one by one, and there are no others"
     verdict = Verdict(True, certain, f"proven optimal: {text}" if certain else "no plan of several stages in time")
     bound = score.pace_s if certain else first.bound_s
     return _Answer(several, plan, score, results or first.results, verdict, bound, bound if certain else None)
+
+
+def _left(settings: Settings, results: tuple[Result, ...]) -> Settings | None:
+    """What the solvers may still use of their time; None where they were interrupted, or have used it up."""
+    if any(result.interrupted for result in results):
+        return None
+    if settings.time_limit_s is None:
+        return settings
+    left = settings.time_limit_s - max(result.seconds for result in results)
+    return replace(settings, time_limit_s=left) if left > 0 else None
 
 
 def _shared(problem: Problem, score: Evaluation, verdict: Verdict) -> Verdict:

@@ -114,3 +114,20 @@ def test_nothing_waits_where_nothing_overlaps() -> None:
         score = evaluate(plan, problem)
         assert score.pace_s == pytest.approx(score.alone_s)
         assert score.bound != AWAITED
+
+
+def test_copies_of_one_stage_count_where_replicas_are_limited() -> None:
+    """Two replicas at most in a copy: four workers can still be used, as two copies of two."""
+    layers = tuple(Layer(f"l{index}", 1.0, 2.0, 60 * MIB, 0) for index in range(2))
+    tensors = (Tensor("t", "l0", ("l1",), 10**10, 10**10),)
+    levels = (Level("server", 2, 400.0 * MIB), Level("cluster", 2, 200.0 * MIB))
+    cluster = Cluster("t", Device("d", "cuda", 2**60), levels)
+    problem = Problem(Profile(layers, tensors, 1), cluster, Options(max_replicas=2))
+    outcome = solve(problem)
+    assert (outcome.plan.config, len(outcome.plan.stages)) == ("2×(2)", 1)
+    assert outcome.evaluation.bound == AWAITED
+    assert outcome.bound_s <= outcome.objective_s * (1 + 1e-9)
+    assert outcome.verdict.proven
+    document = json.loads(json.dumps(render.plan_document(outcome)))
+    found = {one.what: one for one in verify(Node(document, "plan.json"), problem.profile)}
+    assert found["optimality"].holds, found["optimality"].text

@@ -20,20 +20,34 @@ def waits(document: Document) -> bool:
     return not document.inference and not document.accumulates and document.asked.contention
 
 
-def least_of_one_stage(document: Document, model: Model) -> float:
-    """The least pace of all plans of one stage that satisfy the constraints and fit, on equal servers."""
+def least_of_one_stage(document: Document, model: Model, copied: Sequence[tuple[int, int]]) -> float:
+    """The least pace of all plans of one stage that satisfy the constraints and fit, on equal servers.
+
+    `copied`: how many components of so many workers may each hold a copy of the stage.
+    """
     asked, total = document.asked, document.cluster.workers
     if asked.stages not in (None, 1) or any(stage != 1 for _, stage in asked.pins):
         return math.inf
-    least, most = math.inf, min(total, asked.max_replicas or total, asked.max_workers or total)
-    for count in range(1, most + 1):
+    least = math.inf
+    for workers, copies in _placed(asked.max_replicas or total, total, copied):
+        if len(workers) > (asked.max_workers or total):
+            continue
         for recompute in (False, True) if asked.recompute and asked.memory else (False,):
-            stage = Stage(model.names, tuple(range(count)), 1, 1, recompute)
-            alone = replace(document, stages=(stage,), copies=1)
+            stage = Stage(model.names, workers, 1, 1, recompute)
+            alone = replace(document, stages=(stage,), copies=copies)
             (figure,) = figures(alone, model)
             if not asked.memory or figure.memory_bytes <= document.cluster.device.memory_bytes:
                 least = min(least, awaited_pace(alone, model, (figure,)))
     return least
+
+
+def _placed(most: int, total: int, copied: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Workers of one stage, and in how many copies: from the first on, and so many in each component."""
+    for count in range(1, min(most, total) + 1):
+        yield tuple(range(count)), 1
+    for copies, size in copied:
+        for count in range(1, min(most, size) + 1):
+            yield tuple(copy * size + worker for worker in range(count) for copy in range(copies)), copies
 
 
 def awaited_pace(document: Document, model: Model, found: Sequence[Figures]) -> float:

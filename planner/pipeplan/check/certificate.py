@@ -49,7 +49,8 @@ def check_certificate(document: Document, model: Model) -> str | None:
     spaces, claims = _spaces(document), set()
     # Plans of one stage may be left to be tried one by one.
     several = (mark.boolean() if (mark := node.get("several")) else False) and waits(document)
-    bound, states = least_of_one_stage(document, model) if several else math.inf, 0
+    copied = [(space.copies, document.cluster.workers // space.copies) for space in spaces if space.copies > 1]
+    bound, states = least_of_one_stage(document, model, copied) if several else math.inf, 0
     for entry in node["spaces"].items():
         space = Space(entry["level"].integer(minimum=1), entry["copies"].integer(minimum=1))
         stages = only.integer(minimum=1) if (only := entry.get("stages")) else None
