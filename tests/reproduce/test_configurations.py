@@ -77,6 +77,20 @@ def test_the_rank_counts_what_is_faster(seed: int) -> None:
         assert rank.among == len(paces) == 15
 
 
+def test_the_rank_takes_data_parallelism_as_if_it_never_waited() -> None:
+    """At the longer of its passes and its all-reduce; what is predicted of it has its forward pass wait besides."""
+    given = problem(0, contention=True)
+    given = replace(given, options=replace(given.options, allow_copies=False))
+    configurations = Configurations.of(given, enumerate_cuts(given, 100))
+    _, score = configurations.best((4,))
+    passes_s = sum(layer.forward_s + layer.backward_s for layer in given.profile.layers)
+    allreduce_s = 2 * 3 / 4 * sum(layer.parameter_bytes for layer in given.profile.layers) / 5.0
+    assert score.alone_s == pytest.approx(max(passes_s, allreduce_s) / 4)
+    assert score.pace_s > score.alone_s * 1.01
+    below, above = (configurations.rank(score.alone_s * factor).better for factor in (1 - 1e-6, 1 + 1e-6))
+    assert above == below + 1
+
+
 def test_the_best_of_all_configurations_is_what_the_solver_finds() -> None:
     given = problem(7)
     cuts = enumerate_cuts(given, 100)

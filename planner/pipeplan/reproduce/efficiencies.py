@@ -1,9 +1,15 @@
 """What share of its nominal rate every link reaches, per cluster, level and operation, and where each figure is from.
 
 One figure a cluster was published that depends on them in a known way: how much faster VGG-16's 15-1 is than data
-parallelism. The pace of 15-1 does not depend on the all-reduce between servers (it computes), that of data parallelism
-depends on nothing else: 2 (D-1)/D · w / (D · B · share). So the share of the all-reduce between servers is fitted, and
-nothing else can be; all other shares are stated, with their source.
+parallelism. The pace of 15-1 does not depend on the all-reduce between servers (it computes). That of data parallelism
+does, and on no other link: its next forward pass waits for the update, so that its all-reduce, in all
+2 (D-1)/D · w / (B · share), hides behind the backward pass alone, and the last bucket of gradients behind nothing
+(`pipeplan.awaited`):
+
+    pace = (f + b + u + exposed(share)) / D
+
+So the share of the all-reduce between servers is fitted: solved for by halving, as the pace falls while the share
+grows. Nothing else can be; all other shares are stated, with their source.
 """
 
 from __future__ import annotations

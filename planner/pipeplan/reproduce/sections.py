@@ -19,7 +19,8 @@ COLUMNS = (
 )
 RANK = (
     "rank: the paper's among all lists of replica counts, each with its best cuts on consecutive workers, and copies"
-    " inside each server; by the pace with every link alone."
+    " inside each server; by the pace with every link alone, and no pass that waits for an update, as data"
+    " parallelism's does in pred."
 )
 NEEDS = (
     "a-r, msgs: at which rate all-reduces, or messages, would have to run on that link for what was published, in"
