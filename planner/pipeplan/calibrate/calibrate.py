@@ -50,7 +50,7 @@ def calibrate(runs: Sequence[Observed], profile: Profile, cluster: Cluster) -> C
     inference = runs[0].plan.inference
     if any(run.plan.inference != inference for run in runs):
         raise InputError("some of these runs trained and others did not: calibrate by either")
-    cluster, fitted = links.fit_allreduce(cluster, runs, [_parameters(run, profile) for run in runs])
+    cluster, fitted = links.fit_allreduce(cluster, runs, [_measured(run, profile, cluster) for run in runs])
     times = _times(runs, profile, cluster)
     cluster, more = links.fit_messages(cluster, runs, _scores(runs, with_times(profile, times), cluster))
     slack = 1.0
@@ -99,6 +99,7 @@ def _times_of(run: Observed, profile: Profile, cluster: Cluster) -> dict[str, Ti
     return spread(run, profile, speeds, held)
 
 
-def _parameters(run: Observed, profile: Profile) -> list[int]:
-    sizes = {layer.name: layer.parameter_bytes for layer in profile.layers}
-    return [sum(sizes[name] for name in stage.layers) for stage in run.plan.stages]
+def _measured(run: Observed, profile: Profile, cluster: Cluster) -> Profile:
+    """The profile with the passes as a run measured them, and nothing that held its workers up besides."""
+    speeds = [cluster.speed_of(stage.workers) for stage in run.plan.stages]
+    return with_times(profile, spread(run, profile, speeds, [busy.own_s + busy.sync_s for busy in run.stages]))
