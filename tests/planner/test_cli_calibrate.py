@@ -94,10 +94,21 @@ def test_json_has_all_that_was_found(run: Call, plan_folder: Path, tmp_path: Pat
     assert ran.code == 0
     assert not (tmp_path / "calibrated.json").exists()
     found = json.loads(ran.out)
+    assert (found["format"], found["version"]) == ("pipeplan-calibration", 1)
     assert found["runs"][0]["measured_s"] == 0.8
     assert found["runs"][0]["calibrated_s"] == pytest.approx(0.8)
     assert found["stages"][0]["layers"][0] == "l0"
     assert {one["operation"] for one in found["links"]} == {"all-reduce", "send/recv"}
+
+
+@pytest.mark.parametrize("output", [".", "profile.json/new.json"])
+def test_what_is_not_written_needs_no_place(run: Call, plan_folder: Path, output: str) -> None:
+    """A folder, and a path that nobody can write."""
+    a_run(plan_folder)
+    ran = run("calibrate", "plan", "-o", output)
+    assert (ran.code, ran.out) == (2, "")
+    ran = run("calibrate", "plan", "-o", output, "--no-write")
+    assert (ran.code, "measured 1.25, calibrated 1.25" in " ".join(ran.out.split())) == (0, True), ran.err
 
 
 def test_nothing_is_replaced_unasked(run: Call, plan_folder: Path, tmp_path: Path) -> None:

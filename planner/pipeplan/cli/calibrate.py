@@ -90,8 +90,7 @@ def command(
     pipeplan calibrate plan/runs/20260131T120000Z
     pipeplan solve calibrated.json --cluster calibrated.toml -o plan-2
     """
-    refuse_unwritable(output)
-    target = cluster_output or output.with_suffix(".toml")
+    target = cluster_output or output.parent / f"{output.stem}.toml"
     given = _read(run_folders, home, profile_file)
     if not no_write:
         _refuse(output, target, force, [one.digest for one in given])
