@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,12 @@ import pytest
 from pipeplan.errors import InputError
 from pipeplan.profile import Profile
 from pipeplan.reproduce import efficiencies, profiles
-from pipeplan.reproduce.document import errors
+from pipeplan.reproduce.document import document, errors
+from pipeplan.reproduce.experiments import VARIANTS, Needs, Trial
+from pipeplan.reproduce.inference import LAYERS
+from pipeplan.reproduce.inference import predict as ways
 from pipeplan.reproduce.published import row_of
+from pipeplan.reproduce.reasons import Reason
 from pipeplan.reproduce.replayed import Replay, refuse_foreign, replay
 from pipeplan.reproduce.rows import Row, predict
 from pipeplan.reproduce.sections import sections
@@ -129,6 +134,31 @@ def test_what_is_not_the_same_is_replayed_again(row: Row, tmp_path: Path, change
     assert not (tmp_path / "s2vt-4x1" / "paper" / "stages" / "stage-9.json").exists()
     assert replay([row], tmp_path, third, lambda what: None) == before
     assert third.seen == []
+
+
+def _names(value: Any) -> set[str]:
+    """The names of all fields in a document."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return set(value if isinstance(value, dict) else ()).union(*map(_names, inner))
+
+
+def test_every_field_of_both_formats_is_described(row: Row, tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "file-formats.md").read_text(encoding="utf-8")
+    section = next(part for part in re.split(r"^## ", text, flags=re.MULTILINE) if part.startswith("Reproduced tables"))
+    whole, files = section.split("With `--keep FOLDER`")
+    trial = Trial("s2vt-4x1", {one.key: 1.0 for one in VARIANTS}, Needs(None, 1.0, 1.0, None, 1.0))
+    replays = tuple(replay([row], tmp_path, Replayer(), lambda what: None))
+    reasons = (Reason("s2vt-4x1", "", True),)
+    table = Table(efficiencies.stated(), (row,), (trial,), reasons, tuple(ways()), replays)
+    made = json.loads(json.dumps(document(table), allow_nan=False))
+    written = json.loads((tmp_path / "s2vt-4x1" / "ours" / "replayed.json").read_text())
+    # By key and by layer: what `gains` and `shares` are named by is data.
+    data = {one.key for one in VARIANTS} | {one.name for one in LAYERS}
+    assert {name for name in _names(made) - data if f"`{name}`" not in section} == set()
+    assert {name for name in _names(written) if f"`{name}`" not in files} == set()
+    for one, part in ((made, whole), (written, files)):
+        assert f"`{one['format']}`, `version` {one['version']}" in re.sub(r"\s+", " ", part)
+    assert set(made) - {"format", "version"} <= set(re.findall(r"`(\w+)`", whole))
 
 
 def test_long_straight_pipelines_are_named_by_their_stages() -> None:
