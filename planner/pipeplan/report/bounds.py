@@ -15,11 +15,12 @@ MOST = 40
 
 def bounds(source: Source) -> list[Bound]:
     """The resources, busiest first; with a flush the parts of a batch, which add up to the pace."""
+    bound = source.root["prediction"]["bound_by"].text()
     if source.known is not None:
         found = anatomy.loads(source.plan, source.known.problem, source.known.score)
     else:
-        found = sorted((load for load in _stated(source) if load.seconds > 0), key=lambda load: -load.seconds)
-    bound = source.root["prediction"]["bound_by"].text()
+        stated = [load for load in _stated(source, bound) if load.seconds > 0]
+        found = sorted(stated, key=lambda load: (-load.seconds, load.name != bound))
     whole = source.pace_s or 1.0
     return [Bound(load.name, load.seconds, load.seconds / whole, _is(load.name, bound)) for load in found]
 
@@ -31,8 +32,8 @@ def _is(name: str, bound: str) -> bool:
     return name == bound or (name.startswith(f"{bound}, minibatches ") or name == f"{bound} that is waited for")
 
 
-def _stated(source: Source) -> list[anatomy.Load]:
-    """What plan.json alone tells: passes, all-reduces and messages, each by itself."""
+def _stated(source: Source, bound: str) -> list[anatomy.Load]:
+    """What plan.json alone tells: passes, all-reduces and messages, each by itself, and what it names as `bound`."""
     batch = source.root["prediction"].get("batch")
     if batch is not None:
         minibatches = batch["minibatches"].integer(minimum=1) * source.plan.copies
@@ -57,4 +58,7 @@ def _stated(source: Source) -> list[anatomy.Load]:
             hops = source.scenario.hops[number - 1]
             busy = max(max(hop.transmit_s, hop.back_s) / hop.links for hop in hops) / len(hops)
             found.append(anatomy.Load(f"traffic from stage {number} to stage {number + 1}", busy))
+    if all(load.name != bound for load in found):
+        # A wait, a card or a depth: of these plan.json has the name of the one that binds, which takes the pace.
+        found.append(anatomy.Load(bound, source.pace_s))
     return found
