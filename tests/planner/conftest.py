@@ -1,4 +1,4 @@
-"""What tests of the command line share."""
+"""What tests of the command line share, and those of reports."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 from commandline import Ran, Run
+from reported import Document, branching, report_of, small_cluster, source_of, vgg
 
 from pipeplan.cli import main
+from pipeplan.problem import Options
+from pipeplan.report.source import Source
 
 
 @pytest.fixture
@@ -25,3 +28,21 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         return Ran(int(stopped.value.code or 0), captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def source() -> Source:
+    """VGG-16 on two servers of eight: one wide stage, and one behind it."""
+    return source_of(vgg(), "B")
+
+
+@pytest.fixture(scope="session")
+def document(source: Source) -> Document:
+    """Its report."""
+    return report_of(source)
+
+
+@pytest.fixture(scope="session")
+def straight() -> Source:
+    """A pipeline of three stages and more, of a model that branches."""
+    return source_of(branching(), small_cluster(), Options(max_replicas=1, allow_copies=False))

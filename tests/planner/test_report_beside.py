@@ -1,0 +1,83 @@
+"""What a report puts beside its plan: other plans, other sizes of the cluster, and what is proven."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from reported import Document, branching, report_of, small_cluster, source_of
+
+from pipeplan.cuts import enumerate_cuts
+from pipeplan.explain.alternatives import alternatives
+from pipeplan.files import Node
+from pipeplan.problem import Problem
+from pipeplan.report.source import Source, read
+from pipeplan.solve import Settings, solve
+
+
+def test_baselines_are_those_of_the_plan_and_the_runner_up_is_another(source: Source, document: Document) -> None:
+    this, *others = document["comparisons"]
+    assert (this["config"], this["gain"]) == (source.plan.config, 1)
+    said = {one["name"]: one for one in source.root.value["baselines"]}
+    for one in others[:-1]:
+        assert one["minibatch_s"] == pytest.approx(said[one["name"]]["minibatch_s"], rel=1e-5)
+        assert one["gain"] == pytest.approx(one["minibatch_s"] / source.pace_s, rel=1e-4)
+    assert others[-1]["name"] == "runner-up"
+    assert others[-1]["config"] != source.plan.config
+    assert others[-1]["minibatch_s"] >= source.pace_s * (1 - 1e-5)
+
+
+def test_thorough_finds_the_second_choice_that_explain_finds(straight: Source) -> None:
+    assert straight.known is not None
+    problem: Problem = straight.known.problem
+    second = alternatives(problem, enumerate_cuts(problem, 1000), straight.plan, straight.pace_s).second
+    assert second is not None
+    last = report_of(straight, thorough=True)["comparisons"][-1]
+    assert (last["name"], last["config"]) == ("runner-up", second.plan.config)
+    assert last["minibatch_s"] == pytest.approx(second.pace_s, rel=1e-5)
+
+
+def test_the_curve_is_what_solving_for_each_size_gives() -> None:
+    source = source_of(branching(5), small_cluster())
+    assert source.known is not None
+    scaling = report_of(source)["scaling"]
+    points = scaling["points"]
+    assert (points["servers"], points["workers"], scaling["here"]) == ([1, 2, 4], [2, 4, 8], 1)
+    for servers, pace, parallel in zip(
+        points["servers"], points["minibatch_s"], points["data_parallelism_s"], strict=True
+    ):
+        problem = source.known.problem.within(source.cluster.with_servers(servers))
+        outcome = solve(problem, Settings(solver="dp", certify=False))
+        assert pace == pytest.approx(outcome.evaluation.pace_s, rel=1e-5)
+        assert parallel == pytest.approx(outcome.baselines[0].pace_s, rel=1e-5)
+
+
+def test_one_server_scales_by_its_workers(straight: Source) -> None:
+    one = source_of(branching(), small_cluster(1, 3))
+    assert report_of(one)["scaling"]["points"]["workers"] == [1, 2, 3]
+
+
+def test_a_larger_cluster_is_never_slower_in_the_curve() -> None:
+    """Its own plan may be, as the search for one that shares cards well has no proof."""
+    links = report_of(source_of(branching(5), small_cluster(3, 2)))["scaling"]["points"]
+    paces = links["minibatch_s"][links["workers"].index(6) :]
+    assert len(paces) >= 2
+    assert paces == sorted(paces, reverse=True)
+
+
+def test_both_solvers_prove_a_plan_and_one_alone_does_not() -> None:
+    one = report_of(source_of(branching(4), small_cluster()))["certificate"]
+    both = report_of(source_of(branching(4), small_cluster(), solver="both"))["certificate"]
+    assert (one["proven"], both["proven"]) == (False, True)
+    assert any("agree" in sentence for sentence in both["sentences"])
+
+
+def test_what_contention_leaves_open_is_not_called_proven(straight: Source) -> None:
+    """Two solvers that agree prove what is without shared cards; with them the plan may come with a gap."""
+    root = json.loads(json.dumps(straight.root.value))
+    root["verdict"] |= {"proven": True, "text": "proven optimal: all that without shared network cards"}
+    root |= {"gap": 0.25, "bound_s": 0.75 * straight.pace_s}
+    told = report_of(read(Node(root, "plan.json"), None))
+    assert (told["certificate"]["proven"], told["certificate"]["gap"]) == (False, 0.25)
+    assert "at most 25.00% could be gained" in " ".join(told["certificate"]["sentences"])
+    assert "It is not proven to be the fastest" in " ".join(told["words"]["summary"])

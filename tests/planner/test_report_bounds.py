@@ -1,0 +1,106 @@
+"""What bounds the pace in a report, with the profile at hand and without."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from reported import Document, branching, report_of, small_cluster, source_of
+
+from pipeplan import render
+from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.evaluate import evaluate
+from pipeplan.files import Node
+from pipeplan.plan import Plan, Stage
+from pipeplan.problem import Options, Problem
+from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.report.source import Source, read
+from pipeplan.solve import Settings, solve
+
+
+def test_the_pace_is_the_plans_and_its_slowest_resource_has_all_of_it(source: Source, document: Document) -> None:
+    said = document["prediction"]
+    assert said["minibatch_s"] == pytest.approx(source.pace_s, rel=1e-5)
+    assert said["samples_per_s"] == pytest.approx(64 / source.pace_s, rel=1e-5)
+    first = said["bounds"][0]
+    assert first["what"] == said["bound_by"]
+    assert first["binds"] is True
+    assert first["share"] == pytest.approx(1, rel=1e-5)
+    seconds = [bound["seconds"] for bound in said["bounds"]]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+@pytest.mark.slow
+def test_one_resource_binds_however_its_name_begins() -> None:
+    """The first of twelve stages binds; there is a tenth as well."""
+    layers = tuple(Layer(f"l{i}", 2e-3 if i == 0 else 1e-3, 2e-3, 10**7, 1000) for i in range(12))
+    tensors = tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), 100, 100) for i in range(11))
+    profile = Profile(layers=layers, tensors=tensors, minibatch=1)
+    found = source_of(profile, small_cluster(6, 2), Options(stages=12, max_replicas=1))
+    for known in (profile, None):
+        bounds = report_of(read(found.root, known))["prediction"]["bounds"]
+        assert [bound["what"] for bound in bounds if bound["binds"]] == ["compute of stage 1"]
+
+
+def test_with_a_flush_the_parts_add_up() -> None:
+    found = source_of(branching(4), small_cluster(), Options(schedule="1f1b-flush", accumulate=2, stages=2))
+    for profile in (branching(4), None):
+        bounds = report_of(read(found.root, profile))["prediction"]["bounds"]
+        assert sum(bound["share"] for bound in bounds) == pytest.approx(1, rel=1e-4)
+        assert found.root.value["prediction"]["bound_by"] == "filling and draining the pipeline"
+        assert [b["what"] for b in bounds if b["binds"]] == [
+            "the first minibatch's passes: filling and draining",
+            "its transfers",
+        ]
+
+
+def test_without_the_profile_computing_and_links_are_those_of_plan_json(source: Source, document: Document) -> None:
+    alone = report_of(read(source.root, None))["prediction"]["bounds"]
+    known = {bound["what"]: bound["seconds"] for bound in document["prediction"]["bounds"]}
+    assert len(alone) >= 4
+    for bound in alone:
+        assert bound["seconds"] == pytest.approx(known[bound["what"]], rel=1e-4)
+
+
+def test_without_the_profile_the_wait_of_plain_data_parallelism_still_binds() -> None:
+    """Three layers on four workers: backward takes 1 s for c, 1 for b and 4 for a; 5.5 s of the all-reduce are left.
+
+    Their buckets of 2, 30 and 8 MiB travel for 0.5, 7.5 and 2 s: c's from 1 to 1.5, b's from 2 to 9.5, a's to 11.5.
+    """
+    mib, huge = 2**20, 10**9
+    layers = (
+        Layer("a", 1.0, 4.0, 8 * mib, 0),
+        Layer("b", 1.0, 1.0, 30 * mib, 0),
+        Layer("c", 1.0, 1.0, 2 * mib, 0, update_s=1.0),
+    )
+    tensors = (Tensor("x", "a", ("b",), huge, huge), Tensor("y", "b", ("c",), huge, huge))
+    cluster = Cluster("t", Device("d", "cuda", 2**40), (Level("server", 4, 6.0 * mib),))
+    found = source_of(Profile(layers, tensors, 1), cluster)
+    assert found.plan.config == "4"
+    told = report_of(read(found.root, None))
+    first, *others = told["prediction"]["bounds"]
+    assert first["what"] == "gradient synchronisation of stage 1, for which the next forward pass waits"
+    assert first["seconds"] == pytest.approx((3 + 6 + 1 + 5.5) / 4, rel=1e-5)
+    assert (first["share"], first["binds"]) == (1, True)
+    assert [one["what"] for one in others] == ["compute of stage 1", "gradient synchronisation of stage 1"]
+    assert not any(one["binds"] for one in others)
+    assert told["words"]["bounds"][0].endswith("waits: 3.88 s a minibatch, 100% of the pace.")
+
+
+def test_without_the_profile_a_card_that_stages_share_still_binds() -> None:
+    """Two stages on two servers of two, each replicated across both, so that everything crosses the cards."""
+    layers = tuple(Layer(f"l{i}", 1e-3, 2e-3, 10**6, 1000) for i in range(4))
+    tensors = tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), 10**5, 10**5) for i in range(3))
+    problem = Problem(Profile(layers, tensors, minibatch=1), small_cluster())
+    names = problem.layer_names
+    plan = Plan((Stage(names[:2], (0, 2), 99, 99), Stage(names[2:], (1, 3), 9, 9)))
+    outcome = solve(problem, Settings(solver="dp", certify=False))
+    crossing = replace(outcome, plan=plan, evaluation=evaluate(plan, problem))
+    found = read(Node(json.loads(json.dumps(render.plan_document(crossing))), "plan.json"), problem.profile)
+    first, *others = report_of(read(found.root, None))["prediction"]["bounds"]
+    assert first["what"].startswith("network card of server")
+    assert (first["share"], first["binds"]) == (1, True)
+    assert first == report_of(found)["prediction"]["bounds"][0]
+    assert len(others) >= 3
+    assert not any(one["binds"] for one in others)
