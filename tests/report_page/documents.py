@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+import drawn
+import figured
 from pipelines import Shape, intervals
 
 Document = dict[str, Any]
-GIB = 2**30
 HOSTILE = '<img src=x onerror="window.hit=1"></script><script>window.hit=1</script>{{7*7}}'
-LAYERS = ("conv", "relu", "conv", "relu", "pool")
 
 
 def document(
@@ -31,58 +30,72 @@ def document(
     `lanes` is how many workers the timeline has; `name` goes into every text that a user's files could hold.
     """
     shape = Shape.of(replicas, inference=inference)
-    workers = sum(replicas)
-    pace = shape.pace_s
-    lane_count = min(lanes, workers)
-    predicted = intervals(shape, minibatches, lane_count)
-    measured = intervals(shape.slower(1.12), minibatches, lane_count) if run else None
-    end = max((measured or predicted)["end_s"])
+    workers, pace = sum(replicas), shape.pace_s
+    timeline, end = _timeline(shape, min(lanes, workers), per_server, minibatches, run)
     return {
         "title": title + name,
         "format": "pipeplan-report",
         "version": 1,
         "pipeplan": "0.1.0",
         "made": _made(replicas, per_server, inference, name),
-        "prediction": {
-            "minibatch_s": pace,
-            "minibatches_per_s": 1 / pace,
-            "samples_per_s": 64 / pace,
-            "bound_by": "compute of stage 1",
-            "bounds": _bounds(shape, name),
-        },
-        "measured": _measured(shape) if run else None,
-        "stages": _stages(shape, layers, per_server),
-        "graph": _graph(layers, len(replicas), name) if graph else None,
-        "placement": _placement(replicas, per_server),
-        "timeline": {
-            "lanes": {
-                "worker": list(range(lane_count)),
-                "stage": [shape.stage_of(worker) for worker in range(lane_count)],
-                "server": [worker // per_server for worker in range(lane_count)],
-            },
-            "end_s": max(predicted["end_s"]),
-            "steady": [0.25 * end, 0.8 * end],
-            "predicted": predicted,
-            "measured": measured,
-            "measured_end_s": end if run else None,
-            "omitted": f"{workers - lane_count} workers are left out." if lane_count < workers else "",
-        },
-        "links": _links(-(-workers // per_server), run, name),
-        "memory": [_memory(shape, stage, end, run) for stage in range(len(replicas))],
-        "comparisons": _comparisons(pace, name),
-        "scaling": _scaling(pace, workers),
-        "certificate": {
-            "proven": True,
-            "gap": 0,
-            "bound_s": pace,
-            "sentences": [
-                f"No plan of this model on this cluster can complete a minibatch in less than {pace * 1e3:.3g} ms.",
-                "The dynamic program and the integer program found the same pace, independently of each other.",
-                "`pipeplan check` verifies this from plan.json without either." + name,
-            ],
-        },
+        "prediction": _prediction(shape, name),
+        "measured": figured.measured(shape) if run else None,
+        "stages": drawn.stages(shape, layers, per_server),
+        "graph": drawn.graph(layers, len(replicas), name) if graph else None,
+        "placement": drawn.placement(replicas, per_server),
+        "timeline": timeline,
+        "links": figured.links(-(-workers // per_server), run, name),
+        "memory": [drawn.memory(shape, stage, end, run) for stage in range(len(replicas))],
+        "comparisons": figured.comparisons(pace, name),
+        "scaling": figured.scaling(pace, workers),
+        "certificate": _certificate(pace, name),
         "words": _words(len(replicas), name),
         "notes": ["The times of the layers are modelled for V100 16 GB, not measured." + name],
+    }
+
+
+def _prediction(shape: Shape, name: str) -> Document:
+    pace = shape.pace_s
+    return {
+        "minibatch_s": pace,
+        "minibatches_per_s": 1 / pace,
+        "samples_per_s": 64 / pace,
+        "bound_by": "compute of stage 1",
+        "bounds": figured.bounds(shape, name),
+    }
+
+
+def _timeline(shape: Shape, lanes: int, per_server: int, minibatches: int, run: bool) -> tuple[Document, float]:
+    """Also when the last interval of all ends."""
+    workers = sum(shape.replicas)
+    predicted = intervals(shape, minibatches, lanes)
+    measured = intervals(shape.slower(1.12), minibatches, lanes) if run else None
+    end = max((measured or predicted)["end_s"])
+    return {
+        "lanes": {
+            "worker": list(range(lanes)),
+            "stage": [shape.stage_of(worker) for worker in range(lanes)],
+            "server": [worker // per_server for worker in range(lanes)],
+        },
+        "end_s": max(predicted["end_s"]),
+        "steady": [0.25 * end, 0.8 * end],
+        "predicted": predicted,
+        "measured": measured,
+        "measured_end_s": end if run else None,
+        "omitted": f"{workers - lanes} workers are left out." if lanes < workers else "",
+    }, end
+
+
+def _certificate(pace: float, name: str) -> Document:
+    return {
+        "proven": True,
+        "gap": 0,
+        "bound_s": pace,
+        "sentences": [
+            f"No plan of this model on this cluster can complete a minibatch in less than {pace * 1e3:.3g} ms.",
+            "The dynamic program and the integer program found the same pace, independently of each other.",
+            "`pipeplan check` verifies this from plan.json without either." + name,
+        ],
     }
 
 
@@ -131,206 +144,6 @@ def _words(stages: int, name: str) -> dict[str, list[str]]:
     return found
 
 
-def _bounds(shape: Shape, name: str) -> list[Document]:
-    pace = shape.pace_s
-    found = []
-    for index in range(shape.stages):
-        found.append((f"compute of stage {index + 1}", shape.compute_s(index) / shape.replicas[index]))
-        if shape.replicas[index] > 1:
-            found.append((f"synchronisation of stage {index + 1}", 0.28 * pace))
-        if index:
-            found.append((f"boundary between stages {index} and {index + 1}{name}", 0.25 * pace / index))
-    found.append((f"network card of server 1{name}", 0.41 * pace))
-    found.sort(key=lambda one: -one[1])
-    return [
-        {"what": what, "seconds": seconds, "share": seconds / pace, "binds": not at}
-        for at, (what, seconds) in enumerate(found)
-    ]
-
-
-def _measured(shape: Shape) -> Document:
-    def pair(predicted: float, ratio: float) -> Document:
-        return {"predicted": predicted, "measured": ratio * predicted, "ratio": ratio}
-
-    return {
-        "minibatch_s": 1.12 * shape.pace_s,
-        "minibatches_per_s": 1 / 1.12 / shape.pace_s,
-        "ratio": 1.12,
-        "cause": "Stage 1 computes 12% longer than predicted: its backward pass takes 15.1 ms instead of 13.3 ms.",
-        "run": "20260131T120000Z",
-        "stages": [
-            {
-                "stage": index,
-                "workers": [index],
-                "forward_s": pair(shape.forward_s[index], 1.1),
-                "backward_s": pair(shape.backward_s[index], 1.13),
-                "update_s": {"predicted": 0.0004, "measured": None, "ratio": None},
-                "sync_s": pair(0.006, 1.2),
-                "memory_bytes": pair(6 * GIB, 1.1),
-                "wait_s": 0.0012,
-                "load_s": None,
-                "send_s": 0.0003,
-            }
-            for index in range(shape.stages)
-        ],
-    }
-
-
-def _stages(shape: Shape, layers: int, per_server: int) -> list[Document]:
-    found, first = [], 0
-    for index, count in enumerate(shape.replicas):
-        last = layers - 1 if index == shape.stages - 1 else (index + 1) * layers // shape.stages - 1
-        start = sum(shape.replicas[:index])
-        depth = shape.depth(index)
-        parts = [
-            [f"weights, {depth} version{'s' * (depth > 1)}", GIB],
-            ["gradients", GIB // 2],
-            ["optimiser's state", GIB // 2],
-            [f"activations of {depth} minibatches in flight", 3 * GIB],
-        ]
-        found.append(
-            {
-                "index": index,
-                "layers": last - first + 1,
-                "first": f"features.{first}",
-                "last": f"features.{last}",
-                "workers": list(range(start, start + count)),
-                "servers": f"{start // per_server}-{(start + count - 1) // per_server}",
-                "depth": depth,
-                "versions": depth,
-                "recompute": index == 1,
-                "forward_s": shape.forward_s[index],
-                "backward_s": shape.backward_s[index],
-                "update_s": 0.0004,
-                "sync_s": 0.006 if count > 1 else 0.0,
-                "send_bytes": 6420000 if index < shape.stages - 1 else 0,
-                "return_bytes": 6420000 if index < shape.stages - 1 else 0,
-                "parameter_bytes": GIB // 2,
-                "memory_bytes": sum(size for _, size in parts),
-                "capacity_bytes": 16 * GIB,
-                "memory_parts": parts,
-            }
-        )
-        first = last + 1
-    return found
-
-
-def _graph(layers: int, stages: int, name: str) -> Document:
-    """Rows of twelve, a layer beside the sixth of each, and a long edge past that; lines go back from row to row."""
-    columns = ("name", "op", "layers", "stage", "x", "y", "forward_s", "backward_s", "parameter_bytes", "output_bytes")
-    nodes: Document = {key: [] for key in columns}
-    edges: list[list[int]] = []
-    bends: list[list[float]] = []
-    width = 182 * min(layers, 12) - 32
-    for number in range(layers):
-        row, place = divmod(number, 12)
-        values = (
-            f"features.{number}{name}",
-            LAYERS[number % len(LAYERS)],
-            1 + number % 2,
-            min(stages - 1, number * stages // layers),
-            182 * place,
-            130 * row + 52 * (place == 5),
-            0.0001 * (1 + number % 7),
-            0.0002 * (1 + number % 7),
-            (number % 5 == 0) * 2**20 * (1 + number % 9),
-            2**20 * (1 + number % 4),
-        )
-        for key, value in zip(columns, values, strict=True):
-            nodes[key].append(value)
-        if place == 6:
-            bends.append([len(edges), 182 * 5, 130 * row + 17, 182 * 5 + 150, 130 * row + 17])
-            edges.append([number - 2, number])
-        if place == 0 and row:
-            bends.append([len(edges), width + 16, 130 * row - 22, -16, 130 * row - 22])
-        if number:
-            edges.append([number - 1, number])
-    height = 130 * -(-layers // 12) - 44
-    return {
-        "width": width,
-        "height": height,
-        "w": 150,
-        "h": 34,
-        "nodes": nodes,
-        "edges": edges,
-        "bends": bends,
-        "note": "Some layers are drawn as one." + name,
-    }
-
-
-def _placement(replicas: tuple[int, ...], per_server: int) -> list[Document]:
-    home = [stage for stage, count in enumerate(replicas) for _ in range(count)]
-    home += [-1] * (-len(home) % per_server)
-    return [
-        {"server": start // per_server, "workers": [[start + i, home[start + i]] for i in range(per_server)]}
-        for start in range(0, len(home), per_server)
-    ]
-
-
-def _links(servers: int, run: bool, name: str) -> list[Document]:
-    rate = 1.25e9
-    return [
-        {
-            "name": f"network card of server {server}, {way}{name}",
-            "kind": "card",
-            "rate": rate,
-            "busy": share,
-            "bytes_per_minibatch": round(share * 0.02 * rate),
-            "simulated": False,
-            "measured_busy": share * 1.1 if run else None,
-        }
-        for server in range(servers)
-        for way, share in (("outgoing", 0.1 + 0.6 / (1 + server)), ("incoming", 0.05 + 0.4 / (1 + server)))
-    ]
-
-
-def _memory(shape: Shape, stage: int, end_s: float, run: bool) -> Document:
-    depth = shape.depth(stage)
-    times = [end_s * number / 40 for number in range(41)]
-    held = [min(number, depth) - (number > depth) * (number % 2) for number in range(40)] + [0]
-    sizes = [round((2 + 3 * count / depth) * GIB) for count in held]
-    return {
-        "stage": stage,
-        "worker": sum(shape.replicas[:stage]),
-        "capacity_bytes": 16 * GIB,
-        "planned_bytes": 5 * GIB,
-        "peak_bytes": max(sizes),
-        "predicted": {"t": times, "bytes": sizes},
-        "measured_peak_bytes": round(1.2 * max(sizes)) if run else None,
-    }
-
-
-def _comparisons(pace: float, name: str) -> list[Document]:
-    rows = (
-        ("this plan", "15-1", 1.0, ""),
-        ("runner-up", "14-2", 1.07, "the best plan with other replica counts" + name),
-        ("data parallelism", "16", 2.59, ""),
-        ("best straight pipeline", "1-1-1-1-1-1-1", 6.84, ""),
-        ("model parallelism", "1-1-1-1-1-1-1", 42.92, "the same stages, not pipelined"),
-        ("single worker", "1", None, "does not fit in memory"),
-    )
-    return [
-        {"name": what, "config": config, "minibatch_s": gain and gain * pace, "gain": gain, "remark": remark}
-        for what, config, gain, remark in rows
-    ]
-
-
-def _scaling(pace: float, workers: int) -> Document:
-    counts = [count for count in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if count <= workers]
-    return {
-        "points": {
-            "servers": counts,
-            "workers": counts,
-            "minibatch_s": [pace * (workers / count) ** 0.93 for count in counts],
-            "samples_per_s": [64 / pace / (workers / count) ** 0.93 for count in counts],
-            "config": [f"{count - 1}-1" if count > 1 else "1" for count in counts],
-            "data_parallelism_s": [pace * 2.59 * (workers / count) ** 0.45 if count > 1 else None for count in counts],
-            "fits": [True for _ in counts],
-        },
-        "here": len(counts) - 1,
-    }
-
-
 def big() -> Document:
     """1,000 layers on 1,024 workers in 64 stages."""
     return document(
@@ -348,8 +161,3 @@ KINDS = {
     "hostile": lambda: document((2, 1), name=HOSTILE, minibatches=8, run=True),
     "big": big,
 }
-
-
-def text(found: Document) -> str:
-    """As it stands in the page: nothing in it can end the script element."""
-    return json.dumps(found, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
