@@ -7,17 +7,21 @@ hour on Linux. What must not wait so long asks through here.
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import Any
 
-PATIENCE_S = 30.0
+
+class Unanswered(RuntimeError):
+    """The store has been silent for too long. It may answer again once the way to it is back."""
 
 
 class Asked:
-    """torch's store of keys. Every operation raises `RuntimeError` where no answer comes in time; none comes later."""
+    """torch's store of keys. Operations raise `RuntimeError` where they fail, `Unanswered` where they take too long."""
 
-    def __init__(self, store: Any, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, store: Any, patience_s: float) -> None:
+        """`patience_s`: with a store that answers nothing at all, from the first question that it leaves open."""
         self._store, self._prefix = store, ""
         self._line = _Line(patience_s)
 
@@ -51,41 +55,67 @@ class Asked:
         return found
 
 
+class _Question:
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        self._ask = ask
+        self._answer: Any = None
+        self._error: Exception | None = None
+        self.is_answered = False
+
+    def put(self) -> None:
+        try:
+            self._answer = self._ask()
+        except Exception as error:
+            self._error = error
+
+    def answer(self) -> Any:
+        """Raises what asking raised."""
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+
 class _Line:
-    """A thread that asks one question after another."""
+    """A thread that asks one question after another.
+
+    Patience is with the line, not with each question: whoever asks on a line that has long been silent would else wait
+    as long again, and the end of a worker that is cut off takes several questions.
+    """
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._questions: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._silent = False
+        self._changed = threading.Condition()
+        self._open: deque[_Question] = deque()
+        """The first is on its way."""
+        self._silent_since = 0.0
         threading.Thread(target=self._work, daemon=True, name="store").start()
 
-    def ask(self, question: Callable[[], Any]) -> Any:
-        """The answer; raises what asking raises, or `RuntimeError`."""
-        if self._silent:
-            raise RuntimeError("it does not answer")
-        answered, found = threading.Event(), _Found()
-
-        def run() -> None:
-            try:
-                found.answer = question()
-            except Exception as error:
-                found.error = error
-            answered.set()
-
-        self._questions.put(run)
-        if not answered.wait(self._patience_s):
-            self._silent = True
-            raise RuntimeError(f"it did not answer within {self._patience_s:g} s")
-        if found.error is not None:
-            raise found.error
-        return found.answer
+    def ask(self, ask: Callable[[], Any]) -> Any:
+        """The answer; raises what asking raises, or `Unanswered`."""
+        question = _Question(ask)
+        with self._changed:
+            if not self._open:
+                self._silent_since = time.monotonic()
+            self._open.append(question)
+            self._changed.notify_all()
+            while not question.is_answered:
+                left_s = self._silent_since + self._patience_s - time.monotonic()
+                if left_s <= 0:
+                    if question is not self._open[0]:
+                        self._open.remove(question)
+                    raise Unanswered(f"it did not answer within {self._patience_s:g} s")
+                self._changed.wait(left_s)
+        return question.answer()
 
     def _work(self) -> None:
         while True:
-            self._questions.get()()
-
-
-class _Found:
-    answer: Any = None
-    error: Exception | None = None
+            with self._changed:
+                while not self._open:
+                    self._changed.wait()
+                question = self._open[0]
+            question.put()
+            with self._changed:
+                self._open.popleft()
+                self._silent_since = time.monotonic()
+                question.is_answered = True
+                self._changed.notify_all()

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from pipeplan_launch import restarts
-from pipeplan_launch.asking import PATIENCE_S, Asked
+from pipeplan_launch.asking import Asked
 from pipeplan_launch.errors import PeerLost
 from pipeplan_launch.interrupt import check_interrupt
 from pipeplan_launch.transport import explained
@@ -125,7 +125,7 @@ def gather(timeout_s: float) -> Attempt:
     deadline = time.monotonic() + timeout_s
     with explained("the workers' common store could not be reached"):
         base, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-        asked = Asked(base, min(timeout_s, PATIENCE_S)).under("pipeplan")
+        asked = Asked(base, timeout_s).under("pipeplan")
         number = _come(asked, rank, deadline) if rank else _call_together(asked, world, deadline)
     return Attempt(number, _under(str(number), _under("pipeplan", base)), asked, rank, world)
 

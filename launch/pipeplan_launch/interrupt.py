@@ -117,14 +117,21 @@ def _came(number: int) -> None:
 def _act(number: int) -> None:
     if not restarts.launched():
         if _handed_to:
-            _handed_to[0]()
+            _hand_on()
         return  # else `check_interrupt` has the say
     if number == signal.SIGTERM and not _known_to_launcher():
         _end(restarts.LOST)
     if not _handed_to or len(_requested) > 1:
         restarts.give_up(restarts.INTERRUPTED)
         _end(restarts.INTERRUPTED)
-    _handed_to[0]()
+    _hand_on()
+
+
+def _hand_on() -> None:
+    """Passing a request on may take long where other servers are out of reach; a second signal is then to be seen."""
+    request = threading.Thread(target=_handed_to[0], daemon=True)
+    request.start()
+    request.join(NOTED_S)
 
 
 def _end(status: int) -> None:

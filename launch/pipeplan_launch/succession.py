@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from pipeplan_launch.asking import Unanswered
 from pipeplan_launch.gathering import Attempt
 
 EVERY_S = 0.5
@@ -32,7 +33,13 @@ def watch(attempt: Attempt, act: Callable[[], None]) -> None:
 
 def _watch(attempt: Attempt, act: Callable[[], None]) -> None:
     with suppress(RuntimeError):  # the store is lost: so much the main thread finds out
-        while not attempt.is_succeeded():
+        while not _is_succeeded(attempt):
             time.sleep(EVERY_S)
         time.sleep(GRACE_S)
         act()
+
+
+def _is_succeeded(attempt: Attempt) -> bool:
+    with suppress(Unanswered):  # until the link is back
+        return attempt.is_succeeded()
+    return False

@@ -1,9 +1,10 @@
-"""Questions to the workers' store end, whether or not it answers; a server that is cut off from it, too."""
+"""Questions to the workers' store end, whether or not it answers, and go on once it does; cut-off servers end, too."""
 
 from __future__ import annotations
 
 import socket
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from pipeplan_launch import gathering, succession
-from pipeplan_launch.asking import Asked
+from pipeplan_launch.asking import Asked, Unanswered
 from pipeplan_launch.errors import PeerLost
 from pipeplan_launch.gathering import Attempt
 from pipeplan_launch.oversight import Reach
@@ -24,11 +25,13 @@ class Silent:
     """A store behind a link that is cut."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.asked: list[str] = []
+        self.is_asked = threading.Event()
         self.heals = threading.Event()
 
     def add(self, key: str, amount: int) -> int:
-        self.asked += 1
+        self.asked.append(key)
+        self.is_asked.set()
         self.heals.wait(PATIENCE_S)
         return amount
 
@@ -38,19 +41,76 @@ def store() -> Any:
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
-def test_a_store_that_does_not_answer_is_asked_once() -> None:
+def answered(asked: Asked, key: str) -> int:
+    """Once the answer to an earlier question has come, which takes the store's thread a moment."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return asked.add(key, 7)
+        except Unanswered:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_a_store_that_does_not_answer_is_asked_once_until_it_does() -> None:
     silent = Silent()
     asked = Asked(silent, patience_s=0.05)
-    with pytest.raises(RuntimeError, match=r"did not answer within 0\.05 s"):
-        asked.add("a", 1)
-    with pytest.raises(RuntimeError, match="does not answer"):
-        asked.under("b").add("a", 1)
-    assert silent.asked == 1
+    for _ in range(3):
+        with pytest.raises(Unanswered, match=r"did not answer within 0\.05 s"):
+            asked.under("b").add("a", 1)
+    assert silent.asked == ["b/a"]
     silent.heals.set()
+    assert answered(asked, "c") == 7
+    assert silent.asked == ["b/a", "c"]
+
+
+def test_who_asks_a_silent_store_waits_no_longer_than_who_asked_first() -> None:
+    silent = Silent()
+    asked = Asked(silent, patience_s=1.0)
+    ends: list[float] = []
+
+    def ask() -> None:
+        with pytest.raises(Unanswered):
+            asked.add("first", 1)
+        ends.append(time.monotonic())
+
+    first = threading.Thread(target=ask)
+    first.start()
+    assert silent.is_asked.wait(PATIENCE_S)
+    time.sleep(0.8)
+    with pytest.raises(Unanswered):
+        asked.add("second", 1)
+    end = time.monotonic()
+    first.join(PATIENCE_S)
+    assert end - ends[0] < 0.7, "not 0.8 s after it"
+    silent.heals.set()
+    assert answered(asked, "third") == 7
+    assert silent.asked == ["first", "third"], "nobody waits for the second any more"
+
+
+def test_an_answer_that_comes_in_time_ends_the_silence() -> None:
+    silent = Silent()
+    asked = Asked(silent, patience_s=PATIENCE_S)
+    threading.Timer(0.2, silent.heals.set).start()
+    assert [asked.add(key, 3) for key in ("a", "b")] == [3, 3]
+
+
+def test_workers_are_as_patient_as_their_timeout(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    patience: list[float] = []
+
+    class Noted(Asked):
+        def __init__(self, base: Any, patience_s: float) -> None:
+            patience.append(patience_s)
+            super().__init__(base, patience_s)
+
+    monkeypatch.setattr(gathering, "rendezvous", lambda *given, **named: iter([(store, 0, 1)]))
+    monkeypatch.setattr(gathering, "Asked", Noted)
+    assert gathering.gather(600.0).number == 1
+    assert patience == [600.0]
 
 
 def test_answers_and_errors_are_those_of_the_store(store: Any) -> None:
-    asked = Asked(store).under("a").under("b")
+    asked = Asked(store, PATIENCE_S).under("a").under("b")
     assert asked.add("number", 2) == 2
     assert asked.compare_set("name", "", "first") == b"first"
     asked.set("name", "second")
@@ -69,11 +129,11 @@ class Broken:
 
 def test_what_asking_raises_is_raised() -> None:
     with pytest.raises(RuntimeError, match="connection closed"):
-        Asked(Broken()).add("a", 1)
+        Asked(Broken(), PATIENCE_S).add("a", 1)
 
 
 def attempt_of(store: Any, number: int, rank: int) -> Attempt:
-    launch = Asked(store)
+    launch = Asked(store, PATIENCE_S)
     return Attempt(number, gathering._under(str(number), store), launch, rank, 2)
 
 
@@ -96,6 +156,31 @@ def test_who_waits_for_a_worker_that_was_started_again_is_told(
     arrival.start()
     assert told.wait(PATIENCE_S)
     arrival.join(PATIENCE_S)
+
+
+class Succeeded:
+    """An attempt, as its store says at one look after another whether it is over."""
+
+    def __init__(self, *said: bool | Exception) -> None:
+        self._said = list(said)
+
+    def is_succeeded(self) -> bool:
+        said = self._said.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+
+def test_watching_goes_on_once_the_store_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(succession, "EVERY_S", 0.0)
+    monkeypatch.setattr(succession, "GRACE_S", 0.0)
+    told: list[str] = []
+    attempt: Any = Succeeded(False, Unanswered("silent"), Unanswered("silent"), False, True)
+    succession._watch(attempt, lambda: told.append("over"))
+    assert told == ["over"]
+    lost: Any = Succeeded(False, RuntimeError("connection closed"))
+    succession._watch(lost, lambda: told.append("lost"))
+    assert told == ["over"], "the main thread finds out"
 
 
 def _arrive(store: Any, rank: int) -> None:

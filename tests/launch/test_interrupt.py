@@ -103,6 +103,18 @@ def test_only_a_second_request_ends_what_goes_on_gracefully() -> None:
     assert said in ("asked SIGTERM", "asked SIGINT")  # of two that wait to be delivered, any may be the first
 
 
+def test_a_request_that_is_long_in_handing_on_does_not_hide_the_second() -> None:
+    waits = "interrupt.gracefully(lambda: (print('asked', flush=True), time.sleep(1000)))\n"
+    worker = Worker(waits + "interrupt.AGAIN_S = interrupt.NOTED_S = 0.1\n" + CHECKED)
+    worker.send(signal.SIGTERM)
+    assert worker.line() == "asked"
+    time.sleep(0.3)
+    worker.send(signal.SIGTERM)
+    status, said = worker.end()
+    assert status == 0
+    assert "SIGTERM" in said
+
+
 def test_an_event_loop_does_not_take_the_signals_away() -> None:
     worker = Worker(GRACEFUL + "import asyncio\nasyncio.run(asyncio.sleep(0))\n" + CHECKED)
     worker.send(signal.SIGTERM)
