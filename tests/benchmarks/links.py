@@ -29,15 +29,18 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
+from links_network import run as run_in
+from links_network import several
 from rich.console import Console
 from rich.table import Table
 
 from pipeplan import cli, cluster_file, cost
 from pipeplan.cli.profile import links as _command  # noqa: F401  imported before the workers are forked
 from pipeplan.cluster import Cluster
+from pipeplan.emulate import machine
 from pipeplan.links import Links
 from pipeplan_launch.emulation.network import INSIDE as NAMESPACES
-from pipeplan_launch.emulation.network import Network, Node, possible, several
+from pipeplan_launch.emulation.network import Network, Node
 from pipeplan_launch.linkprobe import joined as _joined  # noqa: F401
 
 MBIT = 1.25e5
@@ -91,7 +94,7 @@ def survey(network: Network, output: Path, port: int) -> float:
         cli.main()
 
     began = time.perf_counter()
-    statuses = network.run(work, port)
+    statuses = run_in(network, work, port)
     if any(statuses):
         raise RuntimeError(f"pipeplan profile --links ended with {statuses}")
     return time.perf_counter() - began
@@ -124,7 +127,7 @@ def bare(network: Network, folder: Path, port: int) -> tuple[float, float]:
             (folder / "bare").write_text(f"{median(times[1:])} {median(ways[1:])}")
         dist.barrier()
 
-    if any(network.run(work, port)):
+    if any(run_in(network, work, port)):
         raise RuntimeError("a bare all-reduce failed")
     reduced, sent = map(float, (folder / "bare").read_text().split())
     return reduced, sent
@@ -193,8 +196,8 @@ def main() -> int:
     if os.environ.get(INSIDE):
         measure(given.names[0], given.runs, given.keep)
         return 0
-    if not possible():
-        print("skipped: this machine does not let us make network namespaces (unshare -Urnm)")
+    if why := machine.lacking():
+        print(f"skipped: {why}")
         return 0
     os.environ[INSIDE] = "1"
     options = ["--keep", str(given.keep.absolute())] if given.keep else []

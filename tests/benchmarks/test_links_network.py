@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 
 from pipeplan import cluster_file
+from pipeplan.emulate import machine
 from pipeplan.links import Links
-from pipeplan_launch.emulation.network import possible
 
 SCRIPT = Path(__file__).with_name("links.py")
 MBIT = 1.25e5
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not possible(), reason="this machine does not let us make network namespaces (unshare -Urnm)"),
-]
+LACKS = machine.lacking()
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(LACKS), reason=LACKS)]
 
 
 def measured(name: str, folder: Path) -> tuple[Links, str]:

@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 from emulated import PROFILE, two_servers, write
 
-from pipeplan_launch.emulation.network import possible
+from pipeplan.emulate import machine
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not possible(), reason="this machine gives us no network namespaces with shaped links"),
-]
+LACKS = machine.lacking(processes=True)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(LACKS), reason=LACKS)]
 REPLAY = [sys.executable, "-m", "pipeplan", "replay", "plan"]
 PATIENCE_S = 120.0
 

@@ -64,9 +64,10 @@ def _run(network: Network, given: Mapping[str, Any]) -> dict[str, Any]:
     _import_what_workers_need()
     counting = Counting(network.ports, Path(given["out"]).parent)
     began = time.time()
-    statuses = _finish(dict(network.start(lambda: _work(given), PORT)), began + given["limit_s"])
+    statuses, late = _finish(dict(network.start(lambda: _work(given), PORT)), began + given["limit_s"])
     return {
         "statuses": [statuses[rank] for rank in sorted(statuses)],
+        "late": late,
         "seconds": time.time() - began,
         "traffic": counting.stop(),
         "cores": counting.cores(),
@@ -94,9 +95,13 @@ def _work(given: Mapping[str, Any]) -> None:
     raise SystemExit(executor.main([given["plan"], *given["arguments"]]))
 
 
-def _finish(workers: dict[int, int], deadline: float) -> dict[int, int]:
-    """Exit statuses by rank. Once one fails, or time is up, the others get a moment."""
+def _finish(workers: dict[int, int], deadline: float) -> tuple[dict[int, int], bool]:
+    """Exit statuses by rank, and whether all was well but for the time, which was up.
+
+    `workers`: ranks by process id. Once one fails, the others get a moment.
+    """
     statuses: dict[int, int] = {}
+    late = False
     while workers:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in workers:
@@ -105,10 +110,11 @@ def _finish(workers: dict[int, int], deadline: float) -> dict[int, int]:
                 deadline = min(deadline, time.time() + 5)
         elif not pid:
             if time.time() > deadline:
+                late = late or not any(statuses.values())
                 for one in workers:
                     os.kill(one, signal.SIGKILL)
             time.sleep(0.05)
-    return statuses
+    return statuses, late
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import ctypes
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,11 +46,6 @@ class Port:
     interface: str
     node: Node
     """What is at the other end."""
-
-
-def several(count: int, node: Node) -> tuple[Node, ...]:
-    """So many of the same."""
-    return (node,) * count
 
 
 class Network:
@@ -96,15 +91,11 @@ class Network:
         else:
             _run(f"ip -n {below} link set {end} master bridge")
 
-    def run(self, work: Callable[[], object], port: int) -> list[int]:
-        """Do some work in a process for every worker, which finds RANK and the like set; their exit statuses.
+    def start(self, work: Callable[[], object], port: int) -> list[tuple[int, int]]:
+        """Do some work in a process for every worker, which finds RANK and the like set; (process id, rank) of each.
 
         What they need should be imported before: they are forked from here.
         """
-        return wait([pid for pid, _ in self.start(work, port)])
-
-    def start(self, work: Callable[[], object], port: int) -> list[tuple[int, int]]:
-        """(process id, rank) of every worker, at once."""
         world = sum(workers for _, workers in self.servers)
         found = []
         for rank, (name, local, here) in enumerate(self._ranks()):
@@ -126,11 +117,6 @@ def within(name: str, work: Callable[[], object], variables: Mapping[str, object
     if not pid:
         _be(name, variables or {}, work)
     return pid
-
-
-def wait(pids: Sequence[int]) -> list[int]:
-    """The exit statuses of some processes; a signal's is negative."""
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 
 
 def _be(name: str, variables: Mapping[str, object], work: Callable[[], object]) -> None:
@@ -155,18 +141,6 @@ def enter(name: str) -> None:
     with (NAMES / name).open() as place:
         if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")
-
-
-def possible() -> bool:
-    """Whether this machine lets us make such networks."""
-    try:
-        ready = "mount -t tmpfs none /run && ip link add one0 type veth peer name one1 && ip link add two type bridge"
-        shaped = f"{ready} && tc qdisc add dev one0 root tbf rate 1gbit burst 64k latency 200ms"
-        return (
-            subprocess.run([*INSIDE, "sh", "-c", shaped], capture_output=True, timeout=20, check=False).returncode == 0
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
 
 
 def _run(command: str) -> None:

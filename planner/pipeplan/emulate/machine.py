@@ -24,20 +24,27 @@ _PROCESSES = ("mount -t proc proc /proc", "a view of our own on its processes")
 
 def check(processes: bool = False) -> None:
     """Raise an `InputError` that says what is missing, if anything is; `processes` where launchers are to run."""
+    if why := lacking(processes):
+        raise InputError(f"plans cannot be replayed here: {why}")
+
+
+def lacking(processes: bool = False) -> str:
+    """What is missing, and what to do about it; empty if nothing is."""
     tries = (*_TRIES, _PROCESSES) if processes else _TRIES
     if not sys.platform.startswith("linux"):
-        _refuse(f"it needs Linux, for network namespaces; this is {sys.platform}", "replay on a Linux machine")
+        return f"it needs Linux, for network namespaces; this is {sys.platform}; replay on a Linux machine"
     for command, package in (("unshare", "util-linux"), ("ip", "iproute2"), ("tc", "iproute2"), ("sysctl", "procps")):
         if shutil.which(command) is None:
-            _refuse(f"the command {command} is missing", f"install {package}, whose it is")
+            return f"the command {command} is missing; install {package}, whose it is"
     if importlib.util.find_spec("torch") is None:
-        _refuse("it runs the executor, and torch is not installed", "pip install 'pipeplan[torch]'")
+        return "it runs the executor, and torch is not installed; pip install 'pipeplan[torch]'"
     if why := _try("true"):
-        _refuse(f"this system allows no namespaces without root ({why})", "run it as root, or allow them")
+        return f"this system allows no namespaces without root ({why}); run it as root, or allow them"
     if _try(" && ".join(command for command, _ in tries)):
         for number, (_, what) in enumerate(tries):
             if why := _try(" && ".join(command for command, _ in tries[: number + 1])):
-                _refuse(f"this system does not give us {what}: {why}", "replay on another machine")
+                return f"this system does not give us {what}: {why}; replay on another machine"
+    return ""
 
 
 def _try(script: str) -> str:
@@ -48,7 +55,3 @@ def _try(script: str) -> str:
         return str(error)
     lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
     return lines[-1] if done.returncode else ""
-
-
-def _refuse(why: str, remedy: str) -> None:
-    raise InputError(f"plans cannot be replayed here: {why}; {remedy}")

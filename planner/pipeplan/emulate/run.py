@@ -52,6 +52,11 @@ def replay(
         limit_s = STARTING_S + 5 * max(settings.seconds, ready.minibatches * ready.pace_s)
         order = ready.order(room, limit_s, ["--log-every", "0"])
         result = carry_out(order, room, lambda: watch(room, ready))
+        if result["late"]:
+            raise InputError(
+                f"the replay took longer than {limit_s:.0f} s, for {ready.minibatches * ready.pace_s:.0f} s of "
+                "training: run it again when this machine has less to do, or with other --seconds"
+            )
         if any(result["statuses"]):
             raise InputError(f"the replayed workers failed: {last_line(room / 'log.txt')}")
         return _measured(ready, result, room, began)
