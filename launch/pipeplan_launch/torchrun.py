@@ -40,9 +40,8 @@ STOPPED_LINE = "stopped: --resume goes on from the last checkpoint, if there is 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run torchrun with these arguments; returns the exit status."""
     os.environ.setdefault("LOGLEVEL", "CRITICAL")  # read by torchrun's loggers when they are made
-    os.environ.setdefault(
-        "TORCH_CPP_LOG_LEVEL", "ERROR"
-    )  # else a page on a store that is gone, which is said in a line
+    # Of a store that is gone torch would print a page, where the workers say it in a line.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         with restarts.remembering() as folder:
             return _launch(list(sys.argv[1:] if arguments is None else arguments), folder)
