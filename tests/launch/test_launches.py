@@ -84,6 +84,7 @@ def test_goes_on_after_a_kill_and_stops_when_asked(script: Path, tmp_path: Path)
     assert len(losses) == 24 * last.position.epoch + last.position.minibatch
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_launcher_that_is_killed(script: Path, tmp_path: Path) -> None:
     with Launch(script, tmp_path / "run", "--epochs", "100000", "--log-every", "0") as launch:
         launch.trains()

@@ -147,6 +147,7 @@ def test_modules_named_like_our_own_layers() -> None:
     assert [layer.name for layer in traced.layers] == ["loss#2", "a b $(x) 'q'", "loss"]
 
 
+@pytest.mark.slow
 def test_hash_is_the_same_in_every_process_and_for_every_minibatch() -> None:
     code = (
         "import traced_zoo, traced_zoo_whole; from pipeplan_launch.trace import trace;"

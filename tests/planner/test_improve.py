@@ -161,6 +161,7 @@ def test_copies_stay_alike() -> None:
     assert all(better.copy(1)[i] == tuple(w + 3 for w in workers) for i, workers in enumerate(better.copy(0)))
 
 
+@pytest.mark.slow
 def test_what_the_solvers_prove_is_no_proof_where_cards_are_shared() -> None:
     outcomes = [solve(_problem(seed)) for seed in BINDING[:6]]
     shared = [outcome for outcome in outcomes if outcome.evaluation.pace_s > outcome.evaluation.alone_s * (1 + 1e-6)]
