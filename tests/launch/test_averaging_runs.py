@@ -54,6 +54,7 @@ def test_bf16_trains_to_about_the_same(tmp_path: Path) -> None:
     assert distance["one.weight"] > 1e-5, "it is not exact"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replicas", "option"),
     [

@@ -94,6 +94,7 @@ def test_nothing_outlives_a_launcher_that_is_killed(script: Path, tmp_path: Path
         assert left_nothing(launch)
 
 
+@pytest.mark.slow
 def test_a_request_before_training_ends_at_once(script: Path, tmp_path: Path) -> None:
     with Launch(script, tmp_path / "run") as launch:
         launch.until(lambda: len(launch.workers()) == 2, "workers")

@@ -351,6 +351,7 @@ def _save(spread: float = 0.0, saved: int = 6) -> None:
     replace(profile, layers=layers).save(Path("profile.json"))
 
 
+@pytest.mark.slow
 def test_it_explains_in_80_columns_without_colour(run: Run) -> None:
     _save(spread=0.5)
     done = run("explain", "--cluster", "A", "--samples", "3")

@@ -78,6 +78,7 @@ def _solved_scenarios() -> list[tuple[int, Scenario]]:
     return [(seed, from_document(Node(plan_document(outcome), f"seed {seed}"))) for seed, outcome in found if outcome]
 
 
+@pytest.mark.slow
 def test_random_plans_run_at_the_pace_that_the_evaluator_says() -> None:
     kinds = set()
     checked = 0

@@ -274,6 +274,7 @@ def test_a_table_of_80_columns_and_files(run: Run) -> None:
     assert done.err.splitlines()[-2:] == ["written: out/s.csv", "written: s.svg"]
 
 
+@pytest.mark.slow
 def test_a_table_of_everything_still_has_80_columns(run: Run) -> None:
     _save()
     done = run(

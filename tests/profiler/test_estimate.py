@@ -88,6 +88,7 @@ def test_convolutions_of_every_kind_multiply_as_often_as_by_counting() -> None:
         assert backward == 2 * expected * (2 if index else 1)
 
 
+@pytest.mark.slow
 def test_recurrent_layers_multiply_by_all_weights_at_every_step() -> None:
     forward, backward = flops("recurrent", "first")
     weights = [4 * 32 * (24 + 32), 4 * 32 * (64 + 32)]
