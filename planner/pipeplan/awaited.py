@@ -18,6 +18,7 @@ from pipeplan import cost
 from pipeplan.links import Links
 from pipeplan.plan import ACCUMULATING, Plan
 from pipeplan.problem import Problem
+from pipeplan.stages import group_allreduce_time
 
 FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
@@ -40,12 +41,13 @@ def exposed_allreduce_s(plan: Plan, problem: Problem, links: Links) -> float:
     return _left_s(passes, again, lambda size: float(cost.ring_allreduce_time(stage.replicas, size, *rate)))
 
 
-def awaited_pace_s(plan: Plan, problem: Problem, links: Links, pass_s: float, allreduce_s: float) -> float:
-    """Seconds per minibatch of a plan that waits; 0 for others. `pass_s`: f + b + u; `allreduce_s`: a round's."""
+def awaited_pace_s(plan: Plan, problem: Problem, links: Links, pass_s: float) -> float:
+    """Seconds per minibatch of a plan that waits; 0 for others. `pass_s`: f + b + u of its stage."""
     if not waits(plan):
         return 0.0
     exposed = exposed_allreduce_s(plan, problem, links)
-    beside = (1.0 - problem.options.overlap) * max(0.0, allreduce_s - exposed)
+    hidden = max(0.0, group_allreduce_time(plan, problem, links, 0) - exposed)
+    beside = (1.0 - problem.options.overlap) * hidden
     return (pass_s + exposed + beside) / plan.stages[0].replicas
 
 

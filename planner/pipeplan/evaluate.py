@@ -108,7 +108,7 @@ def evaluate(plan: Plan, problem: Problem) -> Evaluation:
         pace, bound = _steady_state(plan, problem, stages, copies_s)
     alone = pace
     if problem.options.contention:
-        awaited_s = awaited_pace_s(plan, problem, links, times[0].pass_s, group_allreduce_time(plan, problem, links, 0))
+        awaited_s = awaited_pace_s(plan, problem, links, times[0].pass_s)
         if awaited_s > pace * (1 + cost.ROUNDING):
             pace, bound = awaited_s, AWAITED
         busiest_s, card = contention.loads(plan, problem, links).busiest()

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from pipeplan import render, single
+from pipeplan import awaited, render, single
+from pipeplan.check import awaited as checker
 from pipeplan.check.verify import Finding, verify
 from pipeplan.cluster import Cluster, Device, Level, Server
 from pipeplan.evaluate import AWAITED, evaluate
@@ -22,6 +23,7 @@ from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
 from pipeplan.profile import Layer, Profile, Tensor
 from pipeplan.solve import solve
+from pipeplan_launch import buckets
 
 MIB = 2**20
 
@@ -104,6 +106,11 @@ def test_the_proof_of_one_stage_is_checked() -> None:
     wrong = copy.deepcopy(document)
     wrong["prediction"]["stages"][0]["exposed_sync_s"] *= 1.01
     assert not {found.what: found for found in verify(Node(wrong, "plan.json"), profile)}["stages"].holds
+
+
+def test_buckets_close_where_those_of_the_executor_do() -> None:
+    planned, checked = (awaited.FIRST_BUCKET_BYTES, awaited.BUCKET_BYTES), (checker.FIRST, checker.OTHERS)
+    assert planned == checked == (buckets.FIRST_BUCKET_BYTES, buckets.BUCKET_BYTES)
 
 
 def test_nothing_waits_where_nothing_overlaps() -> None:
