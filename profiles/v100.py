@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan.files import write_text
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.profiler import Options, profile_model
 
 MODELS = {

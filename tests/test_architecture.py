@@ -23,31 +23,31 @@ PLANNER = (
     {"", "errors", "interrupts", "resources", "suggest", "text"},
     {"files", "graph", "units"},
     {
-        *("profile", "profile_diff", "profile_file", "rescale", "profile_match", "cluster", "cluster_check", "cost"),
-        "measured",
+        *("profile_data", "profile_diff", "profile_file", "rescale", "profile_match", "cluster_data", "cluster_check"),
+        *("cost", "measured"),
     },
     {"plan"},
     {
         *("alter", "cluster_edit", "cluster_file", "cluster_json", "cluster_write", "devices", "importers", "linkfit"),
-        *("links", "local", "problem"),
+        *("links", "local", "problem", "stored"),
     },
     {"awaited", "batch", "cuts", "stages", "contention", "layouts"},
-    {"check", "evaluate", "held", "simulate"},
+    {"check", "evaluate", "held", "simulation"},
     {"solvers", "baselines", "improve"},
     {"diagnose", "quick", "single", "verdict"},
-    {"solve"},
+    {"solving"},
     {"auto", "fewest", "sized"},
-    {"render", "show"},
+    {"rendering", "show"},
     {"emulate", "explain", "picture", "sweep"},
     {"calibrate", "replan", "report", "reproduce"},
     {"cli", "__main__"},
 )
 # Beside that list: it measures, and so it needs torch and the executor's tracer.
 PROFILER = "pipeplan.profiler"
-PROFILER_MAY_IMPORT = {"", "devices", "errors", "profile", "profiler", "units"}
+PROFILER_MAY_IMPORT = {"", "devices", "errors", "profile_data", "profiler", "units"}
 
 # What the checker of plans may use: readers of files, and nothing that plans or costs.
-CHECK_MAY_IMPORT = {"", "check", "cluster", "cluster_json", "errors", "files", "profile", "text", "units"}
+CHECK_MAY_IMPORT = {"", "check", "cluster_data", "cluster_json", "errors", "files", "profile_data", "text", "units"}
 
 TORCH_FREE_LAUNCH = (
     "arguments",
@@ -154,13 +154,13 @@ def test_only_profiling_the_list_of_models_and_the_replay_import_the_executor() 
     }
     allowed = {"pipeplan.cli.profile.measure", "pipeplan.cli.profile.links", "pipeplan.cli.models"}
     others = {module for module in users - allowed if not module.startswith(PROFILER)}
-    assert {part_of(module) for module in others} == {"emulate", "simulate"}
+    assert {part_of(module) for module in others} == {"emulate", "simulation"}
     theirs = {
         part: {name for module in others if part_of(module) == part for name in imported(module)}
         & {name for name in modules() if package_of(name) == "pipeplan_launch"}
-        for part in ("emulate", "simulate")
+        for part in ("emulate", "simulation")
     }
-    assert theirs["simulate"] == {"pipeplan_launch.schedule"}, "what is replayed is what runs, and nothing else"
+    assert theirs["simulation"] == {"pipeplan_launch.schedule"}, "what is replayed is what runs, and nothing else"
     assert theirs["emulate"] == {"pipeplan_launch.emulation.network"}, "how it is started; the rest runs by itself"
 
 
@@ -194,7 +194,7 @@ def test_solvers_neither_print_nor_write(module: str) -> None:
     names = imported(module)
     assert not {"click", "rich", "jinja2"} & {package_of(name) for name in names}
     ours = {part_of(name) for name in names if package_of(name) == "pipeplan"}
-    assert not ours & {"cli", "files", "render", "show", "solve"}
+    assert not ours & {"cli", "files", "rendering", "show", "solving"}
 
 
 def test_the_two_solvers_share_no_search() -> None:
@@ -210,7 +210,7 @@ def test_the_two_solvers_share_no_search() -> None:
 def test_what_checks_a_plan_shares_nothing_with_what_made_it(module: str) -> None:
     ours = [name for name in imported(module) if package_of(name) == "pipeplan"]
     assert {part_of(name) for name in ours} <= CHECK_MAY_IMPORT
-    planned = {"baselines", "cost", "cuts", "evaluate", "links", "plan", "problem", "solve", "solvers", "stages"}
+    planned = {"baselines", "cost", "cuts", "evaluate", "links", "plan", "problem", "solving", "solvers", "stages"}
     assert not {part_of(name) for name in brought_in(module) if package_of(name) == "pipeplan"} & planned
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.errors import InputError
 from pipeplan.suggest import did_you_mean
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan import ACCUMULATING, DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, VERTICAL
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.quick import best_plan
 from pipeplan.suggest import did_you_mean
 

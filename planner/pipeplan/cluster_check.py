@@ -9,7 +9,7 @@ from pipeplan.errors import InputError
 from pipeplan.files import LARGEST
 
 if TYPE_CHECKING:
-    from pipeplan.cluster import Cluster, Device, Level
+    from pipeplan.cluster_data import Cluster, Device, Level
 
 MAXIMUM_WORKERS = 1 << 20
 LONGEST_LATENCY_S = 3600.0

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeplan import cluster_file
-from pipeplan.cluster import Cluster, Level
+from pipeplan.cluster_data import Cluster, Level
 from pipeplan.errors import InputError
 from pipeplan.files import read_text, write_text
 from pipeplan.suggest import did_you_mean

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeplan import resources
-from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
 from pipeplan.files import Node, read_toml
 from pipeplan.suggest import did_you_mean

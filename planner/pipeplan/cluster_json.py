@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
 from pipeplan.files import Node
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.cluster_file import FORMAT, VERSION
 from pipeplan.errors import InputError
 from pipeplan.files import write_text

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan import cost
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.links import Links
 from pipeplan.plan import ACCUMULATING, Plan, Stage
 from pipeplan.problem import Problem

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeplan import alter
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.cuts import Cuts, enumerate_cuts
 from pipeplan.errors import InputError
 from pipeplan.evaluate import evaluate

@@ -8,7 +8,7 @@ from pipeplan.cuts import Cuts, enumerate_cuts
 from pipeplan.errors import InputError
 from pipeplan.problem import Problem
 from pipeplan.quick import best_plan
-from pipeplan.solve import Outcome, Settings, solve
+from pipeplan.solving import Outcome, Settings, solve
 
 _ROUNDING = 1e-9
 """Relative: a pace at the limit but for rounding is within it."""

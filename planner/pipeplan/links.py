@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.cluster import Cluster, Level
+from pipeplan.cluster_data import Cluster, Level
 
 Floats = NDArray[np.float64]
 

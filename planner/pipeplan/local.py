@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.errors import InputError
 from pipeplan.units import parse_size
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from pipeplan import cost, graph
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InputError
 from pipeplan.plan import ACCUMULATING, FLUSHING, SCHEDULES, STASHING
-from pipeplan.profile import Profile, edges
+from pipeplan.profile_data import Profile, edges
 from pipeplan.suggest import did_you_mean
 
 BOUNDARIES = ("single", "parallel")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pipeplan.profile import Layer, Profile, edges
+from pipeplan.profile_data import Layer, Profile, edges
 from pipeplan.profile_match import MODULE, Match, Matching, match
 
 SAME, DIFFERENT, UNKNOWN = "same", "different", "not known"

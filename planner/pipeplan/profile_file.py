@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeplan.files import Node
-from pipeplan.profile import Layer, Profile, Provenance, Size, Tensor
+from pipeplan.profile_data import Layer, Profile, Provenance, Size, Tensor
 
 
 def parse(root: Node) -> Profile:

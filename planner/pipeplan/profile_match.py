@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeplan.profile import Layer, Profile
+from pipeplan.profile_data import Layer, Profile
 
 NAME, ORDER, WEIGHTS, MODULE = "name", "order and kind", "order and weights", "module"
 """How layers were matched."""

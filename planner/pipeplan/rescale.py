@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeplan.profile import Layer, Profile, Size, Tensor
+from pipeplan.profile_data import Layer, Profile, Size, Tensor
 
 _TIMES = ("forward_s", "backward_s", "forward_spread_s", "backward_spread_s")
 _BYTES = ("saved_bytes", "workspace_bytes")

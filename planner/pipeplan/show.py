@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeplan.baselines import Baseline
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.evaluate import AWAITED
 from pipeplan.plan import STASHING, Plan
 from pipeplan.text import one_line
@@ -20,7 +20,7 @@ from pipeplan.units import show_size, show_time
 from pipeplan.verdict import TOLERANCE
 
 if TYPE_CHECKING:  # those who only want a cluster described need not wait for the solvers
-    from pipeplan.solve import Outcome
+    from pipeplan.solving import Outcome
 
 
 def show(outcome: Outcome, console: Console) -> None:

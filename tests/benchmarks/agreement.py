@@ -17,18 +17,18 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.evaluate import Evaluation, evaluate
 from pipeplan.files import Node
 from pipeplan.plan import ACCUMULATING, FLUSHING, SCHEDULES, Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile, Tensor
-from pipeplan.render import plan_document
-from pipeplan.simulate.engine import replay
-from pipeplan.simulate.report import enough_minibatches, measure
-from pipeplan.simulate.scenario import from_document
-from pipeplan.solve import Outcome
+from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.rendering.documents import plan_document
+from pipeplan.simulation.engine import replay
+from pipeplan.simulation.report import enough_minibatches, measure
+from pipeplan.simulation.scenario import from_document
 from pipeplan.solvers import depths
+from pipeplan.solving import Outcome
 from pipeplan.verdict import Verdict
 
 KINDS = ("one stage", "straight", "balanced, replicas fall and divide M", "balanced", "any")

@@ -24,14 +24,14 @@ from rich.table import Table
 
 from pipeplan import cluster_file as clusters
 from pipeplan import resources
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.evaluate import evaluate
 from pipeplan.importers import pipedream
 from pipeplan.improve import improve
 from pipeplan.plan import Plan
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 from pipeplan.solvers import dp
 
 # Profile, minibatch measured, minibatch wanted.

@@ -28,10 +28,10 @@ from pipeplan import cluster_file
 from pipeplan.evaluate import evaluate
 from pipeplan.importers import pipedream
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile
+from pipeplan.profile_data import Layer, Profile
 from pipeplan.profiler import Options as Measure
 from pipeplan.profiler import profile_model
-from pipeplan.solve import Settings, solve
+from pipeplan.solving import Settings, solve
 
 MOST, CLOSE = 0.9, 0.25
 JOBS = Path(__file__).with_name("estimates_jobs.py")

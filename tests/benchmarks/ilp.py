@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeplan import cluster_file, resources
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.importers import pipedream
 from pipeplan.problem import Problem
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.solvers import dp, ilp
 from pipeplan.solvers.result import Result
 

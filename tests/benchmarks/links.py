@@ -36,7 +36,7 @@ from rich.table import Table
 
 from pipeplan import cli, cluster_file, cost
 from pipeplan.cli.profile import links as _command  # noqa: F401  imported before the workers are forked
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.emulate import machine
 from pipeplan.links import Links
 from pipeplan_launch.emulation.network import INSIDE as NAMESPACES

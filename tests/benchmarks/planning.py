@@ -26,9 +26,9 @@ from pipeplan import cluster_file
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.importers import pipedream
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Profile
-from pipeplan.solve import MAXIMUM_CUTS
+from pipeplan.profile_data import Profile
 from pipeplan.solvers import dp
+from pipeplan.solving import MAXIMUM_CUTS
 
 
 @dataclass(frozen=True)

@@ -35,14 +35,15 @@ import torch
 from peers_load import undisturbed
 from peers_run import Here, pipeplan
 
-from pipeplan import cluster_file, local, render
-from pipeplan.cluster import Cluster
+from pipeplan import cluster_file, local
+from pipeplan.cluster_data import Cluster
 from pipeplan.evaluate import Evaluation, evaluate
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Profile
-from pipeplan.solve import Outcome
+from pipeplan.profile_data import Profile
+from pipeplan.rendering import plan_folder
 from pipeplan.solvers import depths
+from pipeplan.solving import Outcome
 from pipeplan.verdict import Verdict
 
 HERE = Path(__file__).parent
@@ -150,7 +151,7 @@ class Bench:
         plan, score = chosen(problem, shape)
         outcome = Outcome(problem, plan, score, (), Verdict(True, False, "of a given shape"), (), {})
         case = Case(name, shape, outcome)
-        render.write_plan(outcome, self._folder / "plans" / case.folder, force=True)
+        plan_folder.write_plan(outcome, self._folder / "plans" / case.folder, force=True)
         return case
 
     def run(self, case: Case, minibatches: int) -> tuple[float, dict[str, Any]]:

@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeplan import cluster_file as clusters
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.importers import pipedream
 from pipeplan.problem import Options, Problem
-from pipeplan.solve import Settings, solve
 from pipeplan.solvers import published
+from pipeplan.solving import Settings, solve
 
 # Published optimiser: profile, levels (count, bytes/s), seconds per minibatch, speed-up over its data parallelism.
 CODE = [

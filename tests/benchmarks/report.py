@@ -24,11 +24,12 @@ from instances import chain, cluster
 from rich.console import Console
 from rich.table import Table
 
-from pipeplan import render, resources
+from pipeplan import resources
 from pipeplan.cluster_file import load
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Profile
-from pipeplan.solve import Settings, solve
+from pipeplan.profile_data import Profile
+from pipeplan.rendering import plan_folder
+from pipeplan.solving import Settings, solve
 
 PIPEPLAN = [sys.executable, "-m", "pipeplan"]
 WIDTH = 110
@@ -51,7 +52,7 @@ def planned(problem: Problem, settings: Settings, folder: Path) -> tuple[str, fl
     """Solve and write the plan and its profile: its configuration in short, and the seconds that took."""
     began = time.perf_counter()
     outcome = solve(problem, settings)
-    render.write_plan(outcome, folder)
+    plan_folder.write_plan(outcome, folder)
     took = time.perf_counter() - began
     problem.profile.save(folder / "profile.json")
     config = outcome.plan.config

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from pipeplan import cluster_file as clusters
-from pipeplan import render
-from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.files import Node
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile, Provenance, Tensor
-from pipeplan.solve import Outcome, solve
+from pipeplan.profile_data import Layer, Profile, Provenance, Tensor
+from pipeplan.rendering import documents, plan_folder
+from pipeplan.solving import Outcome, solve
 from pipeplan_launch.config import LaunchPlan, Prediction, StagePlacement, load_plan
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "file-formats.md"
@@ -101,7 +101,7 @@ def test_the_servers_that_differ_are_read_and_say_everything(tmp_path: Path) -> 
 
 
 def test_the_plan_is_what_solving_the_examples_gives(outcome: Outcome) -> None:
-    written, made = json.loads(example("plan.json")), json.loads(json.dumps(render.plan_document(outcome)))
+    written, made = json.loads(example("plan.json")), json.loads(json.dumps(documents.plan_document(outcome)))
     assert list(paths(written)) == list(paths(made))
     for part in ("format", "version", "profile", "cluster", "options", "plan"):
         assert written[part] == made[part], part
@@ -111,16 +111,16 @@ def test_the_plan_is_what_solving_the_examples_gives(outcome: Outcome) -> None:
 
 
 def test_the_stage_file_is_what_solving_the_examples_gives(outcome: Outcome) -> None:
-    written, made = json.loads(example("stages/stage-N.json")), render.stage_documents(outcome)[0]
+    written, made = json.loads(example("stages/stage-N.json")), documents.stage_documents(outcome)[0]
     assert list(paths(written)) == list(paths(made))
     assert {**written, "prediction": None} == {**made, "prediction": None}
     assert written["prediction"] == pytest.approx(made["prediction"])
 
 
 def test_the_executor_loads_the_stage_file(outcome: Outcome, tmp_path: Path) -> None:
-    documents = [json.loads(example("stages/stage-N.json")), *render.stage_documents(outcome)[1:]]
-    for index, document in enumerate(documents):
-        render.write_json(tmp_path / "stages" / f"stage-{index}.json", document)
+    files = [json.loads(example("stages/stage-N.json")), *documents.stage_documents(outcome)[1:]]
+    for index, document in enumerate(files):
+        plan_folder.write_json(tmp_path / "stages" / f"stage-{index}.json", document)
     plan = load_plan(tmp_path)
     assert plan.model_ref == "/home/me/translate.py:build"
     assert [stage.workers for stage in plan.pipeline] == [stage.workers for stage in outcome.plan.stages]
@@ -207,8 +207,8 @@ def main() -> None:
         made = solve(Problem(Profile.load(path / "profile.json"), clusters.parse(path / "lab.toml"), Options()))
     text = DOCUMENT.read_text(encoding="utf-8")
     for title, document in (
-        ("plan.json", render.plan_document(made)),
-        ("stages/stage-N.json", render.stage_documents(made)[0]),
+        ("plan.json", documents.plan_document(made)),
+        ("stages/stage-N.json", documents.stage_documents(made)[0]),
     ):
         text = text.replace(example(title), compact(document) + "\n")
     DOCUMENT.write_text(text, encoding="utf-8")

@@ -17,9 +17,9 @@ from unittest import mock
 import pytest
 
 from pipeplan.cli import main as command_line
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.problem import Options
-from pipeplan.profile import Layer, Profile
+from pipeplan.profile_data import Layer, Profile
 from pipeplan.sweep.grid import Point
 from pipeplan.sweep.rows import Row, records
 from pipeplan.sweep.run import Answer

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeplan import render
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile, Tensor
-from pipeplan.solve import Settings, solve
+from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.rendering import plan_folder
+from pipeplan.solving import Settings, solve
 
 PROFILE = Profile(
     layers=(Layer("a", 0.020, 0.040, 1000, 4_000_000), Layer("b", 0.010, 0.020, 500, 8_000_000)),
@@ -33,5 +33,5 @@ def two_servers(each: int = 1) -> Cluster:
 def write(folder: Path, on: Cluster, **options: object) -> Path:
     """A plan folder; its path."""
     problem = Problem(PROFILE, on, Options(**options))  # type: ignore[arg-type]
-    render.write_plan(solve(problem, Settings(solver="dp")), folder)
+    plan_folder.write_plan(solve(problem, Settings(solver="dp")), folder)
     return folder

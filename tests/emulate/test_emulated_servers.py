@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from emulated import GIGABIT, PROFILE, cluster, two_servers, write
 
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.emulate.outcome import LinkUse
 from pipeplan.emulate.predicted import beside, unshaped
 from pipeplan.emulate.prepared import prepare

@@ -9,7 +9,7 @@ from typing import Any
 
 from drive import call
 
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 
 
 def profile(rng: random.Random) -> dict[str, Any]:

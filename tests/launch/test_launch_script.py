@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from toy_workers import stage_contents, write_plan
 
-from pipeplan.render import template
+from pipeplan.rendering.templating import template
 
 HOSTILE = "x'y\"z $(touch pwned) `touch pwned`\nrm -rf pwned; #"
 

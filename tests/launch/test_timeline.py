@@ -15,9 +15,9 @@ from torch import Tensor
 from toy_workers import Toy, depths, run_plan, stage_contents, write_plan
 
 from pipeplan.measured.run import BACKWARD, FORWARD, KINDS, UPDATE, Run, read
-from pipeplan.simulate.engine import replay
-from pipeplan.simulate.scenario import Hop, Load, Scenario
-from pipeplan.simulate.trace import overlaid_document
+from pipeplan.simulation.engine import replay
+from pipeplan.simulation.scenario import Hop, Load, Scenario
+from pipeplan.simulation.trace import overlaid_document
 from pipeplan_launch import processes
 from pipeplan_launch.files import write_json
 from pipeplan_launch.metrics import Lap

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from toy_workers import stage_contents, write_plan
 
-from pipeplan.render import template
+from pipeplan.rendering.templating import template
 from pipeplan_launch.config import LaunchPlan, load_plan
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.preflight import check

@@ -11,11 +11,11 @@ from typing import Any
 from brute_force import Best
 from brute_machines import Instance, Machine
 
-from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 
 ACCUMULATING = ("2bw", "gpipe", "1f1b-flush")
 ALL_SCHEDULES = ("1f1b-stashing", "vertical-sync", *ACCUMULATING)

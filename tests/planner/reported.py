@@ -7,15 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeplan import render, resources
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan import resources
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.cluster_file import load
 from pipeplan.files import Node
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.rendering import documents
 from pipeplan.report.build import build
 from pipeplan.report.source import Source, read
-from pipeplan.solve import Settings, solve
+from pipeplan.solving import Settings, solve
 
 Document = dict[str, Any]
 
@@ -55,7 +56,7 @@ def document_of(
     """Its plan.json."""
     where = load(cluster) if isinstance(cluster, str) else cluster
     outcome = solve(Problem(profile, where, options or Options()), Settings(solver=solver, certify=False))
-    found: Document = json.loads(json.dumps(render.plan_document(outcome)))
+    found: Document = json.loads(json.dumps(documents.plan_document(outcome)))
     return found
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeplan.cluster import Cluster, Device, Level
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.cluster_data import Cluster, Device, Level
+from pipeplan.profile_data import Layer, Profile, Tensor
 
 NAMES = ("forward_s", "backward_s", "update_s", "sync_s")
 OWN = ("load_s", "send_s", "other_s", "wait_s")

@@ -18,7 +18,7 @@ from pipeplan.errors import InputError
 from pipeplan.evaluate import evaluate
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Profile, Size
+from pipeplan.profile_data import Profile, Size
 
 
 def plan_of(profile: Profile, cuts: list[int], replicas: list[int], depths: list[int] | None = None) -> Plan:

@@ -19,16 +19,16 @@ from certificates import certificate
 from commandline import Run
 from instances import drawn, mixed_instance, random_instance, unequal_instance
 
-from pipeplan import render
 from pipeplan.check.dominance import stands_for
 from pipeplan.check.rates import Rates
 from pipeplan.check.verify import Finding, verify
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.files import Node
 from pipeplan.problem import Problem
-from pipeplan.profile import Layer, Profile, Tensor
-from pipeplan.solve import Settings, solve
+from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.rendering import documents
+from pipeplan.solving import Settings, solve
 
 Document = dict[str, Any]
 Case = tuple[Instance, Problem, Document]
@@ -37,7 +37,7 @@ Case = tuple[Instance, Problem, Document]
 def _document(problem: Problem) -> Document:
     """plan.json of the best plan, as it is read from a file."""
     outcome = solve(problem, Settings(solver="dp"))
-    read: Document = json.loads(json.dumps(render.plan_document(outcome)))
+    read: Document = json.loads(json.dumps(documents.plan_document(outcome)))
     return read
 
 

@@ -13,7 +13,7 @@ from commandline import Run as Call
 from runs import chain, cluster, summary_of, write_run
 
 from pipeplan import cluster_file, cluster_write
-from pipeplan.profile import Profile, Provenance
+from pipeplan.profile_data import Profile, Provenance
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from commandline import Run
 
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 
 LAYERS = "abcdef"
 

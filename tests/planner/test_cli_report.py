@@ -12,12 +12,12 @@ import pytest
 from commandline import Run
 from reported import branching, small_cluster, write_run
 
-from pipeplan import render
+from pipeplan import stored
 from pipeplan.cluster_write import save
-from pipeplan.explain import stored
 from pipeplan.problem import Options, Problem
+from pipeplan.rendering import plan_folder
 from pipeplan.report.source import Source, read
-from pipeplan.solve import Settings, solve
+from pipeplan.solving import Settings, solve
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def solved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     profile.save(folder / "profile.json")
     save(cluster, folder / "tiny.toml")
     outcome = solve(Problem(profile, cluster, Options()), Settings(solver="dp", certify=False))
-    render.write_plan(outcome, folder / "plan")
+    plan_folder.write_plan(outcome, folder / "plan")
     return folder
 
 

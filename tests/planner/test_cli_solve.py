@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commandline import Run
 
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 
 
 def _save(path: Path = Path("profile.json"), saved: int = 6) -> None:

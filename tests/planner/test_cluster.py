@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from pipeplan import cluster_file as cluster
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.errors import InputError
 from pipeplan.links import Links
 from pipeplan.local import local

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeplan import cluster_file, cluster_write
-from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
 
 NAMES = ['a "quoted" one', "back\\slash", "tab\tand\nline", "del\x7f", "Zürich µ 服", "#no = comment", ""]

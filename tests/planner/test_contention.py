@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from pipeplan import contention
-from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.evaluate import evaluate
 from pipeplan.links import Links
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 
 DEVICE = Device("d", "cpu", 1 << 40)
 OUT, IN = contention.OUT, contention.IN

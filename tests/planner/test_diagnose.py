@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pipeplan import alter
-from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.diagnose import diagnose
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 from pipeplan.solvers import dp
 
 CUTS = 2000

@@ -15,12 +15,12 @@ import pytest
 from commandline import Run
 from rich.console import Console
 
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.evaluate import evaluate
 from pipeplan.explain.bars import BAR, MOST_STAGES, bar, stages
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*\b(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[0-9;]*m")
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

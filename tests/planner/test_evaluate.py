@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.errors import InputError
 from pipeplan.evaluate import evaluate
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 from pipeplan.solvers import depths
 
 

@@ -13,7 +13,7 @@ import pytest
 from commandline import Run
 
 from pipeplan import alter
-from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.errors import InputError
 from pipeplan.evaluate import evaluate
@@ -26,9 +26,9 @@ from pipeplan.explain.whatif import effects
 from pipeplan.links import Links
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 from pipeplan.quick import best_plan
-from pipeplan.solve import Settings
+from pipeplan.solving import Settings
 from pipeplan.stages import one_stage
 
 DP = Settings(solver="dp")

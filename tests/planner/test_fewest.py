@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.fewest import fewest_workers, on_at_most
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 from pipeplan.quick import best_plan
-from pipeplan.solve import Settings
+from pipeplan.solving import Settings
 
 DP = Settings(solver="dp")
 

@@ -8,11 +8,11 @@ from instances import random_instance, to_problem
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.files import Node
 from pipeplan.held import exposed_s, idle_s
-from pipeplan.render import plan_document
-from pipeplan.simulate.engine import replay
-from pipeplan.simulate.report import enough_minibatches, measure
-from pipeplan.simulate.scenario import from_document
-from pipeplan.solve import Outcome, Settings, solve
+from pipeplan.rendering.documents import plan_document
+from pipeplan.simulation.engine import replay
+from pipeplan.simulation.report import enough_minibatches, measure
+from pipeplan.simulation.scenario import from_document
+from pipeplan.solving import Outcome, Settings, solve
 
 SEEDS = range(30)
 

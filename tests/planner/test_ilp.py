@@ -13,10 +13,10 @@ import pulp
 import pytest
 from instances import drawn, mixed_instance, random_instance
 
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.evaluate import evaluate
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 from pipeplan.solvers import backend, ilp
 from pipeplan.solvers.ilp_layers import Layers
 from pipeplan.solvers.ilp_runs import Run, Runs

@@ -14,7 +14,7 @@ from commandline import Run
 from pipeplan.errors import InputError
 from pipeplan.importers import dnn_partitioning, pipedream, piper
 from pipeplan.importers.given import Given
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 
 GIVEN = Given(minibatch=8, time_unit="ms")
 

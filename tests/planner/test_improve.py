@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.evaluate import evaluate
 from pipeplan.improve import improve
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile, Tensor
-from pipeplan.solve import solve
+from pipeplan.profile_data import Layer, Profile, Tensor
 from pipeplan.solvers import depths
+from pipeplan.solving import solve
 
 
 def _problem(seed: int, **options: object) -> Problem:

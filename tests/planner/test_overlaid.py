@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from commandline import Run
 
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 
 FORWARD_S, BACKWARD_S, UPDATE_S, MOVE_S = 1.0, 2.0, 0.5, 0.25
 """Of both stages, but the update of the first alone, and what lies between them."""

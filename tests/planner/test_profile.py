@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 
 
 def small() -> Profile:

@@ -12,7 +12,7 @@ import pytest
 from commandline import Run
 
 from pipeplan.importers import pipedream
-from pipeplan.profile import Layer, Profile, Size, Tensor
+from pipeplan.profile_data import Layer, Profile, Size, Tensor
 from pipeplan.profile_diff import compare
 from pipeplan.profile_match import MODULE, NAME, ORDER, WEIGHTS, match
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from instances import ALL_SCHEDULES, drawn, mixed_instance, unequal_instance
 
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.evaluate import evaluate
 from pipeplan.plan import ACCUMULATING, GPIPE, Plan
 from pipeplan.problem import Problem
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.solvers import dp
 from pipeplan.stages import one_stage
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from pipeplan import cluster_file as clusters
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.evaluate import evaluate
 from pipeplan.importers import pipedream
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile, Tensor
-from pipeplan.solve import Settings, solve
+from pipeplan.profile_data import Layer, Profile, Tensor
 from pipeplan.solvers import published
+from pipeplan.solving import Settings, solve
 
 
 def _cluster(*levels: tuple[int, float]) -> Cluster:

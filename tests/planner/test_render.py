@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan import render
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.errors import InputError
 from pipeplan.problem import Problem
-from pipeplan.profile import Layer, Profile, Tensor
-from pipeplan.solve import Outcome, Settings, solve
+from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.rendering import plan_folder
+from pipeplan.solving import Outcome, Settings, solve
 
 NASTY = "a b\n'\"; touch pwned; $(touch pwned) `touch pwned` \\ \x1b[31m é #"
 
@@ -36,7 +36,7 @@ def outcome(model: str = "small", layer: str = "a", cluster: str = "test") -> Ou
 
 def test_a_plan_folder_holds_what_the_executor_needs(tmp_path: Path) -> None:
     solved = outcome()
-    render.write_plan(solved, tmp_path / "plan")
+    plan_folder.write_plan(solved, tmp_path / "plan")
     assert sorted(path.name for path in (tmp_path / "plan").iterdir()) == ["launch.sh", "plan.json", "stages"]
     stages = [json.loads(path.read_text()) for path in sorted((tmp_path / "plan" / "stages").iterdir())]
     assert [stage["stage"] for stage in stages] == list(range(len(solved.plan.stages)))
@@ -54,19 +54,19 @@ def test_the_executor_reads_what_is_written(tmp_path: Path) -> None:
     from pipeplan_launch.config import load_plan
 
     solved = outcome()
-    render.write_plan(solved, tmp_path / "plan")
+    plan_folder.write_plan(solved, tmp_path / "plan")
     assert len(load_plan(tmp_path / "plan").layers) == len(solved.plan.stages)
 
 
 def test_a_second_plan_needs_force_and_keeps_the_runs(tmp_path: Path) -> None:
     folder = tmp_path / "plan"
-    render.write_plan(outcome(), folder)
+    plan_folder.write_plan(outcome(), folder)
     (folder / "runs").mkdir()
     (folder / "runs" / "metrics.jsonl").write_text("{}")
     (folder / "stages" / "stage-7.json").write_text("stale")
     with pytest.raises(InputError, match="already holds a plan"):
-        render.write_plan(outcome(), folder)
-    render.write_plan(outcome(model="other"), folder, force=True)
+        plan_folder.write_plan(outcome(), folder)
+    plan_folder.write_plan(outcome(model="other"), folder, force=True)
     assert json.loads((folder / "plan.json").read_text())["profile"]["model"] == "other"
     assert (folder / "runs" / "metrics.jsonl").exists()
     assert not (folder / "stages" / "stage-7.json").exists()
@@ -75,13 +75,13 @@ def test_a_second_plan_needs_force_and_keeps_the_runs(tmp_path: Path) -> None:
 
 def test_force_replaces_the_plan_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "plan"
-    render.write_plan(outcome(), folder)
+    plan_folder.write_plan(outcome(), folder)
     (folder / "mine").mkdir()
     (folder / "mine" / "checkpoint").write_text("weights")
     monkeypatch.chdir(folder)
-    render.write_plan(outcome(model="here"), Path("."), force=True)
+    plan_folder.write_plan(outcome(model="here"), Path("."), force=True)
     (tmp_path / "link").symlink_to(folder)
-    render.write_plan(outcome(model="linked"), tmp_path / "link", force=True)
+    plan_folder.write_plan(outcome(model="linked"), tmp_path / "link", force=True)
     assert (tmp_path / "link").is_symlink()
     assert json.loads((folder / "plan.json").read_text())["profile"]["model"] == "linked"
     assert (folder / "mine" / "checkpoint").read_text() == "weights"
@@ -90,26 +90,26 @@ def test_force_replaces_the_plan_and_nothing_else(tmp_path: Path, monkeypatch: p
 
 def test_a_failure_keeps_the_older_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "plan"
-    render.write_plan(outcome(), folder)
+    plan_folder.write_plan(outcome(), folder)
     before = {path: path.read_text() for path in folder.rglob("*") if path.is_file()}
 
     def full(*_: object) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(render, "launch_script", full)
+    monkeypatch.setattr(plan_folder, "launch_script", full)
     with pytest.raises(InputError, match="No space left on device"):
-        render.write_plan(outcome(model="other"), folder, force=True)
+        plan_folder.write_plan(outcome(model="other"), folder, force=True)
     assert {path: path.read_text() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(InputError, match="not empty and holds no plan"):
-        render.write_plan(outcome(), tmp_path, force=True)
+        plan_folder.write_plan(outcome(), tmp_path, force=True)
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "plan"):
         with pytest.raises(InputError, match="is not a folder"):
-            render.write_plan(outcome(), place, force=True)
+            plan_folder.write_plan(outcome(), place, force=True)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
@@ -117,9 +117,9 @@ def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     def full(*_: object) -> str:
         raise InputError("disk full")
 
-    monkeypatch.setattr(render, "launch_script", full)
+    monkeypatch.setattr(plan_folder, "launch_script", full)
     with pytest.raises(InputError, match="disk full"):
-        render.write_plan(outcome(), tmp_path / "plan")
+        plan_folder.write_plan(outcome(), tmp_path / "plan")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -130,8 +130,8 @@ def test_no_name_can_run_anything(tmp_path: Path, servers: int, monkeypatch: pyt
         levels = (Level("server", 3, 100.0), Level("cluster", servers, 10.0))
         solved = solve(Problem(solved.problem.profile, replace(solved.problem.cluster, levels=levels)), Settings())
     folder = tmp_path / "plan $(touch pwned) 'x' \"y\""
-    monkeypatch.setattr(render.sys, "executable", f"/no/such/{NASTY}")
-    render.write_plan(solved, folder)
+    monkeypatch.setattr(plan_folder.sys, "executable", f"/no/such/{NASTY}")
+    plan_folder.write_plan(solved, folder)
     script = (folder / "launch.sh").read_text()
     assert "\x1b" not in "".join(line for line in script.splitlines() if line.startswith("#"))
     subprocess.run(["bash", "-n", str(folder / "launch.sh")], check=True)
@@ -158,7 +158,7 @@ def test_a_plan_that_cannot_run_here_ends_before_any_worker(tmp_path: Path, serv
     levels = (Level("server", 3, 100.0), Level("cluster", servers, 10.0))
     solved = outcome()
     there = replace(solved.problem.cluster, device=Device("d", "cuda", 10_000), levels=levels)
-    render.write_plan(solve(Problem(solved.problem.profile, there), Settings()), tmp_path / "plan")
+    plan_folder.write_plan(solve(Problem(solved.problem.profile, there), Settings()), tmp_path / "plan")
     script = (tmp_path / "plan" / "launch.sh").read_text()
     assert "\nset -euo pipefail\n" in script
     assert script.endswith('"$@"\n')
@@ -174,5 +174,5 @@ def test_a_plan_that_cannot_run_here_ends_before_any_worker(tmp_path: Path, serv
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_the_script_passes_shellcheck(tmp_path: Path) -> None:
-    render.write_plan(outcome(model=NASTY), tmp_path / "plan")
+    plan_folder.write_plan(outcome(model=NASTY), tmp_path / "plan")
     subprocess.run(["shellcheck", str(tmp_path / "plan" / "launch.sh")], check=True)

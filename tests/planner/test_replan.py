@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from commandline import Ran, Run
 
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 
 TWO_BY_TWO = """
 format = "pipeplan-cluster"

@@ -10,10 +10,10 @@ import pytest
 from instances import drawn, random_instance, unequal_instance
 
 from pipeplan import cluster_file
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Stage
-from pipeplan.profile import Layer, Profile
+from pipeplan.profile_data import Layer, Profile
 from pipeplan.replan.lost import Left, without, workers_named
 from pipeplan.replan.moved import moves
 

@@ -11,8 +11,8 @@ from reported import Document, branching, report_of, rows, small_cluster, source
 
 from pipeplan.problem import Options
 from pipeplan.report.source import Source
-from pipeplan.simulate.engine import replay
-from pipeplan.simulate.report import enough_minibatches, measure
+from pipeplan.simulation.engine import replay
+from pipeplan.simulation.report import enough_minibatches, measure
 
 F, B, U, WAIT, REDUCE = range(5)
 

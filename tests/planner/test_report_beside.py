@@ -12,7 +12,7 @@ from pipeplan.explain.alternatives import alternatives
 from pipeplan.files import Node
 from pipeplan.problem import Problem
 from pipeplan.report.source import Source, read
-from pipeplan.solve import Settings, solve
+from pipeplan.solving import Settings, solve
 
 
 def test_baselines_are_those_of_the_plan_and_the_runner_up_is_another(source: Source, document: Document) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from reported import Document, branching, report_of, small_cluster, source_of
 
+from pipeplan import stored
 from pipeplan.errors import InputError
-from pipeplan.explain import stored
 from pipeplan.files import Node
 from pipeplan.problem import Options
 from pipeplan.report.page import embedded, page

@@ -11,7 +11,7 @@ from reported import branching, report_of, small_cluster, source_of
 
 from pipeplan.picture.chains import total_s
 from pipeplan.problem import Options
-from pipeplan.profile import Layer, Profile, Tensor, edges
+from pipeplan.profile_data import Layer, Profile, Tensor, edges
 from pipeplan.report import replayed
 from pipeplan.report import timeline as timeline_module
 from pipeplan.report.fold import FEW, MANY, groups
@@ -20,7 +20,7 @@ from pipeplan.report.memory import MOST_POINTS
 from pipeplan.report.page import page
 from pipeplan.report.replayed import simulate
 from pipeplan.report.timeline import MOST_LANES, lanes, timeline
-from pipeplan.simulate.scenario import Hop, Load, Scenario
+from pipeplan.simulation.scenario import Hop, Load, Scenario
 from pipeplan_launch.schedule import SCHEDULES
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.profile import Layer, Profile, Size, Tensor
+from pipeplan.profile_data import Layer, Profile, Size, Tensor
 from pipeplan.rescale import told
 
 

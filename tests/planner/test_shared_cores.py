@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan import cluster_file, contention, render
+from pipeplan import cluster_file, contention
 from pipeplan.check.verify import verify
-from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.cluster_json import from_json
 from pipeplan.cluster_write import text_of
 from pipeplan.errors import InputError
@@ -18,11 +18,12 @@ from pipeplan.evaluate import evaluate
 from pipeplan.files import Node
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile, Tensor
-from pipeplan.simulate.engine import replay
-from pipeplan.simulate.report import enough_minibatches, measure
-from pipeplan.simulate.scenario import from_document
-from pipeplan.solve import Outcome, Settings, solve
+from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.rendering import documents
+from pipeplan.simulation.engine import replay
+from pipeplan.simulation.report import enough_minibatches, measure
+from pipeplan.simulation.scenario import from_document
+from pipeplan.solving import Outcome, Settings, solve
 
 NO_OVERLAP = Options(overlap=0.0)
 
@@ -49,7 +50,7 @@ def _plan(*stages: tuple[str, int], depths: tuple[int, ...]) -> Plan:
 
 
 def _checked(outcome: Outcome) -> dict[str, bool | None]:
-    document = json.loads(json.dumps(render.plan_document(outcome)))
+    document = json.loads(json.dumps(documents.plan_document(outcome)))
     return {found.what: found.holds for found in verify(Node(document, "plan.json"), outcome.problem.profile)}
 
 
@@ -120,7 +121,7 @@ def test_what_keeps_all_cores_busy_is_proven_best() -> None:
     assert outcome.gap == pytest.approx(0, abs=1e-9)
     assert all(_checked(outcome).values())
     # The same plan where the cores are said to be one more: what it states is then wrong.
-    forged = json.loads(json.dumps(render.plan_document(outcome)))
+    forged = json.loads(json.dumps(documents.plan_document(outcome)))
     forged["prediction"]["minibatch_s"] = outcome.evaluation.alone_s
     findings = {found.what: found.holds for found in verify(Node(forged, "plan.json"), problem.profile)}
     assert findings["pace"] is False
@@ -130,7 +131,7 @@ def test_what_keeps_all_cores_busy_is_proven_best() -> None:
 def test_the_replay_shares_the_cores(replicas: tuple[int, ...]) -> None:
     problem = Problem(_profile(*[(1, 2, 0.5)] * 6, size=0), _cluster(3, 2), replace(NO_OVERLAP, stages=len(replicas)))
     outcome = solve(problem, Settings(solver="dp"))
-    scenario = from_document(Node(json.loads(json.dumps(render.plan_document(outcome))), "plan.json"))
+    scenario = from_document(Node(json.loads(json.dumps(documents.plan_document(outcome))), "plan.json"))
     count = enough_minibatches(scenario)
     steady = measure(scenario, replay(scenario, count), count).steady
     assert steady is not None

@@ -12,24 +12,24 @@ from itertools import pairwise
 import pytest
 from instances import random_instance, to_problem
 
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.cost import overlapped
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.evaluate import Evaluation, evaluate
 from pipeplan.files import Node
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile, Tensor
-from pipeplan.render import plan_document
-from pipeplan.simulate.engine import Replayed, replay
-from pipeplan.simulate.flows import Flow, Network, Use, share_out
-from pipeplan.simulate.memory import memory_over_time, peak_memory
-from pipeplan.simulate.picture import timeline
-from pipeplan.simulate.report import Report, enough_minibatches, in_flight, measure
-from pipeplan.simulate.scenario import Hop, Load, Scenario, from_document
-from pipeplan.simulate.trace import trace_document
-from pipeplan.solve import Outcome, Settings, solve
+from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.rendering.documents import plan_document
+from pipeplan.simulation.engine import Replayed, replay
+from pipeplan.simulation.flows import Flow, Network, Use, share_out
+from pipeplan.simulation.memory import memory_over_time, peak_memory
+from pipeplan.simulation.picture import timeline
+from pipeplan.simulation.report import Report, enough_minibatches, in_flight, measure
+from pipeplan.simulation.scenario import Hop, Load, Scenario, from_document
+from pipeplan.simulation.trace import trace_document
 from pipeplan.solvers import depths
+from pipeplan.solving import Outcome, Settings, solve
 from pipeplan.stages import one_stage
 from pipeplan.verdict import Verdict
 from pipeplan_launch.schedule import SCHEDULES, Action, Kind, Schedule, StageShape, version_fixed

@@ -13,16 +13,17 @@ from typing import Any
 
 import pytest
 
-from pipeplan import awaited, render, single
+from pipeplan import awaited, single
 from pipeplan.check import awaited as checker
 from pipeplan.check.verify import Finding, verify
-from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.evaluate import AWAITED, evaluate
 from pipeplan.files import Node
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile, Tensor
-from pipeplan.solve import solve
+from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.rendering import documents
+from pipeplan.solving import solve
 from pipeplan_launch import buckets
 
 MIB = 2**20
@@ -89,7 +90,7 @@ def test_the_proof_of_one_stage_is_checked() -> None:
     """Where it is the best: also that no other number of workers does better, and that no state is left out."""
     outcomes = (solve(_problem(seed)) for seed in range(12))
     outcome = next(one for one in outcomes if one.evaluation.bound == AWAITED)
-    document = json.loads(json.dumps(render.plan_document(outcome)))
+    document = json.loads(json.dumps(documents.plan_document(outcome)))
     profile = outcome.problem.profile
 
     def said(changed: dict[str, Any]) -> Finding:
@@ -135,6 +136,6 @@ def test_copies_of_one_stage_count_where_replicas_are_limited() -> None:
     assert outcome.evaluation.bound == AWAITED
     assert outcome.bound_s <= outcome.objective_s * (1 + 1e-9)
     assert outcome.verdict.proven
-    document = json.loads(json.dumps(render.plan_document(outcome)))
+    document = json.loads(json.dumps(documents.plan_document(outcome)))
     found = {one.what: one for one in verify(Node(document, "plan.json"), problem.profile)}
     assert found["optimality"].holds, found["optimality"].text

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from commandline import Run
 
-from pipeplan.profile import Layer, Profile, Size, Tensor
+from pipeplan.profile_data import Layer, Profile, Size, Tensor
 
 
 def profile(of_eight: float, of_sixteen: float) -> Profile:

@@ -27,9 +27,9 @@ from pipeplan.cuts import enumerate_cuts
 from pipeplan.evaluate import evaluate
 from pipeplan.links import Links
 from pipeplan.problem import Problem
-from pipeplan.solve import Settings, solve
 from pipeplan.solvers import dp, ilp
 from pipeplan.solvers.result import Result, Status
+from pipeplan.solving import Settings, solve
 
 Draw = Callable[..., Instance]
 # What is drawn: all that there is on equal or on unequal servers, of one schedule, or of any with inference among them.

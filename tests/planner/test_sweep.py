@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from commandline import Run
 
-from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
 from pipeplan.problem import Options
-from pipeplan.profile import Layer, Profile, Tensor
-from pipeplan.solve import Settings
+from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.solving import Settings
 from pipeplan.sweep import plot
 from pipeplan.sweep.grid import Axes, Point, points
 from pipeplan.sweep.rows import Row, efficient, price_of, to_csv, to_json, varying

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from instances import drawn, random_instance
 
-from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.cluster_file import load
 from pipeplan.cluster_json import from_json
 from pipeplan.contention import loads
@@ -20,7 +20,7 @@ from pipeplan.files import Node
 from pipeplan.links import Links
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 from pipeplan.solvers.pipeline import spaces
 
 MIXED = """

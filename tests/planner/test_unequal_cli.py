@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from commandline import Run
 
-from pipeplan.profile import Layer, Profile, Tensor
-from pipeplan.simulate.scenario import read
+from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.simulation.scenario import read
 from pipeplan_launch.config import load_plan
 
 MIXED = """

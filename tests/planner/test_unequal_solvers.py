@@ -8,7 +8,7 @@ import brute_force
 import pytest
 from instances import drawn, unequal_instance
 
-from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.errors import InputError
 from pipeplan.evaluate import evaluate

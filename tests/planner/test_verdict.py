@@ -12,7 +12,7 @@ from pipeplan import solve as solving
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.errors import DisagreementError
 from pipeplan.problem import Problem
-from pipeplan.render import write_disagreement
+from pipeplan.rendering.plan_folder import write_disagreement
 from pipeplan.solvers import dp, ilp
 from pipeplan.solvers.result import Result, Status
 from pipeplan.verdict import judge

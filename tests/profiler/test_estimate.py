@@ -13,7 +13,7 @@ from torch import nn
 
 from pipeplan import devices
 from pipeplan.errors import InputError
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.profiler import Options, profile_model
 from pipeplan.profiler.estimate.building import Built, build
 from pipeplan.profiler.estimate.counting import Counts, count

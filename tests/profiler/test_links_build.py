@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pipeplan import cluster_file, cluster_write
-from pipeplan.cluster import Cluster, Device
+from pipeplan.cluster_data import Cluster, Device
 from pipeplan.linkfit.build import Built, build
 from pipeplan.linkfit.levels import Nesting, find
 from pipeplan.linkfit.series import Series

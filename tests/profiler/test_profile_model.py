@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from pipeplan.cli.models import command as models_command
 from pipeplan.cli.profile import command as profile_command
 from pipeplan.errors import InputError
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.profiler import Options, profile_model
 from pipeplan_launch.models import BUNDLED
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 from pipeplan.reproduce import changes, profiles
 from pipeplan.reproduce.published import row_of
 from pipeplan.reproduce.reasons import longest_work

@@ -11,7 +11,7 @@ import pytest
 from pipeplan import cluster_file
 from pipeplan.errors import InputError
 from pipeplan.evaluate import evaluate
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 from pipeplan.reproduce import efficiencies, profiles
 from pipeplan.reproduce.efficiencies import ALLREDUCE, MESSAGES, Efficiency
 from pipeplan.reproduce.published import FITTED, ROWS, Published, row_of

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.reproduce import efficiencies, profiles
 from pipeplan.reproduce.document import document, errors
 from pipeplan.reproduce.experiments import VARIANTS, Needs, Trial
@@ -24,8 +24,8 @@ from pipeplan.reproduce.replayed import Replay, refuse_foreign, replay
 from pipeplan.reproduce.rows import Row, predict
 from pipeplan.reproduce.sections import sections
 from pipeplan.reproduce.table import Table
-from pipeplan.simulate import scenario
-from pipeplan.solve import Settings
+from pipeplan.simulation import scenario
+from pipeplan.solving import Settings
 
 
 @dataclass(frozen=True)

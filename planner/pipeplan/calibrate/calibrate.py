@@ -10,12 +10,12 @@ from pipeplan.calibrate import links
 from pipeplan.calibrate.layers import Times, mean, spread, stretched, with_times
 from pipeplan.calibrate.links import Fitted
 from pipeplan.calibrate.observed import Observed
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InputError
 from pipeplan.evaluate import Evaluation, evaluate
 from pipeplan.held import exposed_s
 from pipeplan.problem import Problem
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 
 ROUNDS = 20
 CLOSE = 1e-9

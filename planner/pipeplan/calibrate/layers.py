@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeplan.calibrate.observed import Observed
-from pipeplan.profile import Layer, Profile, Size
+from pipeplan.profile_data import Layer, Profile, Size
 
 LEAST = 0.2
 """Share of what was measured of a stage's passes that is left to its layers, whatever links are charged with."""

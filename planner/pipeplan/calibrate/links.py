@@ -13,12 +13,12 @@ from pipeplan import cost
 from pipeplan.awaited import exposed_allreduce_s
 from pipeplan.calibrate.observed import Observed
 from pipeplan.calibrate.waits import group_of, hides
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.evaluate import Evaluation
 from pipeplan.links import Links
 from pipeplan.plan import FLUSHING, Plan
 from pipeplan.problem import Problem
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.stages import group_allreduce_time
 
 UNSURE = 0.01

@@ -10,8 +10,8 @@ from typing import Any
 from pipeplan import __version__
 from pipeplan.calibrate.calibrate import Calibrated
 from pipeplan.calibrate.observed import Observed
-from pipeplan.cluster import Cluster
-from pipeplan.profile import Profile
+from pipeplan.cluster_data import Cluster
+from pipeplan.profile_data import Profile
 
 MARK = "calibrated: "
 _NEW = 1e-9

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pipeplan.check.network import Network
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.cluster_json import from_json
 from pipeplan.files import Node
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipeplan.check.document import Asked
 from pipeplan.errors import InputError
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pipeplan.cluster import Cluster, Level
+from pipeplan.cluster_data import Cluster, Level
 
 
 class Link(NamedTuple):

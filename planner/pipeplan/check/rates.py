@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 
 Floats = NDArray[np.float64]
 

@@ -13,7 +13,7 @@ from pipeplan.check.stated import check_memory, check_pace, check_stages
 from pipeplan.check.structure import check_options, check_structure
 from pipeplan.errors import InputError
 from pipeplan.files import Node
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from pipeplan import render
 from pipeplan.errors import InputError
-from pipeplan.solve import Disagreement, Outcome, Settings
+from pipeplan.rendering import plan_folder
+from pipeplan.solving import Disagreement, Outcome, Settings
 
 _ARGUMENTS = (
     click.option("--solver", type=click.Choice(["dp", "ilp", "both"]), default="both", show_default=True),
@@ -51,7 +51,7 @@ def disagreement_in(folder: Path | None) -> Iterator[None]:
     except Disagreement as error:
         if folder is None:
             raise
-        places = " and ".join(str(path) for path in render.write_disagreement(error.results, folder))
+        places = " and ".join(str(path) for path in plan_folder.write_disagreement(error.results, folder))
         raise Disagreement(f"{error}; both plans are in {places}", error.results) from None
 
 

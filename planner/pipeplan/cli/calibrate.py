@@ -12,19 +12,18 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from pipeplan import cluster_write
+from pipeplan import cluster_write, stored
 from pipeplan.calibrate.calibrate import Calibrated, calibrate
 from pipeplan.calibrate.observed import Observed, median, observe
 from pipeplan.calibrate.result import Row, cluster_of, document, profile_of, rows
 from pipeplan.cli.given import profile_of_plan
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InputError
-from pipeplan.explain import stored
 from pipeplan.files import refuse_unwritable
 from pipeplan.measured.run import Run, read
 from pipeplan.plan import Plan
 from pipeplan.problem import Problem
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.units import show_time
 
 DISTURBED = 0.05

@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.cluster_file import bundled_names, load
 from pipeplan.local import local
 from pipeplan.units import show_rate, show_size

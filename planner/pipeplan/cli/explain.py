@@ -11,16 +11,16 @@ from typing import Any
 import click
 from rich.console import Console
 
-from pipeplan import interrupts
+from pipeplan import interrupts, stored
 from pipeplan.cli.given import problem_arguments, problem_of
 from pipeplan.diagnose import Diagnosis, diagnose
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.explain import infeasible, stored
+from pipeplan.explain import infeasible
 from pipeplan.explain.report import Wishes, explain, to_json
 from pipeplan.explain.show import show
 from pipeplan.plan import Plan
 from pipeplan.problem import Problem
-from pipeplan.solve import Settings
+from pipeplan.solving import Settings
 from pipeplan.units import parse_share
 
 PIPED_WIDTH = 80

@@ -11,13 +11,13 @@ import click
 
 from pipeplan import cluster_file, resources
 from pipeplan.cli.profile.named import bundled, read
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InputError
 from pipeplan.files import Node
 from pipeplan.local import local
 from pipeplan.plan import ACCUMULATING, SCHEDULES, STASHING
 from pipeplan.problem import BOUNDARIES, Options, Problem
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.rescale import told
 from pipeplan.text import one_line
 

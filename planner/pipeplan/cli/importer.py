@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from pipeplan import cluster_edit
-from pipeplan.cluster import Level
+from pipeplan.cluster_data import Level
 from pipeplan.errors import InputError
 from pipeplan.importers import dnn_partitioning, nccl_tests, pipedream, piper
 from pipeplan.importers.given import UNITS, Given
 from pipeplan.importers.level import Measured, measured
 from pipeplan.importers.recognise import DNN_PARTITIONING, FORMATS, NCCL_TESTS, PIPEDREAM, recognise
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.text import one_line
 from pipeplan.units import parse_rate, show_rate, show_size, show_time
 

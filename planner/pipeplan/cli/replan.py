@@ -11,24 +11,24 @@ from typing import Any
 import click
 from rich.console import Console
 
-from pipeplan import render
+from pipeplan import stored
 from pipeplan.check import model as models
 from pipeplan.check.document import Document
 from pipeplan.check.structure import check_structure
 from pipeplan.cli.answer import disagreement_in, search_arguments, settings_of, written
 from pipeplan.cli.given import options_of, problem_arguments, profile_of_plan, read_cluster
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.explain import stored
 from pipeplan.plan import ACCUMULATING
 from pipeplan.problem import Options, Problem
+from pipeplan.rendering.plan_folder import refuse_to_overwrite, write_plan
 from pipeplan.replan import runs
 from pipeplan.replan.lost import Left, without, workers_named
 from pipeplan.replan.options import RELAXED, relaxed, what_helps
 from pipeplan.replan.report import Old, Report
 from pipeplan.replan.show import show as show_changes
 from pipeplan.show import show
-from pipeplan.solve import Outcome, Settings, solve
+from pipeplan.solving import Outcome, Settings, solve
 
 # The fields of `Options` that an argument sets, where it is given.
 _SETS = {
@@ -102,7 +102,7 @@ def command(
     folder = stored.file_of(plan_folder).parent
     output = _beside(folder) if output is None else output
     if not no_write:
-        render.refuse_to_overwrite(output, force)
+        refuse_to_overwrite(output, force)
     settings = settings_of(given)
     was, old, root_profile_text = _old(plan_folder, folder, profile_file)
     left = _left(was.cluster, names, cluster, servers, workers)
@@ -116,7 +116,7 @@ def command(
         outcome = _solved(problem, settings)
     if not no_write:
         # Before the table, as `solve` does.
-        render.write_plan(outcome, output, force=force)
+        write_plan(outcome, output, force=force)
     report = Report(old, left, names, outcome, None if no_write else output, checkpoint)
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=1, allow_nan=False))

@@ -18,8 +18,8 @@ from pipeplan.emulate.run import SECONDS, Settings, replay
 from pipeplan.emulate.watching import minibatches_done
 from pipeplan.errors import InputError
 from pipeplan.files import read_document
-from pipeplan.profile import Profile
-from pipeplan.simulate.scenario import FORMAT, VERSION
+from pipeplan.profile_data import Profile
+from pipeplan.simulation.scenario import FORMAT, VERSION
 
 NOT_AS_PROMISED = 1
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
+from pipeplan import stored
 from pipeplan.cli.given import profile_of_plan
 from pipeplan.errors import InputError
-from pipeplan.explain import stored
 from pipeplan.files import Node, refuse_unwritable, write_text
 from pipeplan.measured import run as runs
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.report.build import build
 from pipeplan.report.page import page
 from pipeplan.report.source import read

@@ -19,13 +19,13 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from pipeplan.cli.explain import answer_console
 from pipeplan.errors import InputError
 from pipeplan.files import refuse_unwritable, write_text
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.reproduce import profiles, replayed
 from pipeplan.reproduce.document import document
 from pipeplan.reproduce.sections import sections
 from pipeplan.reproduce.show import markdown, show
 from pipeplan.reproduce.table import Step, Table, build, chosen
-from pipeplan.solve import Settings
+from pipeplan.solving import Settings
 
 RESULTS = ("table1",)
 REFERENCE = "PIPEPLAN_REFERENCE"

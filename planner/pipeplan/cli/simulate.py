@@ -11,10 +11,10 @@ from rich.console import Console
 from pipeplan.errors import InputError
 from pipeplan.files import write_text
 from pipeplan.measured.run import read_of
-from pipeplan.simulate import picture, scenario
-from pipeplan.simulate.engine import replay
-from pipeplan.simulate.report import enough_minibatches, measure
-from pipeplan.simulate.trace import overlaid_document, trace_document
+from pipeplan.simulation import picture, scenario
+from pipeplan.simulation.engine import replay
+from pipeplan.simulation.report import enough_minibatches, measure
+from pipeplan.simulation.trace import overlaid_document, trace_document
 
 PIPED_WIDTH = 80
 MOST_MINIBATCHES = 100_000

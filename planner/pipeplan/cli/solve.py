@@ -11,16 +11,16 @@ from typing import Any
 import click
 from rich.console import Console
 
-from pipeplan import render
 from pipeplan.auto import Choice, choose
 from pipeplan.cli.answer import disagreement_in, search_arguments, settings_of, written
 from pipeplan.cli.given import problem_arguments, problem_of
 from pipeplan.errors import InputError
 from pipeplan.fewest import fewest_workers
 from pipeplan.problem import Problem
+from pipeplan.rendering import documents, plan_folder
 from pipeplan.show import show
 from pipeplan.sized import Sized, choose_size
-from pipeplan.solve import Outcome, Settings, solve
+from pipeplan.solving import Outcome, Settings, solve
 from pipeplan.units import show_time
 
 
@@ -77,7 +77,7 @@ def command(
     settings = replace(settings_of(given), cost_model=cost_model)
     within = None if fewest_workers is None else _share(fewest_workers)
     if not no_write:
-        render.refuse_to_overwrite(output, force)
+        plan_folder.refuse_to_overwrite(output, force)
     elif with_report:
         raise InputError("--report goes beside a plan that is written: leave out --no-write")
     notes = Console(stderr=True, highlight=False)
@@ -89,9 +89,9 @@ def command(
         outcome = solve(problem, settings) if within is None else _fewest(problem, within, settings, notes)
     if not no_write:
         # Before the table: whoever closes our output early, as `| head` does, still has the plan.
-        render.write_plan(outcome, output, force=force)
+        plan_folder.write_plan(outcome, output, force=force)
     if as_json:
-        click.echo(json.dumps(render.plan_document(outcome), indent=1, allow_nan=False))
+        click.echo(json.dumps(documents.plan_document(outcome), indent=1, allow_nan=False))
     else:
         show(outcome, Console(highlight=False, markup=False))
     if not no_write:

@@ -19,8 +19,8 @@ from pipeplan.errors import DisagreementError, InputError
 from pipeplan.files import write_text
 from pipeplan.plan import ACCUMULATING
 from pipeplan.problem import Options
-from pipeplan.profile import Profile
-from pipeplan.solve import Settings
+from pipeplan.profile_data import Profile
+from pipeplan.solving import Settings
 from pipeplan.sweep import plot, rows
 from pipeplan.sweep.grid import Axes, Point, points
 from pipeplan.sweep.rows import Row

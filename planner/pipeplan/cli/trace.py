@@ -11,8 +11,8 @@ from rich.console import Console
 from pipeplan.errors import InputError
 from pipeplan.files import refuse_unwritable, write_text
 from pipeplan.measured.run import read_of
-from pipeplan.simulate import scenario, trace
-from pipeplan.simulate.engine import replay
+from pipeplan.simulation import scenario, trace
+from pipeplan.simulation.engine import replay
 
 MOST_MINIBATCHES = 100_000
 USUAL_MINIBATCHES = 256

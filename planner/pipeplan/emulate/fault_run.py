@@ -14,7 +14,7 @@ from pipeplan.emulate.faults import Fault
 from pipeplan.emulate.prepared import Prepared, prepare
 from pipeplan.emulate.promises import Expected, FaultReplayed, judge
 from pipeplan.errors import InputError
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 
 LEAST_TIMEOUT_S = 10.0
 STARTING_S = 2.0

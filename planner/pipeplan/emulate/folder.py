@@ -11,7 +11,7 @@ from pipeplan.emulate.rings import Rings
 from pipeplan.emulate.scaling import Scaling
 from pipeplan.files import Node, read_document, write_json
 from pipeplan.plan import Plan
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 
 LEAST_LAYER_S = 0.002
 """Of a layer's forward pass, as it is run: layers are put together until they take so long."""

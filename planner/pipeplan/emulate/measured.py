@@ -15,7 +15,7 @@ from pipeplan.emulate.outcome import LinkUse, StageTimes
 from pipeplan.emulate.scaling import Scaling
 from pipeplan.emulate.servers import Part
 from pipeplan.errors import InputError
-from pipeplan.simulate.scenario import Scenario
+from pipeplan.simulation.scenario import Scenario
 
 LONGEST_ROUND = 240
 PARTS = 4

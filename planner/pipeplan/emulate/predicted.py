@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from pipeplan import contention
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.cluster_json import from_json
 from pipeplan.emulate.outcome import LinkUse
 from pipeplan.emulate.servers import Part

@@ -18,9 +18,9 @@ from pipeplan.emulate.servers import Part, network, parts_of
 from pipeplan.errors import InputError
 from pipeplan.files import Node, read_document
 from pipeplan.plan import Plan
-from pipeplan.profile import Profile
-from pipeplan.simulate import scenario
-from pipeplan.simulate.scenario import Scenario
+from pipeplan.profile_data import Profile
+from pipeplan.simulation import scenario
+from pipeplan.simulation.scenario import Scenario
 
 WORKERS_A_CORE = 32
 """Beyond that their own work, though they sleep, is most of what is measured."""

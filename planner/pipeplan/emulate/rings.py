@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pipeplan.awaited import BUCKET_BYTES
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.emulate.scaling import Scaling
 from pipeplan.emulate.servers import Part
 from pipeplan.links import Links

@@ -15,9 +15,9 @@ from pipeplan.emulate.cause import first_cause
 from pipeplan.emulate.outcome import Replayed
 from pipeplan.emulate.prepared import Prepared, prepare
 from pipeplan.errors import InputError
-from pipeplan.profile import Profile
-from pipeplan.simulate import engine, report
-from pipeplan.simulate.scenario import Scenario
+from pipeplan.profile_data import Profile
+from pipeplan.simulation import engine, report
+from pipeplan.simulation.scenario import Scenario
 
 SECONDS = 20.0
 STARTING_S = 60.0

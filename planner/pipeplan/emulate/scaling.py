@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeplan.simulate.scenario import Load, Scenario
+from pipeplan.simulation.scenario import Load, Scenario
 
 MOST_TRAFFIC = 1e8
 """Bytes/s that all workers together send: on two cores 16 of them manage 1.3 Gbit/s, computing nothing."""

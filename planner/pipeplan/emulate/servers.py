@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.emulate.scaling import Scaling
 from pipeplan.links import Links
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from pipeplan import contention, files
 from pipeplan.batch import Batch
-from pipeplan.cluster import Cluster, Level
+from pipeplan.cluster_data import Cluster, Level
 from pipeplan.evaluate import AWAITED, Evaluation, evaluate
 from pipeplan.links import Links
 from pipeplan.plan import ACCUMULATING, Plan

@@ -15,7 +15,7 @@ from pipeplan.explain.robust import Robustness
 from pipeplan.explain.whatif import Effect, effects
 from pipeplan.plan import Plan
 from pipeplan.problem import Problem
-from pipeplan.solve import Outcome, Settings, solve
+from pipeplan.solving import Outcome, Settings, solve
 from pipeplan.verdict import TOLERANCE
 
 FORMAT, VERSION = "pipeplan-explanation", 1

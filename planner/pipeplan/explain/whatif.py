@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pipeplan import alter
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.cuts import Cuts
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan

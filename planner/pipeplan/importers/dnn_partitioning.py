@@ -23,7 +23,7 @@ from pipeplan.errors import InputError
 from pipeplan.files import Node, read_json
 from pipeplan.importers.given import Given
 from pipeplan.importers.parts import ordered, unique_names, whole_bytes, without_idle
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 
 KIND = "dnn-partitioning file"
 TOOL = "the input format of dnn-partitioning (NeurIPS 2020)"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeplan import __version__
 from pipeplan.errors import InputError
-from pipeplan.profile import LARGEST_MINIBATCH, Provenance
+from pipeplan.profile_data import LARGEST_MINIBATCH, Provenance
 
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}
 """How many of each make a second: dividing by these is exact where multiplying by 1e-3 is not."""

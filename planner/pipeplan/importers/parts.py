@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pipeplan import graph
 from pipeplan.errors import InputError
 from pipeplan.files import LARGEST
-from pipeplan.profile import Layer, Tensor
+from pipeplan.profile_data import Layer, Tensor
 
 
 def unique_names(named: Sequence[tuple[int, str]]) -> dict[int, str]:

@@ -16,7 +16,7 @@ from pipeplan import graph
 from pipeplan.errors import InputError
 from pipeplan.files import read_text
 from pipeplan.importers.given import Given
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 
 TOOL = "the text format of PipeDream's profiler"
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from pipeplan.files import Node, read_json
 from pipeplan.importers.given import Given
 from pipeplan.importers.parts import ordered, unique_names, whole_bytes, without_idle
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 
 KIND = "Piper file"
 TOOL = "the input format of Piper (NeurIPS 2021)"

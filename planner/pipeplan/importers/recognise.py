@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipeplan.errors import InputError
 from pipeplan.files import read_json, read_text
-from pipeplan.profile import FORMAT
+from pipeplan.profile_data import FORMAT
 
 PIPEDREAM, DNN_PARTITIONING, PIPER, NCCL_TESTS = "pipedream", "dnn-partitioning", "piper", "nccl-tests"
 FORMATS = (PIPEDREAM, DNN_PARTITIONING, PIPER, NCCL_TESTS)

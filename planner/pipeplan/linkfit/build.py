@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pipeplan.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.linkfit.fit import Fit
 from pipeplan.linkfit.levels import Nesting
 from pipeplan.linkfit.series import MESSAGE, RING, TOGETHER, Series, cards, fit_all

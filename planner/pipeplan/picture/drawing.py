@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from pipeplan import render
 from pipeplan.picture.chains import total_s
 from pipeplan.picture.layout import layout
-from pipeplan.profile import Layer, Profile
+from pipeplan.profile_data import Layer, Profile
+from pipeplan.rendering import templating
 from pipeplan.text import one_line
 from pipeplan.units import show_size, show_time
 
@@ -38,7 +38,7 @@ def svg(profile: Profile) -> str:
             }
         )
     paths = [_curve([(x * COLUMN + BOX[0] / 2, y * ROW) for x, y in points]) for points in placed.paths.values()]
-    return render.template("profile.svg.j2").render(
+    return templating.template("profile.svg.j2").render(
         title=one_line(_title(profile)), width=width, height=height, box=BOX, boxes=boxes, paths=paths
     )
 

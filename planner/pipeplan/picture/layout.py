@@ -11,7 +11,7 @@ import itertools
 from collections import defaultdict
 from dataclasses import dataclass
 
-from pipeplan.profile import Profile, edges
+from pipeplan.profile_data import Profile, edges
 
 _SWEEPS = 8
 Key = tuple[str, str, int]

@@ -9,7 +9,7 @@ from rich.text import Text
 from pipeplan.picture.chains import Chain, chains, expensive
 from pipeplan.picture.lanes import lanes
 from pipeplan.picture.repeats import Repeat, repeats
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.text import one_line
 
 BAR = 10

@@ -12,7 +12,7 @@ from torch import Tensor
 from pipeplan import __version__
 from pipeplan.devices import MEASURED
 from pipeplan.errors import InputError
-from pipeplan.profile import Profile, Provenance
+from pipeplan.profile_data import Profile, Provenance
 from pipeplan.profiler.clock import Clock, CPUClock, CUDAClock
 from pipeplan.profiler.company import Alone, Company
 from pipeplan.profiler.layer_run import LayerRun

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from pipeplan.cluster import Cluster, Level, Server
+from pipeplan.cluster_data import Cluster, Level, Server
 from pipeplan.cluster_file import folded
 from pipeplan.errors import InputError
 

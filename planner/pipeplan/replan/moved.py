@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from pipeplan.plan import ACCUMULATING, Plan
-from pipeplan.profile import Layer, Profile
+from pipeplan.profile_data import Layer, Profile
 from pipeplan.replan.lost import Left
 
 

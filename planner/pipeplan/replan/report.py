@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.plan import Plan
-from pipeplan.render import plan_document
+from pipeplan.rendering.documents import plan_document
 from pipeplan.replan.lost import Left
 from pipeplan.replan.moved import Batch, Moves, moves
 from pipeplan.replan.runs import Checkpoint
-from pipeplan.solve import Outcome
+from pipeplan.solving import Outcome
 
 FORMAT, VERSION = "pipeplan-replan", 1
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeplan.picture.layout import layout
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.report.document import Graph, columns
 from pipeplan.report.fold import Group, as_profile, groups
 from pipeplan.report.source import Source

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pipeplan import render, resources
+from pipeplan import resources
+from pipeplan.rendering import templating
 
 # What could end the script element that the document stands in, or begin another; JSON reads the escapes alike.
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -26,4 +27,4 @@ def page(document: dict[str, Any]) -> str:
         kind: "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob(f"*.{kind}")))
         for kind in ("css", "js")
     }
-    return render.template("report.html.j2").render(title=document["title"], document=embedded(document), **parts)
+    return templating.template("report.html.j2").render(title=document["title"], document=embedded(document), **parts)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pipeplan.simulate import report
-from pipeplan.simulate.engine import Replayed, replay
-from pipeplan.simulate.memory import Steps, memory_over_time
-from pipeplan.simulate.scenario import Scenario
+from pipeplan.simulation import report
+from pipeplan.simulation.engine import Replayed, replay
+from pipeplan.simulation.memory import Steps, memory_over_time
+from pipeplan.simulation.scenario import Scenario
 
 MOST_PASSES = 40_000
 """Forward and backward passes that are simulated with shared cards: a few seconds."""

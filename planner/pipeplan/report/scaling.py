@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeplan.baselines import data_parallelism
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.cuts import Cuts
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan

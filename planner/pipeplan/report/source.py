@@ -6,16 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeplan import cluster_json
-from pipeplan.cluster import Cluster
+from pipeplan import cluster_json, stored
+from pipeplan.cluster_data import Cluster
 from pipeplan.evaluate import Evaluation, evaluate
-from pipeplan.explain import stored
 from pipeplan.files import Node
 from pipeplan.plan import Plan
 from pipeplan.problem import Problem
-from pipeplan.profile import Profile
-from pipeplan.simulate import scenario
-from pipeplan.simulate.scenario import Scenario
+from pipeplan.profile_data import Profile
+from pipeplan.simulation import scenario
+from pipeplan.simulation.scenario import Scenario
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pipeplan.measured.run import Run
 from pipeplan.report.document import KINDS, Timeline, columns
 from pipeplan.report.replayed import Simulated
-from pipeplan.simulate.report import exit_times, round_length
-from pipeplan.simulate.scenario import Scenario
+from pipeplan.simulation.report import exit_times, round_length
+from pipeplan.simulation.scenario import Scenario
 
 MOST_LANES = 64
 MOST_INTERVALS = 12_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.explain.alternatives import Alternatives
 from pipeplan.measured.run import Run
 from pipeplan.report import certificate, comparisons, sayings

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pipeplan import devices
-from pipeplan.profile import Layer, Profile
+from pipeplan.profile_data import Layer, Profile
 from pipeplan.reproduce.published import Published
 
 WORDS = {"gnmt8": (48, 31), "gnmt16": (25, 34)}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from pipeplan import cluster_file, devices
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InputError
 from pipeplan.reproduce.published import Published
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.reproduce import changes
 from pipeplan.reproduce.efficiencies import ALLREDUCE, MESSAGES, Efficiency, fit, solve_share
 from pipeplan.reproduce.published import Published

@@ -10,14 +10,14 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from pipeplan.cluster import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.evaluate import evaluate
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Tensor
 from pipeplan.reproduce.configurations import Configurations
-from pipeplan.solve import Settings, solve
+from pipeplan.solving import Settings, solve
 from pipeplan.stages import one_stage
 
 SOURCE = "slides of a course project on pipelined and data-parallel CNN inference over MPI on CPUs"

@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeplan import resources
 from pipeplan.errors import InputError
 from pipeplan.importers import pipedream
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.reproduce.published import Published
 
 MEASURED_AT = {"vgg16": 128, "alexnet": 256, "resnet50": 128, "gnmt8": 32, "gnmt16": 128}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipeplan import devices
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.reproduce import changes
 from pipeplan.reproduce.efficiencies import ALLREDUCE, MESSAGES, Efficiency
 from pipeplan.reproduce.experiments import Trial, at_rate

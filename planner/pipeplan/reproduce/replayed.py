@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from pipeplan import render
 from pipeplan.errors import InputError
 from pipeplan.evaluate import evaluate
 from pipeplan.files import read_document, write_json
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
+from pipeplan.rendering import documents, plan_folder
 from pipeplan.reproduce.published import row_of
 from pipeplan.reproduce.rows import PLANS, Predicted, Row
-from pipeplan.solve import NO_CERTIFICATE, Outcome
+from pipeplan.solving import NO_CERTIFICATE, Outcome
 
 FORMAT, VERSION = "pipeplan-table1-replay", 1
 PLAN, RESULT = "plan.json", "replayed.json"
@@ -86,11 +86,11 @@ def replay(rows: Sequence[Row], folder: Path, run: Replayer, step: Callable[[str
 
 def _one(row: Row, name: str, predicted: Predicted, folder: Path, run: Replayer) -> Replay:
     outcome = outcome_of(row, predicted)
-    before = _kept(folder, render.plan_document(outcome))
+    before = _kept(folder, documents.plan_document(outcome))
     if before is not None:
         return before
     _clear(folder)
-    render.write_plan(outcome, folder)
+    plan_folder.write_plan(outcome, folder)
     row.source.profile.save(folder / "profile.json")
     measured = run(folder, row.source.profile)
     done = Replay(
@@ -107,7 +107,7 @@ def _kept(folder: Path, wanted: Mapping[str, Any]) -> Replay | None:
     How long it was replayed does not count.
     """
     try:
-        before = read_document(folder / PLAN, render.PLAN_FORMAT, render.VERSION)
+        before = read_document(folder / PLAN, documents.PLAN_FORMAT, documents.VERSION)
         same = before["prediction"]["minibatch_s"].number() == wanted["prediction"]["minibatch_s"] and all(
             before[part].value == json.loads(json.dumps(wanted[part])) for part in ("plan", "profile", "cluster")
         )

@@ -10,12 +10,12 @@ from pipeplan.cuts import Cuts, enumerate_cuts
 from pipeplan.evaluate import Evaluation, evaluate
 from pipeplan.plan import Plan
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.reproduce.configurations import TOLERANCE, Configurations, Rank
 from pipeplan.reproduce.efficiencies import Efficiency, cluster_of, stated
 from pipeplan.reproduce.profiles import Source
 from pipeplan.reproduce.published import Published
-from pipeplan.solve import Outcome, Settings, solve
+from pipeplan.solving import Outcome, Settings, solve
 from pipeplan.stages import one_stage
 
 OFF = 0.25

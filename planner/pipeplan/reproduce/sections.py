@@ -11,7 +11,7 @@ from pipeplan.reproduce.experiments import VARIANTS, Trial
 from pipeplan.reproduce.published import FITTED, SOURCE, row_of
 from pipeplan.reproduce.rows import OFF, Row
 from pipeplan.reproduce.table import Table
-from pipeplan.solve import Outcome
+from pipeplan.solving import Outcome
 
 COLUMNS = (
     "publ., pred.: what was published and what is predicted; the second pred. is that of our plan. proof: ≤ says how"

@@ -16,7 +16,7 @@ from pipeplan.reproduce.published import FITTED, ROWS, Published, row_of
 from pipeplan.reproduce.reasons import Findings, Reason, reasons
 from pipeplan.reproduce.replayed import Replay
 from pipeplan.reproduce.rows import Row, predict
-from pipeplan.solve import Settings
+from pipeplan.solving import Settings
 from pipeplan.suggest import did_you_mean
 
 Step = Callable[[str], None]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeplan.cluster import Level
+from pipeplan.cluster_data import Level
 from pipeplan.cuts import Cuts, Floats, Ints
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Stage

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.cuts import Floats, Ints
 
 Flags = NDArray[np.bool_]

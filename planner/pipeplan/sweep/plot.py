@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeplan import render
+from pipeplan.rendering import templating
 from pipeplan.sweep.rows import Row, varying
 from pipeplan.text import one_line
 
@@ -143,7 +143,7 @@ def svg(rows: Sequence[Row], title: str) -> str | None:
     def place(workers: float, rate: float) -> str:
         return f"{workers / found.most_workers * width:.1f},{height - rate / found.fastest * height:.1f}"
 
-    return render.template("scaling.svg.j2").render(
+    return templating.template("scaling.svg.j2").render(
         title=one_line(title),
         width=width,
         height=height,

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pipeplan import interrupts
 from pipeplan.errors import DisagreementError, PipeplanError
 from pipeplan.problem import Problem
-from pipeplan.solve import Outcome, Settings, solve
 from pipeplan.solvers.result import Status
+from pipeplan.solving import Outcome, Settings, solve
 from pipeplan.sweep.grid import Point
 
 

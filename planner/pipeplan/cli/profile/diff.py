@@ -14,7 +14,7 @@ from rich.text import Text
 from pipeplan.cli.profile.named import read
 from pipeplan.cli.profile.show import KINDS
 from pipeplan.cli.profile.table import print_table
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.profile_diff import SAME, UNKNOWN, Difference, Row, Side, compare, document
 from pipeplan.text import one_line
 from pipeplan.units import show_size, show_time

@@ -17,7 +17,7 @@ from pipeplan.cli.given import DEFAULT_PROFILE
 from pipeplan.cli.profile.table import print_profile
 from pipeplan.errors import InputError
 from pipeplan.files import refuse_unwritable
-from pipeplan.profile import GRANULARITIES, Profile
+from pipeplan.profile_data import GRANULARITIES, Profile
 
 
 class _Measure(click.Command):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipeplan import resources
 from pipeplan.errors import InputError
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.suggest import did_you_mean
 
 

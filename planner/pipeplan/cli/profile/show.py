@@ -14,7 +14,7 @@ from pipeplan.cli.profile.table import print_table, table, totals
 from pipeplan.files import write_text
 from pipeplan.picture.chains import expensive, total_s
 from pipeplan.picture.terminal import picture
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 from pipeplan.text import one_line
 from pipeplan.units import show_time
 

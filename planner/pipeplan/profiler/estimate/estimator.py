@@ -10,7 +10,7 @@ import torch
 from pipeplan import __version__, devices
 from pipeplan.devices import DeviceModel
 from pipeplan.errors import InputError
-from pipeplan.profile import Layer, Profile, Provenance, Size, Tensor
+from pipeplan.profile_data import Layer, Profile, Provenance, Size, Tensor
 from pipeplan.profiler.estimate.building import Built, build
 from pipeplan.profiler.estimate.counting import Counts, count
 from pipeplan.profiler.estimate.timing import total

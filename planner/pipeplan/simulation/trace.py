@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeplan.measured.run import ALL_REDUCE, BACKWARD, FORWARD, WAIT, Run
-from pipeplan.simulate import lanes
-from pipeplan.simulate.engine import Replayed, Transfer, replay
-from pipeplan.simulate.lanes import Bar, Lane
-from pipeplan.simulate.memory import memory_over_time
-from pipeplan.simulate.scenario import Scenario
+from pipeplan.simulation import lanes
+from pipeplan.simulation.engine import Replayed, Transfer, replay
+from pipeplan.simulation.lanes import Bar, Lane
+from pipeplan.simulation.memory import memory_over_time
+from pipeplan.simulation.scenario import Scenario
 from pipeplan_launch.schedule import Kind
 
 PREDICTED, MEASURED = "predicted", "measured"

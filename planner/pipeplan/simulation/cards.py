@@ -12,7 +12,7 @@ from functools import cached_property
 
 from pipeplan.links import Links
 from pipeplan.plan import Plan
-from pipeplan.simulate.flows import Card, Use
+from pipeplan.simulation.flows import Card, Use
 
 OUT, IN, CORES = 0, 1, 2
 MESSAGES, RINGS = 0, 1

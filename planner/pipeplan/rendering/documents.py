@@ -1,33 +1,20 @@
-"""Writes a plan folder: plan.json for people and tools, stages/*.json for the executor, launch.sh to run it.
-
-The files are written in full beside their places and then moved there, so that no half-written plan can be started.
-"""
+"""What the files of a plan folder say: plan.json for people and tools, stages/*.json for the executor."""
 
 from __future__ import annotations
 
-import shlex
-import shutil
-import sys
-import tempfile
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jinja2
-
-from pipeplan import __version__, resources
+from pipeplan import __version__
 from pipeplan.awaited import exposed_allreduce_s, waits
-from pipeplan.errors import InputError
-from pipeplan.files import write_json, write_text
 from pipeplan.held import exposed_s, idle_s
 from pipeplan.links import Links
 from pipeplan.plan import INFERENCE
 from pipeplan.stages import group_allreduce_time
-from pipeplan.text import one_line
 
-if TYPE_CHECKING:  # those who only want a template need not wait for the solvers
-    from pipeplan.solve import Outcome
+if TYPE_CHECKING:
     from pipeplan.solvers.result import Result
+    from pipeplan.solving import Outcome
 
 PLAN_FORMAT, STAGE_FORMAT = "pipeplan-plan", "pipeplan-stage"
 VERSION = 1
@@ -72,7 +59,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
             "agree": outcome.verdict.agree,
             "proven": outcome.verdict.proven,
             "text": outcome.verdict.text,
-            "solvers": [_result(result) for result in outcome.results],
+            "solvers": [result_document(result) for result in outcome.results],
         },
         "status": str(outcome.status),
         "bound_s": outcome.bound_s,
@@ -91,7 +78,9 @@ def _published(outcome: Outcome) -> dict[str, float] | None:
     return {"minibatch_s": pace, "data_parallelism_s": baseline, "gain": baseline / pace}
 
 
-def _result(result: Result) -> dict[str, Any]:
+def result_document(result: Result) -> dict[str, Any]:
+    """What one solver answered."""
+
     def finite(value: float) -> float | None:
         return value if value < float("inf") else None
 
@@ -181,102 +170,3 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
         | {"prediction": _stage_prediction(outcome, index) | _worker_prediction(outcome, index)}
         for index, stage in enumerate(plan.stages)
     ]
-
-
-def template(name: str) -> jinja2.Template:
-    """A template of the bundled folder, with the filter `shell_quote` for every value that a shell reads."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(resources.folder("templates")),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,
-    )
-    environment.filters["shell_quote"] = lambda value: shlex.quote(str(value))
-    return environment.get_template(name)
-
-
-def launch_script(outcome: Outcome) -> str:
-    """The text of launch.sh. Every value is quoted for the shell, whatever it contains."""
-    cluster = outcome.problem.cluster
-    return template("launch.sh.j2").render(
-        plan_title=one_line(f"{outcome.problem.profile.model_name} as {outcome.plan.config} on {cluster.name}"),
-        servers=cluster.servers,
-        workers_per_server=cluster.workers_per_server,
-        server_sizes=cluster.server_sizes if len(set(cluster.server_sizes)) > 1 else (),
-        device=cluster.device.kind,
-        python=sys.executable,
-        # As many as the profile was measured with, so that the prediction is for what runs.
-        threads=max(1, outcome.problem.profile.provenance.threads),
-        version=__version__,
-    )
-
-
-def refuse_to_overwrite(folder: Path, force: bool) -> None:
-    """Raise an `InputError` where a plan cannot, or must not, be written to `folder`."""
-    if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
-        raise InputError(f"{folder} is not a folder; a plan is written to one: give another with -o")
-    for parent in folder.parents:
-        if parent.exists():
-            if not parent.is_dir():
-                raise InputError(f"{parent} is not a folder, so that {folder} cannot be made: give another with -o")
-            break
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
-    if not (folder / "plan.json").exists():
-        raise InputError(f"{folder} is not empty and holds no plan; give another folder with -o")
-    if not force:
-        raise InputError(f"{folder} already holds a plan; give another folder with -o, or --force to replace it")
-
-
-def write_plan(outcome: Outcome, folder: Path, *, force: bool = False) -> None:
-    """Write the plan folder; with `force`, in place of a plan that is there. All else in the folder stays."""
-    refuse_to_overwrite(folder, force)
-    made = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".new-plan.", dir=folder))
-        try:
-            _write_files(outcome, scratch)
-            _move_in(scratch, folder)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-            if made and not any(folder.iterdir()):
-                folder.rmdir()
-    except OSError as error:
-        raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
-
-
-def _write_files(outcome: Outcome, scratch: Path) -> None:
-    write_json(scratch / "plan.json", plan_document(outcome))
-    for index, document in enumerate(stage_documents(outcome)):
-        write_json(scratch / "stages" / f"stage-{index}.json", document)
-    write_text(scratch / "launch.sh", launch_script(outcome), mode=0o755)
-
-
-def _move_in(scratch: Path, folder: Path) -> None:
-    """Put the files of a plan, written in full, in the place of those of an older one.
-
-    launch.sh comes last, and the older one goes first: whatever interrupts this, no script starts a mixture.
-    """
-    (folder / "launch.sh").unlink(missing_ok=True)
-    if (folder / "stages").exists():
-        (folder / "stages").rename(scratch / "old-stages")
-    (scratch / "stages").rename(folder / "stages")
-    for name in ("plan.json", "launch.sh"):
-        (scratch / name).replace(folder / name)
-
-
-def write_disagreement(results: tuple[Result, ...], folder: Path) -> list[Path]:
-    """Write the contradicting plans beside where the plan would have gone; returns the files."""
-    written = []
-    for result in results:
-        kind = "ilp" if result.solver.startswith("ILP") else "dp"
-        path = folder.with_name(f"{folder.name}-disagreement-{kind}.json")
-        plan = result.plan.to_json() if result.plan else None
-        write_json(
-            path, {"format": "pipeplan-disagreement", "version": VERSION, "result": _result(result), "plan": plan}
-        )
-        written.append(path)
-    return written

@@ -9,13 +9,13 @@ from functools import cached_property
 from pathlib import Path
 
 from pipeplan import cost
-from pipeplan.cluster import Cluster
+from pipeplan.cluster_data import Cluster
 from pipeplan.cluster_json import from_json
 from pipeplan.errors import InputError
 from pipeplan.files import Node, read_document
 from pipeplan.links import Links
 from pipeplan.plan import ACCUMULATING, DOUBLE_BUFFERED, FLUSHING, INFERENCE, Plan
-from pipeplan.simulate.cards import Cards
+from pipeplan.simulation.cards import Cards
 from pipeplan_launch.schedule import SCHEDULES, Schedule, StageShape
 
 FORMAT, VERSION = "pipeplan-plan", 1

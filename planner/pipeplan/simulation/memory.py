@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from pipeplan.simulate.engine import Pass, Replayed
-from pipeplan.simulate.scenario import Scenario
+from pipeplan.simulation.engine import Pass, Replayed
+from pipeplan.simulation.scenario import Scenario
 from pipeplan_launch.schedule import Kind, own_minibatches
 
 Steps = dict[tuple[int, int], list[tuple[float, int]]]

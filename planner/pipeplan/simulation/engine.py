@@ -22,8 +22,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pipeplan.errors import InputError
-from pipeplan.simulate.flows import Network, Use
-from pipeplan.simulate.scenario import Hop, Load, Scenario
+from pipeplan.simulation.flows import Network, Use
+from pipeplan.simulation.scenario import Hop, Load, Scenario
 from pipeplan_launch.schedule import Action, Kind
 
 

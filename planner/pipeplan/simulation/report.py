@@ -7,9 +7,9 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeplan.simulate.engine import Replayed
-from pipeplan.simulate.memory import memory_over_time, peak_memory
-from pipeplan.simulate.scenario import Scenario
+from pipeplan.simulation.engine import Replayed
+from pipeplan.simulation.memory import memory_over_time, peak_memory
+from pipeplan.simulation.scenario import Scenario
 from pipeplan_launch.schedule import Kind
 
 FORMAT, VERSION = "pipeplan-simulation", 1

@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeplan.measured.run import Run
-from pipeplan.simulate import lanes, rows
-from pipeplan.simulate.engine import Pass, Replayed
-from pipeplan.simulate.lanes import Lane
-from pipeplan.simulate.report import Report
-from pipeplan.simulate.scenario import Scenario
+from pipeplan.simulation import lanes, rows
+from pipeplan.simulation.engine import Pass, Replayed
+from pipeplan.simulation.lanes import Lane
+from pipeplan.simulation.report import Report
+from pipeplan.simulation.scenario import Scenario
 from pipeplan.units import show_size, show_time
 from pipeplan_launch.schedule import Kind
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from rich.text import Text
 
 from pipeplan.measured.run import BACKWARD, FORWARD, UPDATE, WAIT
-from pipeplan.simulate.engine import Pass
-from pipeplan.simulate.lanes import Lane
+from pipeplan.simulation.engine import Pass
+from pipeplan.simulation.lanes import Lane
 from pipeplan_launch.schedule import Action, Kind
 
 MOST_ROWS = 32

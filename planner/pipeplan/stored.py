@@ -13,7 +13,7 @@ from pipeplan.errors import InputError
 from pipeplan.files import Node, read_document
 from pipeplan.plan import Plan
 from pipeplan.problem import Options, Problem
-from pipeplan.profile import Profile
+from pipeplan.profile_data import Profile
 
 PLAN_FORMAT, PLAN_VERSION = "pipeplan-plan", 1
 

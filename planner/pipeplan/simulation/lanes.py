@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from pipeplan.errors import InputError
 from pipeplan.measured.run import ALL_REDUCE, BACKWARD, FORWARD, UPDATE, WAIT, Interval, Run
-from pipeplan.simulate.engine import Pass, Replayed
-from pipeplan.simulate.scenario import Scenario
+from pipeplan.simulation.engine import Pass, Replayed
+from pipeplan.simulation.scenario import Scenario
 from pipeplan_launch.schedule import Action, Kind, group_count
 
 BRIEF_S = 2e-5

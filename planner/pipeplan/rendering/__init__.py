@@ -1,0 +1,1 @@
+"""From a solved problem to files: the plan folder, and what starts it."""

@@ -1,0 +1,109 @@
+"""Writes a plan folder: plan.json for people and tools, stages/*.json for the executor, launch.sh to run it.
+
+The files are written in full beside their places and then moved there, so that no half-written plan can be started.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeplan import __version__
+from pipeplan.errors import InputError
+from pipeplan.files import write_json, write_text
+from pipeplan.rendering.documents import VERSION, plan_document, result_document, stage_documents
+from pipeplan.rendering.templating import template
+from pipeplan.text import one_line
+
+if TYPE_CHECKING:
+    from pipeplan.solvers.result import Result
+    from pipeplan.solving import Outcome
+
+
+def launch_script(outcome: Outcome) -> str:
+    """The text of launch.sh. Every value is quoted for the shell, whatever it contains."""
+    cluster = outcome.problem.cluster
+    return template("launch.sh.j2").render(
+        plan_title=one_line(f"{outcome.problem.profile.model_name} as {outcome.plan.config} on {cluster.name}"),
+        servers=cluster.servers,
+        workers_per_server=cluster.workers_per_server,
+        server_sizes=cluster.server_sizes if len(set(cluster.server_sizes)) > 1 else (),
+        device=cluster.device.kind,
+        python=sys.executable,
+        # As many as the profile was measured with, so that the prediction is for what runs.
+        threads=max(1, outcome.problem.profile.provenance.threads),
+        version=__version__,
+    )
+
+
+def refuse_to_overwrite(folder: Path, force: bool) -> None:
+    """Raise an `InputError` where a plan cannot, or must not, be written to `folder`."""
+    if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
+        raise InputError(f"{folder} is not a folder; a plan is written to one: give another with -o")
+    for parent in folder.parents:
+        if parent.exists():
+            if not parent.is_dir():
+                raise InputError(f"{parent} is not a folder, so that {folder} cannot be made: give another with -o")
+            break
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not (folder / "plan.json").exists():
+        raise InputError(f"{folder} is not empty and holds no plan; give another folder with -o")
+    if not force:
+        raise InputError(f"{folder} already holds a plan; give another folder with -o, or --force to replace it")
+
+
+def write_plan(outcome: Outcome, folder: Path, *, force: bool = False) -> None:
+    """Write the plan folder; with `force`, in place of a plan that is there. All else in the folder stays."""
+    refuse_to_overwrite(folder, force)
+    made = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".new-plan.", dir=folder))
+        try:
+            _write_files(outcome, scratch)
+            _move_in(scratch, folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            if made and not any(folder.iterdir()):
+                folder.rmdir()
+    except OSError as error:
+        raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
+
+
+def _write_files(outcome: Outcome, scratch: Path) -> None:
+    write_json(scratch / "plan.json", plan_document(outcome))
+    for index, document in enumerate(stage_documents(outcome)):
+        write_json(scratch / "stages" / f"stage-{index}.json", document)
+    write_text(scratch / "launch.sh", launch_script(outcome), mode=0o755)
+
+
+def _move_in(scratch: Path, folder: Path) -> None:
+    """Put the files of a plan, written in full, in the place of those of an older one.
+
+    launch.sh comes last, and the older one goes first: whatever interrupts this, no script starts a mixture.
+    """
+    (folder / "launch.sh").unlink(missing_ok=True)
+    if (folder / "stages").exists():
+        (folder / "stages").rename(scratch / "old-stages")
+    (scratch / "stages").rename(folder / "stages")
+    for name in ("plan.json", "launch.sh"):
+        (scratch / name).replace(folder / name)
+
+
+def write_disagreement(results: tuple[Result, ...], folder: Path) -> list[Path]:
+    """Write the contradicting plans beside where the plan would have gone; returns the files."""
+    written = []
+    for result in results:
+        kind = "ilp" if result.solver.startswith("ILP") else "dp"
+        path = folder.with_name(f"{folder.name}-disagreement-{kind}.json")
+        plan = result.plan.to_json() if result.plan else None
+        write_json(
+            path,
+            {"format": "pipeplan-disagreement", "version": VERSION, "result": result_document(result), "plan": plan},
+        )
+        written.append(path)
+    return written
