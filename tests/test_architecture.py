@@ -38,7 +38,7 @@ PLANNER = (
     {"solving"},
     {"auto", "fewest", "sized"},
     {"rendering", "show"},
-    {"emulate", "explain", "picture", "sweep"},
+    {"emulate", "explain", "exports", "picture", "sweep"},
     {"calibrate", "replan", "report", "reproduce"},
     {"cli", "__main__"},
 )
