@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from pipeplan import cluster_file, resources
-from pipeplan.cli.profile.named import bundled, read
+from pipeplan.bundled_profiles import bundled, read
 from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InputError
 from pipeplan.files import Node

@@ -8,16 +8,15 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from pipeplan.api import simulate
 from pipeplan.errors import InputError
 from pipeplan.files import write_text
 from pipeplan.measured.run import read_of
-from pipeplan.simulation import picture, scenario
-from pipeplan.simulation.engine import replay
-from pipeplan.simulation.report import enough_minibatches, measure
+from pipeplan.simulation import picture
+from pipeplan.simulation.simulated import MOST_MINIBATCHES
 from pipeplan.simulation.trace import overlaid_document, trace_document
 
 PIPED_WIDTH = 80
-MOST_MINIBATCHES = 100_000
 
 
 @click.command("simulate")
@@ -50,12 +49,9 @@ def command(
     """
     if as_json and run_folder is not None:
         raise InputError("--run is drawn, and --json draws nothing: leave out one of them")
-    plan = scenario.read(plan_folder)
     run = None if run_folder is None else read_of(plan_folder, run_folder)
-    # With very many in flight that is too few for a steady state, and the report says so.
-    count = minibatches or min(enough_minibatches(plan), MOST_MINIBATCHES)
-    replayed = replay(plan, count)
-    report = measure(plan, replayed, count)
+    simulated = simulate(plan_folder, minibatches)
+    plan, replayed, report = simulated.scenario, simulated.replayed, simulated.report
     if trace_file is not None:
         document = trace_document(plan, replayed) if run is None else overlaid_document(plan, run)
         write_text(trace_file, json.dumps(document, allow_nan=False) + "\n")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeplan.cli.profile.named import read
+from pipeplan.bundled_profiles import read
 from pipeplan.cli.profile.show import KINDS
 from pipeplan.cli.profile.table import print_table
 from pipeplan.profile_data import Profile

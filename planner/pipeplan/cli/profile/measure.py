@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pipeplan.api import profile
 from pipeplan.cli.given import DEFAULT_PROFILE
 from pipeplan.cli.profile.table import print_profile
 from pipeplan.errors import InputError
@@ -82,13 +83,13 @@ def command(
     callable takes nothing and returns a torch module with `example_input_array`, or a pipeplan_launch.Job.
     """
     refuse_unwritable(output)
-    profile = _measure(model, {"batches": _sizes(batches), **given})
-    profile.save(output)
+    measured = _measure(model, {"batch": _sizes(batches), **given})
+    measured.save(output)
     if as_json:
-        click.echo(json.dumps(profile.to_json(), indent=1))
+        click.echo(json.dumps(measured.to_json(), indent=1))
     else:
-        print_profile(profile, Console())
-        click.echo(f"Wrote {output}. Next: {_next(profile, output)}")
+        print_profile(measured, Console())
+        click.echo(f"Wrote {output}. Next: {_next(measured, output)}")
 
 
 def _next(profile: Profile, output: Path) -> str:
@@ -109,12 +110,6 @@ def _sizes(text: str | None) -> tuple[int, ...]:
 
 
 def _measure(model: str, given: dict[str, Any]) -> Profile:
-    try:
-        from pipeplan.profiler import Options, profile_model
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise InputError("profiling needs torch: pip install 'pipeplan[torch]'") from error
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}")
     # What the user's code prints goes with the progress: standard output is for the result.
     # The stream itself: while the model is traced, sys.stderr is another one.
@@ -130,4 +125,4 @@ def _measure(model: str, given: dict[str, Any]) -> Profile:
         def show(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total or None, description=what)
 
-        return profile_model(model, Options(**given), show)
+        return profile(model, progress=show, **given)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from pipeplan.cli.profile.named import read
+from pipeplan.bundled_profiles import read
 from pipeplan.cli.profile.table import print_table, table, totals
 from pipeplan.files import write_text
 from pipeplan.picture.chains import expensive, total_s

@@ -1,0 +1,192 @@
+"""The Python API: what the command line does, in the same words. `import pipeplan` has all of these names.
+
+    profile = pipeplan.profile("my_model.py:build")
+    outcome = pipeplan.solve(profile, pipeplan.cluster("local", workers=3))
+    print(outcome.plan.config, outcome.objective_s)
+    pipeplan.render(outcome, "plan")
+
+Whatever is wrong with a file, a name or an option raises `PipeplanError`, whose message is one line. Only `profile`
+needs torch. Nothing here prints.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, Unpack
+
+from pipeplan import bundled_profiles, cluster_file
+from pipeplan.cluster_data import Cluster
+from pipeplan.errors import DisagreementError, InfeasibleError, InputError, PipeplanError
+from pipeplan.fewest import fewest_workers
+from pipeplan.files import Node
+from pipeplan.local import local
+from pipeplan.plan import Plan, Stage
+from pipeplan.posing import Words, pose
+from pipeplan.problem import Options, Problem
+from pipeplan.profile_data import Profile
+from pipeplan.rendering import plan_folder
+from pipeplan.rendering.documents import plan_document
+from pipeplan.simulation import scenario
+from pipeplan.simulation.simulated import Simulated
+from pipeplan.simulation.simulated import simulate as simulate_scenario
+from pipeplan.solving import Outcome, Settings
+from pipeplan.solving import solve as solve_problem
+
+__all__ = [
+    "Cluster",
+    "DisagreementError",
+    "InfeasibleError",
+    "InputError",
+    "Options",
+    "Outcome",
+    "PipeplanError",
+    "Plan",
+    "Problem",
+    "Profile",
+    "Settings",
+    "Simulated",
+    "Stage",
+    "cluster",
+    "profile",
+    "read_profile",
+    "render",
+    "simulate",
+    "solve",
+]
+
+
+def profile(
+    model: str | Callable[[], object],
+    *,
+    batch: int | Sequence[int] | None = None,
+    device: str = "cpu",
+    threads: int = 1,
+    granularity: str = "layer",
+    repeats: int | None = None,
+    processes: int = 1,
+    measure_all: bool = False,
+    seed: int = 0,
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+) -> Profile:
+    """Measure what each layer of a model takes, on this machine, or estimate it for a device.
+
+    `model` is a bundled name, `path/to/file.py:callable` or `package.module:callable`; or such a callable itself, a
+    function of a file or module, which takes nothing and returns an `nn.Module` or a `pipeplan_launch.Job`. `batch` is
+    in samples; with several the first is the profile's own. `device` is `cpu`, `cuda`, or one to estimate for: `v100`,
+    `a100`, a TOML file. `granularity` is `module`, `layer` or `op`; `progress` is told steps done, steps in all (0: not
+    known) and what comes next. `Profile.save(path)` writes it. Raises `InputError`, also where torch is missing.
+    """
+    try:
+        from pipeplan.profiler import Options as Measuring
+        from pipeplan.profiler import profile_model
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InputError("profiling needs torch: pip install 'pipeplan[torch]'") from error
+    sizes = () if batch is None else (batch,) if isinstance(batch, int) else tuple(batch)
+    how = Measuring(
+        batches=sizes,
+        device=device,
+        threads=threads,
+        repeats=repeats,
+        seed=seed,
+        granularity=granularity,
+        processes=processes,
+        measure_all=measure_all,
+    )
+    return profile_model(model if isinstance(model, str) else _reference(model), how, progress)
+
+
+def read_profile(name: str | os.PathLike[str]) -> Profile:
+    """The profile in a file, or the bundled one of that name, such as `vgg16-v100`. Raises `InputError`."""
+    return bundled_profiles.read(os.fspath(name))
+
+
+def cluster(
+    name: str | os.PathLike[str] = "local", *, servers: int | None = None, workers: int | None = None
+) -> Cluster:
+    """A cluster: `A`, `B` or `C` of PipeDream's paper, a TOML file, or `local`, this machine with so many `workers`.
+
+    `servers` is another number of servers than the cluster's own. Raises `InputError`.
+    """
+    name = os.fspath(name)
+    if name == "local":
+        if servers not in (None, 1):
+            raise InputError("the cluster local is one server: leave out --servers, or give --workers")
+        return local(workers)
+    if workers is not None:
+        raise InputError("--workers goes with --cluster local; for other clusters give --servers")
+    found = cluster_file.load(name)
+    return found if servers is None else found.with_servers(servers)
+
+
+def solve(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    settings: Settings | None = None,
+    minibatch: int | Literal["auto"] | None = None,
+    batch: int | None = None,
+    staleness: str = "any",
+    fewest_workers_within: float | None = None,
+    **options: Unpack[Words],
+) -> Outcome:
+    """The best plan of a profile on a cluster, with its proof and what it gains over data parallelism.
+
+    `options` are the fields of `Options`: constraints on the plan, and choices of the cost model. `schedule="auto"`
+    takes the best schedule for a global `batch`, in samples per update, whose weights are at most as old as `staleness`
+    says (`none`, `bounded`, `any`); `minibatch="auto"` the best of the sizes that the profile holds.
+    `fewest_workers_within=0.05`: on as few workers as come within 5% of the best. `settings`: which solvers, and when
+    they stop.
+
+    The pace is `outcome.objective_s`, seconds per minibatch; `outcome.verdict.proven` says whether no plan is faster,
+    `outcome.gap` by how much one could be. Raises `InputError`, `InfeasibleError` where nothing fits, and
+    `DisagreementError` where the two solvers contradict each other, which is a defect of pipeplan.
+    """
+    settings = settings or Settings()
+    posed = pose(
+        profile,
+        cluster,
+        minibatch=minibatch,
+        batch=batch,
+        staleness=staleness,
+        maximum_cuts=settings.maximum_cuts,
+        **options,
+    )
+    if fewest_workers_within is not None:
+        return fewest_workers(posed.problem, fewest_workers_within, settings).outcome
+    return solve_problem(posed.problem, settings)
+
+
+def simulate(plan: Outcome | str | os.PathLike[str], minibatches: int | None = None) -> Simulated:
+    """Replay a plan, solved or in a folder, in simulated time, with the schedule that the executor would run.
+
+    By default so many `minibatches` that a steady state is seen. Its pace and more are in `report`. Raises
+    `InputError` where the folder holds no plan, or a wrong one.
+    """
+    if isinstance(plan, Outcome):
+        return simulate_scenario(scenario.from_document(Node(plan_document(plan), "plan.json")), minibatches)
+    return simulate_scenario(scenario.read(Path(plan)), minibatches)
+
+
+def render(outcome: Outcome, folder: str | os.PathLike[str] = "plan", *, force: bool = False) -> Path:
+    """Write a plan folder: plan.json, stages/ and launch.sh, which runs it. Returns the folder.
+
+    All of it or nothing; `force` replaces a plan that is there. Raises `InputError`.
+    """
+    plan_folder.write_plan(outcome, Path(folder), force=force)
+    return Path(folder)
+
+
+def _reference(build: Callable[[], object]) -> str:
+    """By what other processes can load a function: the file that it stands in, and its name."""
+    name, place = getattr(build, "__qualname__", ""), inspect.getmodule(build)
+    source = getattr(place, "__file__", None)
+    if source is None or not name.isidentifier():
+        raise InputError(
+            f"{name or build!r} is not a function of a file, so that no worker could load it: give file.py:function"
+        )
+    return f"{source}:{name}"
