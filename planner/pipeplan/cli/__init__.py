@@ -31,6 +31,7 @@ _COMMANDS = {
     "simulate": ("simulate", "Replay a plan in simulated time, and draw it."),
     "trace": ("trace", "Write what was predicted and what was measured as a trace for Perfetto."),
     "report": ("report", "Write one HTML page on a plan and its run."),
+    "export": ("export", "Tell a plan to another trainer: Megatron-LM, DeepSpeed, torchtitan, torch."),
     "replay": ("replay", "Run a plan on emulated servers of this machine, and compare."),
     "calibrate": ("calibrate", "Write what a run measured into a new profile and cluster."),
     "reproduce": ("reproduce", "Put published results beside predictions, and replay them."),

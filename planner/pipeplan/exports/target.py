@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from pipeplan.errors import InputError
@@ -16,6 +17,16 @@ from pipeplan.suggest import did_you_mean
 _MODULES: Mapping[str, str] = {}
 
 NAMES = tuple(_MODULES)
+
+
+@dataclass(frozen=True)
+class File:
+    """One of the files that tell a trainer the plan."""
+
+    text: str
+    about: str
+    """What it is, in a few words."""
+    mode: int = 0o644
 
 
 class Target(Protocol):
@@ -36,10 +47,16 @@ class Target(Protocol):
         """
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
-        """Raise an `InputError` that says what of this plan cannot be expressed, and how to get one that can."""
+        """Raise an `InputError` that says what of this plan cannot be expressed, and how to get one that can.
 
-    def files(self, problem: Problem, plan: Plan) -> Mapping[str, str]:
-        """Texts by the names of the files that tell the trainer the plan, which `refuse` has let pass."""
+        `refused` makes it.
+        """
+
+    def files(self, problem: Problem, plan: Plan) -> Mapping[str, File]:
+        """The files that tell the trainer the plan, which `refuse` has let pass, by their names."""
+
+    def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
+        """One line: what the user does with the files, which are in `folder`."""
 
 
 def target(name: str) -> Target:
@@ -48,3 +65,13 @@ def target(name: str) -> Target:
         raise InputError(f"there is no export for {name!r}; {did_you_mean(name, NAMES)}")
     found: Target = importlib.import_module(f"pipeplan.exports.{_MODULES[name]}").TARGET
     return found
+
+
+def refused(to: Target, plan: Plan, reason: str) -> InputError:
+    """The error for a plan that a target cannot express: `reason` is a clause without a full stop."""
+    # Without a number of minibatches per update there is no synchronous plan to be found.
+    accumulate = "" if plan.accumulate else " --accumulate 32"
+    return InputError(
+        f"{to.title} cannot express the plan {plan.config}: {reason}; "
+        f"`pipeplan solve … --for {to.name}{accumulate}` finds the best plan that it can"
+    )
