@@ -9,12 +9,11 @@ from typing import Any
 
 import click
 
-from pipeplan import cluster_file, resources
+from pipeplan import resources
+from pipeplan.api import cluster
 from pipeplan.bundled_profiles import bundled, read
-from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InputError
 from pipeplan.files import Node
-from pipeplan.local import local
 from pipeplan.plan import ACCUMULATING, SCHEDULES, STASHING
 from pipeplan.problem import BOUNDARIES, Options, Problem
 from pipeplan.profile_data import Profile
@@ -91,8 +90,8 @@ def problem_arguments(*without: str) -> Callable[[Function], Function]:
 def problem_of(given: dict[str, Any]) -> tuple[Problem, str]:
     """The problem that the arguments describe, and a line on where its profile comes from."""
     source = read_profile(given.get("profile"), given.get("minibatch"))
-    cluster = read_cluster(given["cluster_name"], given.get("servers"), given.get("workers"))
-    return Problem(source.profile, cluster, options_of(given, cluster.device.kind)), source.text
+    there = cluster(given["cluster_name"], servers=given.get("servers"), workers=given.get("workers"))
+    return Problem(source.profile, there, options_of(given, there.device.kind)), source.text
 
 
 def options_of(given: dict[str, Any], kind: str) -> Options:
@@ -182,15 +181,3 @@ def profile_of_plan(root: Node, plan: Path, given: Path | None) -> Profile:
 def _scaled(path: Path, minibatch: int) -> Profile:
     profile = Profile.load(path)
     return profile if profile.minibatch == minibatch else profile.rescaled(minibatch)
-
-
-def read_cluster(name: str, servers: int | None, workers: int | None) -> Cluster:
-    """The cluster of that name or file, with another number of servers or workers if asked."""
-    if name == "local":
-        if servers not in (None, 1):
-            raise InputError("the cluster local is one server: leave out --servers, or give --workers")
-        return local(workers)
-    if workers is not None:
-        raise InputError("--workers goes with --cluster local; for other clusters give --servers")
-    found = cluster_file.load(name)
-    return found if servers is None else found.with_servers(servers)

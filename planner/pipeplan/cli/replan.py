@@ -12,11 +12,12 @@ import click
 from rich.console import Console
 
 from pipeplan import stored
+from pipeplan.api import cluster as named_cluster
 from pipeplan.check import model as models
 from pipeplan.check.document import Document
 from pipeplan.check.structure import check_structure
 from pipeplan.cli.answer import disagreement_in, search_arguments, settings_of, written
-from pipeplan.cli.given import options_of, problem_arguments, profile_of_plan, read_cluster
+from pipeplan.cli.given import options_of, problem_arguments, profile_of_plan
 from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan import ACCUMULATING
@@ -159,7 +160,7 @@ def _left(
     if instead is not None:
         if names:
             raise InputError("--lost is of the plan's cluster, and --cluster replaces that: give one of them")
-        return Left(read_cluster(instead, servers, workers), (), ())
+        return Left(named_cluster(instead, servers=servers, workers=workers), (), ())
     if servers is not None or workers is not None:
         raise InputError("--servers and --workers go with --cluster; say what is gone with --lost")
     if not names:

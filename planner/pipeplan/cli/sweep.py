@@ -13,8 +13,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pipeplan.api import cluster
 from pipeplan.cli.explain import answer_console
-from pipeplan.cli.given import check_schedules, options_of, problem_arguments, read_cluster, read_profile
+from pipeplan.cli.given import check_schedules, options_of, problem_arguments, read_profile
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.files import write_text
 from pipeplan.plan import ACCUMULATING
@@ -109,7 +110,9 @@ def _profile(given: dict[str, Any]) -> tuple[Profile, str]:
 
 def _points(profile: Profile, given: dict[str, Any], servers: list[int], workers: list[int], axes: Axes) -> list[Point]:
     name = given["cluster_name"]
-    clusters = [read_cluster(name, count, each) for count in servers or (None,) for each in workers or (None,)]
+    clusters = [
+        cluster(name, servers=count, workers=each) for count in servers or (None,) for each in workers or (None,)
+    ]
     return points(profile, clusters, _options(given, clusters[0].device.kind, axes), axes)
 
 
