@@ -58,6 +58,10 @@ class Options:
     no_cut_after: tuple[str, ...] = ()
     """Layers whose output no boundary may cross: they share a stage with all that read it."""
 
+    grid: bool = False
+    """A uniform grid: stages with the same number r of replicas each, stage s on workers s r … s r + r - 1 from the first
+    worker on; all of the cluster, or whole servers of it, or any number inside one server; no copies."""
+
     def __post_init__(self) -> None:
         if not 0 <= self.overlap <= 1:
             raise InputError(f"the overlap must lie between 0 and 1, not {self.overlap:g}")
@@ -178,7 +182,7 @@ class Problem:
 
     def straight(self) -> Problem:
         """The same problem for one pipeline without any replication."""
-        return replace(self, options=replace(self.options, max_replicas=1, stages=None, allow_copies=False))
+        return replace(self, options=replace(self.options, max_replicas=1, stages=None, allow_copies=False, grid=False))
 
 
 def _contract(profile: Profile, options: Options) -> list[list[str]]:

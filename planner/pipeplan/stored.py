@@ -110,6 +110,7 @@ READERS: dict[str, Callable[[Node], Any]] = {
     "pins": _pins,
     "together": _groups,
     "no_cut_after": _names,
+    "grid": Node.boolean,
     "several": Node.boolean,
 }
 """Every field of the options."""
