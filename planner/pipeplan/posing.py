@@ -37,6 +37,7 @@ class Words(TypedDict, total=False):
     pins: tuple[tuple[str, int], ...]
     together: tuple[tuple[str, ...], ...]
     no_cut_after: tuple[str, ...]
+    grid: bool
 
 
 @dataclass(frozen=True)

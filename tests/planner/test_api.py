@@ -1,0 +1,117 @@
+"""`import pipeplan`: the same answers as the command line, in the same words."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import textwrap
+from dataclasses import fields
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+from commandline import Run
+
+import pipeplan
+from pipeplan import api
+from pipeplan.posing import Words
+
+
+DP = ("--solver", "dp", "--no-certificate", "--no-write", "--json")
+
+
+def test_the_package_has_every_name_of_the_api_and_no_module_in_its_place() -> None:
+    for name in api.__all__:
+        assert getattr(pipeplan, name) is getattr(api, name)
+        assert importlib.util.find_spec(f"pipeplan.{name}") is None, f"import pipeplan.{name} would hide the function"
+    assert set(api.__all__) <= set(dir(pipeplan))
+
+
+def test_every_option_has_its_word() -> None:
+    internal = {"several"}
+    assert set(get_type_hints(Words)) == {field.name for field in fields(pipeplan.Options)} - internal
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        ({}, []),
+        ({"max_replicas": 1, "allow_copies": False}, ["--straight"]),
+        ({"schedule": "1f1b-flush", "accumulate": 8, "stages": 2}, "--schedule 1f1b-flush --accumulate 8 --stages 2"),
+        ({"schedule": "auto", "batch": 32, "staleness": "none"}, "--schedule auto --batch 32 --staleness none"),
+        ({"minibatch": 32, "pins": (("conv1", 1),)}, "--minibatch 32 --pin conv1=1"),
+        ({"fewest_workers_within": 0.05}, "--fewest-workers 5%"),
+    ],
+    ids=lambda one: "" if isinstance(one, dict) else "-".join(one if isinstance(one, list) else one.split()) or "plain",
+)
+def test_a_plan_is_that_of_the_command_line(words: dict[str, object], arguments: list[str] | str, run: Run) -> None:
+    settings = pipeplan.Settings(solver="dp", certify=False)
+    mnist, cluster = pipeplan.read_profile("mnist-v100"), pipeplan.cluster("A", servers=1)
+    found = pipeplan.solve(mnist, cluster, settings=settings, **words)  # type: ignore[arg-type]
+    arguments = arguments if isinstance(arguments, list) else arguments.split()
+    told = run("solve", "mnist-v100", "--cluster", "A", "--servers", "1", *arguments, *DP)
+    document = json.loads(told.out)
+    assert document["plan"]["config"] == found.plan.config
+    assert document["prediction"]["minibatch_s"] == found.objective_s
+
+
+def test_a_written_plan_is_simulated_as_the_solved_one(tmp_path: Path) -> None:
+    here = pipeplan.cluster("A", servers=1)
+    outcome = pipeplan.solve(
+        pipeplan.read_profile("mnist-v100"), here, settings=pipeplan.Settings(solver="dp", certify=False)
+    )
+    folder = pipeplan.render(outcome, tmp_path / "plan")
+    from_folder, solved = pipeplan.simulate(folder, 50), pipeplan.simulate(outcome, 50)
+    assert from_folder.report == solved.report
+    assert (folder / "launch.sh").exists()
+    with pytest.raises(pipeplan.InputError, match="already holds a plan"):
+        pipeplan.render(outcome, folder)
+    assert pipeplan.render(outcome, folder, force=True) == folder
+
+
+def test_each_mistake_is_one_line() -> None:
+    for mistake in (
+        lambda: pipeplan.cluster("nowhere"),
+        lambda: pipeplan.cluster("A", workers=3),
+        lambda: pipeplan.cluster("local", servers=2),
+        lambda: pipeplan.read_profile("vgg61"),
+        lambda: pipeplan.simulate("no-such-folder"),
+        lambda: pipeplan.profile(lambda: None),
+        lambda: pipeplan.profile(print),
+    ):
+        with pytest.raises(pipeplan.PipeplanError) as told:
+            mistake()
+        assert "\n" not in str(told.value)
+
+
+def test_a_function_is_measured_as_the_file_that_it_stands_in_would_be(tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text(
+        textwrap.dedent("""
+            import torch
+            from pipeplan_launch import Job
+
+            def build():
+                model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+                model.example_input_array = torch.zeros(8, 4)
+                return model
+        """)
+    )
+    specification = importlib.util.spec_from_file_location("tiny", tmp_path / "tiny.py")
+    assert specification is not None
+    assert specification.loader is not None
+    tiny = importlib.util.module_from_spec(specification)
+    sys.modules["tiny"] = tiny
+    try:
+        specification.loader.exec_module(tiny)
+        profile = pipeplan.profile(tiny.build, repeats=1)
+    finally:
+        del sys.modules["tiny"]
+    assert profile.model_ref == f"{tmp_path}/tiny.py:build"
+    assert [layer.name for layer in profile.layers] == ["0", "1", "loss"]
+
+
+def test_asking_for_the_version_imports_nothing_else() -> None:
+    code = "import sys, pipeplan; pipeplan.__version__; print([n for n in sys.modules if n.startswith('pipeplan.')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
