@@ -19,7 +19,9 @@ HOSTILE = "x'y\"z $(touch pwned) `touch pwned`\nrm -rf pwned; #"
 
 
 def render(folder: Path, **variables: Any) -> Path:
-    given = {"plan_title": "a plan", "servers": 1, "workers_per_server": 2, "device": "cpu", "python": sys.executable}
+    """launch.sh of a made-up plan, next to its stage files."""
+    given = {"title": "a plan", "servers": 1, "workers_per_server": 2, "device": "cpu", "python": sys.executable}
+    given |= {"server_sizes": (), "uneven": False, "threads": 1, "version": "0", "command": "a test"}
     script = folder / "launch.sh"
     script.write_text(template("launch.sh.j2").render(given | variables))
     script.chmod(0o755)
@@ -36,7 +38,7 @@ def run(script: Path, *arguments: str, **environment: str) -> subprocess.Complet
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("title", ["a plan", HOSTILE])
 def test_is_clean_for_shellcheck(tmp_path: Path, servers: int, title: str) -> None:
-    script = render(tmp_path, servers=servers, plan_title=title, python=f"/no/{title}", device=title)
+    script = render(tmp_path, servers=servers, title=title, python=f"/no/{title}", device=title)
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
     if shutil.which("shellcheck"):
         done = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
@@ -46,7 +48,7 @@ def test_is_clean_for_shellcheck(tmp_path: Path, servers: int, title: str) -> No
 def test_hostile_names_run_nothing(tmp_path: Path) -> None:
     folder = tmp_path / HOSTILE.replace("/", "")
     folder.mkdir()
-    script = render(folder, plan_title=HOSTILE, python=f"/no/{HOSTILE}", device=HOSTILE)
+    script = render(folder, title=HOSTILE, python=f"/no/{HOSTILE}", device=HOSTILE)
     done = run(script, HOSTILE, PYTHON=sys.executable)
     assert done.returncode == 2
     assert not list(tmp_path.rglob("pwned"))

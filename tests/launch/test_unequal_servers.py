@@ -7,14 +7,13 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_launch_script import render
 from toy_workers import stage_contents, write_plan
 
-from pipeplan.rendering.templating import template
 from pipeplan_launch.config import LaunchPlan, load_plan
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.preflight import check
@@ -40,13 +39,7 @@ def _contents(**changes: Any) -> list[dict[str, Any]]:
 
 
 def _script(folder: Path) -> Path:
-    script = folder / "launch.sh"
-    text = template("launch.sh.j2").render(
-        plan_title="a plan", servers=2, workers_per_server=2, server_sizes=(2, 1), device="cpu", python=sys.executable
-    )
-    script.write_text(text)
-    script.chmod(0o755)
-    return script
+    return render(folder, servers=2, server_sizes=(2, 1), uneven=True)
 
 
 @pytest.fixture

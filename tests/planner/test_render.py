@@ -130,7 +130,7 @@ def test_no_name_can_run_anything(tmp_path: Path, servers: int, monkeypatch: pyt
         levels = (Level("server", 3, 100.0), Level("cluster", servers, 10.0))
         solved = solve(Problem(solved.problem.profile, replace(solved.problem.cluster, levels=levels)), Settings())
     folder = tmp_path / "plan $(touch pwned) 'x' \"y\""
-    monkeypatch.setattr(plan_folder.sys, "executable", f"/no/such/{NASTY}")
+    monkeypatch.setattr("sys.executable", f"/no/such/{NASTY}")
     plan_folder.write_plan(solved, folder)
     script = (folder / "launch.sh").read_text()
     assert "\x1b" not in "".join(line for line in script.splitlines() if line.startswith("#"))

@@ -30,7 +30,9 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
         "profile": {
             "digest": profile.digest(),
             "model": profile.model_name,
+            "ref": profile.model_ref,
             "minibatch": profile.minibatch,
+            "threads": profile.provenance.threads,
             "kind": profile.provenance.kind,
             "how": profile.provenance.how,
         },

@@ -6,37 +6,26 @@ The files are written in full beside their places and then moved there, so that 
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pipeplan import __version__
 from pipeplan.errors import InputError
-from pipeplan.files import write_json, write_text
+from pipeplan.files import Node, write_json, write_text
 from pipeplan.rendering.documents import VERSION, plan_document, result_document, stage_documents
+from pipeplan.rendering.launchers import LOCAL, Context
 from pipeplan.rendering.templating import template
-from pipeplan.text import one_line
 
 if TYPE_CHECKING:
     from pipeplan.solvers.result import Result
     from pipeplan.solving import Outcome
 
 
-def launch_script(outcome: Outcome) -> str:
-    """The text of launch.sh. Every value is quoted for the shell, whatever it contains."""
-    cluster = outcome.problem.cluster
-    return template("launch.sh.j2").render(
-        plan_title=one_line(f"{outcome.problem.profile.model_name} as {outcome.plan.config} on {cluster.name}"),
-        servers=cluster.servers,
-        workers_per_server=cluster.workers_per_server,
-        server_sizes=cluster.server_sizes if len(set(cluster.server_sizes)) > 1 else (),
-        device=cluster.device.kind,
-        python=sys.executable,
-        # As many as the profile was measured with, so that the prediction is for what runs.
-        threads=max(1, outcome.problem.profile.provenance.threads),
-        version=__version__,
-    )
+def launch_script(document: Mapping[str, Any]) -> str:
+    """The text of launch.sh, of what plan.json says. Every value is quoted for the shell, whatever it contains."""
+    context = Context.of(Node(document, "the plan"))
+    return template(LOCAL.template).render(LOCAL.variables(context, {}))
 
 
 def refuse_to_overwrite(folder: Path, force: bool) -> None:
@@ -75,10 +64,11 @@ def write_plan(outcome: Outcome, folder: Path, *, force: bool = False) -> None:
 
 
 def _write_files(outcome: Outcome, scratch: Path) -> None:
-    write_json(scratch / "plan.json", plan_document(outcome))
-    for index, document in enumerate(stage_documents(outcome)):
-        write_json(scratch / "stages" / f"stage-{index}.json", document)
-    write_text(scratch / "launch.sh", launch_script(outcome), mode=0o755)
+    document = plan_document(outcome)
+    write_json(scratch / "plan.json", document)
+    for index, stage in enumerate(stage_documents(outcome)):
+        write_json(scratch / "stages" / f"stage-{index}.json", stage)
+    write_text(scratch / LOCAL.file_name, launch_script(document), mode=LOCAL.mode)
 
 
 def _move_in(scratch: Path, folder: Path) -> None:
