@@ -48,17 +48,17 @@ def test_every_option_has_its_word() -> None:
 )
 def test_a_plan_is_that_of_the_command_line(words: dict[str, object], arguments: list[str] | str, run: Run) -> None:
     settings = pipeplan.Settings(solver="dp", certify=False)
-    mnist, cluster = pipeplan.read_profile("mnist-v100"), pipeplan.cluster("A", servers=1)
+    mnist, cluster = pipeplan.read_profile("mnist-v100"), pipeplan.cluster("local", workers=2)
     found = pipeplan.solve(mnist, cluster, settings=settings, **words)  # type: ignore[arg-type]
     arguments = arguments if isinstance(arguments, list) else arguments.split()
-    told = run("solve", "mnist-v100", "--cluster", "A", "--servers", "1", *arguments, *DP)
+    told = run("solve", "mnist-v100", "--cluster", "local", "--workers", "2", *arguments, *DP)
     document = json.loads(told.out)
     assert document["plan"]["config"] == found.plan.config
     assert document["prediction"]["minibatch_s"] == found.objective_s
 
 
 def test_a_written_plan_is_simulated_as_the_solved_one(tmp_path: Path) -> None:
-    here = pipeplan.cluster("A", servers=1)
+    here = pipeplan.cluster("local", workers=2)
     outcome = pipeplan.solve(
         pipeplan.read_profile("mnist-v100"), here, settings=pipeplan.Settings(solver="dp", certify=False)
     )
