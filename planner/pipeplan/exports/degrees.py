@@ -1,0 +1,110 @@
+"""What trainers with a uniform grid of workers ask for: the degrees of parallelism, and microbatches per update.
+
+What pipeplan calls a minibatch, the piece that goes through the pipeline, they call a microbatch; their batch is what
+one update is made of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pipeplan.errors import InputError
+from pipeplan.exports.target import Target, refused
+from pipeplan.plan import FLUSH, FLUSHING, VERTICAL, Plan
+from pipeplan.problem import Options, Problem
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """A pipeline of `stages`, `replicas` times."""
+
+    stages: int
+    replicas: int
+    microbatches: int
+    """That each replica of the pipeline takes for one update."""
+    microbatch: int
+    """Samples in one."""
+    workers: tuple[tuple[int, ...], ...]
+    """Of every stage, in the order of the replicas: replica i of a pipeline is the i-th of each."""
+
+    @property
+    def batch(self) -> int:
+        """Samples of one update, of all replicas."""
+        return self.microbatch * self.microbatches * self.replicas
+
+    @property
+    def count(self) -> int:
+        """Workers that have something to do."""
+        return self.stages * self.replicas
+
+    @property
+    def stage_major(self) -> bool:
+        """Whether the replicas of a stage have consecutive numbers, and the stages follow each other."""
+        return [worker for stage in self.workers for worker in stage] == list(range(self.count))
+
+
+def degrees(to: Target, problem: Problem, plan: Plan) -> Degrees:
+    """The degrees of a plan. Raises `InputError` for one that is no synchronous training on a grid of workers 0, 1, …"""
+    if plan.inference:
+        raise InputError(f"the plan {plan.config} is for inference, and {to.title} is told how to train")
+    _refuse_asynchronous(to, plan)
+    counts = [stage.replicas for stage in plan.stages]
+    for number, count in enumerate(counts, start=1):
+        if count != counts[0]:
+            reason = f"stage 1 has {_workers(counts[0])} and stage {number} has {count}, where all must have as many"
+            raise refused(to, plan, reason)
+    found = Degrees(len(counts), counts[0], _microbatches(to, plan), problem.profile.minibatch, _aligned(plan))
+    busy = sorted(worker for stage in found.workers for worker in stage)
+    if busy != list(range(found.count)):
+        idle = next(worker for worker in range(found.count) if worker not in busy)
+        raise refused(to, plan, f"worker {idle} has nothing to do, and only the last ones can be left out")
+    return found
+
+
+def synchronous(to: Target, options: Options) -> Options:
+    """The options restricted to what `degrees` lets pass: a flush before every update, and a uniform grid.
+
+    The schedule is 1F1B where none with a flush was asked for. Raises `InputError` without minibatches per update.
+    """
+    if options.inference:
+        raise InputError(f"{to.title} is told how to train: leave out --inference")
+    if options.accumulate is None:
+        raise InputError(
+            f"{to.title} makes one update for a number of microbatches, pipeplan's minibatches: say for how many with "
+            "--accumulate, as in --accumulate 32"
+        )
+    schedule = options.schedule if options.schedule in FLUSHING else FLUSH
+    return replace(options, schedule=schedule, grid=True, allow_copies=False)
+
+
+def _refuse_asynchronous(to: Target, plan: Plan) -> None:
+    if plan.schedule in FLUSHING:
+        return
+    # One stage alone makes its updates from the newest weights, unless it puts them off.
+    if len(plan.stages) > 1 or plan.accumulate is not None:
+        what = "moves weights back in time" if plan.schedule == VERTICAL else "keeps several versions of the weights"
+        raise refused(to, plan, f"its schedule {plan.schedule} {what}, where all updates must be synchronous")
+
+
+def _microbatches(to: Target, plan: Plan) -> int:
+    replicas = plan.stages[0].replicas
+    minibatches = plan.accumulate or replicas
+    if minibatches % replicas:
+        raise refused(
+            to,
+            plan,
+            f"the {minibatches} minibatches of an update are not the same number for each of {replicas} replicas",
+        )
+    return minibatches // replicas
+
+
+def _aligned(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """The workers of every stage, those of one copy of the pipeline after those of another."""
+    return tuple(
+        tuple(worker for copy in range(plan.copies) for worker in stage.workers[copy :: plan.copies])
+        for stage in plan.stages
+    )
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' if count > 1 else ''}"
