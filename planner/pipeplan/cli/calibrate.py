@@ -17,6 +17,7 @@ from pipeplan.calibrate.calibrate import Calibrated, calibrate
 from pipeplan.calibrate.observed import Observed, median, observe
 from pipeplan.calibrate.result import Row, cluster_of, document, profile_of, rows
 from pipeplan.cli.given import profile_of_plan
+from pipeplan.cli.options import force_option, json_option, output_file, quiet_option
 from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InputError
 from pipeplan.files import refuse_unwritable
@@ -59,20 +60,14 @@ class _Given:
     type=click.Path(path_type=Path),
     help="What the plan was made from  [default: found beside the plan, here, or among the bundled ones]",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Path("calibrated.json"),
-    show_default=True,
-    help="The new profile.",
-)
+@output_file(Path("calibrated.json"))
 @click.option(
     "--cluster-output", type=click.Path(path_type=Path), help="The new cluster file  [default: beside it, .toml]"
 )
-@click.option("--force", is_flag=True, help="Replace these files where they are calibrated ones.")
+@force_option
 @click.option("--no-write", is_flag=True, help="Print the answer only.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@json_option
+@quiet_option
 def command(
     run_folders: tuple[Path, ...],
     home: Path | None,
@@ -84,6 +79,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Write what RUN measured into a new profile and a new cluster file. Several runs of one model are averaged.
+
+    With --force, files that are there are replaced where they are calibrated ones.
 
     \b
     pipeplan calibrate plan/runs/20260131T120000Z

@@ -10,6 +10,7 @@ import click
 from pipeplan.check.document import FORMAT, VERSION
 from pipeplan.check.verify import verify
 from pipeplan.cli.given import profile_of_plan
+from pipeplan.cli.options import json_option, quiet_option
 from pipeplan.errors import InputError
 from pipeplan.files import read_document
 from pipeplan.text import one_line
@@ -23,7 +24,8 @@ from pipeplan.text import one_line
     type=click.Path(path_type=Path),
     help="What the plan was made from  [default: found beside the plan, here, or among the bundled ones]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@json_option
+@quiet_option
 def command(plan: Path, profile_file: Path | None, as_json: bool) -> None:
     """Check PLAN, a plan.json or a folder with one (./plan unless given), without the solvers that made it.
 

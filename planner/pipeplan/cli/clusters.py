@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from pipeplan.cli.options import bundled_clusters, completing, json_option, quiet_option
 from pipeplan.cluster_data import Cluster
 from pipeplan.cluster_file import bundled_names, load
 from pipeplan.local import local
@@ -14,12 +17,21 @@ from pipeplan.units import show_rate, show_size
 
 
 @click.command("clusters")
-@click.argument("files", nargs=-1, metavar="[FILE]...")
-def command(files: tuple[str, ...]) -> None:
-    """List the bundled clusters, and what this machine looks like as `local`; or read and list cluster files."""
-    clusters = [load(name) for name in files or bundled_names()]
-    if not files:
-        clusters.append(local(None))
+@click.argument("files", nargs=-1, metavar="[FILE]...", shell_complete=completing(bundled_clusters, ".toml"))
+@json_option
+@quiet_option
+def command(files: tuple[str, ...], as_json: bool) -> None:
+    """List the bundled clusters, and what this machine looks like as `local`; or read and list cluster files.
+
+    \b
+    pipeplan clusters
+    pipeplan clusters cluster.toml B
+    pipeplan clusters --json
+    """
+    clusters = [local(None) if name == "local" else load(name) for name in files or (*bundled_names(), "local")]
+    if as_json:
+        click.echo(json.dumps([cluster.to_json() for cluster in clusters], indent=1, ensure_ascii=False))
+        return
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     for heading in ("name", "workers", "servers", "memory", "links, innermost first", "per hour"):
         table.add_column(heading, no_wrap=heading.startswith("links"))

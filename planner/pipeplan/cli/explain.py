@@ -13,6 +13,7 @@ from rich.console import Console
 
 from pipeplan import interrupts, stored
 from pipeplan.cli.given import problem_arguments, problem_of
+from pipeplan.cli.options import json_option, quiet_option, seed_option
 from pipeplan.diagnose import Diagnosis, diagnose
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.explain import infeasible
@@ -30,10 +31,11 @@ PIPED_WIDTH = 80
 @problem_arguments()
 @click.option("--profile", "profile_option", type=click.Path(path_type=Path), help="The profile of a plan's folder.")
 @click.option("--samples", type=click.IntRange(0, 10_000), default=20, show_default=True, help="Drawings of the times.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the drawings.")
+@seed_option
 @click.option("--spread", metavar="5%", help="Interquartile range to assume of every time  [default: as measured]")
 @click.option("--solver", type=click.Choice(["dp", "ilp", "both"]), default="dp", show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@json_option
+@quiet_option
 def command(
     profile_option: Path | None,
     samples: int,

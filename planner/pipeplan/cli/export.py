@@ -10,6 +10,7 @@ import click
 
 from pipeplan import stored
 from pipeplan.cli.given import profile_of_plan
+from pipeplan.cli.options import force_option, json_option, output_folder, quiet_option, words
 from pipeplan.errors import InputError
 from pipeplan.exports import written
 from pipeplan.exports.target import NAMES, File, Target, target
@@ -20,23 +21,19 @@ FORMAT, VERSION = "pipeplan-export", 1
 
 
 @click.command("export")
-@click.argument("name", metavar="TARGET", required=False)
+@click.argument("name", metavar="TARGET", required=False, shell_complete=words(*NAMES))
 @click.argument("plan_folder", metavar="[PLAN]", type=click.Path(path_type=Path), default=Path("plan"))
 @click.option("--list", "listed", is_flag=True, help="List the targets, with the versions that they are written for.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="The folder to write to  [default: TARGET in the plan's folder]",
-)
-@click.option("--force", is_flag=True, help="Replace files that are there.")
+@output_folder(note="TARGET in the plan's folder")
+@force_option
 @click.option(
     "--profile",
     "profile_file",
     type=click.Path(path_type=Path),
     help="What the plan was made from  [default: found beside the plan, here, or among the bundled ones]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the files as one JSON document, and write nothing.")
+@json_option
+@quiet_option
 def command(
     name: str | None,
     plan_folder: Path,
@@ -49,6 +46,7 @@ def command(
     """Tell PLAN (./plan unless given) to the trainer TARGET, in files that it reads.
 
     A plan that the trainer cannot express is refused; `pipeplan solve --for TARGET` finds the best one that it can.
+    With --json nothing is written.
 
     \b
     pipeplan export --list

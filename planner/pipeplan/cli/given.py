@@ -12,6 +12,7 @@ import click
 from pipeplan import resources
 from pipeplan.api import cluster
 from pipeplan.bundled_profiles import bundled, read
+from pipeplan.cli.options import bundled_clusters, bundled_profiles, completing, words
 from pipeplan.errors import InputError
 from pipeplan.files import Node
 from pipeplan.plan import ACCUMULATING, SCHEDULES, STASHING
@@ -24,9 +25,19 @@ DEFAULT_PROFILE = Path("profile.json")
 BUNDLED_PROFILE = "vgg16-v100.json"
 
 _ARGUMENTS = (
-    click.argument("profile", required=False, type=click.Path(path_type=Path)),
+    click.argument(
+        "profile",
+        required=False,
+        type=click.Path(path_type=Path),
+        shell_complete=completing(bundled_profiles, ".json"),
+    ),
     click.option(
-        "--cluster", "cluster_name", default="local", show_default=True, help="A, B, C, local, or a TOML file."
+        "--cluster",
+        "cluster_name",
+        default="local",
+        show_default=True,
+        shell_complete=completing(bundled_clusters, ".toml"),
+        help="A, B, C, local, or a TOML file.",
     ),
     click.option("--servers", type=int, help="Another number of servers than the cluster's own."),
     click.option("--workers", type=int, help="With --cluster local: how many workers."),
@@ -44,6 +55,7 @@ _ARGUMENTS = (
     click.option(
         "--schedule",
         metavar="NAME",
+        shell_complete=words(*SCHEDULES, "auto"),
         help=f"Of training: {', '.join(SCHEDULES)}, or `solve` with auto  [default: {STASHING}]",
     ),
     click.option("--accumulate", type=int, metavar="M", help="Minibatches per update, for 2bw, gpipe and 1f1b-flush."),
@@ -52,7 +64,10 @@ _ARGUMENTS = (
         "--no-contention", is_flag=True, help="Plan as if cards were not shared, and data parallelism hid all-reduces."
     ),
     click.option(
-        "--boundary", metavar="NAME", help=f"Traffic between two stages: {' or '.join(BOUNDARIES)}  [default: single]"
+        "--boundary",
+        metavar="NAME",
+        shell_complete=words(*BOUNDARIES),
+        help=f"Traffic between two stages: {' or '.join(BOUNDARIES)}  [default: single]",
     ),
     click.option("--max-stages", type=int, help="At most so many stages."),
     click.option("--max-workers", type=int, help="At most so many workers with something to do."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import click
 
 from pipeplan import cluster_edit
+from pipeplan.cli.options import force_option, json_option, output_file, quiet_option
+from pipeplan.cli.overwrite import refuse_existing
 from pipeplan.cluster_data import Level
 from pipeplan.errors import InputError
 from pipeplan.importers import dnn_partitioning, nccl_tests, pipedream, piper
@@ -41,8 +44,10 @@ _OF_PROFILES = ("minibatch", "time_unit", "device_name")
 @click.option(
     "--level", metavar="NAME", help="Which level of it.  [default: the outermost; the innermost for one host's]"
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write.  [default: profile.json]")
-@click.option("--force", is_flag=True, help="Replace the output file.")
+@output_file(note="profile.json")
+@force_option
+@json_option
+@quiet_option
 def command(files: tuple[Path, ...], kind: str | None, output: Path | None, force: bool, **given: Any) -> None:
     """Read another tool's profile and write it as one of pipeplan's, or measured links as a level of a cluster.
 
@@ -68,21 +73,17 @@ def _refuse(given: dict[str, Any], names: tuple[str, ...], what: str, files: tup
             raise InputError(f"--{name.replace('_', '-')} is for {what}, which {files[0]} is not: leave it out")
 
 
-def _free(output: Path, force: bool) -> None:
-    if output.is_dir():
-        raise InputError(f"{output} is a folder: name the file to write with -o")
-    if output.exists() and not force:
-        raise InputError(f"{output} exists; give another file with -o, or --force to replace it")
-
-
 def _profile(file: Path, kind: str, output: Path, force: bool, options: dict[str, Any]) -> None:
-    _free(output, force)
+    refuse_existing(output, force)
     if kind == PIPEDREAM and options["time_unit"] not in (None, "ms"):
         raise InputError("the times of PipeDream's format are milliseconds: leave --time-unit out")
     rate = None if options["bandwidth"] is None else parse_rate(options["bandwidth"], "--bandwidth")
     given = Given(options["minibatch"], options["time_unit"], rate, options["device_name"])
     profile = _read(file, kind, given)
     profile.save(output)
+    if options["as_json"]:
+        click.echo(json.dumps(profile.to_json(), indent=1, allow_nan=False, ensure_ascii=False))
+        return
     size = sum(layer.parameter_bytes for layer in profile.layers)
     click.echo(
         f"{output}: {len(profile.layers)} layers, {show_time(profile.total_s)} forward and backward, "
@@ -111,9 +112,9 @@ def _links(files: tuple[Path, ...], output: Path | None, force: bool, options: d
     if into is None or output is None:
         found = measured(runs, nominal)
         head: dict[str, cluster_edit.Value] = {"name": "cluster" if found.servers else "server", "count": found.spans}
-        click.echo("\n".join(["[[level]]", *cluster_edit.toml(head | _fields(found))]))
+        _print_level(head | _fields(found), found, options["as_json"])
     else:
-        _free(output, force)
+        refuse_existing(output, force)
         level = cluster_edit.level_of(into, name, joins_servers=measured(runs, nominal).servers)
         # Its bandwidth is the nominal one: what an all-reduce reaches of it says nothing of messages.
         found = _alone(measured(runs, nominal or level.bandwidth), level)
@@ -121,6 +122,9 @@ def _links(files: tuple[Path, ...], output: Path | None, force: bool, options: d
         if found.bandwidth == level.bandwidth:
             del fields["bandwidth"]
         cluster_edit.save(output, cluster_edit.with_level(into, level.name, fields))
+        if options["as_json"]:
+            _print_level({"name": level.name, **fields}, found, True)
+            return
         click.echo(
             f"{output}: level {one_line(level.name)} at {show_rate(found.bandwidth)}, all-reduce reaches "
             f"{found.allreduce_efficiency:.0%} of it, {show_time(found.latency_s)} a step"
@@ -128,8 +132,16 @@ def _links(files: tuple[Path, ...], output: Path | None, force: bool, options: d
         if len(runs) == 1:
             rate = show_rate(level.bandwidth * level.sendrecv_efficiency)
             click.echo(f"Messages stay at {rate}, as {into} has them: a run of sendrecv_perf beside it would say.")
+        for line in found.errors:
+            click.echo(one_line(line))
+
+
+def _print_level(level: dict[str, cluster_edit.Value], found: Measured, as_json: bool) -> None:
+    """A level of a cluster file, to be pasted into one, or as JSON; what was wrong with the runs beside it."""
+    text = json.dumps(level, indent=1) if as_json else "\n".join(["[[level]]", *cluster_edit.toml(level)])
+    click.echo(text)
     for line in found.errors:
-        click.echo(one_line(line), err=into is None)
+        click.echo(one_line(line), err=True)
 
 
 def _alone(found: Measured, level: Level) -> Measured:

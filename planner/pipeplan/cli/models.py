@@ -9,13 +9,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pipeplan.cli.options import json_option, quiet_option
 from pipeplan_launch.models import BUNDLED
 
 
 @click.command("models")
-@click.option("--json", "as_json", is_flag=True, help="Print names, descriptions and sizes as JSON.")
+@json_option
+@quiet_option
 def command(as_json: bool) -> None:
-    """List the bundled models: parameters, samples in a minibatch, where they are from."""
+    """List the bundled models: parameters, samples in a minibatch, where they are from.
+
+    \b
+    pipeplan models
+    pipeplan models --json
+    """
     if as_json:
         click.echo(json.dumps(BUNDLED, indent=1, ensure_ascii=False))
         return
@@ -30,3 +37,8 @@ def command(as_json: bool) -> None:
     console = Console()
     console.print(table)
     console.print("\nYour own: path/to/file.py:callable or package.module:callable", highlight=False)
+
+
+def names() -> list[str]:
+    """Of the bundled models."""
+    return list(BUNDLED)

@@ -93,9 +93,9 @@ def completing(names: Callable[[], Iterable[str]], suffix: str = "") -> Complete
 
 def bundled_models() -> list[str]:
     """Names of the bundled models."""
-    from pipeplan.cli.models import BUNDLED  # without torch, but not for nothing
+    from pipeplan.cli.models import names
 
-    return list(BUNDLED)
+    return names()
 
 
 def bundled_clusters() -> list[str]:

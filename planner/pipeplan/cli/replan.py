@@ -18,6 +18,7 @@ from pipeplan.check.document import Document
 from pipeplan.check.structure import check_structure
 from pipeplan.cli.answer import disagreement_in, search_arguments, settings_of, written
 from pipeplan.cli.given import options_of, problem_arguments, profile_of_plan
+from pipeplan.cli.options import force_option, json_option, output_folder, quiet_option
 from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan import ACCUMULATING
@@ -72,10 +73,11 @@ _SETS = {
 @click.option("--relax", type=click.Choice(list(RELAXED)), multiple=True, help="Leave out what was asked for. Repeat.")
 @problem_arguments("profile", "cluster_name", "servers", "workers", "inference")
 @search_arguments
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="[default: PLAN_FOLDER-replanned]")
-@click.option("--force", is_flag=True, help="Replace a plan that is already in the output folder.")
+@output_folder(note="PLAN_FOLDER-replanned")
+@force_option
 @click.option("--no-write", is_flag=True, help="Print the answer only.")
-@click.option("--json", "as_json", is_flag=True, help="Print what changes as JSON, with plan.json under `plan`.")
+@json_option
+@quiet_option
 def command(
     plan_folder: Path,
     lost: tuple[str, ...],

@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from pipeplan.cli.given import profile_of_plan
+from pipeplan.cli.options import json_option, quiet_option
 from pipeplan.emulate import show, show_fault
 from pipeplan.emulate.fault_run import replay_fault
 from pipeplan.emulate.prepared import Prepared
@@ -37,8 +38,8 @@ NOT_AS_PROMISED = 1
     "--timeout", type=click.FloatRange(1, 3600), help="With --fault: the executor's --timeout.  [default: 10 and more]"
 )
 @click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="Keep the run folder and logs there.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON.")
-@click.option("--quiet", is_flag=True, help="Say nothing meanwhile.")
+@json_option
+@quiet_option
 def command(
     plan_folder: Path,
     profile: Path | None,
@@ -47,7 +48,6 @@ def command(
     timeout: float | None,
     keep: Path | None,
     as_json: bool,
-    quiet: bool,
 ) -> int:
     """Run the plan in PLAN_FOLDER (./plan unless given) on emulated servers: real messages and all-reduces through
     shaped links, computing as long as the profile says, by sleep. Linux only; no root needed on most machines.
@@ -63,7 +63,7 @@ def command(
     if timeout is not None and fault is None:
         raise InputError("--timeout is for a replay with a --fault: give one, or leave it out")
     layers = _profile(plan_folder, profile)
-    with _progress(quiet) as watch:
+    with _progress() as watch:
         if fault is not None:
             broken = replay_fault(plan_folder, layers, fault, seconds, timeout, keep, watch)
         else:
@@ -80,10 +80,10 @@ def command(
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[Path, Prepared], None]]:
+def _progress() -> Iterator[Callable[[Path, Prepared], None]]:
     """A line on stderr that says how far the replay is, if someone looks at it."""
     console = Console(stderr=True, highlight=False, markup=False)
-    if quiet or not console.is_terminal:
+    if not console.is_terminal:
         yield lambda room, ready: None
         return
     with console.status("getting ready") as status:

@@ -9,6 +9,8 @@ import click
 
 from pipeplan import stored
 from pipeplan.cli.given import profile_of_plan
+from pipeplan.cli.options import force_option, json_option, output_file, quiet_option
+from pipeplan.cli.overwrite import refuse_another
 from pipeplan.errors import InputError
 from pipeplan.files import Node, refuse_unwritable, write_text
 from pipeplan.measured import run as runs
@@ -18,19 +20,15 @@ from pipeplan.report.page import page
 from pipeplan.report.source import read
 
 REPORT = "report.html"
-MARK, HEAD = b'<meta name="generator" content="pipeplan report">', 2**12
-"""By what a report is known, and within so many bytes."""
+MARK = b'<meta name="generator" content="pipeplan report">'
+"""By what a report is known."""
 
 
 @click.command("report")
 @click.argument("plan_folder", metavar="[PLAN]", type=click.Path(path_type=Path), default=Path("plan"))
 @click.argument("run", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help=f"The file to write  [default: {REPORT} in the plan's folder]",
-)
+@output_file(note=f"{REPORT} in the plan's folder")
+@force_option
 @click.option(
     "--profile",
     "profile_file",
@@ -38,11 +36,20 @@ MARK, HEAD = b'<meta name="generator" content="pipeplan report">', 2**12
     help="What the plan was made from  [default: found beside the plan, here, or among the bundled ones]",
 )
 @click.option("--thorough", is_flag=True, help="Seek a runner-up and plans for other clusters also where that is slow.")
-@click.option("--json", "as_json", is_flag=True, help="Print the document that the page shows, and write nothing.")
+@json_option
+@quiet_option
 def command(
-    plan_folder: Path, run: Path | None, output: Path | None, profile_file: Path | None, thorough: bool, as_json: bool
+    plan_folder: Path,
+    run: Path | None,
+    output: Path | None,
+    force: bool,
+    profile_file: Path | None,
+    thorough: bool,
+    as_json: bool,
 ) -> None:
     """Write one HTML file that shows PLAN (./plan unless given), and RUN, a run's folder, beside it.
+
+    An older report is replaced, another file only with --force. With --json nothing is written.
 
     \b
     pipeplan report
@@ -56,7 +63,7 @@ def command(
         if target.is_dir():
             raise InputError(f"{target} is a folder: name the file to write, as in -o {target / REPORT}")
         refuse_unwritable(target)
-        _refuse_to_overwrite(target)
+        refuse_another(target, MARK, "a report", force)
     source = read(root, _profile(root, path, profile_file))
     measured = None if run is None else runs.read_of(path.parent, run)
     document = build(source, measured, thorough=thorough).to_json()
@@ -82,17 +89,3 @@ def _profile(root: Node, path: Path, given: Path | None) -> Profile | None:
         return profile_of_plan(root, path, None)
     except InputError:
         return None
-
-
-def _refuse_to_overwrite(target: Path) -> None:
-    """A report may be written anew, another file may not."""
-    if target.is_file() and target.stat().st_size and MARK not in _begin(target):
-        raise InputError(f"{target} exists and is not a report: give another file with -o")
-
-
-def _begin(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(HEAD)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error

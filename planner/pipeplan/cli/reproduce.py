@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from pipeplan.cli.explain import answer_console
+from pipeplan.cli.options import json_option, output_file, quiet_option
 from pipeplan.errors import InputError
 from pipeplan.files import refuse_unwritable, write_text
 from pipeplan.profile_data import Profile
@@ -50,8 +51,9 @@ REFERENCE = "PIPEPLAN_REFERENCE"
 @click.option(
     "--keep", type=click.Path(path_type=Path), help="Keep replayed plans and their results here, and go on from them."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead.")
-@click.option("-o", "output", type=click.Path(path_type=Path, dir_okay=False), help="Also to a file, .md or .json.")
+@json_option
+@output_file(note="none; .md or .json")
+@quiet_option
 def command(what: str | None, **given: Any) -> None:
     """Put published results beside pipeplan's predictions: table1, of PipeDream's paper.
 

@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from pipeplan.api import simulate
+from pipeplan.cli.options import json_option, quiet_option
 from pipeplan.errors import InputError
 from pipeplan.files import write_text
 from pipeplan.measured.run import read_of
@@ -25,7 +26,8 @@ PIPED_WIDTH = 80
     "--minibatches", type=click.IntRange(1, MOST_MINIBATCHES), help="How many  [default: enough for a steady state]"
 )
 @click.option("--trace", "trace_file", type=click.Path(path_type=Path), help="Write a trace for Perfetto or Chrome.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON.")
+@json_option
+@quiet_option
 @click.option(
     "--run", "run_folder", metavar="RUN", type=click.Path(path_type=Path), help="Draw what this run measured beneath."
 )

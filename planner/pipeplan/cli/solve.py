@@ -14,6 +14,7 @@ from rich.console import Console
 from pipeplan.auto import Choice, choose
 from pipeplan.cli.answer import disagreement_in, search_arguments, settings_of, written
 from pipeplan.cli.given import problem_arguments, problem_of
+from pipeplan.cli.options import force_option, json_option, output_folder, quiet_option, words
 from pipeplan.errors import InputError
 from pipeplan.fewest import fewest_workers
 from pipeplan.problem import Problem
@@ -34,7 +35,11 @@ from pipeplan.units import show_time
 )
 @click.option("--batch", type=int, metavar="SAMPLES", help="Global batch, for --schedule auto.")
 @click.option(
-    "--staleness", metavar="NONE|BOUNDED|ANY", default="any", help="With --schedule auto: how old weights may be."
+    "--staleness",
+    metavar="NONE|BOUNDED|ANY",
+    default="any",
+    shell_complete=words("none", "bounded", "any"),
+    help="With --schedule auto: how old weights may be.",
 )
 @click.option("--fewest-workers", metavar="5%", help="Use as few workers as come so close to the best.")
 @click.option(
@@ -44,11 +49,12 @@ from pipeplan.units import show_time
     show_default=True,
     help="The published variants are for comparing figures.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("plan"), show_default=True)
-@click.option("--force", is_flag=True, help="Replace a plan that is already in the output folder.")
+@output_folder(Path("plan"))
+@force_option
 @click.option("--report", "with_report", is_flag=True, help="Also write report.html, as `pipeplan report` does.")
 @click.option("--no-write", is_flag=True, help="Print the answer only.")
-@click.option("--json", "as_json", is_flag=True, help="Print plan.json instead of the table.")
+@json_option
+@quiet_option
 def command(
     batch: int | None,
     staleness: str,

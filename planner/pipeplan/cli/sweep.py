@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pipeplan.api import cluster
 from pipeplan.cli.explain import answer_console
 from pipeplan.cli.given import check_schedules, options_of, problem_arguments, read_profile
+from pipeplan.cli.options import json_option, quiet_option
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.files import write_text
 from pipeplan.plan import ACCUMULATING
@@ -57,7 +58,8 @@ class _Sinks:
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes  [default: one a processor]")
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures to a file.")
 @click.option("--svg", "svg_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the scaling plot.")
-@click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON instead of the table.")
+@json_option
+@quiet_option
 def command(
     servers: str | None,
     workers: str | None,

@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from pipeplan.cli.options import force_option, output_file, quiet_option
+from pipeplan.cli.overwrite import refuse_another
 from pipeplan.errors import InputError
 from pipeplan.files import refuse_unwritable, write_text
 from pipeplan.measured.run import read_of
@@ -22,7 +24,8 @@ USUAL_MINIBATCHES = 256
 @click.command("trace")
 @click.argument("plan_folder", metavar="PLAN", type=click.Path(path_type=Path))
 @click.argument("run_folder", metavar="[RUN]", required=False, type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("trace.json"), show_default=True)
+@output_file(Path("trace.json"))
+@force_option
 @click.option("--only", type=click.Choice([trace.PREDICTED, trace.MEASURED]), help="One of the two  [default: both]")
 @click.option(
     "--minibatches",
@@ -31,10 +34,14 @@ USUAL_MINIBATCHES = 256
     show_default=True,
     help="The first so many, of a run those that it recorded.",
 )
-def command(plan_folder: Path, run_folder: Path | None, output: Path, only: str | None, minibatches: int) -> None:
+@quiet_option
+def command(
+    plan_folder: Path, run_folder: Path | None, output: Path, force: bool, only: str | None, minibatches: int
+) -> None:
     """Write what the plan predicts and what a run of it measured as a trace: one above the other, on one clock.
 
     RUN is a run folder of the plan, its latest unless given. Open the trace at ui.perfetto.dev or chrome://tracing.
+    An older trace is replaced, another file only with --force.
 
     \b
     pipeplan trace plan
@@ -42,6 +49,7 @@ def command(plan_folder: Path, run_folder: Path | None, output: Path, only: str 
     pipeplan trace plan --only predicted
     """
     refuse_unwritable(output)
+    refuse_another(output, b'"traceEvents"', "a trace", force)
     plan = scenario.read(plan_folder)
     if only == trace.PREDICTED:
         if run_folder is not None:

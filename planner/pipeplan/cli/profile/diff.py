@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeplan.bundled_profiles import read
+from pipeplan.cli.options import bundled_profiles, completing, json_option, quiet_option
 from pipeplan.cli.profile.show import KINDS
 from pipeplan.cli.profile.table import print_table
 from pipeplan.profile_data import Profile
@@ -24,10 +25,11 @@ NOTHING = Side(0.0, 0.0, 0.0, 0, 0.0, 0.0)
 
 
 @click.command("diff")
-@click.argument("first", metavar="A")
-@click.argument("second", metavar="B")
+@click.argument("first", metavar="A", shell_complete=completing(bundled_profiles, ".json"))
+@click.argument("second", metavar="B", shell_complete=completing(bundled_profiles, ".json"))
 @click.option("--top", type=click.IntRange(min=1), default=ROWS, metavar="N", show_default=True, help="Layers to show.")
-@click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
+@json_option
+@quiet_option
 def command(first: str, second: str, top: int, as_json: bool) -> None:
     """Compare two profiles layer by layer; what changes the total most comes first.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pipeplan import cluster_write, local
+from pipeplan.cli.options import force_option, json_option, output_file, quiet_option
 from pipeplan.cli.profile.links_table import print_links
 from pipeplan.errors import InputError
 from pipeplan.linkfit.build import Built, build
@@ -44,14 +46,7 @@ class _Links(click.Command):
     help="On N machines, --workers on each; on each, NODE_RANK (from 0), MASTER_ADDR and MASTER_PORT say which it is "
     "and where they meet.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Path("cluster.toml"),
-    show_default=True,
-    help="The cluster file to write.",
-)
+@output_file(Path("cluster.toml"))
 @click.option("--name", help="The cluster's name.  [default: the file's]")
 @click.option(
     "--device", type=click.Choice(("cpu", "cuda")), help="What the workers compute on.  [default: cuda where it is]"
@@ -62,7 +57,9 @@ class _Links(click.Command):
 @click.option(
     "--timeout", type=float, default=60.0, metavar="S", show_default=True, help="Seconds to wait for a worker."
 )
-@click.option("--force", is_flag=True, help="Replace the output file.")
+@force_option
+@json_option
+@quiet_option
 def command(
     workers: int | None,
     servers: int,
@@ -72,6 +69,7 @@ def command(
     budget: float,
     timeout: float,
     force: bool,
+    as_json: bool,
 ) -> None:
     """Measure messages and all-reduces between workers, and write the cluster file that they give.
 
@@ -106,10 +104,13 @@ def command(
         return
     built = _built(measured, name or output.stem)
     cluster_write.save(built.cluster, output, _remarks(measured, built))
-    print_links(built, Console())
+    if as_json:
+        click.echo(json.dumps(built.cluster.to_json(), indent=1, allow_nan=False, ensure_ascii=False))
+    else:
+        print_links(built, Console())
     for note in built.notes:
         click.echo(f"note: {note}", err=True)
-    click.echo(f"Wrote {output}. Next: pipeplan solve --cluster {output}")
+    click.echo(f"Wrote {output}. Next: pipeplan solve --cluster {output}", err=True)
 
 
 def _share(servers: int) -> Share | None:

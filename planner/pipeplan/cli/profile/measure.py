@@ -15,6 +15,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pipeplan.api import profile
 from pipeplan.cli.given import DEFAULT_PROFILE
+from pipeplan.cli.options import (
+    completing,
+    force_option,
+    json_option,
+    model_words,
+    output_file,
+    quiet_option,
+    seed_option,
+)
+from pipeplan.cli.overwrite import refuse_another
 from pipeplan.cli.profile.table import print_profile
 from pipeplan.errors import InputError
 from pipeplan.files import refuse_unwritable
@@ -28,7 +38,7 @@ class _Measure(click.Command):
 
 
 @click.command("measure", cls=_Measure)
-@click.argument("model")
+@click.argument("model", shell_complete=completing(model_words, ".py"))
 @click.option(
     "--batch",
     "batches",
@@ -42,14 +52,8 @@ class _Measure(click.Command):
     show_default=True,
     help="Where to measure; or a device to estimate for, as v100, a100, h100, h200, titan-x, or a TOML file.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=DEFAULT_PROFILE,
-    show_default=True,
-    help="The file to write; one that is there is replaced.",
-)
+@output_file(DEFAULT_PROFILE)
+@force_option
 @click.option("--threads", type=int, default=1, metavar="N", show_default=True, help="Threads to compute with.")
 @click.option(
     "--granularity",
@@ -68,28 +72,37 @@ class _Measure(click.Command):
     help="So many measure at the same time: for a plan whose workers share this machine.",
 )
 @click.option("--measure-all", is_flag=True, help="Measure each layer, also where several are the same computation.")
-@click.option("--seed", type=int, default=0, metavar="N", show_default=True, help="Seed of the initial weights.")
-@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON instead of a table.")
+@seed_option
+@json_option
+@quiet_option
 def command(
     model: str,
     batches: str | None,
     output: Path,
+    force: bool,
     as_json: bool,
     **given: Any,
 ) -> None:
     """Measure what each layer of MODEL takes: time forward and backward, bytes sent, held and kept for backward.
 
     MODEL is a bundled name (`pipeplan models` lists them), path/to/file.py:callable or package.module:callable; the
-    callable takes nothing and returns a torch module with `example_input_array`, or a pipeplan_launch.Job.
+    callable takes nothing and returns a torch module with `example_input_array`, or a pipeplan_launch.Job. An older
+    profile is replaced, another file only with --force.
+
+    \b
+    pipeplan profile mnist
+    pipeplan profile job.py:build --batch 16,32 --granularity module
+    pipeplan profile mnist --device v100 -o mnist-v100.json
     """
     refuse_unwritable(output)
+    refuse_another(output, b'"pipeplan-profile"', "a profile", force)
     measured = _measure(model, {"batch": _sizes(batches), **given})
     measured.save(output)
     if as_json:
         click.echo(json.dumps(measured.to_json(), indent=1))
     else:
         print_profile(measured, Console())
-        click.echo(f"Wrote {output}. Next: {_next(measured, output)}")
+        click.echo(f"Wrote {output}. Next: {_next(measured, output)}", err=True)
 
 
 def _next(profile: Profile, output: Path) -> str:

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from pipeplan.bundled_profiles import read
+from pipeplan.cli.options import bundled_profiles, completing, json_option, quiet_option
 from pipeplan.cli.profile.table import print_table, table, totals
 from pipeplan.files import write_text
 from pipeplan.picture.chains import expensive, total_s
@@ -28,14 +29,15 @@ KINDS = {
 
 
 @click.command("show")
-@click.argument("profile", metavar="FILE")
+@click.argument("profile", metavar="FILE", shell_complete=completing(bundled_profiles, ".json"))
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="Only the N most expensive layers, these first.")
 @click.option("--no-picture", is_flag=True, help="Leave out the picture of the graph.")
 @click.option(
     "--svg", "svg_file", type=click.Path(path_type=Path, dir_okay=False), help="Draw the whole graph to a file."
 )
 @click.option("--dot", "dot_file", type=click.Path(path_type=Path, dir_okay=False), help="Write it for Graphviz.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@json_option
+@quiet_option
 def command(
     profile: str, top: int | None, no_picture: bool, svg_file: Path | None, dot_file: Path | None, as_json: bool
 ) -> None:
