@@ -57,8 +57,8 @@ def check(plan: LaunchPlan, environment: Mapping[str, str], core_count: int, gpu
         _check_node(environment["NODE_RANK"], launches)
     elif here != plan.world:
         raise LaunchError(
-            f"the plan has {_count(plan.world, 'worker')}, and {here} would start here alone: WORKERS is how many start "
-            "here, and NNODES how often launch.sh is run in all"
+            f"the plan has {_count(plan.world, 'worker')}, and {here} would start here alone: WORKERS is how many start"
+            " here, and NNODES how often launch.sh is run in all"
         )
     if plan.device == "cpu" and here > core_count:
         return f"note: {here} workers share {_count(core_count, 'core')}, so the pace will be below the prediction"

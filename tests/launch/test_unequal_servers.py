@@ -78,11 +78,11 @@ def test_preflight_counts_the_gpus_of_this_server(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="needs 2 CUDA devices on server 0, and this machine has none"):
         check(plan, THERE | {"NODE_RANK": "0"}, core_count=4, gpu_count=0)
     with pytest.raises(LaunchError, match="needs 2 CUDA devices on its largest server"):
-        check(plan, {}, core_count=4, gpu_count=1)
+        check(plan, {}, core_count=4, gpu_count=0)
 
 
 def test_how_many_workers_start_here(tmp_path: Path) -> None:
-    """WORKERS; else the size of the server that has so many GPUs, whatever its number; else that of server NODE_RANK."""
+    """WORKERS; else the size of the server that has so many GPUs; else that of server NODE_RANK."""
     plan = load_plan(write_plan(tmp_path, _contents(device="cuda")))
     first = THERE | {"NODE_RANK": "0"}
     assert [workers_here(plan, first, gpus) for gpus in (1, 2, 3)] == [1, 2, 2]
