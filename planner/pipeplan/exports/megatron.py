@@ -1,0 +1,125 @@
+"""Megatron-LM: arguments that give its pipeline the layout of a plan.
+
+Of the layout's letters E is the embedding, t a block, L the head with the loss; `|` ends a stage. Stages go round the
+workers in blocks of the data-parallel size, as in pipeplan's uniform grids. Its one schedule without interleaving is
+1F1B with a flush, with stages - s microbatches in flight at stage s, counted from 0.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pipeplan.errors import InputError
+from pipeplan.exports.degrees import Degrees, degrees, synchronous
+from pipeplan.exports.header import header
+from pipeplan.exports.servers import used
+from pipeplan.exports.stacks import Stack, stack_of, tied
+from pipeplan.exports.target import File, refused
+from pipeplan.plan import GPIPE, Plan, Stage
+from pipeplan.problem import Options, Problem
+from pipeplan.profile_data import Profile
+from pipeplan.rendering.templating import template
+from pipeplan.text import one_line
+
+FILE = "arguments.sh"
+
+
+@dataclass(frozen=True)
+class Megatron:
+    """Megatron-LM with Megatron Core 0.16.1."""
+
+    name: str = "megatron"
+    title: str = "Megatron-LM core_v0.16.1"
+
+    def restrict(self, profile: Profile, options: Options) -> Options:
+        """Cuts between blocks only, on a uniform grid, with the one schedule that it has and nothing recomputed."""
+        stack = stack_of(profile)
+        if shared := tied(profile, stack):
+            raise InputError(
+                f"{shared[0]} and {shared[1]} share their weights, which keeps the whole model in one stage: profile it "
+                f"without (`tie_word_embeddings=False`), and {self.title} trains it so, too"
+            )
+        if options.schedule == GPIPE:
+            raise InputError(f"{self.title} has no schedule {GPIPE}: leave out --schedule")
+        restricted = synchronous(self, options)
+        return replace(restricted, recompute=False, together=(*options.together, *_groups(stack)))
+
+    def refuse(self, problem: Problem, plan: Plan) -> None:
+        """One line on why a plan has no layout, or another meaning in Megatron-LM."""
+        found = degrees(self, problem, plan)
+        if plan.schedule == GPIPE and found.stages > 1:
+            raise refused(self, plan, f"it has no schedule {GPIPE}")
+        if not found.stage_major:
+            raise refused(self, plan, "the replicas of a stage must be neighbours, one stage after another")
+        for number, stage in enumerate(plan.stages, start=1):
+            if stage.recompute:
+                raise refused(self, plan, f"stage {number} recomputes, where all stages would have to alike")
+        try:
+            stack = stack_of(problem.profile)
+        except InputError as error:
+            raise InputError(f"{self.title} cannot train this model: {error}") from None
+        for number, stage in enumerate(plan.stages, start=1):
+            for part, names in zip(_part_names(stack), stack.parts(), strict=True):
+                inside = set(names) & set(stage.layers)
+                if inside and inside != set(names):
+                    raise refused(self, plan, f"stage {number} holds a part of {part} only")
+
+    def files(self, problem: Problem, plan: Plan) -> Mapping[str, File]:
+        """The arguments, as a fragment for bash."""
+        found, stack = degrees(self, problem, plan), stack_of(problem.profile)
+        text = template("megatron.sh.j2").render(
+            header=header(self, problem, plan),
+            stages=[_stage_line(index, stage, stack, found) for index, stage in enumerate(plan.stages)],
+            blocks=len(stack.blocks),
+            layout="|".join(_letters(stage, stack) for stage in plan.stages),
+            degrees=found,
+            untied=tied(problem.profile, stack) is None,
+            servers=used(problem.cluster, found.count),
+            in_flight=_in_flight(plan, found),
+        )
+        return {FILE: File(text, "arguments: the pipeline's layout, degrees of parallelism, batch sizes")}
+
+    def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
+        """How the arguments reach Megatron-LM."""
+        return f'source {shlex.quote(f"{folder}/{FILE}")}, then pass "${{PIPEPLAN_ARGS[@]}}" to pretrain_gpt.py'
+
+
+TARGET = Megatron()
+
+
+def _groups(stack: Stack) -> tuple[tuple[str, ...], ...]:
+    return tuple(names for names in stack.parts() if len(names) > 1)
+
+
+def _part_names(stack: Stack) -> list[str]:
+    return ["the embedding", *(f"{stack.path}.{index}" for index in range(len(stack.blocks))), "the head"]
+
+
+def _letters(stage: Stage, stack: Stack) -> str:
+    """A stage in the layout: `Et*3`."""
+    names = set(stage.layers)
+    count = sum(set(block) <= names for block in stack.blocks)
+    blocks = "t" * min(count, 1) + (f"*{count}" if count > 1 else "")
+    return "E" * (set(stack.before) <= names) + blocks + "L" * (set(stack.after) <= names)
+
+
+def _stage_line(index: int, stage: Stage, stack: Stack, found: Degrees) -> str:
+    """What a stage holds, for people, as a line of a comment."""
+    parts = [
+        part for part, names in zip(_part_names(stack), stack.parts(), strict=True) if set(names) <= set(stage.layers)
+    ]
+    held = parts[0] if len(parts) == 1 else f"{parts[0]} to {parts[-1]}"
+    workers = found.workers[index]
+    ranks = f"rank {workers[0]}" if len(workers) == 1 else f"ranks {workers[0]}-{workers[-1]}"
+    return one_line(f"stage {index}, {ranks}: {held}")
+
+
+def _in_flight(plan: Plan, found: Degrees) -> str:
+    """What Megatron-LM keeps in flight, where the plan counts on something else."""
+    theirs = [min(found.stages - index, found.microbatches) for index in range(found.stages)]
+    ours = [stage.depth for stage in plan.stages]
+    if ours == theirs:
+        return ""
+    return f"{'-'.join(map(str, theirs))}, where the plan counts on {'-'.join(map(str, ours))}"
