@@ -1,7 +1,6 @@
 """The command line. Commands are imported when they are called, so that `--help` and `solve` stay quick.
 
-This is the only place that prints an error and decides the exit code: 0 done, 2 something the user can mend,
-3 the solvers disagree (a defect of pipeplan), 130 interrupted.
+This is the only place that prints an error and decides the exit code: docs/exit-codes.md.
 """
 
 from __future__ import annotations
@@ -11,17 +10,37 @@ import os
 import sys
 
 import click
+from click.shell_completion import CompletionItem
 
 from pipeplan import __version__
+from pipeplan.cli.misspelt import message_of
 from pipeplan.errors import DisagreementError, PipeplanError
 from pipeplan.suggest import did_you_mean
 from pipeplan.text import one_line
 
 LONGEST = 1000
 """Characters of a complaint."""
+DONE, NOT_AS_PROMISED, MENDABLE, DISAGREED, INTERRUPTED = 0, 1, 2, 3, 130
+EXIT_CODES = (
+    f"Exit codes: {DONE} done; {NOT_AS_PROMISED} `replay --fault`: a fault did not end as promised; {MENDABLE} "
+    f"something that you can mend, in one line; {DISAGREED} the solvers disagree, a defect; {INTERRUPTED} interrupted."
+)
+START = f"""\
+pipeplan {__version__}: the best pipeline for training your model, proven, and run
+
+  pipeplan init        write a job file and a cluster file for this machine
+  pipeplan doctor      see what is here, and what is missing
+  pipeplan profile …   measure a job, layer by layer
+  pipeplan solve …     find the best plan for a cluster
+  ./plan/launch.sh     train by it
+
+pipeplan --help lists every command; pipeplan COMMAND --help has examples. Documentation: README.md and docs/.
+"""
 
 # name: (module, help); the help stands here so that listing the commands imports none of them.
 _COMMANDS = {
+    "init": ("init", "Write a job file and a cluster file for this machine, to begin with."),
+    "doctor": ("doctor", "Say what is here and what is missing, in plain words."),
     "profile": ("profile", "Measure a model, layer by layer, on this machine."),
     "solve": ("solve", "Find the best plan for a cluster, prove it, and write it down."),
     "replan": ("replan", "Solve again for what is left after a loss, and go on from the last checkpoint."),
@@ -31,6 +50,7 @@ _COMMANDS = {
     "simulate": ("simulate", "Replay a plan in simulated time, and draw it."),
     "trace": ("trace", "Write what was predicted and what was measured as a trace for Perfetto."),
     "report": ("report", "Write one HTML page on a plan and its run."),
+    "render": ("render", "Write what starts a plan: over ssh, in a batch system, by a template of yours."),
     "export": ("export", "Tell a plan to another trainer: Megatron-LM, DeepSpeed, torchtitan, torch."),
     "replay": ("replay", "Run a plan on emulated servers of this machine, and compare."),
     "calibrate": ("calibrate", "Write what a run measured into a new profile and cluster."),
@@ -38,6 +58,7 @@ _COMMANDS = {
     "models": ("models", "List the bundled models."),
     "clusters": ("clusters", "List the bundled clusters."),
     "import": ("importer", "Read another tool's profile."),
+    "completion": ("completion", "Print what makes a shell complete pipeplan's words."),
 }
 
 
@@ -56,45 +77,66 @@ class _Commands(click.Group):
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _COMMANDS:
+        if args and args[0] not in _COMMANDS and not context.resilient_parsing:
             raise click.UsageError(f"there is no command {args[0]!r}; {did_you_mean(args[0], _COMMANDS)}", context)
         return super().resolve_command(context, args)
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        if args[:1] == ["help"]:  # as git and docker have it
+            args = [*args[1:], "--help"]
+        return super().parse_args(context, args)
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Without importing any command."""
+        found = [(name, text) for name, (_, text) in _COMMANDS.items() if name.startswith(incomplete)]
+        return [CompletionItem(name, help=text) for name, text in found] + click.Command.shell_complete(
+            self, context, incomplete
+        )
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
 
 
-@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+    epilog=EXIT_CODES,
+)
 @click.version_option(__version__, prog_name="pipeplan")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Plan pipeline-parallel training: profile a model, solve for your cluster, run the plan.
 
     \b
+    pipeplan init
     pipeplan profile mnist
     pipeplan solve --cluster local --workers 3
     ./plan/launch.sh --epochs 10
     """
+    if context.invoked_subcommand is None:
+        click.echo(START, nl=False)
 
 
 def main() -> None:
     """Run the command line and exit."""
     try:
-        status = cli.main(standalone_mode=False)
+        status = cli.main(standalone_mode=False, prog_name="pipeplan")
         sys.stdout.flush()
     except PipeplanError as error:
         _complain(str(error))
-        status = 3 if isinstance(error, DisagreementError) else 2
+        status = DISAGREED if isinstance(error, DisagreementError) else MENDABLE
     except click.ClickException as error:
-        _complain(error.format_message())
-        status = 2
+        _complain(message_of(error))
+        status = MENDABLE
     except (click.Abort, KeyboardInterrupt):
         _complain("interrupted")
-        status = 130
+        status = INTERRUPTED
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
             _complain(f"cannot write the answer: {error.strerror or error}")
-            sys.exit(2)
+            sys.exit(MENDABLE)
         # The reader of our output has gone, as `| head` does; nothing is left to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0

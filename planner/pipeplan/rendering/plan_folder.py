@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from pipeplan.errors import InputError
 from pipeplan.files import Node, write_json, write_text
 from pipeplan.rendering.documents import VERSION, plan_document, result_document, stage_documents
-from pipeplan.rendering.launchers import LOCAL, Context
+from pipeplan.rendering.launcher import Context
+from pipeplan.rendering.launchers import LOCAL
 from pipeplan.rendering.templating import template
 
 if TYPE_CHECKING:

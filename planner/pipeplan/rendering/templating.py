@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import shlex
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import jinja2
+from jinja2.sandbox import SandboxedEnvironment
 
 from pipeplan import resources
+from pipeplan.errors import InputError
+from pipeplan.files import read_text
+from pipeplan.suggest import did_you_mean
 from pipeplan.text import one_line
 
 FILTERS: Mapping[str, Callable[[object], str]] = {
@@ -19,8 +26,31 @@ FILTERS: Mapping[str, Callable[[object], str]] = {
 
 def template(name: str) -> jinja2.Template:
     """A template of the bundled folder."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(resources.folder("templates")),
+    return _environment(jinja2.Environment, resources.folder("templates")).get_template(name)
+
+
+def render_own(path: Path, variables: Mapping[str, Any]) -> str:
+    """A user's own template, rendered; it can include files of its folder, and cannot run code.
+
+    Raises `InputError` with the line of the template that is wrong.
+    """
+    read_text(path)  # for its words where the file cannot be read
+    try:
+        return _environment(SandboxedEnvironment, path.parent).get_template(path.name).render(variables)
+    except jinja2.TemplateSyntaxError as error:
+        raise InputError(f"{error.filename or path}, line {error.lineno}: {_first_line(error)}") from error
+    except jinja2.UndefinedError as error:
+        missing = (error.message or "").removesuffix(" is undefined").strip("'")
+        hint = f"; {did_you_mean(missing, sorted(variables))}" if missing.isidentifier() else ""
+        raise InputError(f"{_place(error, path)}: {_first_line(error)}{hint}") from error
+    except Exception as error:
+        # Whatever a template does wrong while it is rendered, a filter's ValueError included.
+        raise InputError(f"{_place(error, path)}: {_first_line(error)}") from error
+
+
+def _environment(kind: type[jinja2.Environment], folder: Path) -> jinja2.Environment:
+    environment = kind(
+        loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         trim_blocks=True,
@@ -28,4 +58,17 @@ def template(name: str) -> jinja2.Template:
         autoescape=False,
     )
     environment.filters |= FILTERS
-    return environment.get_template(name)
+    return environment
+
+
+def _place(error: Exception, path: Path) -> str:
+    """The template's file and line: jinja2 rewrites its frames so that they name those."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.endswith(".py"):
+            return f"{frame.filename}, line {frame.lineno}"
+    return str(path)
+
+
+def _first_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text or type(error).__name__

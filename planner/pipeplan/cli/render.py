@@ -1,0 +1,164 @@
+"""`pipeplan render`: what starts a plan on one machine, over ssh, in a batch system."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeplan.cli.options import force_option, output_file, quiet_option
+from pipeplan.errors import InputError
+from pipeplan.rendering import launch_files
+from pipeplan.rendering.launcher import Launcher, Setting
+from pipeplan.rendering.launchers import LAUNCHERS, launcher
+
+OWN = "own"
+"""The name of the command that renders a template without a kind; it is not listed."""
+PLAN = click.Argument(["plan"], metavar="[PLAN]", type=click.Path(path_type=Path), default=Path("plan"), required=False)
+
+
+@dataclass(frozen=True)
+class _Where:
+    """What all kinds are told beside their own settings."""
+
+    output: Path | None
+    force: bool
+    template: Path | None
+    python: str
+
+
+class _Kinds(click.Group):
+    """One command for each kind, with the options of that kind."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(LAUNCHERS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name == OWN:
+            return _own_command()
+        return _command_of(LAUNCHERS[name]) if name in LAUNCHERS else None
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        # `--template FILE [PLAN]` without a kind.
+        if any(word.partition("=")[0] == "--template" for word in args) and not any(w in LAUNCHERS for w in args):
+            args = [OWN, *args]
+        return super().parse_args(context, args)
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in (*LAUNCHERS, OWN):
+            launcher(args[0])
+        return super().resolve_command(context, args)
+
+
+@click.command("render", cls=_Kinds, invoke_without_command=True, subcommand_metavar="KIND [PLAN]")
+@click.option("--list", "listed", is_flag=True, help="List the kinds, with the files that they write.")
+@click.option("--json", "as_json", is_flag=True, help="With --list: as one JSON document.")
+@click.pass_context
+def command(context: click.Context, listed: bool, as_json: bool) -> None:
+    """Write what starts PLAN (./plan unless given) somewhere, from its plan.json.
+
+    Each KIND has options of its own: `pipeplan render KIND --help`. With --template FILE, a jinja2 template of yours is
+    rendered in place of the bundled one, with or without a KIND.
+
+    \b
+    pipeplan render --list
+    pipeplan render ssh
+    pipeplan render slurm plan --partition gpu --time 12:00:00
+    pipeplan render --template mine.sh.j2 plan -o start.sh
+    """
+    if listed:
+        _list(as_json)
+    elif context.invoked_subcommand is None:
+        raise InputError(f"say what to render: {', '.join(LAUNCHERS)}, or --template FILE")
+
+
+def _command_of(kind: Launcher) -> click.Command:
+    def run(plan: Path, output: Path | None, force: bool, template: Path | None, python: str, **given: Any) -> None:
+        settings = {name: value for name, value in given.items() if value is not None}
+        _render(kind, plan, settings, _Where(output, force, template, python))
+
+    text = f"Write {kind.file_name} of PLAN, which starts it: {kind.title}.\n\n\b\npipeplan render {kind.name} plan"
+    note = f"{kind.file_name} in the plan's folder"
+    return _with_shared_options(click.command(kind.name, help=text)(quiet_option(run)), kind.settings, note)
+
+
+def _own_command() -> click.Command:
+    @click.option("--set", "assigned", multiple=True, metavar="NAME=VALUE", help="A variable of the template.")
+    @quiet_option
+    def run(
+        plan: Path, output: Path | None, force: bool, template: Path | None, python: str, assigned: tuple[str, ...]
+    ) -> None:
+        pairs = [one.partition("=") for one in assigned]
+        for name, equals, _ in pairs:
+            if not equals or not name.isidentifier():
+                raise InputError(f"--set takes NAME=VALUE, not {name + equals!r}")
+        settings = {name: value for name, _, value in pairs}
+        _render(None, plan, settings, _Where(output, force, template, python))
+
+    note = "the template's name without .j2, in the plan's folder"
+    made = click.command(OWN, help="Render a template of yours.", hidden=True)(run)
+    return _with_shared_options(made, (), note)
+
+
+def _with_shared_options(made: click.Command, settings: Sequence[Setting], note: str) -> click.Command:
+    template = click.Option(
+        ["--template"], type=click.Path(path_type=Path), metavar="FILE", help="Render this jinja2 template of yours."
+    )
+    python = click.Option(
+        ["--python"],
+        default=sys.executable,
+        metavar="PATH",
+        help="The interpreter that has pipeplan where this will run.  [default: this one]",
+    )
+    made.params[:0] = [PLAN, *map(_option, settings)]
+    made.params += [python, template]
+    force_option(output_file(note=note)(made))
+    return made
+
+
+def _option(setting: Setting) -> click.Option:
+    name = f"--{setting.name.replace('_', '-')}"
+    if setting.type == "flag":
+        return click.Option([name, setting.name], is_flag=True, default=None, help=setting.help)
+    note = f"  [default: {setting.default}]" if setting.default not in (None, "") else ""
+    return click.Option(
+        [name, setting.name],
+        type=click.IntRange(1) if setting.type == "count" else str,
+        multiple=setting.many,
+        metavar=setting.metavar,
+        help=setting.help + note,
+    )
+
+
+def _render(kind: Launcher | None, plan: Path, settings: dict[str, Any], where: _Where) -> None:
+    own, to_screen = where.template, where.output == Path("-")
+    path = launch_files.destination(plan, kind, own, None if to_screen else where.output)
+    text = launch_files.text(plan, kind, settings, own=own, output=path, command=_said(), python=where.python)
+    if to_screen:
+        click.echo(text, nl=False)
+        return
+    launch_files.write(path, text, kind, own, force=where.force)
+    click.echo(f"written: {path}", err=True)
+
+
+def _said() -> str:
+    """The command, as it can be given again."""
+    return shlex.join(["pipeplan", *sys.argv[1:]])
+
+
+def _list(as_json: bool) -> None:
+    if as_json:
+        kinds = [{"name": one.name, "title": one.title, "file": one.file_name} for one in LAUNCHERS.values()]
+        click.echo(json.dumps(kinds))
+        return
+    names, files = (max(map(len, column)) for column in (LAUNCHERS, [one.file_name for one in LAUNCHERS.values()]))
+    for one in LAUNCHERS.values():
+        click.echo(f"{one.name:{names}}  {one.file_name:{files}}  {one.title}")

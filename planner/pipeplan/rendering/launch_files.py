@@ -1,0 +1,64 @@
+"""Writes what starts a plan somewhere, from the plan.json of a plan folder: neither profile nor solver is needed."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeplan import stored
+from pipeplan.errors import InputError
+from pipeplan.files import write_text
+from pipeplan.rendering.launcher import Context, Launcher
+from pipeplan.rendering.templating import render_own, template
+
+
+def text(
+    plan: Path,
+    kind: Launcher | None,
+    settings: Mapping[str, Any],
+    *,
+    own: Path | None = None,
+    output: Path | None = None,
+    command: str = "pipeplan render",
+    python: str = "",
+) -> str:
+    """What starts the plan of a folder, by the template of a kind or by a user's `own`; to be written to `output`.
+
+    `settings` are those of the kind; without a kind, any variables for the user's template. Raises `InputError`.
+    """
+    path = stored.file_of(plan)
+    beside = output is None or output.parent.resolve() == path.parent.resolve()
+    folder = "" if beside else str(path.parent.resolve())
+    context = Context.of(stored.document(plan), command=command, python=python, folder=folder)
+    variables = kind.variables(context, settings) if kind else context.variables() | dict(settings)
+    if own is not None:
+        return render_own(own, variables)
+    assert kind is not None, "something must say what to render"
+    return template(kind.template).render(variables)
+
+
+def destination(plan: Path, kind: Launcher | None, own: Path | None, output: Path | None) -> Path:
+    """Where the file goes: `output`; else the plan folder, by the name of the user's template or of the kind."""
+    if output is not None:
+        return output
+    if own is not None:
+        name = own.name.removesuffix(".j2").removesuffix(".jinja2").removesuffix(".jinja")
+        return stored.file_of(plan).parent / name
+    assert kind is not None
+    return stored.file_of(plan).parent / kind.file_name
+
+
+def write(path: Path, content: str, kind: Launcher | None, own: Path | None = None, *, force: bool = False) -> None:
+    """Write the file, whole or not at all. Raises `InputError` where one is there and `force` is not given."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name the file to write with -o")
+    if path.exists() and not force and path.is_file() and path.read_bytes() != content.encode():
+        raise InputError(f"{path} is there and says something else: give another file with -o, or --force")
+    if own is not None:
+        # A script of the user's is one that can be run, and so is what it becomes.
+        mode = stat.S_IMODE(own.stat().st_mode) if own.exists() else 0o644
+    else:
+        mode = kind.mode if kind else 0o644
+    write_text(path, content, mode=mode)
