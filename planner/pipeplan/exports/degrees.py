@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from pipeplan.errors import InputError
 from pipeplan.exports.target import Target, refused
-from pipeplan.plan import FLUSH, FLUSHING, VERTICAL, Plan
+from pipeplan.plan import FLUSH, FLUSHING, Plan
 from pipeplan.problem import Options, Problem
 
 
@@ -44,7 +44,7 @@ class Degrees:
 
 
 def degrees(to: Target, problem: Problem, plan: Plan) -> Degrees:
-    """The degrees of a plan. Raises `InputError` for one that is no synchronous training on a grid of workers 0, 1, …"""
+    """The degrees of a plan. Raises `InputError` unless it trains synchronously on a grid of workers 0, 1, 2 …"""
     if plan.inference:
         raise InputError(f"the plan {plan.config} is for inference, and {to.title} is told how to train")
     _refuse_asynchronous(to, plan)
@@ -82,8 +82,7 @@ def _refuse_asynchronous(to: Target, plan: Plan) -> None:
         return
     # One stage alone makes its updates from the newest weights, unless it puts them off.
     if len(plan.stages) > 1 or plan.accumulate is not None:
-        what = "moves weights back in time" if plan.schedule == VERTICAL else "keeps several versions of the weights"
-        raise refused(to, plan, f"its schedule {plan.schedule} {what}, where all updates must be synchronous")
+        raise refused(to, plan, f"its schedule {plan.schedule} is asynchronous, and keeps versions of the weights")
 
 
 def _microbatches(to: Target, plan: Plan) -> int:

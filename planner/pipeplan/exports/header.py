@@ -13,11 +13,8 @@ def header(to: Target, problem: Problem, plan: Plan) -> list[str]:
     """Lines of plain text, without line breaks or control characters whatever names contain, for a comment."""
     model, cluster = problem.profile.model_name or "a model without a name", problem.cluster.name
     accumulate = f", {plan.accumulate} minibatches per update" if plan.accumulate else ""
+    said = f"minibatch {problem.profile.minibatch}, schedule {plan.schedule}{accumulate}"
     return [
-        one_line(line)
-        for line in (
-            f"Made by pipeplan {__version__} for {to.title}.",
-            f"The plan {plan.config} of {model} on {cluster}: minibatch {problem.profile.minibatch}, "
-            f"schedule {plan.schedule}{accumulate}.",
-        )
+        one_line(f"Made by pipeplan {__version__} for {to.title}."),
+        one_line(f"The plan {plan.config} of {model} on {cluster}: {said}."),
     ]
