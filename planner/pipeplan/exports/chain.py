@@ -34,10 +34,8 @@ def places_of(to: Target, boundaries: Boundaries, problem: Problem, plan: Plan) 
     for place, following in itertools.pairwise(found):
         over = boundaries.crossing[place] & boundaries.crossing[following]
         if over:
-            stage = found.index(following) + 1
-            raise refused(
-                to, plan, f"the output of {min(over)!r} passes over stage {stage}, to one that reads it later"
-            )
+            passed = found.index(following) + 1
+            raise refused(to, plan, f"the tensor {min(over)!r} passes over stage {passed} to a later one")
     return found
 
 

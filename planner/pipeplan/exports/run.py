@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 
 from pipeplan.cluster_data import Cluster
+from pipeplan.exports.servers import used
 
 
 def torchrun(cluster: Cluster, workers: int, script: str) -> list[str]:
     """The commands that start a script on workers 0, 1, … of a cluster, one for each kind of server."""
-    sizes = _sizes(cluster, workers)
+    sizes = used(cluster, workers)
     if len(sizes) == 1:
         return [f"torchrun --standalone --nproc-per-node {sizes[0]} {shlex.quote(script)}"]
     rest = "--node-rank RANK --master-addr HOST --master-port 29500"
@@ -20,14 +21,3 @@ def torchrun(cluster: Cluster, workers: int, script: str) -> list[str]:
         start = f"torchrun --nnodes {len(sizes)} --nproc-per-node {size} {rest} {shlex.quote(script)}"
         lines.append(f"on {who} (RANK is its number from 0, HOST the first): {start}")
     return lines
-
-
-def _sizes(cluster: Cluster, workers: int) -> list[int]:
-    """How many of the first workers are on each server that has any."""
-    found, left = [], workers
-    for size in cluster.server_sizes:
-        if left <= 0:
-            break
-        found.append(min(size, left))
-        left -= size
-    return found

@@ -14,7 +14,10 @@ from pipeplan.profile_data import Profile
 from pipeplan.suggest import did_you_mean
 
 # name: the module that has it as `TARGET`; imported when asked for.
-_MODULES: Mapping[str, str] = {"torch-pipelining": "torch_pipelining"}
+_MODULES: Mapping[str, str] = {
+    "megatron": "megatron",
+    "torch-pipelining": "torch_pipelining",
+}
 
 NAMES = tuple(_MODULES)
 
