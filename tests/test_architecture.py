@@ -41,7 +41,7 @@ PLANNER = (
         ),
         *("links", "local", "problem", "stored"),
     },
-    {"awaited", "batch", "cuts", "stages", "contention", "layouts"},
+    {"awaited", "batch", "cuts", "grid", "stages", "contention", "layouts"},
     {"check", "evaluate", "held", "simulation"},
     {"solvers", "baselines", "improve"},
     {"diagnose", "quick", "single", "verdict"},
@@ -50,7 +50,7 @@ PLANNER = (
     {"posing"},
     {"rendering", "show"},
     {"emulate", "explain", "exports", "picture", "sweep"},
-    {"calibrate", "replan", "report", "reproduce"},
+    {"calibrate", "doctor", "init", "replan", "report", "reproduce"},
     {"api"},
     {"cli", "__main__"},
 )

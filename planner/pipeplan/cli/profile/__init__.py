@@ -12,6 +12,8 @@ import importlib
 
 import click
 
+from pipeplan.suggest import did_you_mean
+
 _NAMED = ("show", "diff")
 
 
@@ -22,6 +24,10 @@ class _Profile(click.Group):
         if "--links" in args:
             args = ["links", *(one for one in args if one != "--links")]
         elif not args or args[0] not in _NAMED:
+            hint = did_you_mean(args[0], _NAMED) if len(args) > 1 and not args[1].startswith("-") else ""
+            if hint.endswith("?") and not context.resilient_parsing:
+                # A model is followed by options alone.
+                raise click.UsageError(f"there is no command 'profile {args[0]}'; {hint}")
             args = ["measure", *args]
         return super().parse_args(context, args)
 

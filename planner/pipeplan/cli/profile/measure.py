@@ -28,6 +28,7 @@ from pipeplan.cli.overwrite import refuse_another
 from pipeplan.cli.profile.table import print_profile
 from pipeplan.errors import InputError
 from pipeplan.files import refuse_unwritable
+from pipeplan.init import CLUSTER
 from pipeplan.profile_data import GRANULARITIES, Profile
 
 
@@ -109,7 +110,9 @@ def _next(profile: Profile, output: Path) -> str:
     """The command that a user would give now."""
     file = "" if output == DEFAULT_PROFILE else f" {shlex.quote(str(output))}"
     here = profile.provenance.kind == "measured"
-    return f"pipeplan solve{file} --cluster {'local --workers 3' if here else 'YOURS.toml'}"
+    near = output.parent / CLUSTER
+    there = shlex.quote(str(near)) if near.is_file() else "local --workers 3" if here else "YOURS.toml"
+    return f"pipeplan solve{file} --cluster {there}"
 
 
 def _sizes(text: str | None) -> tuple[int, ...]:

@@ -1,0 +1,48 @@
+"""What is said of an option, a value or an argument that the command line does not know: what is near it."""
+
+from __future__ import annotations
+
+import difflib
+
+import click
+
+from pipeplan.suggest import did_you_mean
+
+NEAR = 0.6
+"""Of `difflib`: how alike an option must be."""
+
+
+def message_of(error: click.ClickException) -> str:
+    """A complaint of click's in one line that names the nearest right word, or where all of them are listed."""
+    message = error.format_message().rstrip(".")
+    if not isinstance(error, click.UsageError) or error.ctx is None:
+        return message
+    path = " ".join(error.ctx.command_path.split())
+    if isinstance(error, click.NoSuchOption):
+        return f"{path}: there is no option {error.option_name}; {_near(error.option_name, error.ctx, path)}"
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        return f"{path}: {error.param.make_metavar(error.ctx)} is missing: see {path} --help"
+    if isinstance(error, click.BadParameter):
+        if error.param is not None and isinstance(error.param.type, click.Choice):
+            return _choice(error, error.param, error.param.type) or message
+        return f"{path}: {message[:1].lower()}{message[1:]}"
+    if message.endswith("?"):
+        return message
+    return f"{path}: {message[:1].lower()}{message[1:]}: see {path} --help"
+
+
+def _near(given: str, context: click.Context, path: str) -> str:
+    options = [param for param in context.command.get_params(context) if isinstance(param, click.Option)]
+    known = {name.lstrip("-"): name for option in options for name in option.opts if name.startswith("--")}
+    near = difflib.get_close_matches(given.lstrip("-").lower(), known, n=2, cutoff=NEAR)
+    return f"did you mean {' or '.join(known[name] for name in near)}?" if near else f"{path} --help lists its options"
+
+
+def _choice(error: click.BadParameter, parameter: click.Parameter, kind: click.Choice[str]) -> str:
+    # Click quotes what was given, and keeps it nowhere else.
+    _, quote, rest = error.message.partition("'")
+    given, found, _ = rest.partition("' is not ")
+    if not quote or not found:
+        return ""
+    name = parameter.opts[-1] if isinstance(parameter, click.Option) else str(parameter.human_readable_name)
+    return f"{name}: there is no {given!r}; {did_you_mean(given, [str(choice) for choice in kind.choices])}"

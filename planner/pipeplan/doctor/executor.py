@@ -1,0 +1,109 @@
+"""What the executor says of itself, asked in a process of its own: pipeplan plans without torch."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeplan.doctor.finding import MISSING, OK, WARNING, Finding
+from pipeplan.local import gpus
+
+OLDEST = (2, 8)
+"""Of torch, as pyproject.toml has it."""
+PATIENCE_S = 60.0
+TRAINING, INSTALL = "profile and launch.sh (planning does without)", "pip install 'pipeplan[torch]'"
+
+
+def torch_findings() -> list[Finding]:
+    """torch, CUDA, NCCL, Gloo and scikit-learn, of this interpreter."""
+    answer = _ask()
+    if answer.get("torch") is None:
+        why = answer.get("error") or "not installed"
+        found = why if "No module named 'torch'" not in why else "not installed"
+        return [Finding("torch", MISSING, found, TRAINING, INSTALL), _digits(answer)]
+    return [_torch(str(answer["torch"])), *_cuda(answer), _gloo(answer), _digits(answer)]
+
+
+def plan_finding(folder: Path) -> Finding:
+    """Whether this machine can run its part of a plan: what launch.sh asks first."""
+    need = "launch.sh of this plan"
+    if not (folder / "stages").is_dir():
+        todo = "name a folder that `pipeplan solve` wrote"
+        return Finding("plan", MISSING, f"{folder} holds no plan that can be run", need, todo)
+    done = _run(["-m", "pipeplan_launch.preflight", str(folder)])
+    if done is None:
+        return Finding("plan", MISSING, f"{folder}: no answer", need, "run its launch.sh, and see")
+    line = (done.stderr.strip().splitlines() or [""])[-1]
+    if done.returncode:
+        return Finding("plan", MISSING, f"{folder}: {line.removeprefix('error: ')}", need, "do as it says")
+    if line:
+        return Finding("plan", WARNING, f"{folder}: {line.removeprefix('note: ')}", need, "nothing, if that will do")
+    return Finding("plan", OK, f"{folder} can run here", need)
+
+
+def _torch(version: str) -> Finding:
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST:
+        found = f"{version} is too old: it must be {OLDEST[0]}.{OLDEST[1]} or newer"
+        return Finding("torch", MISSING, found, TRAINING, f"pip install --upgrade 'torch>={OLDEST[0]}.{OLDEST[1]}'")
+    return Finding("torch", OK, version, TRAINING)
+
+
+def _cuda(answer: Mapping[str, Any]) -> list[Finding]:
+    seen, built, cards = int(answer.get("cuda_devices") or 0), answer.get("cuda"), len(gpus())
+    need = "plans for GPUs"
+    if not cards and not seen:
+        return [Finding("CUDA", OK, "no GPU here, so that workers compute on the processors", need)]
+    if not seen:
+        why = f"torch has CUDA {built}, and sees none of them" if built else "this build of torch has no CUDA"
+        todo = "install a driver that this CUDA goes with (nvidia-smi shows the newest that it takes)"
+        return [Finding("CUDA", WARNING, f"{cards} GPUs; {why}", need, todo if built else "install torch with CUDA")]
+    few = seen < cards
+    note = f" (nvidia-smi has {cards}: see CUDA_VISIBLE_DEVICES)" if few else ""
+    nccl, all_reduce = answer.get("nccl"), "all-reduces between GPUs"
+    return [
+        Finding("CUDA", OK, f"{built}, torch sees {seen} device{'s' * (seen != 1)}{note}", need),
+        Finding("NCCL", OK, str(nccl), all_reduce)
+        if nccl
+        else Finding("NCCL", WARNING, "this build of torch has none", all_reduce, "they go over Gloo, which is slower"),
+    ]
+
+
+def _gloo(answer: Mapping[str, Any]) -> Finding:
+    need = "messages between workers"
+    if why := answer.get("gloo"):
+        todo = "let processes talk over the loopback interface (ip link set lo up), and check GLOO_SOCKET_IFNAME"
+        return Finding("Gloo", MISSING, f"two processes could not talk: {why}", need, todo)
+    return Finding("Gloo", OK, "two processes made an all-reduce over the loopback interface", need)
+
+
+def _digits(answer: Mapping[str, Any]) -> Finding:
+    need = "the data of the bundled model mnist"
+    if answer.get("sklearn"):
+        return Finding("scikit-learn", OK, str(answer["sklearn"]), need)
+    return Finding("scikit-learn", WARNING, "not installed", need, "pip install 'pipeplan[examples]'")
+
+
+def _ask() -> dict[str, Any]:
+    done = _run(["-m", "pipeplan_launch.selftest"])
+    if done is None:
+        return {"error": f"no answer within {PATIENCE_S:g} s"}
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        last = (done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1]
+        return {"error": f"importing it failed: {last}"}
+    return answer
+
+
+def _run(arguments: list[str]) -> subprocess.CompletedProcess[str] | None:
+    command = [sys.executable, *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
