@@ -38,8 +38,8 @@ class Megatron:
         stack = stack_of(profile)
         if shared := tied(profile, stack):
             raise InputError(
-                f"{shared[0]} and {shared[1]} share their weights, which keeps the whole model in one stage: profile it "
-                f"without (`tie_word_embeddings=False`), and {self.title} trains it so, too"
+                f"{shared[0]} and {shared[1]} share their weights, which keeps the whole model in one stage: profile "
+                f"it without (`tie_word_embeddings=False`), and {self.title} is told to train it so"
             )
         if options.schedule == GPIPE:
             raise InputError(f"{self.title} has no schedule {GPIPE}: leave out --schedule")

@@ -1,4 +1,4 @@
-"""A model seen as Megatron-LM sees it: what comes before a list of blocks that are all alike, the blocks, what comes after.
+"""A model seen as Megatron-LM sees it: a list of blocks that are all alike, what comes before it, and what after.
 
 Told by the paths of the modules alone: `transformer.h.3.ln_1` is a layer of block 3 of the list `transformer.h`.
 """
@@ -34,12 +34,19 @@ class Stack:
 
 
 def member_of(layer: Layer) -> tuple[str, int] | None:
-    """The outermost list that a layer's module is in, and its place there."""
+    """The path of the list that a layer's module is in, and its place there.
+
+    Lists in lists are taken apart (`stages.0.1`), but not what is inside of their members (`layers.3.experts.2`).
+    """
     parts = (layer.module or layer.name.partition("#")[0]).split(".")
-    for index, part in enumerate(parts[1:], start=1):
-        if part.isascii() and part.isdecimal():
+    for index, part in enumerate(parts):
+        if _is_place(part) and not (index + 1 < len(parts) and _is_place(parts[index + 1])):
             return ".".join(parts[:index]), int(part)
     return None
+
+
+def _is_place(part: str) -> bool:
+    return part.isascii() and part.isdecimal()
 
 
 def stack_of(profile: Profile) -> Stack:
@@ -152,8 +159,8 @@ def _no_stack(profile: Profile) -> str:
 def _found(profile: Profile, lists: Mapping[str, list[list[Layer]]]) -> str:
     if not lists:
         return "the paths of its modules name no list"
-    reasons = [
-        f"{path} has {len(blocks)}{f' ({reason})' if (reason := _why_not(profile, path, blocks)) else ''}"
-        for path, blocks in lists.items()
-    ]
+    reasons = []
+    for path, blocks in lists.items():
+        reason = _why_not(profile, path, blocks)
+        reasons.append(f"{path or 'the model'} has {len(blocks)}{f' ({reason})' if reason else ''}")
     return "; ".join([*reasons[:4], *(["…"] if len(reasons) > 4 else [])])

@@ -15,6 +15,7 @@ from pipeplan.suggest import did_you_mean
 
 # name: the module that has it as `TARGET`; imported when asked for.
 _MODULES: Mapping[str, str] = {
+    "deepspeed": "deepspeed",
     "megatron": "megatron",
     "torch-pipelining": "torch_pipelining",
 }

@@ -1,0 +1,135 @@
+"""DeepSpeed: a subclass of its `PipelineModule` that is cut as the plan says, with its configuration and host file.
+
+Stages go round the workers in blocks of the data-parallel size (`PipeDataParallelTopology`), as in pipeplan's uniform
+grids. Its schedule is 1F1B with a flush, with stages - s microbatches in flight at stage s, counted from 0.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pipeplan.errors import InputError
+from pipeplan.exports.chains import Item, chain_of
+from pipeplan.exports.degrees import Degrees, degrees, synchronous
+from pipeplan.exports.header import header
+from pipeplan.exports.servers import used
+from pipeplan.exports.target import File, refused
+from pipeplan.plan import GPIPE, Plan
+from pipeplan.problem import Options, Problem
+from pipeplan.profile_data import Profile
+from pipeplan.rendering.templating import template
+from pipeplan.text import one_line
+
+MODULE, CONFIG, HOSTS = "planned_pipeline.py", "ds_config.json", "hostfile"
+
+
+@dataclass(frozen=True)
+class DeepSpeed:
+    """DeepSpeed 0.19.8."""
+
+    name: str = "deepspeed"
+    title: str = "DeepSpeed 0.19.8"
+
+    def restrict(self, profile: Profile, options: Options) -> Options:
+        """Cuts where one layer's output crosses only, on a uniform grid, with the one schedule that it has."""
+        items = _chain(self, profile)
+        if options.schedule == GPIPE:
+            raise InputError(f"{self.title} has no schedule {GPIPE}: leave out --schedule")
+        groups = tuple(item.layers for item in items if len(item.layers) > 1)
+        return replace(synchronous(self, options), together=(*options.together, *groups))
+
+    def refuse(self, problem: Problem, plan: Plan) -> None:
+        """One line on why DeepSpeed cannot cut the model so, or would run it otherwise."""
+        found = degrees(self, problem, plan)
+        if plan.schedule == GPIPE and found.stages > 1:
+            raise refused(self, plan, f"it has no schedule {GPIPE}")
+        if not found.stage_major:
+            raise refused(self, plan, "the replicas of a stage must be neighbours, one stage after another")
+        if found.stages == 1:
+            return
+        items = _chain(self, problem.profile)
+        for number, stage in enumerate(plan.stages, start=1):
+            for item in items:
+                inside = set(item.layers) & set(stage.layers)
+                if inside and inside != set(item.layers):
+                    raise refused(
+                        self, plan, f"stage {number} holds a part of {item.label} only, where no single output crosses"
+                    )
+
+    def files(self, problem: Problem, plan: Plan) -> Mapping[str, File]:
+        """The module, the configuration and the host file."""
+        found, lines = degrees(self, problem, plan), header(self, problem, plan)
+        starts = _starts(problem, plan)
+        module = template("deepspeed.py.j2").render(
+            header=lines,
+            starts=[ascii(item.label if item else "") for item in starts],
+            about=[one_line(_about(index, problem, plan, found)) for index in range(found.stages)],
+            beside=sorted({one_line(name) for item in starts if item for name in item.beside}),
+            recompute=[stage.recompute for stage in plan.stages],
+            degrees=found,
+            module=MODULE.removesuffix(".py"),
+            config=CONFIG,
+        )
+        return {
+            MODULE: File(module, "a PipelineModule with the stages of the plan"),
+            CONFIG: File(_config(plan, found), "batch sizes, to which you add the rest of your configuration"),
+            HOSTS: File(_hosts(lines, used(problem.cluster, found.count)), "slots of every server; put in your hosts"),
+        }
+
+    def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
+        """How the module is used."""
+        return (
+            f"put the names of your hosts into {shlex.quote(f'{folder}/{HOSTS}')}, and build PlannedPipeline of "
+            f"{shlex.quote(f'{folder}/{MODULE}')} from your list of layers"
+        )
+
+
+TARGET = DeepSpeed()
+
+
+def _chain(to: DeepSpeed, profile: Profile) -> tuple[Item, ...]:
+    try:
+        return chain_of(profile)
+    except InputError as error:
+        raise InputError(f"{to.title} cannot cut this model: {error}") from None
+
+
+def _starts(problem: Problem, plan: Plan) -> list[Item | None]:
+    """What every stage begins with; of the first one nothing has to be known."""
+    if len(plan.stages) == 1:
+        return [None]
+    items = chain_of(problem.profile)
+    return [None, *(next(item for item in items if item.layers[0] in stage.layers) for stage in plan.stages[1:])]
+
+
+def _about(index: int, problem: Problem, plan: Plan, found: Degrees) -> str:
+    """What a stage holds, and who."""
+    held = set(plan.stages[index].layers)
+    names = [layer.name for layer in problem.profile.layers if layer.name in held]
+    workers = found.workers[index]
+    ranks = f"rank {workers[0]}" if len(workers) == 1 else f"ranks {workers[0]}-{workers[-1]}"
+    return (
+        f"stage {index}, {ranks}: {names[0]} … {names[-1]}" if len(names) > 1 else f"stage {index}, {ranks}: {names[0]}"
+    )
+
+
+def _config(plan: Plan, found: Degrees) -> str:
+    config: dict[str, object] = {
+        "train_batch_size": found.batch,
+        "train_micro_batch_size_per_gpu": found.microbatch,
+        "gradient_accumulation_steps": found.microbatches,
+    }
+    if any(stage.recompute for stage in plan.stages):
+        # The other way of checkpointing asks inputs for gradients, which those of the first stage have not.
+        config["pipeline"] = {"use_reentrant": False}
+    return json.dumps(config, indent=2) + "\n"
+
+
+def _hosts(lines: list[str], slots: list[int]) -> str:
+    said = [*lines, "Put the names of your hosts in place of server0 …, in the order of the cluster's servers."]
+    return "".join(
+        [*(f"# {line}\n" for line in said), *(f"server{index} slots={count}\n" for index, count in enumerate(slots))]
+    )
