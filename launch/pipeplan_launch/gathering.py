@@ -6,21 +6,27 @@ where several servers count for themselves. So rank 0 numbers the attempts here,
 number, and rank 0 says when all are there.
 
     attempt          the number of the latest, from 1
-    N/here/RANK      that worker is in attempt N
-    N/go             all are: nobody else may come
-    N/left/RANK      that worker ended of its own accord
+    N/here/PROCESS   that process is in attempt N, and where it is
+    N/go             all are, and where they are: nobody else may come
+    N/left/WORKER    that worker ended of its own accord
     N/again          one of its workers was started again: N is over
     N/fault          the first sign of a fault that a worker noticed, in words
+    run              the run folder: the next attempt goes on with it
     over             an error that starting again cannot cure
+
+A process has the number that its launcher gave it, the rank; which worker of the plan it is follows from where all are
+(`pipeplan_launch.placement`), and may be another one in the next attempt.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -30,6 +36,7 @@ from pipeplan_launch import restarts
 from pipeplan_launch.asking import Asked
 from pipeplan_launch.errors import PeerLost
 from pipeplan_launch.interrupt import check_interrupt
+from pipeplan_launch.placement.where import Where, all_read, all_written, here, written
 from pipeplan_launch.transport import explained
 
 POLL_S = 0.01
@@ -70,7 +77,10 @@ class Attempt:
     launch: Store
     """Keys of all attempts."""
     rank: int
+    """Which worker of the plan this is; of a process that does not know yet, its own number."""
     world: int
+    wheres: tuple[Where, ...] = ()
+    """Where all processes are, by their numbers."""
 
     @property
     def keys(self) -> Store:
@@ -106,6 +116,16 @@ class Attempt:
                 self.launch.set(OVER, "")
             self.keys.set(f"left/{self.rank}", "")
 
+    def remember_run(self, run: Path) -> None:
+        """For the next attempt, whichever process is worker 0 then, on whichever server."""
+        self.launch.set("run", str(run.resolve()))
+
+    def run_before(self) -> Path | None:
+        """The run folder of the attempts before; None where there was none yet."""
+        if self.number == 1 or not self.launch.check(["run"]):
+            return None
+        return Path(self.launch.get("run").decode())
+
     def is_succeeded(self) -> bool:
         """Whether a worker of this attempt was started again, on another server. Raises `RuntimeError`."""
         return self.keys.check(["again"]) or self.launch.add("attempt", 0) != self.number
@@ -116,9 +136,18 @@ class Attempt:
             return self.launch.check([OVER])
         return False
 
+    def await_end(self, patience_s: float) -> None:
+        """Until a worker has ended the launch for good, if one does in time."""
+        deadline = time.monotonic() + patience_s
+        while not self.is_over() and time.monotonic() < deadline:
+            check_interrupt()
+            time.sleep(POLL_S)
 
-def gather(timeout_s: float) -> Attempt:
-    """Wait until all workers of an attempt are there, as the environment that torchrun sets says who they are.
+
+def gather(timeout_s: float, devices: int = 0) -> Attempt:
+    """Wait until all processes of an attempt are there, as the environment that torchrun sets says who they are.
+
+    `devices`: the CUDA devices that this one sees.
 
     Raises `PeerLost` if some are not there in time, `AllOver` if there is to be no other attempt.
     """
@@ -126,22 +155,25 @@ def gather(timeout_s: float) -> Attempt:
     with explained("the workers' common store could not be reached"):
         base, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
         asked = Asked(base, timeout_s).under("pipeplan")
-        number = _come(asked, rank, deadline) if rank else _call_together(asked, world, deadline)
-    return Attempt(number, _under(str(number), _under("pipeplan", base)), asked, rank, world)
+        mine = written(here(os.environ, devices))
+        number = _come(asked, rank, deadline, mine) if rank else _call_together(asked, world, deadline, mine)
+        wheres = all_read(asked.get(f"{number}/go").decode())
+    return Attempt(number, _under(str(number), _under("pipeplan", base)), asked, rank, world, wheres)
 
 
-def _call_together(launch: Store, world: int, deadline: float) -> int:
+def _call_together(launch: Store, world: int, deadline: float, mine: str) -> int:
     number = launch.add("attempt", 1)
     missing = list(range(1, world))
     while missing:
         missing = [rank for rank in missing if not launch.check([f"{number}/here/{rank}"])]
         if missing:
             _pause(launch, deadline, f"{_listed(missing)} did not come")
-    launch.set(f"{number}/go", "")
+    others = (launch.get(f"{number}/here/{rank}").decode() for rank in range(1, world))
+    launch.set(f"{number}/go", all_written([mine, *others]))
     return number
 
 
-def _come(launch: Store, rank: int, deadline: float) -> int:
+def _come(launch: Store, rank: int, deadline: float, mine: str) -> int:
     """A worker that finds an attempt which went without it waits for the next."""
     joined = 0
     while True:
@@ -152,7 +184,7 @@ def _come(launch: Store, rank: int, deadline: float) -> int:
         if went and joined < number:
             launch.set(f"{number}/again", "")
         if number > joined and not went:
-            launch.set(f"{number}/here/{rank}", "")
+            launch.set(f"{number}/here/{rank}", mine)
             joined = number
         _pause(launch, deadline, "worker 0 did not come")
 

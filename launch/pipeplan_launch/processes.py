@@ -7,7 +7,7 @@ import platform
 import sys
 import time
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,15 @@ from pipeplan_launch.config import LaunchPlan
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.gathering import Attempt
 from pipeplan_launch.interrupt import last_words
+from pipeplan_launch.placement.seats import Seats
 from pipeplan_launch.transport import explained
 
 # An idle worker, and the first stages at the end of an epoch, wait as long as the others need. A peer that dies is
 # noticed at once all the same, because its connection closes.
 PATIENCE = timedelta(days=30)
 SUCCEEDED = "a worker was lost in the middle of a message"
+LAST_WORD_S = 10.0
+"""How long the others wait for a process to say what is wrong with all of them: torchrun ends it with the first."""
 
 
 @dataclass(frozen=True)
@@ -41,21 +44,14 @@ class Groups:
     flush: dist.ProcessGroup | None
     """The workers that belong to a stage, where all stages update together."""
     attempt: Attempt
+    seats: Seats
+    """Who is which worker, and where."""
 
 
 _attempt: list[Attempt] = []
 """The attempt that this worker belongs to, once it does."""
-
-
-def local_rank() -> int:
-    """This worker's number on its server."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
-
-
-def own_gpu_each(plan: LaunchPlan) -> bool:
-    """Whether no two workers of a server share a GPU, as NCCL needs."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", plan.workers_per_server))
-    return plan.device == "cuda" and torch.cuda.device_count() >= here
+_device_number: list[int] = []
+"""Of the CUDA devices that this process sees, its own, once that is known."""
 
 
 def device_of(plan: LaunchPlan) -> torch.device:
@@ -64,29 +60,30 @@ def device_of(plan: LaunchPlan) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise LaunchError("the plan is for CUDA devices, and torch finds none here")
-    device = torch.device("cuda", local_rank() % torch.cuda.device_count())
+    number = _device_number[0] if _device_number else int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", number % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
 
 
 def join(plan: LaunchPlan, timeout_s: float) -> Groups:
-    """Meet the other workers, as the environment that torchrun sets says.
+    """Meet the other workers, as the environment that torchrun sets says, and find out which of the plan's this is.
 
-    Raises `LaunchError`, of which `PeerLost` if some are missing, or `gathering.AllOver`.
+    RANK of the environment is that worker's number from then on. Raises `LaunchError`, of which `PeerLost` if some are
+    missing, or `gathering.AllOver`.
     """
     size = os.environ.get("WORLD_SIZE")
     if size is None or "RANK" not in os.environ:
         raise LaunchError("this is one worker of a plan, which torchrun starts: run the launch.sh of the plan folder")
-    if int(size) != plan.world:
-        raise LaunchError(f"the plan has {plan.world} workers, and {size} were started: run its launch.sh")
-    if size == os.environ.get("LOCAL_WORLD_SIZE") and Path("/sys/class/net/lo").exists():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: nothing need listen to the network
-    backend = "cpu:gloo,cuda:nccl" if own_gpu_each(plan) else "gloo"
-    attempt, timeout = gathering.gather(timeout_s), timedelta(seconds=timeout_s)
+    attempt = gathering.gather(timeout_s, torch.cuda.device_count() if plan.device == "cuda" else 0)
+    attempt, seats = _seated(plan, attempt)
+    timeout, rank = timedelta(seconds=timeout_s), attempt.rank
     _attempt[:] = [attempt]
     last_words(lambda over: leave(over=over))
     succession.watch(attempt, _end_as_succeeded)
-    rank = attempt.rank
+    if seats.is_one_server and Path("/sys/class/net/lo").exists():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: nothing need listen to the network
+    backend = "cpu:gloo,cuda:nccl" if plan.device == "cuda" and seats.own_device_each() else "gloo"
     with explained(f"rank {rank} could not connect to the other workers"):
         dist.init_process_group(backend, store=attempt.store, rank=rank, world_size=plan.world, timeout=timeout)
         everyone = _group(list(range(plan.world)), "gloo", PATIENCE)
@@ -99,7 +96,30 @@ def join(plan: LaunchPlan, timeout_s: float) -> Groups:
             if len(stage.workers) > 1:
                 group = _group(list(stage.workers), backend, timeout)
                 mine = group if rank in stage.workers else mine
-    return Groups(everyone, active, mine, flush, attempt)
+    return Groups(everyone, active, mine, flush, attempt, seats)
+
+
+def _seated(plan: LaunchPlan, attempt: Attempt) -> tuple[Attempt, Seats]:
+    """The attempt as the worker of the plan that this process is. Raises `LaunchError` in one process, if there are not
+    as many as workers, and `gathering.AllOver` in the others."""
+    sizes = [plan.workers_on(server) for server in range(plan.servers)]
+    if attempt.world != plan.world:
+        _attempt[:] = [attempt]
+        if attempt.rank:
+            attempt.await_end(LAST_WORD_S)
+            raise gathering.AllOver
+        started = Seats.of([attempt.world], attempt.wheres).started()
+        each = f" ({', '.join(map(str, sizes))} on its servers)" if len(sizes) > 1 else ""
+        raise LaunchError(
+            f"the plan has {plan.world} workers{each}, and {attempt.world} were started, {started}: run its launch.sh "
+            "on every server; WORKERS says how many it starts"
+        )
+    seats = Seats.of(sizes, attempt.wheres)
+    process = attempt.rank
+    _device_number[:] = [seats.device(process)]
+    os.environ["RANK"] = str(seats.workers[process])
+    restarts.remember_workers(seats.workers)
+    return replace(attempt, rank=seats.workers[process]), seats
 
 
 def starts_again() -> bool:

@@ -3,7 +3,8 @@
 The launcher (`pipeplan_launch.torchrun`) makes a small folder on its server, and removes it when it ends; its path is
 in `PIPEPLAN_ATTEMPTS`. A worker that is started without the launcher has none: nothing is remembered then.
 
-    run         the run folder, written by rank 0: the next attempt goes on with it
+    run         the run folder, written by worker 0: the next attempt goes on with it
+    workers     the worker of the plan that every process is, in the order of torchrun's ranks
     final-N     an error that starting again cannot cure was said, or a stop was asked for: end with status N
     stop        the launcher was asked to stop, by the signal whose number this holds
     stopped     the line that says where training stopped, after its checkpoint
@@ -15,7 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def may_restart() -> bool:
 
 
 def remember_run(run: Path) -> None:
-    """Rank 0 has decided on the run folder."""
+    """Worker 0 has decided on the run folder."""
     _write("run", str(run.resolve()))
 
 
@@ -74,6 +75,19 @@ def run_of_last_attempt() -> Path | None:
     """The run folder to go on with after a restart; None in the first attempt, and where there was none yet."""
     text = _read("run") if restart_number() > 0 else None
     return Path(text) if text else None
+
+
+def remember_workers(workers: Sequence[int]) -> None:
+    """The worker of the plan that every process is, by torchrun's rank: the launcher names workers."""
+    if list(workers) == sorted(workers) and _read("workers") is None:
+        return
+    _write("workers", " ".join(map(str, workers)))
+
+
+def worker_of(rank: int) -> int:
+    """The worker of the plan that torchrun's process of that rank was in the last attempt."""
+    workers = (_read("workers") or "").split()
+    return int(workers[rank]) if rank < len(workers) else rank
 
 
 def give_up(status: int) -> None:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from pipeplan_launch import checkpoint, restarts, runfolder, saving, setup
 from pipeplan_launch.config import LaunchPlan
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.gathering import Attempt
 from pipeplan_launch.manifest import Manifest
 from pipeplan_launch.optimizers import optimizer_state
 from pipeplan_launch.processes import Groups
@@ -37,10 +38,11 @@ class Start:
         return self.checkpoint is not None and self.checkpoint.parent.parent != self.run
 
 
-def decide(options: Options, plan: LaunchPlan) -> Start:
+def decide(options: Options, plan: LaunchPlan, attempt: Attempt | None = None) -> Start:
     """At rank 0. Nothing is made before all that can be checked without the model has been. Raises `LaunchError`."""
     _check(options, plan)
-    before = restarts.run_of_last_attempt()
+    # The store first: after a restart rank 0 may be on another server. But torchrun may keep one for each attempt.
+    before = (attempt.run_before() if attempt is not None else None) or restarts.run_of_last_attempt()
     if before is not None:
         start = _again(before, options, plan)
     elif options.resume:
@@ -60,6 +62,8 @@ def decide(options: Options, plan: LaunchPlan) -> Start:
         start = Start(_new_run(options), options.seed or 0)
     if start.finished is None:
         restarts.remember_run(start.run)
+        if attempt is not None:
+            attempt.remember_run(start.run)
     return start
 
 

@@ -161,7 +161,7 @@ def _report(error: ChildFailedError) -> int:
         real = mute  # nobody else ended: someone did send this signal
     if real:
         first = min(real, key=lambda rank: (error.failures[rank].timestamp, rank))
-        _say(f"error: worker {first} {_end(statuses[first])}")
+        _say(f"error: worker {restarts.worker_of(first)} {_end(statuses[first])}")
     return SAID if SAID in statuses.values() else 1
 
 

@@ -52,7 +52,7 @@ def run(options: Options) -> None:
     keep_freed_memory()
     groups = processes.join(plan, options.timeout_s)
     rank = dist.get_rank()
-    begin = together(groups.everyone, lambda: start.decide(options, plan) if rank == 0 else None)
+    begin = together(groups.everyone, lambda: start.decide(options, plan, groups.attempt) if rank == 0 else None)
     begin = processes.share(begin, 0, groups.everyone)
     assert begin is not None
     if begin.finished is not None:

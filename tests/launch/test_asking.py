@@ -187,9 +187,9 @@ def _arrive(store: Any, rank: int) -> None:
     client = dist.TCPStore("127.0.0.1", store.port)  # type: ignore[attr-defined]
     with suppress(PeerLost):  # nobody comes to its attempt
         if rank:
-            gathering._come(client, rank, deadline=0.0)
+            gathering._come(client, rank, deadline=0.0, mine="")
         else:
-            gathering._call_together(client, 2, deadline=0.0)
+            gathering._call_together(client, 2, deadline=0.0, mine="")
 
 
 def test_a_launcher_gives_up_on_a_store_that_is_out_of_reach() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import platform
 import signal
 import time
 from pathlib import Path
@@ -84,9 +85,10 @@ def test_refusals_before_anything_runs(tmp_path: Path) -> None:
 
 def test_a_wrong_number_of_workers_is_refused(tmp_path: Path) -> None:
     write_plan(tmp_path, stage_contents([1, 1, 1]))
-    ended = run_plan(tmp_path, [], Toy(), 1)
-    assert ended.statuses == [2]
-    assert errors(ended.err) == ["error: the plan has 3 workers, and 1 were started: run its launch.sh"]
+    ended = run_plan(tmp_path, [], Toy(), 2)
+    assert ended.statuses == [2, 2]
+    (line,) = errors(ended.err)
+    assert line.startswith(f"error: the plan has 3 workers, and 2 were started, 2 on {platform.node()}: run its launch")
 
 
 def test_a_run_folder_is_not_run_into_twice(tmp_path: Path) -> None:

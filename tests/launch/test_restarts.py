@@ -20,8 +20,10 @@ from toy_workers import Toy, run_plan, stage_contents, write_plan
 from pipeplan_launch import gathering, restarts
 from pipeplan_launch.errors import PeerLost
 from pipeplan_launch.gathering import AllOver, Attempt
+from pipeplan_launch.placement.where import Where, written
 from pipeplan_launch.torchrun import main
 
+HERE = written(Where("a machine", "a name", "a network"))
 OPTIONS = ("--epochs", "2", "--checkpoint-minibatches", "6", "--log-every", "0")
 
 
@@ -96,8 +98,8 @@ def stores(count: int) -> list[Any]:
 def come(store: Any, rank: int, world: int, timeout_s: float = 10.0) -> int:
     deadline = time.monotonic() + timeout_s
     if rank == 0:
-        return gathering._call_together(store, world, deadline)
-    return gathering._come(store, rank, deadline)
+        return gathering._call_together(store, world, deadline, mine=HERE)
+    return gathering._come(store, rank, deadline, mine=HERE)
 
 
 class Arrival(threading.Thread):
@@ -151,7 +153,7 @@ def test_a_worker_does_not_join_an_attempt_that_went_without_it() -> None:
 
 def test_who_is_missing_is_said_and_who_is_over_ends() -> None:
     clients = stores(2)
-    clients[0].set("1/here/2", "")
+    clients[0].set("1/here/2", HERE)
     with pytest.raises(PeerLost, match="workers 1 and 3 did not come"):
         come(clients[0], 0, 4, timeout_s=0.05)
     clients[0].set(gathering.OVER, "")
