@@ -63,7 +63,7 @@ class DeepSpeed:
         """The module, the configuration and the host file."""
         found, lines = degrees(self, problem, plan), header(self, problem, plan)
         starts = _starts(problem, plan)
-        module = template("deepspeed.py.j2").render(
+        module = template("exports/deepspeed.py.j2").render(
             header=lines,
             starts=[ascii(item.label if item else "") for item in starts],
             about=[one_line(_about(index, problem, plan, found)) for index in range(found.stages)],

@@ -69,7 +69,7 @@ class Megatron:
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, File]:
         """The arguments, as a fragment for bash."""
         found, stack = degrees(self, problem, plan), stack_of(problem.profile)
-        text = template("megatron.sh.j2").render(
+        text = template("exports/megatron.sh.j2").render(
             header=header(self, problem, plan),
             stages=[_stage_line(index, stage, stack, found) for index, stage in enumerate(plan.stages)],
             blocks=len(stack.blocks),
