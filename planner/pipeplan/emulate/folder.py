@@ -40,6 +40,7 @@ def write_folder(
             "minibatch": 1,
             "device": "cpu",
             "emulation": emulation,
+            "links": None,
             "prediction": {"minibatch_s": prediction["minibatch_s"].number() * scaling.time_by},
         }
         write_json(folder / "stages" / f"stage-{index}.json", document | changes)

@@ -10,6 +10,7 @@ from pipeplan.awaited import exposed_allreduce_s, waits
 from pipeplan.held import exposed_s, idle_s
 from pipeplan.links import Links
 from pipeplan.plan import INFERENCE
+from pipeplan.rendering.planned_links import planned_links
 from pipeplan.stages import group_allreduce_time
 
 if TYPE_CHECKING:
@@ -165,6 +166,7 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
             }
             for stage in plan.stages
         ],
+        "links": planned_links(outcome),
     }
     return [
         shared
