@@ -64,6 +64,7 @@ CHECK_MAY_IMPORT = {"", "check", "cluster_data", "cluster_json", "errors", "file
 TORCH_FREE_LAUNCH = (
     "arguments",
     "averaging",
+    "beginning",
     "causes",
     "children",
     "config",
@@ -82,8 +83,10 @@ TORCH_FREE_LAUNCH = (
     "restarts",
     "runfolder",
     "schedule",
+    "selftest",
     "whatif",
     "timeline",
+    "torch_here",
 )
 
 

@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 from pipeplan_launch.averaging import Compression, parse_compression, parse_significance
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with an option in one line, with the nearest right one."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.match(r"unrecognized arguments: (\S+)", message)
+        line = message.removeprefix("argument ") if unknown is None else self._unknown(unknown[1])
+        print(f"error: {self.prog}: {' '.join(line.split())}", file=sys.stderr)
+        sys.exit(2)
+
+    def _unknown(self, given: str) -> str:
+        if not given.startswith("-"):
+            return f"{given!r} follows no option that takes it: see --help"
+        known = [option for option in self._option_string_actions if option.startswith("--")]
+        near = difflib.get_close_matches(given.partition("=")[0], known, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}?" if near else "see --help"
+        return f"there is no option {given}; {hint}"
+
+
 def parser(prog: str) -> argparse.ArgumentParser:
     """The command line of a worker; launch.sh passes its own on."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=prog,
         description="Run a plan. Its folder's launch.sh starts all workers, and passes these options on.",
     )

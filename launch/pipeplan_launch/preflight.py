@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
+from pipeplan_launch import beginning
 from pipeplan_launch.arguments import parser
 from pipeplan_launch.config import LaunchPlan, load_plan
 from pipeplan_launch.errors import LaunchError
@@ -121,11 +121,12 @@ def _count(number: int, thing: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status, 2 if the plan cannot run here."""
     # The workers' options too, so that --help and what is wrong with them come out once and at once.
-    folder: Path = parser(prog="launch.sh").parse_args(arguments).plan_folder
+    given = parser(prog="launch.sh").parse_args(arguments)
     try:
-        plan = load_plan(folder)
+        plan = load_plan(given.plan_folder)
         gpu_count = gpus() if plan.device == "cuda" else 0
         note = check(plan, os.environ, cores(), gpu_count)
+        beginning.check(given, plan, os.environ)
         print(workers_here(plan, os.environ, gpu_count))
     except LaunchError as error:
         print("error: " + " ".join(str(error).splitlines()), file=sys.stderr)

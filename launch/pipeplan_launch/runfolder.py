@@ -21,12 +21,7 @@ _BLOCK = 2**20
 def new_run(plan_folder: Path, chosen: Path | None) -> Path:
     """Make the folder for a new run: `chosen`, else `runs/<UTC time>` in the plan folder."""
     if chosen is not None:
-        if _has_checkpoint(chosen):
-            raise LaunchError(
-                f"{chosen} already holds a run: add --resume to go on with it, or choose another --run-dir"
-            )
-        if any(path.stat().st_size for path in (chosen / "metrics").glob("rank-*.jsonl")):
-            raise LaunchError(f"{chosen} holds a run that ended before its first checkpoint: choose another --run-dir")
+        refuse_taken(chosen)
         return _make(chosen)
     runs = plan_folder / "runs"
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -35,6 +30,14 @@ def new_run(plan_folder: Path, chosen: Path | None) -> Path:
         if not folder.exists():
             return _make(folder)
     raise LaunchError(f"{runs} has a hundred runs of this very second")
+
+
+def refuse_taken(chosen: Path) -> None:
+    """Raises `LaunchError` where a new run's folder holds another run."""
+    if _has_checkpoint(chosen):
+        raise LaunchError(f"{chosen} already holds a run: add --resume to go on with it, or choose another --run-dir")
+    if any(path.stat().st_size for path in (chosen / "metrics").glob("rank-*.jsonl")):
+        raise LaunchError(f"{chosen} holds a run that ended before its first checkpoint: choose another --run-dir")
 
 
 def run_to_resume(plan_folder: Path, chosen: Path | None) -> Path:

@@ -19,16 +19,20 @@ import sys
 from datetime import timedelta
 from typing import Any
 
+from pipeplan_launch.torch_here import lacking
+
 PATIENCE_S = 10.0
 
 
 def report() -> dict[str, Any]:
     """All of it."""
     found: dict[str, Any] = {"torch": None, "sklearn": _version("scikit-learn")}
+    if why := lacking():
+        return found | {"error": why[0], "todo": why[1]}
     try:
         import torch
     except Exception as error:  # a broken installation fails in its own ways
-        return found | {"error": " ".join(f"{error}".split())}
+        return found | {"error": f"torch cannot be imported: {' '.join(str(error).split())}", "todo": ""}
     # First, as what uses a GPU must not fork.
     gloo = _gloo()
     return found | {

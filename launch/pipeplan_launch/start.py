@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from pipeplan_launch import checkpoint, restarts, runfolder, saving, setup
+from pipeplan_launch import beginning, checkpoint, restarts, runfolder, saving, setup
 from pipeplan_launch.config import LaunchPlan
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.gathering import Attempt
@@ -40,7 +40,7 @@ class Start:
 
 def decide(options: Options, plan: LaunchPlan, attempt: Attempt | None = None) -> Start:
     """At rank 0. Nothing is made before all that can be checked without the model has been. Raises `LaunchError`."""
-    _check(options, plan)
+    beginning.check_choice(options.resume, options.resume_from, options.weights, plan)
     # The store first: after a restart rank 0 may be on another server. But torchrun may keep one for each attempt.
     before = (attempt.run_before() if attempt is not None else None) or restarts.run_of_last_attempt()
     if before is not None:
@@ -88,15 +88,6 @@ def build(options: Options, plan: LaunchPlan, groups: Groups, start: Start) -> t
 def epochs_of(options: Options) -> int:
     """Epochs of training, all in all."""
     return options.epochs or DEFAULT_EPOCHS
-
-
-def _check(options: Options, plan: LaunchPlan) -> None:
-    given = {"--resume": options.resume, "--resume-from": options.resume_from, "--weights": options.weights}
-    chosen = [name for name, value in given.items() if value]
-    if len(chosen) > 1:
-        raise LaunchError(f"{' and '.join(chosen)} exclude each other: a run begins from one of them")
-    if plan.mode != "training" and (options.resume or options.resume_from is not None):
-        raise LaunchError(f"inference has nothing to go on with: give --weights in place of {chosen[0]}")
 
 
 def _new_run(options: Options) -> Path:

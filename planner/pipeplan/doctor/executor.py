@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,20 +12,17 @@ from typing import Any
 from pipeplan.doctor.finding import MISSING, OK, WARNING, Finding
 from pipeplan.local import gpus
 
-OLDEST = (2, 8)
-"""Of torch, as pyproject.toml has it."""
 PATIENCE_S = 60.0
-TRAINING, INSTALL = "profile and launch.sh (planning does without)", "pip install 'pipeplan[torch]'"
+TRAINING = "profile and launch.sh (planning does without)"
 
 
 def torch_findings() -> list[Finding]:
     """torch, CUDA, NCCL, Gloo and scikit-learn, of this interpreter."""
     answer = _ask()
     if answer.get("torch") is None:
-        why = answer.get("error") or "not installed"
-        found = why if "No module named 'torch'" not in why else "not installed"
-        return [Finding("torch", MISSING, found, TRAINING, INSTALL), _digits(answer)]
-    return [_torch(str(answer["torch"])), *_cuda(answer), _gloo(answer), _digits(answer)]
+        found, todo = str(answer.get("error")), answer.get("todo") or "install it anew: pip install 'pipeplan[torch]'"
+        return [Finding("torch", MISSING, found, TRAINING, todo), _digits(answer)]
+    return [Finding("torch", OK, str(answer["torch"]), TRAINING), *_cuda(answer), _gloo(answer), _digits(answer)]
 
 
 def plan_finding(folder: Path) -> Finding:
@@ -44,14 +40,6 @@ def plan_finding(folder: Path) -> Finding:
     if line:
         return Finding("plan", WARNING, f"{folder}: {line.removeprefix('note: ')}", need, "nothing, if that will do")
     return Finding("plan", OK, f"{folder} can run here", need)
-
-
-def _torch(version: str) -> Finding:
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST:
-        found = f"{version} is too old: it must be {OLDEST[0]}.{OLDEST[1]} or newer"
-        return Finding("torch", MISSING, found, TRAINING, f"pip install --upgrade 'torch>={OLDEST[0]}.{OLDEST[1]}'")
-    return Finding("torch", OK, version, TRAINING)
 
 
 def _cuda(answer: Mapping[str, Any]) -> list[Finding]:

@@ -1,0 +1,42 @@
+"""Whether there is a torch here that the executor can use, found out without importing it. Torch-free."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+from pathlib import Path
+
+OLDEST = (2, 8)
+"""As pyproject.toml says."""
+
+
+def lacking() -> tuple[str, str] | None:
+    """(what is wrong with torch, what to do about it); None if nothing is."""
+    try:
+        spec = importlib.util.find_spec("torch")
+    except ValueError:  # someone put a module without a spec in its place: it is there
+        return None
+    if spec is None:
+        return "torch is not installed", "pip install 'pipeplan[torch]'"
+    version = _version(spec.origin)
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST:
+        oldest = ".".join(str(number) for number in OLDEST)
+        return f"torch {version} is too old, {oldest} is the oldest that will do", f"pip install 'torch>={oldest}'"
+    return None
+
+
+def _version(origin: str | None) -> str:
+    """Of the package that would be imported: what pip knows may be another one."""
+    if origin is not None:
+        try:
+            text = (Path(origin).parent / "version.py").read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            text = ""
+        if said := re.search(r"^__version__\s*(?::.*)?=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE):
+            return said[1]
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
