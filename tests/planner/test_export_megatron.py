@@ -1,0 +1,195 @@
+"""The export to Megatron-LM: which models and plans it takes, and what its layout says, read by a reader of its own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from decoders import chain, decoder, grid, problem
+
+from pipeplan import resources
+from pipeplan.errors import InputError
+from pipeplan.exports.megatron import FILE, TARGET
+from pipeplan.exports.stacks import stack_of
+from pipeplan.exports.written import export
+from pipeplan.plan import GPIPE, STASHING, Plan
+from pipeplan.problem import Options, Problem
+from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.solving import solve
+
+DECODER = decoder(6)
+
+
+def expanded(layout: str) -> list[str]:
+    """The stages of a layout, a letter a layer: `Et*2|L` is EttL's `Ett` and `L`."""
+    return re.sub(r"(.)\*(\d+)", lambda found: found[1] * int(found[2]), layout).split("|")
+
+
+def arguments(folder: Path, made_of: Problem, plan: Plan) -> dict[str, str]:
+    """What bash makes of the fragment: the arguments with their values, and the variables."""
+    text = export(TARGET, made_of, plan)[FILE].text
+    (folder / FILE).write_text(text)
+    script = (
+        f"set -eu; source ./{FILE}; printf '%s\\0' \"${{PIPEPLAN_ARGS[@]}}\"; printf '%s\\0' nodes \"$PIPEPLAN_NNODES\""
+    )
+    script += ' per-node "$PIPEPLAN_NPROC_PER_NODE" world "$PIPEPLAN_WORLD_SIZE"'
+    done = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, check=True)
+    words = done.stdout.split("\0")[:-1]
+    found, name = {}, ""
+    for word in words:
+        if word.startswith("--") or word in ("nodes", "per-node", "world"):
+            name, found[word] = word, ""
+        else:
+            found[name] = word
+    return found
+
+
+@pytest.mark.parametrize(
+    ("cuts", "stages"),
+    [
+        (["h.3.ln"], ["Ettt", "tttL"]),
+        (["h.0.ln", "h.5.ln", "ln_f"], ["E", "ttttt", "t", "L"]),
+        (["h.1.ln", "h.2.ln"], ["Et", "t", "ttttL"]),
+    ],
+    ids=["halves", "ends alone", "three"],
+)
+def test_the_layout_has_the_blocks_of_every_stage(cuts: list[str], stages: list[str], tmp_path: Path) -> None:
+    found = arguments(tmp_path, problem(DECODER), grid(DECODER, cuts, accumulate=8))
+    assert expanded(found["--pipeline-model-parallel-layout"]) == stages
+    assert found["--pipeline-model-parallel-size"] == str(len(stages))
+    assert found["--num-layers"] == "6"
+    assert found["--tensor-model-parallel-size"] == "1"
+    assert "--untie-embeddings-and-output-weights" in found
+
+
+def test_sizes_are_those_of_the_grid(tmp_path: Path) -> None:
+    plan = grid(DECODER, ["h.3.ln"], replicas=4, accumulate=12)
+    found = arguments(tmp_path, problem(DECODER, servers=2), plan)
+    assert (found["--micro-batch-size"], found["--global-batch-size"]) == ("4", "48")
+    assert (found["nodes"], found["per-node"], found["world"]) == ("2", "4", "8")
+
+
+def test_plain_data_parallelism_needs_no_layout_and_may_tie(tmp_path: Path) -> None:
+    tied = decoder(3, tied=True)
+    found = arguments(tmp_path, problem(tied), grid(tied, [], replicas=2))
+    assert found["--pipeline-model-parallel-size"] == "1"
+    assert "--pipeline-model-parallel-layout" not in found
+    assert "--untie-embeddings-and-output-weights" not in found
+
+
+@pytest.mark.parametrize("rotary", [False, True], ids=["plain", "rotary"])
+def test_every_plan_under_the_restriction_can_be_expressed(rotary: bool) -> None:
+    profile = decoder(5, rotary=rotary)
+    for stages in (2, 4):
+        options = TARGET.restrict(profile, Options(accumulate=8, stages=stages))
+        made_of = problem(profile, options=options)
+        assert {unit.layers[0] for unit in made_of.units} == {"wte", "ln_f", *(f"h.{n}.ln" for n in range(5))}
+        outcome = solve(made_of)
+        assert FILE in export(TARGET, outcome.problem, outcome.plan)
+        assert len(outcome.plan.stages) == stages
+
+
+def test_a_plan_in_flight_otherwise_says_so() -> None:
+    plan = grid(DECODER, ["h.3.ln"])
+    assert "in flight" not in export(TARGET, problem(DECODER), plan)[FILE].text
+    deeper = replace(plan, stages=(replace(plan.stages[0], depth=3), plan.stages[1]))
+    assert "in flight: 2-1, where the plan counts on 3-1" in export(TARGET, problem(DECODER), deeper)[FILE].text
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (grid(DECODER, ["h.3.attn"]), r"stage 1 holds a part of h\.3 only.*solve … --for megatron"),
+        (grid(DECODER, ["lm_head"]), "stage 1 holds a part of the head only"),
+        (grid(DECODER, ["h.3.ln"], schedule=STASHING, accumulate=None), "asynchronous.*--for megatron --accumulate"),
+        (grid(DECODER, ["h.3.ln"], schedule=GPIPE), "has no schedule gpipe"),
+        (grid(DECODER, ["h.3.ln"], replicas=2, accumulate=7), "7 minibatches"),
+        (grid(DECODER, ["h.3.ln"], inference=True, schedule=STASHING, accumulate=None), "inference"),
+    ],
+    ids=["inside a block", "inside the head", "stashing", "gpipe", "odd number", "inference"],
+)
+def test_what_megatron_cannot_express_is_refused(plan: Plan, reason: str) -> None:
+    with pytest.raises(InputError, match=reason) as error:
+        export(TARGET, problem(DECODER), plan)
+    assert "\n" not in str(error.value)
+
+
+def test_unequal_replicas_and_partial_recomputation_are_refused() -> None:
+    two = grid(DECODER, ["h.3.ln"])
+    wide = replace(two.stages[0], workers=(0, 1, 2))
+    with pytest.raises(InputError, match="stage 1 has 3 workers and stage 2 has 1"):
+        export(TARGET, problem(DECODER), replace(two, stages=(wide, replace(two.stages[1], workers=(3,)))))
+    again = replace(two, stages=(replace(two.stages[0], recompute=True), two.stages[1]))
+    with pytest.raises(InputError, match="stage 1 recomputes"):
+        export(TARGET, problem(DECODER), again)
+    scattered = grid(DECODER, ["h.3.ln"], replicas=2)
+    first, second = (
+        replace(stage, workers=found) for stage, found in zip(scattered.stages, [(0, 2), (1, 3)], strict=True)
+    )
+    with pytest.raises(InputError, match="neighbours"):
+        export(TARGET, problem(DECODER), replace(scattered, stages=(first, second)))
+
+
+@pytest.mark.parametrize("name", ["vgg16", "resnet50", "gnmt8", "awd-lm", "s2vt", "mnist"])
+def test_models_that_are_no_stack_are_refused_with_what_was_looked_for(name: str) -> None:
+    profile = Profile.load(resources.folder("profiles") / f"{name}-v100.json")
+    with pytest.raises(
+        InputError, match=r"no list of blocks that are all alike.*between an embedding and a head: "
+    ) as said:
+        TARGET.restrict(profile, Options(accumulate=8))
+    assert "\n" not in str(said.value)
+
+
+def test_what_else_is_asked_for_and_cannot_be() -> None:
+    with pytest.raises(InputError, match=r"wte and lm_head share their weights"):
+        TARGET.restrict(decoder(3, tied=True), Options(accumulate=8))
+    with pytest.raises(InputError, match="--accumulate"):
+        TARGET.restrict(DECODER, Options())
+    with pytest.raises(InputError, match="no schedule gpipe"):
+        TARGET.restrict(DECODER, Options(schedule=GPIPE, accumulate=8))
+
+
+def test_lists_in_lists_are_taken_apart_and_what_is_inside_of_blocks_is_not() -> None:
+    paths = ["0.emb", *(f"1.{n}.{part}" for n in range(3) for part in ("norm", "experts.0", "experts.1")), "2", "loss"]
+    stack = stack_of(chain(paths))
+    assert stack.path == "1"
+    assert [len(block) for block in stack.blocks] == [3, 3, 3]
+    assert (stack.before, stack.after) == (("0.emb",), ("2", "loss"))
+
+
+def test_an_encoder_and_a_decoder_are_no_stack() -> None:
+    both = ["emb", *(f"{side}.{n}" for side in ("encoder", "decoder") for n in range(3)), "head", "loss"]
+    with pytest.raises(InputError, match="encoder has 3; decoder has 3"):
+        stack_of(chain(both))
+
+
+def test_a_shortcut_past_a_block_makes_no_stack() -> None:
+    tensors = (*DECODER.tensors, Tensor("far", "h.0.add", ("h.3.ln",), 8, 8))
+    with pytest.raises(InputError, match=r"h\.0\.add is read behind the next block"):
+        stack_of(replace(DECODER, tensors=tensors))
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_the_fragment_is_safe_whatever_names_contain(tmp_path: Path) -> None:
+    evil = "a'; touch broken #`touch broken`$(touch broken)\n\"\\"
+    layers = tuple(
+        Layer(evil if one.name == "ln_f" else one.name, *(1e-3, 2e-3, one.parameter_bytes, 64), module=one.module)
+        for one in DECODER.layers
+    )
+    renamed = [
+        replace(
+            tensor,
+            producer=evil if tensor.producer == "ln_f" else tensor.producer,
+            consumers=tuple(evil if name == "ln_f" else name for name in tensor.consumers),
+        )
+        for tensor in DECODER.tensors
+    ]
+    profile = replace(DECODER, layers=layers, tensors=tuple(renamed), model_name=evil)
+    assert arguments(tmp_path, problem(profile), grid(profile, ["h.3.ln"]))["--num-layers"] == "6"
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    done = subprocess.run(["shellcheck", "-s", "bash", FILE], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
