@@ -18,6 +18,7 @@ _MODULES: Mapping[str, str] = {
     "deepspeed": "deepspeed",
     "megatron": "megatron",
     "torch-pipelining": "torch_pipelining",
+    "torchtitan": "torchtitan",
 }
 
 NAMES = tuple(_MODULES)

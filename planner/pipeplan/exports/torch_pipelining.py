@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 
-from pipeplan.exports import chain
+from pipeplan.exports import chain, orders
 from pipeplan.exports.boundaries import Boundaries
 from pipeplan.exports.degrees import Degrees, degrees, synchronous
 from pipeplan.exports.header import header
 from pipeplan.exports.python import fitted, literal
 from pipeplan.exports.run import torchrun
-from pipeplan.exports.target import File, refused
-from pipeplan.plan import GPIPE, Plan
+from pipeplan.exports.target import File
+from pipeplan.plan import Plan
 from pipeplan.problem import Options, Problem
 from pipeplan.profile_data import Profile
 from pipeplan.rendering.templating import template
-from pipeplan.simulation.orders import passes
-
-ORDER = "schedule.csv"
 
 
 class TorchPipelining:
@@ -35,8 +33,6 @@ class TorchPipelining:
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise an `InputError` for what is no such plan."""
         degrees(self, problem, plan)
-        if len(plan.stages) == 1:
-            raise refused(self, plan, "it has one stage, which is DistributedDataParallel alone")
         chain.places_of(self, Boundaries(problem.profile), problem, plan)
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, File]:
@@ -44,7 +40,7 @@ class TorchPipelining:
         grid = degrees(self, problem, plan)
         found = {
             "pipeline.py": File(self._pipeline(problem, plan, grid), "where the model is cut, the mesh, the schedule"),
-            ORDER: File(_order(plan), "the order of the passes, which torch's schedules load"),
+            orders.FILE: File(orders.csv(plan), "the order of the passes, which torch's schedules load"),
         }
         if problem.profile.model_ref:
             text = template("exports/torch_pipelining_train.py.j2").render(
@@ -60,7 +56,7 @@ class TorchPipelining:
         if not problem.profile.model_ref:
             return f"import {folder}/pipeline.py in your training script; the profile names no job to write one for"
         grid = degrees(self, problem, plan)
-        return "; ".join(torchrun(problem.cluster, grid.count, f"{folder}/train.py"))
+        return "; ".join(torchrun(problem.cluster, grid.count, shlex.quote(f"{folder}/train.py")))
 
     def _pipeline(self, problem: Problem, plan: Plan, grid: Degrees) -> str:
         boundaries = Boundaries(problem.profile)
@@ -75,27 +71,11 @@ class TorchPipelining:
             replicas=grid.replicas,
             microbatch=grid.microbatch,
             microbatches=grid.microbatches,
-            schedule="GPipe" if plan.schedule == GPIPE else "1F1B",
-            order=ORDER,
-            same=_is_torchs(plan, grid),
+            schedule=orders.name_of(plan),
+            order=orders.FILE,
+            same=orders.is_torchs(plan, grid),
             recomputed=[index for index, stage in enumerate(plan.stages) if stage.recompute],
         )
 
 
 TARGET = TorchPipelining()
-
-
-def _order(plan: Plan) -> str:
-    """One row for each stage, as `_PipelineScheduleRuntime._load_csv` reads them: `0F1` is forward of microbatch 1."""
-    rows = ([f"{stage}{kind}{number}" for kind, number in passes(plan, stage)] for stage in range(len(plan.stages)))
-    return "".join(",".join(row) + "\n" for row in rows)
-
-
-def _is_torchs(plan: Plan, grid: Degrees) -> bool:
-    """Whether torch's own schedule has the same order: its 1F1B has as many in flight as stages are left."""
-    if plan.schedule == GPIPE:
-        return True
-    return all(
-        min(stage.depth, grid.microbatches) == min(grid.stages - index, grid.microbatches)
-        for index, stage in enumerate(plan.stages)
-    )

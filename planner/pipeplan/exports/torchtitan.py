@@ -1,0 +1,120 @@
+"""The export to torchtitan: a Python module that puts a plan into the configuration of a job.
+
+torchtitan's language models are `tok_embeddings`, `layers.0` …, `norm` and `lm_head`. A profile's model is one of these
+where it is a list of blocks that are all alike between an embedding and a head, whatever they are called.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pipeplan.errors import InputError
+from pipeplan.exports import orders
+from pipeplan.exports.degrees import degrees, synchronous
+from pipeplan.exports.header import header
+from pipeplan.exports.python import literal
+from pipeplan.exports.run import torchrun
+from pipeplan.exports.stacks import Stack, stack_of, tied
+from pipeplan.exports.target import File, refused
+from pipeplan.plan import Plan, Stage
+from pipeplan.problem import Options, Problem
+from pipeplan.profile_data import Profile
+from pipeplan.rendering.templating import template
+from pipeplan.text import one_line
+
+FILE = "plan_config.py"
+JOBS: Mapping[int, str] = {32: "llama3_8b", 80: "llama3_70b", 126: "llama3_405b"}
+"""torchtitan's own jobs by the number of their blocks; a small one stands for all others."""
+SMALL = "llama3_debugmodel"
+
+
+@dataclass(frozen=True)
+class Torchtitan:
+    """torchtitan, whose models are cut at modules named by their paths."""
+
+    name: str = "torchtitan"
+    title: str = "torchtitan 0.3.0"
+
+    def restrict(self, profile: Profile, options: Options) -> Options:
+        """A uniform grid with a flush, cuts between blocks only, nothing recomputed."""
+        stack = self._stack(profile)
+        groups = (names for names in stack.parts() if len(names) > 1)
+        return replace(synchronous(self, options), recompute=False, together=(*options.together, *groups))
+
+    def refuse(self, problem: Problem, plan: Plan) -> None:
+        """Raise an `InputError` for what is no such plan."""
+        found, stack = degrees(self, problem, plan), self._stack(problem.profile)
+        if not found.stage_major:
+            raise refused(self, plan, "the replicas of a stage must be neighbours, one stage after another")
+        for number, stage in enumerate(plan.stages, start=1):
+            if stage.recompute:
+                raise refused(self, plan, f"stage {number} recomputes, where all would have to, block by block")
+            for part, names in _parts(stack).items():
+                if 0 < len(set(names) & set(stage.layers)) < len(names):
+                    raise refused(self, plan, f"stage {number} holds a part of {part} only")
+
+    def files(self, problem: Problem, plan: Plan) -> Mapping[str, File]:
+        """The configuration, and the order of the passes where torch's schedules have another."""
+        grid, stack = degrees(self, problem, plan), self._stack(problem.profile)
+        own = orders.is_torchs(plan, grid)
+        text = template("exports/torchtitan.py.j2").render(
+            header=header(self, problem, plan),
+            run=_run(problem, grid.count, "."),
+            model=one_line(f"{problem.profile.model_name}, whose blocks are in {stack.path}"),
+            job=JOBS.get(len(stack.blocks), SMALL),
+            blocks=len(stack.blocks),
+            stages=[_modules(stage, stack) for stage in plan.stages],
+            schedule=orders.name_of(plan),
+            order="" if own else orders.FILE,
+            degrees=grid,
+            # Without a pipeline torchtitan takes the microbatches of an update one by one.
+            local=grid.microbatch * (grid.microbatches if grid.stages > 1 else 1),
+            python=literal,
+        )
+        found = {FILE: File(text, "puts the plan into a job's configuration: stages, schedule, degrees, batch sizes")}
+        if not own:
+            found[orders.FILE] = File(orders.csv(plan), "the order of the passes, which the configuration names")
+        return found
+
+    def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
+        """How to start it."""
+        job = JOBS.get(len(self._stack(problem.profile).blocks))
+        whose = f"it extends {job}; name your own" if job else "name your job"
+        return f"{whose} in {folder}/{FILE}; {'; '.join(_run(problem, degrees(self, problem, plan).count, folder))}"
+
+    def _stack(self, profile: Profile) -> Stack:
+        try:
+            stack = stack_of(profile)
+        except InputError as error:
+            raise InputError(f"{self.title} has no such model: {error}") from None
+        if shared := tied(profile, stack):
+            raise InputError(
+                f"{shared[0]} and {shared[1]} share their weights, which keeps the whole model in one stage: profile "
+                "it with weights for each"
+            )
+        return stack
+
+
+TARGET = Torchtitan()
+
+
+def _run(problem: Problem, workers: int, folder: str) -> list[str]:
+    where = f"PYTHONPATH={shlex.quote(folder)}"
+    module = FILE.removesuffix(".py")
+    return torchrun(problem.cluster, workers, f"-m torchtitan.train --module {module} --config plan", before=where)
+
+
+def _parts(stack: Stack) -> dict[str, tuple[str, ...]]:
+    """The layers that go together, by what people call them."""
+    blocks = {f"{stack.path}.{index}": names for index, names in enumerate(stack.blocks)}
+    return {"the embedding": stack.before, **blocks, "the head": stack.after}
+
+
+def _modules(stage: Stage, stack: Stack) -> list[str]:
+    """The modules of torchtitan that a stage has."""
+    held = set(stage.layers)
+    blocks = [f"layers.{index}" for index, names in enumerate(stack.blocks) if set(names) <= held]
+    first = ["tok_embeddings"] if set(stack.before) <= held else []
+    return [*first, *blocks, *(["norm", "lm_head"] if set(stack.after) <= held else [])]
