@@ -36,6 +36,7 @@ _CONSTRAINTS = (
     ("--pin", "pins", ()),
     ("--together", "together", ()),
     ("--no-cut-after", "no_cut_after", ()),
+    ("--grid", "grid", False),
 )
 
 

@@ -7,7 +7,8 @@ Where the plan that meets the bound does not keep it with contention (`pipeplan.
     workers   go from one stage to another, or are left idle, or idle ones are put to use or elsewhere between stages
     stages    next to each other become one
 
-Stages stay on consecutive workers, in order, in every copy of the pipeline: the space that the solvers search. Of
+Stages stay on consecutive workers, in order, in every copy of the pipeline: the space that the solvers search. Of a
+uniform grid only units move. Of
 plans equally fast the search prefers those with fewer resources near that pace, so that it can leave a plateau. It is
 deterministic, and its effort is bounded by a count, not by a clock.
 """
@@ -21,6 +22,7 @@ import numpy as np
 from pipeplan import contention
 from pipeplan.errors import InputError
 from pipeplan.evaluate import Evaluation, evaluate
+from pipeplan.grid import shape_of
 from pipeplan.layouts import Layout, aligned, consecutive
 from pipeplan.links import Links
 from pipeplan.plan import Plan
@@ -55,7 +57,8 @@ def improve(plan: Plan, problem: Problem, effort: int = EFFORT) -> Plan:
     search = _Search(plan, problem, score, _allowed(plan, problem, effort))
     here = Layout.of(plan, problem)
     alone = Layout((0,) * len(here.home), (0, sum(here.room), 0))
-    for start in (here, aligned(here, problem), alone):
+    others = () if problem.options.grid else (aligned(here, problem), alone)
+    for start in (here, *others):
         search.descend(start)
     search.descend(Layout.of(search.best, problem), wander=True)
     return search.best
@@ -97,7 +100,7 @@ class _Search:
         while here is not None:
             limit_s = max(here[0], self.pace_s * DETOUR) if wander else here[0]
             following: tuple[Layout, _Rank] | None = None
-            for neighbour in layout.moved():
+            for neighbour in layout.moved(grid=self._problem.options.grid):
                 if self._spent():
                     return
                 rank = None if neighbour in taken else self._rank(neighbour, limit_s)
@@ -200,4 +203,5 @@ def _permitted(plan: Plan, problem: Problem) -> bool:
         and plan.busy <= (asked.max_workers or plan.busy)
         and all(stage.replicas // plan.copies <= (asked.max_replicas or stage.replicas) for stage in plan.stages)
         and all(stage_of[name] == number for name, number in asked.pins)
+        and (not asked.grid or shape_of(plan, problem.cluster) is not None)
     )

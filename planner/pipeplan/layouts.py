@@ -50,8 +50,11 @@ class Layout:
             position = run.stop
         return replace(template, stages=tuple(stages))
 
-    def moved(self) -> Iterator[Layout]:
-        """All neighbours, those that move least first."""
+    def moved(self, *, grid: bool = False) -> Iterator[Layout]:
+        """All neighbours, those that move least first; those of a uniform `grid` keep their workers."""
+        if grid:
+            yield from self._recut()
+            return
         for step in STEPS:
             yield from self._units_moved(step)
             yield from self._workers_moved(step)
@@ -60,6 +63,13 @@ class Layout:
         for step in STEPS:
             for other in self._units_moved(step):
                 yield from other._workers_moved(1)
+
+    def _recut(self) -> Iterator[Layout]:
+        for step in STEPS:
+            yield from self._units_moved(step)
+        for step in STEPS:
+            for other in self._units_moved(step):
+                yield from other._units_moved(1)
 
     def _units_moved(self, step: int) -> Iterator[Layout]:
         stages = len(self.room) // 2

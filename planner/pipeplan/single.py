@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from pipeplan.awaited import waits
 from pipeplan.evaluate import AWAITED, Evaluation, evaluate
+from pipeplan.grid import sizes
 from pipeplan.plan import Plan, Stage, data_parallel
 from pipeplan.problem import Problem
 from pipeplan.solvers.pipeline import spaces
@@ -65,8 +66,11 @@ def _plans(problem: Problem) -> Iterator[Plan]:
 def _runs(problem: Problem) -> Iterator[tuple[tuple[int, ...], int]]:
     """Consecutive workers."""
     total = problem.cluster.workers
-    for count in range(1, min(problem.options.max_replicas or total, total) + 1):
-        for first in range(1 if problem.cluster.uniform else total - count + 1):
+    most = min(problem.options.max_replicas or total, total)
+    for count in sizes(problem.cluster) if problem.options.grid else range(1, total + 1):
+        if count > most:
+            break
+        for first in range(1 if problem.cluster.uniform or problem.options.grid else total - count + 1):
             yield tuple(range(first, first + count)), 1
 
 
@@ -74,7 +78,7 @@ def _copied(problem: Problem) -> Iterator[tuple[tuple[int, ...], int]]:
     """A stage in each component of a level. That is no more than consecutive workers do, but where the replicas of one
     copy are limited."""
     options, cluster = problem.options, problem.cluster
-    if options.max_replicas is None or options.max_replicas >= cluster.workers:
+    if options.grid or options.max_replicas is None or options.max_replicas >= cluster.workers:
         return
     for space in spaces(problem)[1:]:
         size = cluster.span(space.level)

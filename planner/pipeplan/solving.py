@@ -145,7 +145,7 @@ def _improved(problem: Problem, cuts: Cuts, results: tuple[Result, ...], verdict
     bound = max(result.bound_s for result in results)
     proven = bound >= min(result.objective_s for result in results) * (1 - TOLERANCE)
     least = min(bound, score.alone_s, *_objectives(results)) if proven else None
-    return _Answer(problem, plan, score, results, _shared(problem, score, verdict), bound, least)
+    return _Answer(problem, plan, score, results, _shared(problem, score, verdict, _objectives(results)), bound, least)
 
 
 def _with_one_stage(problem: Problem, cuts: Cuts, settings: Settings, first: _Answer) -> _Answer:
@@ -189,9 +189,10 @@ def _left(settings: Settings, results: tuple[Result, ...]) -> Settings | None:
     return replace(settings, time_limit_s=left) if left > 0 else None
 
 
-def _shared(problem: Problem, score: Evaluation, verdict: Verdict) -> Verdict:
+def _shared(problem: Problem, score: Evaluation, verdict: Verdict, objectives: list[float]) -> Verdict:
     """What the verdict of the solvers, who leave out what workers share, is worth for a plan with this score."""
-    if score.pace_s <= score.alone_s * (1 + TOLERANCE):
+    # What a local search found need not be what the solvers agree on, though it keeps its own bound.
+    if score.pace_s <= min(score.alone_s, *objectives) * (1 + TOLERANCE):
         return verdict
     if score.pace_s <= contention.least_s(problem) * (1 + TOLERANCE):
         return Verdict(verdict.agree, True, "proven optimal: the cores that the workers share are never idle")
@@ -205,19 +206,34 @@ def _objectives(results: tuple[Result, ...]) -> list[float]:
 
 def _best(problem: Problem, cuts: Cuts, results: tuple[Result, ...]) -> tuple[Plan, Evaluation]:
     """The best of the solvers' plans, network cards shared, and of what can be made of them."""
-    plans = [result.plan for result in results if result.plan is not None]
+    plans: list[Plan] = [result.plan for result in results if result.plan is not None]
     if not plans:
         if any(result.interrupted for result in results):
             raise KeyboardInterrupt
         if all(result.status != Status.INFEASIBLE for result in results):
             raise InfeasibleError("no plan found within the time limit; give more with --time-limit, or --solver dp")
         raise InfeasibleError(why_infeasible(problem, cuts))
+    if problem.options.grid and (other := _best_shape(problem, cuts, results)):
+        plans.append(other)
     # Plans within the tolerance are equal: then the first solver's, which has the fewest stages among its equals.
     scores = [evaluate(plan, problem) for plan in plans]
     least = min(score.pace_s for score in scores)
     plan, score = next(pair for pair in zip(plans, scores, strict=True) if pair[1].pace_s <= least * (1 + TOLERANCE))
     better = improve(plan, problem)
     return (plan, score) if better is plan else (better, evaluate(better, problem))
+
+
+def _best_shape(problem: Problem, cuts: Cuts, results: tuple[Result, ...]) -> Plan | None:
+    """Of the best uniform grids of every shape the one that shares cards and cores best, where that matters.
+
+    A local search does not go from one shape to another.
+    """
+    if any(result.interrupted for result in results) or not cuts.complete:
+        return None
+    scores = [evaluate(result.plan, problem) for result in results if result.plan is not None]
+    if any(score.pace_s <= score.alone_s * (1 + TOLERANCE) for score in scores):
+        return None
+    return dp.best_grid(problem, cuts, lambda plan: evaluate(plan, problem).pace_s)
 
 
 def _published(
@@ -242,6 +258,7 @@ def _refuse_constraints(options: Options, name: str) -> None:
     limits = ("stages", "max_replicas", "max_stages", "max_workers")
     given = [f"--{limit.replace('_', '-')}" for limit in limits if getattr(options, limit) is not None]
     given += ["--pin"] if options.pins else []
+    given += ["--grid"] if options.grid else []
     given += ["--schedule"] if options.schedule != STASHING and not options.inference else []
     if given:
         raise InputError(f"the cost model {name} has one schedule and no constraints: leave out {', '.join(given)}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from brute_cards import Cards
 from brute_formulas import Costs, Stage
-from brute_machines import Instance, Machines
+from brute_machines import Instance, Machines, grid_sizes
 
 __all__ = ["Best", "Instance", "best", "best_plan"]
 
@@ -44,7 +44,7 @@ def best_plan(instance: Instance) -> Best:
     found = Best()
     machines = Machines(instance)
     for size, copies in machines.copies().items():
-        if copies == 1 or instance.allow_copies:
+        if copies == 1 or (instance.allow_copies and not instance.grid):
             Pipelines(instance, machines, size, copies, found).search()
     return found
 
@@ -93,9 +93,21 @@ class Pipelines:
         free = self.busy - sum(stage.replicas for stage in behind) - (missing - 1)
         most = min(free, self.instance.max_replicas or free)
         stop = behind[0].start if behind else self.workers
+        if self.instance.grid:
+            # Of stages alike from the first worker on, the last one's end and size say where all the others are.
+            yield from ((start, end) for start, end in self._alike(behind, missing) if end - start <= most)
+            return
         for end in range(stop, missing - 1, -1):
             for start in range(max(missing - 1, end - most), end):
                 yield start, end
+
+    def _alike(self, behind: tuple[Stage, ...], missing: int) -> Iterator[tuple[int, int]]:
+        if behind:
+            yield behind[0].start - behind[0].replicas, behind[0].start
+            return
+        for end in grid_sizes(self.instance):
+            if end % missing == 0:
+                yield end - end // missing, end
 
     def _pinned(self, before: int, after: int, number: int) -> bool:
         mine = after & ~before

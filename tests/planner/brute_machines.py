@@ -30,6 +30,8 @@ class Instance:
     joined: tuple[tuple[int, ...], ...] = ()
     """Layers that the user wants in one stage."""
     no_cut_after: tuple[int, ...] = ()
+    grid: bool = False
+    """Every stage on as many workers, from the first on, in whole servers unless one is enough."""
     recompute: bool = False
     boundary: str = "single"
     schedule: str = "1f1b-stashing"
@@ -84,6 +86,16 @@ def sizes(instance: Instance) -> list[int]:
     for count, *_ in instance.levels:
         found.append(found[-1] * int(count))
     return found
+
+
+def grid_sizes(instance: Instance) -> set[int]:
+    """How many workers a uniform grid may have."""
+    machines, counted = instance.servers or _equal(instance), 0
+    allowed = set(range(1, machines[0].workers + 1))
+    for machine in machines:
+        counted += machine.workers
+        allowed.add(counted)
+    return allowed
 
 
 def components(instance: Instance) -> list[list[Component]]:

@@ -216,6 +216,7 @@ def to_problem(instance: Instance) -> Problem:
         pins=tuple((f"l{layer}", stage) for layer, stage in instance.pins),
         together=tuple(tuple(f"l{i}" for i in group) for group in instance.joined),
         no_cut_after=tuple(f"l{i}" for i in instance.no_cut_after),
+        grid=instance.grid,
     )
     return Problem(profile, _cluster(instance), options)
 

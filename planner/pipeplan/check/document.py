@@ -35,6 +35,7 @@ class Asked:
     pins: tuple[tuple[str, int], ...]
     together: tuple[tuple[str, ...], ...]
     no_cut_after: tuple[str, ...]
+    grid: bool
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ def _asked(node: Node) -> Asked:
         pins=tuple(_pin(pin) for pin in _list(node, "pins")),
         together=tuple(tuple(name.text() for name in group.items()) for group in _list(node, "together")),
         no_cut_after=tuple(name.text() for name in _list(node, "no_cut_after")),
+        grid=_flag(node, "grid", False),
     )
 
 

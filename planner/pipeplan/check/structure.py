@@ -36,6 +36,8 @@ def check_options(document: Document, model: Model) -> str:
             raise InputError(f"at most {most} {what} were asked for, the plan has {found}")
     if document.copies > 1 and not asked.allow_copies:
         raise InputError(f"no copies of the pipeline were asked for, the plan has {document.copies}")
+    if asked.grid:
+        _grid(document)
     home = {name: number for number, stage in enumerate(document.stages, start=1) for name in stage.layers}
     for name, number in asked.pins:
         if home[name] != number:
@@ -43,6 +45,29 @@ def check_options(document: Document, model: Model) -> str:
     if any(stage.recompute for stage in document.stages) and not (asked.recompute and model.training):
         raise InputError("a stage of the plan computes its forward pass again, which was not allowed")
     return "the plan keeps to what was asked for"
+
+
+def _grid(document: Document) -> None:
+    """A uniform grid: no copies, as many workers for every stage, one stage after another from the first worker on, and
+    servers used in full unless one is enough."""
+    first, next_worker = document.stages[0], 0
+    if document.copies > 1:
+        raise InputError(f"a uniform grid was asked for, the plan has {document.copies} copies of a pipeline")
+    for number, stage in enumerate(document.stages, start=1):
+        if len(stage.workers) != len(first.workers):
+            raise InputError(
+                f"a uniform grid was asked for, stage {number} is on {_counted(len(stage.workers), 'worker')}, "
+                f"stage 1 on {len(first.workers)}"
+            )
+        if stage.workers != tuple(range(next_worker, next_worker + len(stage.workers))):
+            raise InputError(
+                f"a uniform grid was asked for, but the workers of stage {number} are not those that follow from "
+                f"worker {next_worker} on"
+            )
+        next_worker += len(stage.workers)
+    ends = [sum(document.cluster.server_sizes[: count + 1]) for count in range(document.cluster.servers)]
+    if next_worker > ends[0] and next_worker not in ends:
+        raise InputError(f"a uniform grid was asked for, but {next_worker} workers are no whole number of servers")
 
 
 def _partition(document: Document, model: Model) -> None:

@@ -69,6 +69,8 @@ def _unfit(problem: Problem, cuts: Cuts) -> str:
         return "it is for single links between stages only"
     if options.schedule == "2bw" and any(space.copies > (options.accumulate or 0) for space in spaces(problem)):
         return "an update of 2bw has fewer minibatches than there may be copies of a pipeline"
+    if options.grid:
+        return "uniform grids are looked for shape by shape, which this form does not cover"
     if options.pins:
         return "with layers pinned to stages a plan is looked for by the number of stages"
     if not cuts.complete or len(cuts.ideals) > MOST_CUTS:

@@ -173,6 +173,9 @@ class DifferingSearch(Search):
             return
         ends, states, rows = self._spread(cut, states, rows)
         which, runs = self.terms.runs.with_ends(ends)
+        if self.limits.shape is not None:
+            alike = self.terms.runs.replicas[runs] == self.limits.shape.replicas
+            which, runs = which[alike], runs[alike]
         if not len(runs):
             return
         transfer, allowed = self._joined(cut, states, which, runs)
@@ -189,7 +192,8 @@ class DifferingSearch(Search):
 
     def _spread(self, cut: int, states: States, rows: Ints) -> tuple[Ints, States, Ints]:
         """The states with idle workers before them: where the stage in front ends, states by what joins them, rows."""
-        edges = np.array(self.terms.problem.cluster.starts(1)[1:])
+        # In a uniform grid no worker between stages is idle.
+        edges = np.array(self.terms.problem.cluster.starts(1)[1:] if self.limits.shape is None else [], dtype=np.intp)
         before, edge = np.nonzero(edges < states.first[:, None])
         which = np.concatenate([np.arange(len(states)), before])
         ends = np.concatenate([states.first, edges[edge]])

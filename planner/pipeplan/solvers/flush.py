@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -162,7 +163,7 @@ class FlushSearch(Search):
         """From the fewest replicas for the steady part (and GPipe's memory) to the most for the exposed all-reduce."""
         if 0.0 not in stage.found:
             stage.found[0.0] = self._intervals(stage)
-        return stage.found[0.0]
+        return self.only(stage.found[0.0])
 
     def _intervals(self, stage: StageTerms) -> Intervals:
         terms = self.terms
@@ -183,7 +184,8 @@ class FlushSearch(Search):
         most = self._most(stage)
         ones = np.ones(most.shape)
         row = ones, single * ones, np.maximum(fewest, 2.0) * ones, most
-        return Intervals(*((column, column) for column in row))
+        low1, high1, low2, high2 = ((column, column) for column in row)
+        return Intervals(low1, high1, low2, high2)
 
     def _most(self, stage: StageTerms) -> Floats:
         """The most replicas whose all-reduce stays within its bound, by level and stage."""
@@ -249,9 +251,38 @@ class Answer:
     interrupted: bool = False
 
 
-def best(batches: Batches) -> Answer:
-    """Branch and bound. A deadline or Ctrl-C ends it with what it has."""
-    answer = Answer()
+class Searched(Protocol):
+    """What `best` asks for: `Batches`, or those of a narrower space."""
+
+    @property
+    def terms(self) -> Terms:
+        """Of the machines."""
+
+    @property
+    def minibatches(self) -> int:
+        """Of one update."""
+
+    @property
+    def directions(self) -> int:
+        """How many bounds the steady part has."""
+
+    @property
+    def constant_s(self) -> float:
+        """Of every batch."""
+
+    def search(self, bounds: Bounds) -> tuple[float, list[Step]] | None:
+        """The least that adds up over stages under limits on the bounds, and a pipeline that reaches it."""
+
+    def bounds_of(self, steps: list[Step]) -> Bounds:
+        """The bounds of a pipeline."""
+
+
+def best(batches: Searched, above_s: float = 0.0, below_s: float = float("inf")) -> Answer:
+    """Branch and bound, for batches faster than `below_s`, of which none is than `above_s`.
+
+    A deadline or Ctrl-C ends it with what it has.
+    """
+    answer = Answer(below_s)
     number = batches.directions + 1
     everything = batches.constant_s * (1 + batches.minibatches) + batches.terms.most * batches.minibatches
     low, high = (0.0,) * number, (everything,) * number
@@ -260,7 +291,7 @@ def best(batches: Batches) -> Answer:
     try:
         while boxes:
             bound, _, low, high, known = heapq.heappop(boxes)
-            answer.bound_s = bound
+            answer.bound_s = bound = max(bound, above_s)
             if bound >= answer.total_s * (1 - PRECISION):
                 break
             if known is None:

@@ -55,6 +55,12 @@ The constraints that the user may add: stages counted by y, busy workers by r·y
 With a flush the objective is another: `ilp_flush` has it in (12) to (15), and T in (8) to (10) is the pace within a
 batch; a stage that holds all minibatches of an update is released from (10).
 
+A uniform grid (`Options.grid`) has only the runs that are part of one, and for each shape of S stages with r replicas
+
+    q[S,r] ∈ {0,1}   the grid has this shape
+
+(16) One q holds; y[ρ] is the sum of q over the shapes that ρ is part of.
+
 Not expressed, and refused: memory under vertical sync, where it limits, and where too many depths are possible (some
 40 workers and more).
 """
@@ -67,6 +73,7 @@ from dataclasses import dataclass, replace
 
 from pipeplan import cost
 from pipeplan.evaluate import evaluate
+from pipeplan.grid import shapes, sizes
 from pipeplan.links import Links
 from pipeplan.plan import VERTICAL, Plan, data_parallel
 from pipeplan.problem import Problem
@@ -121,6 +128,8 @@ def _too_many_runs(inner: Problem) -> str:
     workers = inner.cluster.workers
     most = min(inner.options.max_replicas or workers, workers)
     runs = workers * most - most * (most - 1) // 2
+    if inner.options.grid:
+        runs = sum(shape.stages for shape in shapes(inner))
     if runs * len(inner.units) <= MOST_CHOICES:
         return ""
     return f"{runs} runs of workers for each of {len(inner.units)} layers"
@@ -163,7 +172,7 @@ class _Search:
         if space.synchronisation(self.problem) > self.upper:
             return
         inner = space.inner(self.problem)
-        if minibatches(inner) == 0:
+        if minibatches(inner) == 0 or (inner.options.grid and not shapes(inner)):
             return
         low, high = self._bounds(space, inner)
         if self._refused(_too_many_runs(inner)):
@@ -307,6 +316,8 @@ def _data_parallel(problem: Problem) -> tuple[float, Plan] | None:
     options = problem.options
     workers = min(options.max_replicas or problem.cluster.workers, options.max_workers or problem.cluster.workers)
     workers = min(workers, problem.cluster.workers)
+    if options.grid:
+        workers = max(size for size in sizes(problem.cluster) if size <= workers)
     if options.several or options.stages not in (None, 1) or any(number != 1 for _, number in options.pins):
         return None
     plan = data_parallel(

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from pipeplan import cost
+from pipeplan.grid import Shape, shapes
 from pipeplan.links import Links
 from pipeplan.plan import ACCUMULATING, DOUBLE_BUFFERED
 from pipeplan.problem import Problem
@@ -50,7 +51,8 @@ class Model:
         self.pace = self.program.number("T", self.floor, 1)
         self.program.minimise([(self.pace, 1.0)])
         self.layers = Layers(problem, self._largest_transfer())
-        self.runs = Runs(problem.cluster, self._most_replicas())
+        grids = tuple(shapes(problem)) if problem.options.grid else None
+        self.runs = Runs(problem.cluster, self._most_replicas(), grids)
         self.opening = {start: self.program.binary(f"o_{start}") for start in self.runs.firsts}
         self.used = {run: self.program.binary(f"y_{run.start}_{run.replicas}_{run.end}") for run in self.runs.all}
         self.at: dict[Place, list[Variable]] = defaultdict(list)
@@ -62,6 +64,8 @@ class Model:
             for worker in range(self.workers - 1)
         }
         self._chain()
+        if grids is not None:
+            self._grid(grids)
         self._order()
         self._place()
         self.work = self.share("c", [block.work_s / self.unit_s / self.fastest for block in self.layers.blocks])
@@ -187,6 +191,18 @@ class Model:
             ended = self.held((run for run in self.runs.all if run.end == worker - 1), -1.0)
             first = [(self.opening[worker], -1.0)] if worker in self.opening else []
             self.program.equal([*starting, *ended, *first])
+
+    def _grid(self, grids: Iterable[Shape]) -> None:
+        """(16): one shape is chosen, and with it its runs."""
+        chosen = {
+            shape: self.program.binary(f"q_{shape.stages}_{shape.replicas}")
+            for shape in grids
+            if shape.replicas <= self.runs.most
+        }
+        self.program.equal([(variable, 1.0) for variable in chosen.values()], 1.0)
+        for run, used in self.used.items():
+            users = [(variable, -1.0) for shape, variable in chosen.items() if run in self.runs.of_shape(shape)]
+            self.program.equal([(used, 1.0), *users])
 
     # -- (2) --
 

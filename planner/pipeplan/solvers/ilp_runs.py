@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pipeplan.cluster_data import Cluster
+from pipeplan.grid import Shape
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,20 @@ class Runs:
 
     cluster: Cluster
     most: int
+    shapes: tuple[Shape, ...] | None = None
+    """Where a uniform grid is looked for, those that it may have."""
+
+    def of_shape(self, shape: Shape) -> tuple[Run, ...]:
+        """The runs of a uniform grid; all workers behind it are idle."""
+        ends = [*range(shape.replicas, shape.workers, shape.replicas), self.cluster.workers]
+        return tuple(Run(stage * shape.replicas, shape.replicas, end - 1) for stage, end in enumerate(ends))
 
     @cached_property
     def all(self) -> tuple[Run, ...]:
         """By start, replicas and end."""
+        if self.shapes is not None:
+            runs = {run for shape in self.shapes if shape.replicas <= self.most for run in self.of_shape(shape)}
+            return tuple(sorted(runs, key=lambda run: (run.start, run.replicas, run.end)))
         total = self.cluster.workers
         return tuple(
             Run(start, count, end)
@@ -60,6 +71,8 @@ class Runs:
     @cached_property
     def firsts(self) -> tuple[int, ...]:
         """Workers before which all may be idle."""
+        if self.shapes is not None:
+            return (0,)
         if not self.cluster.uniform:
             return tuple(range(self.cluster.workers))
         if len(self.cluster.levels) <= 2:

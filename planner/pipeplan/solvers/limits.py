@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pipeplan.grid import Shape
 from pipeplan.problem import Problem
 from pipeplan.solvers.states import Counting
 
@@ -33,9 +34,11 @@ class Limits:
     """By `time.perf_counter`."""
     every_cut: bool = False
     """Whether the states of all cuts are wanted, also of those that another cut makes superfluous."""
+    shape: Shape | None = None
+    """Where a uniform grid is looked for, which: that fixes the workers of every stage."""
 
 
-def limits_of(problem: Problem, *, memory: bool, deadline: float | None) -> Limits:
+def limits_of(problem: Problem, *, memory: bool, deadline: float | None, shape: Shape | None = None) -> Limits:
     """What a problem's options ask of a search in one copy of the pipeline, with the limit on memory or without."""
     options = problem.options
     limited = memory and options.memory
@@ -43,16 +46,17 @@ def limits_of(problem: Problem, *, memory: bool, deadline: float | None) -> Limi
         memory=limited,
         recompute=limited and options.recompute and problem.training,
         counting=Counting(
-            exact_stages=options.stages is not None or bool(options.pins),
+            exact_stages=options.stages is not None or bool(options.pins) or shape is not None,
             stages=options.max_stages is not None,
             workers=options.max_workers is not None,
         ),
-        exact_stages=options.stages,
+        exact_stages=options.stages if shape is None else shape.stages,
         max_stages=options.max_stages,
         several=options.several,
         # The option counts the workers of all copies together.
         max_workers=None if options.max_workers is None else options.max_workers // problem.copies,
         deadline=deadline,
+        shape=shape,
     )
 
 

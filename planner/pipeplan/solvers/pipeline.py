@@ -84,7 +84,7 @@ def spaces(problem: Problem) -> list[Space]:
     """
     cluster = problem.cluster
     found = [Space(len(cluster.levels), 1)]
-    if not problem.options.allow_copies:
+    if problem.options.grid or not problem.options.allow_copies:
         return found
     for level in range(len(cluster.levels) - 1, 0, -1):
         size = cluster.span(level)

@@ -31,6 +31,8 @@ class Intervals:
     high1: tuple[Floats, Floats]
     low2: tuple[Floats, Floats]
     high2: tuple[Floats, Floats]
+    only: int | None = None
+    """Where given, no other number is."""
 
     def least(self, at_least: Floats, rows: tuple[NDArray[np.intp], ...] | None = None) -> Floats:
         """The smallest allowed whole number from `at_least` on, by stage; infinite where there is none.
@@ -38,6 +40,8 @@ class Intervals:
         `rows` is the index of the stage of every entry of `at_least`, where they are not one to one.
         """
         count = np.ceil(at_least - _ROUNDING)
+        if self.only is not None:
+            count = np.maximum(count, self.only)
         # Each sum can move the number into its second interval once; where one sets a least number only, once will do.
         for _ in range(1 if self.high1[0] is EVERYTHING else 4):
             before = count
@@ -51,7 +55,7 @@ class Intervals:
                 count = np.where(first <= high1, first, np.where(second <= high2, second, np.inf))
             if np.array_equal(before, count):
                 break
-        return count
+        return count if self.only is None else np.where(count == self.only, count, np.inf)
 
 
 def allowed(

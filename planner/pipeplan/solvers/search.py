@@ -70,7 +70,8 @@ class Search(Sizing):
 
     def start(self) -> States:
         """The state at the cut of everything."""
-        return States.start(self.terms.workers)
+        shape = self.limits.shape
+        return States.start(self.terms.workers if shape is None else shape.workers)
 
     def _walk(self) -> list[Step] | None:
         """The pipeline behind the best state at the empty cut."""
@@ -152,7 +153,9 @@ class Search(Sizing):
     def _places(self, cut: int, states: States) -> Places:
         """All e for all states, without duplicates."""
         spans, first = self.layout.spans, states.first
-        ends = np.sort(np.stack([first, *(first // span * span for span in spans[1:-1])]).T, axis=1)
+        # In a uniform grid no worker between stages is idle.
+        idle = spans[1:-1] if self.limits.shape is None else ()
+        ends = np.sort(np.stack([first, *(first // span * span for span in idle)]).T, axis=1)
         state, column = np.nonzero((ends > 0) & np.diff(ends, axis=1, append=-1).astype(bool))
         end = ends[state, column]
         if cut == self.last:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from pipeplan import cost
@@ -42,7 +44,12 @@ class Sizing:
 
     def allowed(self, stage: StageTerms) -> Intervals:
         """The numbers of replicas that keep stages within the threshold, level by level."""
-        return stage.allowed(self.within)
+        return self.only(stage.allowed(self.within))
+
+    def only(self, found: Intervals) -> Intervals:
+        """Of these numbers that of a uniform grid, where one is looked for."""
+        shape = self.limits.shape
+        return found if shape is None else replace(found, only=shape.replicas)
 
     def _fewest(self, stage: StageTerms) -> Floats:
         """The fewest of them, by level and stage."""

@@ -115,6 +115,11 @@ def deadline(seconds: float | None) -> float | None:
     return None if seconds is None else time.perf_counter() + seconds
 
 
+def passed(end: float | None) -> bool:
+    """Whether a deadline is over."""
+    return end is not None and time.perf_counter() > end
+
+
 def halfway(end: float | None) -> float | None:
     """The middle between now and a deadline."""
     return None if end is None else (time.perf_counter() + end) / 2

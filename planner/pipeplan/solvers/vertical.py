@@ -64,7 +64,8 @@ def search(
     once = once or (lambda given: (VerticalSearch if given.first else Search)(given, limit, limits).run())
     if once(terms.stashing) is None:
         return None
-    for replicas in range(1, terms.most_replicas + 1):
+    counts = range(1, terms.most_replicas + 1) if limits.shape is None else (limits.shape.replicas,)
+    for replicas in counts:
         delay = 1
         while True:
             steps = once(replace(terms, first=First(replicas, delay)))

@@ -1,0 +1,68 @@
+"""Uniform grids, pipeline times data: S stages with r replicas each, stage s on workers s r … s r + r - 1.
+
+That is what trainers make of a pipeline-parallel and a data-parallel size (Megatron-LM, DeepSpeed, torchtitan). The
+S r workers are all of the cluster, or whole servers of it from the first one on, or any number inside the first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from pipeplan.cluster_data import Cluster
+from pipeplan.plan import Plan
+from pipeplan.problem import Problem
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A number of stages, and of replicas of each."""
+
+    stages: int
+    replicas: int
+
+    @property
+    def workers(self) -> int:
+        """All that have something to do."""
+        return self.stages * self.replicas
+
+    @property
+    def text(self) -> str:
+        """Stages times replicas, as people write it: `4×4`."""
+        return f"{self.stages}×{self.replicas}"
+
+
+def sizes(cluster: Cluster) -> list[int]:
+    """How many workers, from the first on, a grid may have: as many as one server has at most, or whole servers."""
+    edges = list(cluster.starts(cluster.server_level))[1:]
+    return [*range(1, edges[0]), *edges]
+
+
+def shapes(problem: Problem) -> list[Shape]:
+    """The shapes that the options allow, those with the most workers first."""
+    found = [
+        Shape(stages, workers // stages)
+        for workers in reversed(sizes(problem.cluster))
+        for stages in range(1, workers + 1)
+        if workers % stages == 0
+    ]
+    return [shape for shape in found if _allowed(shape, problem)]
+
+
+def _allowed(shape: Shape, problem: Problem) -> bool:
+    asked = problem.options
+    return (
+        asked.stages in (None, shape.stages)
+        and asked.several < shape.stages <= min(len(problem.units), asked.max_stages or shape.stages)
+        and shape.replicas <= (asked.max_replicas or shape.replicas)
+        and shape.workers <= (asked.max_workers or shape.workers)
+        and all(stage <= shape.stages for _, stage in asked.pins)
+    )
+
+
+def shape_of(plan: Plan, cluster: Cluster) -> Shape | None:
+    """The shape of a plan that is a uniform grid, None where it is none."""
+    shape = Shape(len(plan.stages), plan.stages[0].replicas)
+    flat = list(itertools.chain.from_iterable(stage.workers for stage in plan.stages))
+    alike = plan.copies == 1 and all(stage.replicas == shape.replicas for stage in plan.stages)
+    return shape if alike and flat == list(range(len(flat))) and len(flat) in sizes(cluster) else None

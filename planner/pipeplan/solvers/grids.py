@@ -1,0 +1,165 @@
+"""What a uniform grid takes without a limit on memory: every stage's workers are known, which leaves the cuts.
+
+Over stages s and cuts J the least time is, with the time of a stage from I to J on the workers of s and that of the
+boundary before it,
+
+    V_1(J) = stage_1(∅→J)        V_s(J) = min over I ⊂ J of max( V_{s-1}(I), boundary_s(I), stage_s(I→J) )
+
+In the steady state that is the best pace of the grid. With a flush it is a bound: of the steady part of a batch with
+the all-reduce that the same stage exposes, on top of the work of all layers; `grids_flush` has the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from pipeplan import cost
+from pipeplan.cuts import Floats, Ints
+from pipeplan.grid import Shape
+from pipeplan.plan import ACCUMULATING, GPIPE
+from pipeplan.problem import Problem
+from pipeplan.solvers.limits import Step
+from pipeplan.solvers.states import Flags
+from pipeplan.solvers.terms import Terms
+
+MOST_CUTS = 1500
+"""Pairs of more cuts take longer to go through than a search takes."""
+
+
+@dataclass
+class Grids:
+    """The uniform grids of a problem."""
+
+    terms: Terms
+    """Without a limit on memory, with all cuts."""
+    _known: dict[tuple[float, ...], Floats] = field(default_factory=dict)
+
+    def floor(self, shape: Shape) -> float:
+        """No grid of a shape has a faster pace: all work on all workers, and the costliest unit on its replicas."""
+        problem = self.terms.problem
+        largest = max(unit.forward_s + unit.backward_s for unit in problem.units)
+        if problem.cluster.uniform:
+            return max(problem.work_s / shape.workers, largest / shape.replicas) / problem.cluster.device.speed
+        speeds = [device.speed for device in problem.cluster.devices[: shape.workers]]
+        return max(problem.work_s / sum(speeds), largest / shape.replicas / max(speeds))
+
+    @property
+    def few(self) -> bool:
+        """Whether all pairs of cuts may be gone through."""
+        return len(self.terms.cuts.ideals) <= MOST_CUTS
+
+    @property
+    def exact(self) -> bool:
+        """Whether what `least` finds is a plan: no layer is pinned, and no depth matters without a limit on memory."""
+        options = self.terms.problem.options
+        return not options.pins and not options.flushes and self.terms.accumulate is None
+
+    @property
+    def exact_batches(self) -> bool:
+        """Whether `grids_flush` finds the fastest batch."""
+        options = self.terms.problem.options
+        return options.flushes and not options.pins
+
+    def least(self, shape: Shape) -> tuple[float, list[Step]]:
+        """The least pace of a shape without a limit on memory, and what reaches it; where not `exact` a bound."""
+        values, choices = self._stage_s(shape, 0)[0], []
+        for stage in range(1, shape.stages):
+            before = np.maximum(values, self._boundary_s(shape, stage))[:, None]
+            through = np.maximum(before, self._stage_s(shape, stage))
+            choices.append(through.argmin(axis=0))
+            values = through.min(axis=0)
+        return self._pace(shape, float(values[-1])), steps_of(shape, choices)
+
+    def _pace(self, shape: Shape, value: float) -> float:
+        problem = self.terms.problem
+        if not problem.options.flushes:
+            return value
+        fastest = max(problem.cluster.device_of(worker).speed for worker in range(shape.workers))
+        return (problem.work_s / fastest + value) / minibatches_of(problem)
+
+    def stages(self, shape: Shape) -> Iterator[tuple[float, ...]]:
+        """Replicas, speed, and bandwidth and latency of the all-reduce of every stage of a shape."""
+        cluster, replicas = self.terms.problem.cluster, shape.replicas
+        for stage in range(shape.stages):
+            workers = range(stage * replicas, (stage + 1) * replicas)
+            yield replicas, cluster.speed_of(workers), *self.terms.links.allreduce_among(workers)
+
+    def hop(self, shape: Shape, stage: int) -> tuple[float, float, int]:
+        """Bandwidth, latency and number of the links before a stage."""
+        both = range((stage - 1) * shape.replicas, (stage + 1) * shape.replicas)
+        return *self.terms.links.sendrecv_among(both), shape.replicas if self.terms.parallel else 1
+
+    def _stage_s(self, shape: Shape, stage: int) -> Floats:
+        """The time of a stage from one cut (rows) to another (columns), infinite where the first is no part of it."""
+        key = list(self.stages(shape))[stage]
+        if key not in self._known:
+            self._known[key] = np.where(self.nested, self._all_stages_s(*key), np.inf)
+        return self._known[key]
+
+    def _all_stages_s(self, replicas: float, speed: float, bandwidth: float, latency_s: float) -> Floats:
+        options, terms = self.terms.problem.options, self.terms
+        work, allreduce = self.between(terms.cuts.work_s), self.allreduce_s(replicas, bandwidth, latency_s)
+        if options.flushes and options.accumulate is not None:
+            steady = cost.flush_steady(work / speed, options.accumulate, int(replicas))
+            return np.asarray(steady + self.exposed_s(allreduce))
+        shared = options.accumulate if terms.training and options.schedule in ACCUMULATING else None
+        compute = cost.compute_time(work, replicas, speed)
+        return np.asarray(cost.overlapped(compute, allreduce / (shared or replicas), options.overlap))
+
+    def between(self, totals: Floats) -> Floats:
+        """What adds up over units, from one cut (rows) to another (columns)."""
+        return totals[None, :] - totals[:, None]
+
+    def allreduce_s(self, replicas: float, bandwidth: float, latency_s: float) -> Floats:
+        """One all-reduce of each stage among so many."""
+        if not self.terms.training:
+            return np.zeros((len(self.terms.cuts.ideals),) * 2)
+        size = self.between(self.terms.cuts.parameters)
+        return np.asarray(cost.ring_allreduce_time(replicas, size, bandwidth, latency_s))
+
+    def exposed_s(self, allreduce: Floats) -> Floats:
+        """What of it a flush waits for."""
+        fastest = max(device.speed for device in {*self.terms.problem.cluster.devices})
+        return np.asarray(cost.flush_exposed(allreduce, self.terms.cuts.work_s[:, None] / fastest))
+
+    def _boundary_s(self, shape: Shape, stage: int) -> Floats:
+        """The time of the boundary before a stage, by cut."""
+        cuts, options = self.terms.cuts, self.terms.problem.options
+        bandwidth, _, links = self.hop(shape, stage)
+        together = options.flushes and options.schedule == GPIPE
+        size = cuts.sent + cuts.returned if together else np.maximum(cuts.sent, cuts.returned)
+        if options.flushes and options.accumulate is not None:
+            return np.asarray(cost.flush_steady(size / bandwidth, options.accumulate, links))
+        return np.asarray(cost.boundary_time(size, bandwidth, links))
+
+    @cached_property
+    def nested(self) -> Flags:
+        """Whether a cut (rows) is a proper part of another (columns)."""
+        cuts = self.terms.cuts
+        found = np.triu(np.ones((len(cuts.ideals),) * 2, dtype=bool), 1)
+        if not cuts.chain:
+            for end in range(len(cuts.ideals)):
+                found[:, end] = False
+                found[cuts.smaller(end), end] = True
+        return found
+
+
+def minibatches_of(problem: Problem) -> int:
+    """How many minibatches the solvers' times of a pipeline are for: with a flush a batch, else one."""
+    return problem.options.accumulate or 1 if problem.options.flushes else 1
+
+
+def steps_of(shape: Shape, choices: list[Ints]) -> list[Step]:
+    """The stages of a shape, by the cut that each but the first begins at for every cut that it ends at."""
+    ends = [-1]
+    for choice in reversed(choices):
+        ends.insert(0, int(choice[ends[0]]))
+    starts = [0, *ends[:-1]]
+    return [
+        Step(start, end, stage * shape.replicas, shape.replicas, 1, False)
+        for stage, (start, end) in enumerate(zip(starts, ends, strict=True))
+    ]

@@ -1,0 +1,217 @@
+"""The fastest pipeline on one component of the cluster: searches without a limit on memory, then with it (see `dp`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from pipeplan.cuts import Cuts
+from pipeplan.grid import Shape
+from pipeplan.problem import Problem
+from pipeplan.solvers import flush, threshold
+from pipeplan.solvers.limits import Limits, OutOfTime, Step, limits_of
+from pipeplan.solvers.machines import batches, fits, pace_of, search, terms_of
+from pipeplan.solvers.pipeline import Segment
+from pipeplan.solvers.reduce import reduced
+from pipeplan.solvers.states import Counting
+from pipeplan.solvers.terms import Terms
+from pipeplan.solvers.threshold import PRECISION, Interval
+
+# Up to so many cuts times workers, of all best plans one with the fewest stages is returned, and a first plan is looked
+# for where memory limits.
+_TIDY = 100_000
+
+
+# Where memory limits, a plan is looked for first within so many times the bound.
+_GENEROUS = 8
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What a search found, with the terms (and so the cuts) that it was found by."""
+
+    terms: Terms
+    steps: list[Step]
+
+    def fits(self, bound: Terms, pace: float) -> bool:
+        """Whether it fits in memory at the depths that its pace needs, by terms with a limit on memory."""
+        place = {ideal: index for index, ideal in enumerate(bound.cuts.ideals)}
+        ideals = self.terms.cuts.ideals
+        steps = [replace(step, start=place[ideals[step.start]], end=place[ideals[step.end]]) for step in self.steps]
+        return fits(bound, steps, pace)
+
+    def segments(self) -> list[Segment]:
+        """The stages by the names of their layers."""
+        units, cuts = self.terms.problem.units, self.terms.cuts
+        return [
+            Segment(
+                tuple(name for unit in cuts.members(step.start, step.end) for name in units[unit].layers),
+                step.first,
+                step.replicas,
+                step.depth,
+                step.recompute,
+            )
+            for step in self.steps
+        ]
+
+
+@dataclass
+class Pipelines:
+    """The searches on one component of the cluster."""
+
+    problem: Problem
+    cuts: Cuts
+    deadline: float | None = None
+    gap: float = 0.0
+    shape: Shape | None = None
+    """Of the uniform grid that is looked for, where one is."""
+    above: float = 0.0
+    """Known to be a bound, in the unit of `best`."""
+    below: float = float("inf")
+    """Slower pipelines are not looked for."""
+
+    without: Interval[Pipeline] | None = None
+    """What is the best without a limit on memory, where that is known."""
+
+    def of(
+        self,
+        shape: Shape,
+        above: float = 0.0,
+        below: float = float("inf"),
+        without: Interval[Pipeline] | None = None,
+    ) -> Pipelines:
+        """The same searches for a uniform grid. They have the terms in common."""
+        one = replace(self, shape=shape, above=above, below=below, without=without)
+        one.__dict__.update({"free": self.free, "bound": self.bound})
+        return one
+
+    @cached_property
+    def free(self) -> Terms:
+        """Without a limit on memory."""
+        problem = self.problem
+        if problem.options.memory:
+            problem = replace(problem, options=replace(problem.options, memory=False))
+        # Stages that cost nothing may vanish from what is left of the cuts, and those of a grid are counted.
+        return terms_of(problem, self.cuts if problem.options.grid else reduced(problem, self.cuts))
+
+    @cached_property
+    def bound(self) -> Terms:
+        """With it."""
+        return terms_of(self.problem, self.cuts)
+
+    def feasible(self) -> bool:
+        """Whether any pipeline satisfies the constraints, however slow."""
+        if self.problem.options.flushes:
+            return self._best_batch().best is not None
+        if self.bound.most_replicas < 1:
+            return False
+        return self._search(self.bound, self.bound.most, self._limits(memory=True)) is not None
+
+    def best(self) -> Interval[Pipeline]:
+        """The fastest pipeline. `best` of the answer is None where there is none (or none was found in time).
+
+        Its pace is in seconds per minibatch of one copy; with a flush in seconds per update.
+        """
+        if self.problem.options.flushes:
+            return self._best_batch()
+        if self.free.most_replicas < 1:
+            return Interval(float("inf"))
+        limits = self._limits(memory=False)
+        found = self.without or self._least(self.free, limits, max(self.free.floor, self.above))
+        if found.best is None:
+            return found
+        if found.finished:
+            found.best = self._tidy(limits, found.high) or found.best
+        if not self.problem.options.memory or found.best.fits(self.bound, found.high):
+            return found
+        if not found.finished:
+            found.high, found.best = float("inf"), None
+            return found
+        return self._least(self.bound, self._limits(memory=True), found.low)
+
+    def _best_batch(self) -> Interval[Pipeline]:
+        """The same for the schedules that drain before every update."""
+        limits = self._limits(memory=False)
+        if not self.problem.options.memory:
+            return self.without or self._least_batch(self.free, limits)
+        # What is found without a limit on memory is a bound, and no plan: half of the time is for that.
+        halfway = replace(limits, deadline=threshold.halfway(self.deadline))
+        free = self.without or self._least_batch(self.free, halfway)
+        if free.interrupted or (free.finished and free.best is None):
+            return replace(free, high=float("inf"), best=None)
+        limits = self._limits(memory=True)
+        found = self._least_batch(self.bound, replace(limits, recompute=False))
+        if limits.recompute and found.finished and found.high > free.low * (1 + PRECISION):
+            again = self._least_batch(self.bound, limits)
+            if again.high > found.high:
+                again.high, again.best = found.high, found.best
+            found = again
+        found.low = max(found.low, free.low)
+        return found
+
+    def _least_batch(self, terms: Terms, limits: Limits) -> Interval[Pipeline]:
+        found = Interval[Pipeline](float("inf"))
+        counts = self._stage_counts(terms, limits)
+        for exact in counts:
+            answer = flush.best(batches(terms, replace(limits, exact_stages=exact)), self.above, self.below)
+            found.low = min(found.low, answer.bound_s)
+            if answer.steps is not None and answer.total_s < found.high:
+                found.high, found.best = answer.total_s, Pipeline(terms, answer.steps)
+            found.finished, found.interrupted = answer.finished, answer.interrupted
+            if not answer.finished:
+                # Nothing is known of the numbers of stages that were not tried.
+                found.low = found.low if exact == counts[-1] else 0.0
+                break
+        return found
+
+    def _stage_counts(self, terms: Terms, limits: Limits) -> list[int | None]:
+        """The numbers of stages to be tried one by one: which stage a layer is in depends on how many there are."""
+        lowest = max((stage for _, stage in self.problem.options.pins), default=1)
+        if limits.exact_stages is not None and lowest > limits.exact_stages:
+            return []
+        if not self.problem.options.pins or limits.exact_stages is not None:
+            return [limits.exact_stages]
+        highest = min(limits.max_stages or terms.workers, terms.workers, len(terms.cuts.ideals) - 1)
+        return list(range(lowest, highest + 1))
+
+    def _limits(self, *, memory: bool) -> Limits:
+        return limits_of(self.problem, memory=memory, deadline=self.deadline, shape=self.shape)
+
+    def _least(self, terms: Terms, limits: Limits, low: float) -> Interval[Pipeline]:
+        def ask(limit: float) -> tuple[float, Pipeline] | None:
+            steps = self._search(terms, limit, limits)
+            if steps is None:
+                return None
+            depths = limits.memory or terms.accumulate is not None
+            return pace_of(terms, steps, depths=depths), Pipeline(terms, steps)
+
+        known, most = None, min(terms.most, self.below)
+        if most < low:
+            return Interval(low)
+        if limits.memory and len(terms.cuts.ideals) * terms.workers <= _TIDY:
+            # Some plan, for whoever stops the search early; and where there is none, nothing is looked for. On
+            # thousands of workers a search far above the bound takes longer than all those near it.
+            try:
+                known = ask(min(_GENEROUS * low, most)) or ask(most)
+            except OutOfTime:
+                return Interval(low, finished=False)
+            except KeyboardInterrupt:
+                return Interval(low, finished=False, interrupted=True)
+            if known is None:
+                return Interval(low)
+        return threshold.least(ask, low * (1 - PRECISION), most, known, gap=self.gap)
+
+    def _search(self, terms: Terms, limit: float, limits: Limits) -> list[Step] | None:
+        for stages in self._stage_counts(terms, limits):
+            steps = search(terms, limit, replace(limits, exact_stages=stages))
+            if steps is not None:
+                return steps
+        return None
+
+    def _tidy(self, limits: Limits, pace: float) -> Pipeline | None:
+        """Of equally fast pipelines one with the fewest stages, where that is quick to find."""
+        terms = self.free
+        if len(terms.cuts.ideals) * terms.workers > _TIDY or limits.counting.any:
+            return None
+        steps = self._search(terms, pace * (1 + 1e-10), replace(limits, counting=Counting(stages=True)))
+        return None if steps is None else Pipeline(terms, steps)
