@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from pipeplan.errors import InputError
 from pipeplan.rendering.launcher import Launcher
+from pipeplan.rendering.ssh import SSH
 from pipeplan.suggest import did_you_mean
 
 LOCAL = Launcher(
@@ -16,7 +17,7 @@ LOCAL = Launcher(
     mode=0o755,
 )
 
-LAUNCHERS: Mapping[str, Launcher] = {launcher.name: launcher for launcher in (LOCAL,)}
+LAUNCHERS: Mapping[str, Launcher] = {launcher.name: launcher for launcher in (LOCAL, SSH)}
 
 
 def launcher(name: str) -> Launcher:

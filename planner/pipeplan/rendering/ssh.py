@@ -1,0 +1,24 @@
+"""Starting a plan on hosts that are reached by ssh: a script that is told the hosts when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeplan.rendering.launcher import Context, Launcher
+
+
+def _more(context: Context, _settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`job_file`: the file that the model's reference names, or nothing where it is the name of a module."""
+    file, colon, _ = context.model_ref.rpartition(":")
+    return {"job_file": file if colon and file.endswith(".py") else ""}
+
+
+SSH = Launcher(
+    "ssh",
+    "all servers from one place, by ssh; the hosts are named when it is run",
+    "launch-ssh.sh",
+    "launch-ssh.sh.j2",
+    mode=0o755,
+    more=_more,
+)

@@ -1,0 +1,95 @@
+"""A small plan for two servers, made by the planner, whose model trains in a moment; and runs of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from pipeplan.cluster_data import Cluster, Device, Level
+from pipeplan.problem import Options, Problem
+from pipeplan.profile_data import Layer, Profile, Provenance, Tensor
+from pipeplan.rendering import launch_files
+from pipeplan.rendering.launchers import launcher
+from pipeplan.rendering.plan_folder import write_plan
+from pipeplan.solving import Settings, solve
+
+JOB = """
+import os
+import time
+import torch
+from torch.nn import functional
+from torch.utils.data import Dataset
+from pipeplan_launch import Data, Job
+
+class Points(Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        time.sleep(float(os.environ.get("SAMPLE_S", "0")))
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(4, generator=generator), index % 3
+
+def job():
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    return Job(net, loss=functional.cross_entropy, data=lambda: Data(Points()))
+"""
+PATIENCE_S = 60
+
+
+def small_plan(folder: Path, job: Path, servers: int = 2) -> Path:
+    """The folder of a plan with a stage on each server, of one worker."""
+    job.parent.mkdir(parents=True, exist_ok=True)
+    job.write_text(JOB)
+    layers = (Layer("0", 1e-3, 2e-3, 160, 0), Layer("1", 1e-3, 2e-3, 0, 0))
+    layers += (Layer("2", 1e-3, 2e-3, 108, 0), Layer("loss", 1e-3, 2e-3, 0, 0))
+    names = [layer.name for layer in layers]
+    tensors = tuple(Tensor(one, one, (after,), 128, 128) for one, after in zip(names, names[1:], strict=False))
+    profile = Profile(
+        layers, tensors, 4, f"{job}:job", "small", provenance=Provenance(threads=1, how="made up", device="cpu")
+    )
+    cluster = Cluster("pair", Device("core", "cpu", 2**30), (Level("server", 1, 1e9), Level("pair", servers, 1e9)))
+    write_plan(solve(Problem(profile, cluster, Options(stages=servers)), Settings()), folder)
+    return folder
+
+
+def rendered(plan: Path, kind: str, **settings: object) -> Path:
+    """The launcher of that kind, in the plan folder."""
+    one = launcher(kind)
+    path = launch_files.destination(plan, one, None, None)
+    launch_files.write(path, launch_files.text(plan, one, settings), one)
+    return path
+
+
+def checkpoints(run: Path) -> list[str]:
+    return sorted(path.parent.name for path in run.glob("checkpoints/epoch-*/manifest.json"))
+
+
+def summary(run: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((run / "summary.json").read_text())
+    return found
+
+
+def runs(plan: Path) -> list[Path]:
+    return sorted((plan / "runs").iterdir()) if (plan / "runs").is_dir() else []
+
+
+def until(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what}"
+        time.sleep(0.05)
+
+
+def working_on(folder: Path) -> list[int]:
+    """Processes of which an argument names this folder: launchers and workers of its plan."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.fsencode(folder) in (entry / "cmdline").read_bytes() and int(entry.name) != os.getpid():
+                found.append(int(entry.name))
+    return found
