@@ -1,0 +1,80 @@
+"""Layouts of plans, read by Megatron Core itself: which rank builds which layers."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planner"))
+
+from decoders import decoder, grid, problem
+
+from pipeplan.exports.megatron import FILE, TARGET
+from pipeplan.exports.written import export
+
+pytestmark = pytest.mark.deploy
+
+
+@pytest.fixture(scope="module")
+def megatron() -> Any:
+    """The class of its configurations, which checks a layout."""
+    core = pytest.importorskip("megatron.core", reason="megatron-core is not installed (pip install -e '.[deploy]')")
+    if core.__version__ != "0.16.1":
+        pytest.skip(f"the export is for Megatron Core 0.16.1, and {core.__version__} is installed")
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    return TransformerConfig
+
+
+@pytest.mark.parametrize(
+    ("cuts", "blocks"),
+    [
+        (["h.5.ln"], [5, 7]),
+        (["h.0.ln", "h.11.ln", "ln_f"], [0, 11, 1, 0]),
+        (["h.1.ln", "h.2.ln", "h.3.ln"], [1, 1, 1, 9]),
+    ],
+    ids=["uneven halves", "ends alone", "four"],
+)
+def test_every_rank_builds_the_layers_of_its_stage(cuts: list[str], blocks: list[int], megatron: Any) -> None:
+    import torch
+    from megatron.core.transformer.enums import LayerType
+
+    profile = decoder(12)
+    words = shlex.split(export(TARGET, problem(profile), grid(profile, cuts))[FILE].text, comments=True)
+    given = dict(itertools.pairwise(words))
+    stages = int(given["--pipeline-model-parallel-size"])
+    config = megatron(
+        num_layers=int(given["--num-layers"]),
+        hidden_size=8,
+        num_attention_heads=1,
+        pipeline_model_parallel_size=stages,
+        pipeline_model_parallel_layout=given["--pipeline-model-parallel-layout"],
+        pipeline_dtype=torch.float32,
+    )
+    layout = config.pipeline_model_parallel_layout
+    assert config.virtual_pipeline_model_parallel_size is None
+    assert [len(layout.get_layer_id_list(vp_stage=0, pp_rank=rank)) for rank in range(stages)] == blocks
+    order = [block for rank in range(stages) for block in layout.get_layer_id_list(vp_stage=0, pp_rank=rank)]
+    assert order == list(range(12))
+    ends = [
+        [rank for rank in range(stages) if layout.get_num_layers_to_build(kind, 0, rank)]
+        for kind in (LayerType.embedding, LayerType.loss)
+    ]
+    assert ends == [[0], [stages - 1]]
+
+
+def test_the_batch_is_of_as_many_microbatches_as_the_plan_says(megatron: Any) -> None:
+    from megatron.core.num_microbatches_calculator import ConstantNumMicroBatchesCalculator
+
+    profile = decoder(4)
+    plan = grid(profile, ["h.2.ln"], replicas=2, accumulate=24)
+    words = shlex.split(export(TARGET, problem(profile), plan)[FILE].text, comments=True)
+    given = dict(itertools.pairwise(words))
+    sizes = int(given["--global-batch-size"]), int(given["--micro-batch-size"])
+    count = ConstantNumMicroBatchesCalculator(*sizes, data_parallel_size=2, decrease_batch_size_if_needed=False, rank=0)
+    assert count.get() == 12
