@@ -39,7 +39,7 @@ PLANNER = (
             "importers",
             "linkfit",
         ),
-        *("links", "local", "problem", "stored"),
+        *("hardware", "links", "local", "problem", "stored"),
     },
     {"awaited", "batch", "cuts", "grid", "stages", "contention", "layouts"},
     {"check", "evaluate", "held", "simulation"},

@@ -7,6 +7,7 @@ no argument and returns a module or a `Job`.
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib
 import importlib.util
 import os
@@ -95,7 +96,7 @@ def _find_bundled(name: str) -> Callable[[], Job]:
     if _is_file_name(name):
         path = Path(name)
         if not path.is_file():
-            raise LaunchError(f"there is no file {name}")
+            raise LaunchError(f"there is no file {name}{_near(path)}")
         known = _functions(path)
         choice = known[0] if known else "callable"
         raise LaunchError(f"{name!r} does not say which callable of the file builds the model: write {name}:{choice}")
@@ -109,8 +110,23 @@ def _functions(path: Path) -> list[str]:
         body = ast.parse(path.read_bytes()).body
     except (SyntaxError, ValueError):
         return []
-    functions = [node.name for node in body if isinstance(node, ast.FunctionDef)]
-    return functions + [node.name for node in body if isinstance(node, ast.ClassDef)]
+    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
+    # Those that build something come before those that help them.
+    names = [node.name for node in sorted(functions, key=lambda node: (node.name != "build", not _makes_a_job(node)))]
+    return names + [node.name for node in body if isinstance(node, ast.ClassDef)]
+
+
+def _makes_a_job(node: ast.FunctionDef) -> bool:
+    calls = [inner.func for inner in ast.walk(node) if isinstance(inner, ast.Call)]
+    return any(isinstance(call, ast.Name | ast.Attribute) and ast.unparse(call).endswith("Job") for call in calls)
+
+
+def _near(path: Path) -> str:
+    """The file beside it of which the name is nearest."""
+    there = path.parent if path.parent.is_dir() else None
+    names = [] if there is None else [one.name for one in there.glob("*.py") if one.is_file()]
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
+    return f"; did you mean {str(path.with_name(near[0]))!r}?" if near else ""
 
 
 def _is_file_name(text: str) -> bool:
@@ -119,7 +135,7 @@ def _is_file_name(text: str) -> bool:
 
 def _import_file(ref: str, path: Path) -> ModuleType:
     if not path.is_file():
-        raise LaunchError(f"there is no file {path} (from {ref!r})")
+        raise LaunchError(f"there is no file {path} (from {ref!r}){_near(path)}")
     # `python file.py` would put the file's folder first on the path; the user's own imports rely on it.
     folder = str(path.resolve().parent)
     if folder not in sys.path:

@@ -18,6 +18,11 @@ def bundled() -> dict[str, Path]:
 def read(name: str) -> Profile:
     """The profile in the file `name`, else the bundled one called so; `InputError` where there is neither."""
     path = Path(name)
+    if path.suffix == ".py" or ".py:" in name:
+        job = name if ":" in name else f"{name}:build"
+        raise InputError(f"{name} is a job, not a profile: measure it first, with pipeplan profile {job}")
+    if path.suffix == ".toml" and path.is_file():
+        raise InputError(f"{name} is not a profile, which ends in .json: a cluster file goes with --cluster")
     if path.is_file():
         return Profile.load(path)
     if name in bundled():

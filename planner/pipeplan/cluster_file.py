@@ -10,7 +10,7 @@ from pipeplan import resources
 from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
 from pipeplan.files import Node, read_toml
-from pipeplan.suggest import did_you_mean
+from pipeplan.suggest import did_you_mean, near_files
 from pipeplan.units import parse_rate, parse_size, parse_time
 
 FORMAT = "pipeplan-cluster"
@@ -31,9 +31,11 @@ def load(name: str) -> Cluster:
     if name in bundled_names():
         return parse(resources.folder("profiles") / "clusters" / f"{name}.toml")
     if path.is_file():
+        if path.suffix == ".json":
+            raise InputError(f"{name} is not a cluster file, which is TOML: `pipeplan init` writes one")
         return parse(path)
     if path.suffix == ".toml" or len(path.parts) > 1:
-        raise InputError(f"there is no cluster file {name}")
+        raise InputError(f"there is no cluster file {name}{near_files(path)}")
     raise InputError(
         f"there is no cluster {name!r}; {did_you_mean(name, [*bundled_names(), 'local'])} (or give a TOML file)"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeplan.errors import InputError
-from pipeplan.suggest import did_you_mean
+from pipeplan.suggest import did_you_mean, near_files
 
 LARGEST = float(2**63)
 """No time, size or count in any file is larger: sums and products of them stay finite."""
@@ -68,7 +68,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        raise InputError(f"cannot read {path}: {error.strerror or error}{near_files(path)}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not text: it has bytes that are not UTF-8") from error
 

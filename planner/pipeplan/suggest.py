@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -14,3 +15,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if near:
         return f"did you mean {' or '.join(repr(match) for match in near)}?"
     return f"there are: {', '.join(names)}"
+
+
+def near_files(path: Path) -> str:
+    """`; did you mean 'profile.json'?` where a file of nearly this name, and of its kind, is in the same folder."""
+    try:
+        names = [one.name for one in path.parent.iterdir() if one.suffix == path.suffix and one.is_file()]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
+    return f"; did you mean {str(path.parent / near[0])!r}?" if near and near[0] != path.name else ""

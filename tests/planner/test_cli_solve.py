@@ -113,7 +113,7 @@ def test_no_colour_codes_when_piped(run: Run) -> None:
         (["solve", "--minibatch", str(10**24)], "at most 10000000"),
         (["solve", "--overlap", "nan"], "between 0 and 1"),
         (["solve", "--time-limit", "0"], "--time-limit must be above 0"),
-        (["solve", "--solver", "magic"], "'magic' is not one of"),
+        (["solve", "--solver", "magic"], "--solver: there is no 'magic'; there are: dp, ilp, both"),
         (["solve", "-o", "profile.json"], "profile.json is not a folder"),
         (["sovle"], "there is no command 'sovle'; did you mean 'solve'"),
         (["import", "profile.json", "--minibatch", "4", "-o", "x.json"], "is a profile of pipeplan already"),

@@ -17,6 +17,7 @@ from pipeplan.cli.given import problem_arguments, problem_of
 from pipeplan.cli.options import force_option, json_option, output_folder, quiet_option, words
 from pipeplan.errors import InputError
 from pipeplan.fewest import fewest_workers
+from pipeplan.hardware import mismatch
 from pipeplan.problem import Problem
 from pipeplan.rendering import documents, plan_folder
 from pipeplan.show import show
@@ -89,6 +90,8 @@ def command(
     notes = Console(stderr=True, highlight=False)
     problem, origin, remarks = _problem(given | {"minibatch": minibatch}, batch, staleness, settings)
     notes.print(origin, style="dim", markup=False, soft_wrap=True)
+    if note := mismatch(problem.profile, problem.cluster):
+        notes.print(note, markup=False, soft_wrap=True)
     for remark in remarks:
         notes.print(remark, style="dim", markup=False, soft_wrap=True)
     with disagreement_in(None if no_write else output):
