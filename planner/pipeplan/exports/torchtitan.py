@@ -39,13 +39,13 @@ class Torchtitan:
 
     def restrict(self, profile: Profile, options: Options) -> Options:
         """A uniform grid with a flush, cuts between blocks only, nothing recomputed."""
-        stack = self._stack(profile)
+        stack = self._stack(profile, stages=2)
         groups = (names for names in stack.parts() if len(names) > 1)
         return replace(synchronous(self, options), recompute=False, together=(*options.together, *groups))
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise an `InputError` for what is no such plan."""
-        found, stack = degrees(self, problem, plan), self._stack(problem.profile)
+        found, stack = degrees(self, problem, plan), self._stack(problem.profile, stages=len(plan.stages))
         if not found.stage_major:
             raise refused(self, plan, "the replicas of a stage must be neighbours, one stage after another")
         for number, stage in enumerate(plan.stages, start=1):
@@ -57,7 +57,7 @@ class Torchtitan:
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, File]:
         """The configuration, and the order of the passes where torch's schedules have another."""
-        grid, stack = degrees(self, problem, plan), self._stack(problem.profile)
+        grid, stack = degrees(self, problem, plan), stack_of(problem.profile)
         own = orders.is_torchs(plan, grid)
         text = template("exports/torchtitan.py.j2").render(
             header=header(self, problem, plan),
@@ -80,16 +80,17 @@ class Torchtitan:
 
     def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
         """How to start it."""
-        job = JOBS.get(len(self._stack(problem.profile).blocks))
+        job = JOBS.get(len(stack_of(problem.profile).blocks))
         whose = f"it extends {job}; name your own" if job else "name your job"
         return f"{whose} in {folder}/{FILE}; {'; '.join(_run(problem, degrees(self, problem, plan).count, folder))}"
 
-    def _stack(self, profile: Profile) -> Stack:
+    def _stack(self, profile: Profile, *, stages: int) -> Stack:
+        """The model as a list of blocks, for that many stages and more."""
         try:
             stack = stack_of(profile)
         except InputError as error:
             raise InputError(f"{self.title} has no such model: {error}") from None
-        if shared := tied(profile, stack):
+        if stages > 1 and (shared := tied(profile, stack)):
             raise InputError(
                 f"{shared[0]} and {shared[1]} share their weights, which keeps the whole model in one stage: profile "
                 "it with weights for each"

@@ -1,0 +1,125 @@
+"""The export to torch.distributed.pipelining, run as it is, beside one process that trains the same batches."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planner"))
+
+from decoders import decoder, grid, problem
+
+from pipeplan.exports.torch_pipelining import TARGET
+from pipeplan.exports.written import export, write
+
+pytestmark = pytest.mark.deploy
+
+JOB = """
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from pipeplan_launch import Data, Job
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        q, k, v = (part.unsqueeze(1) for part in self.qkv(x).chunk(3, dim=-1))
+        return self.out(functional.scaled_dot_product_attention(q, k, v, is_causal=True).squeeze(1))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ln, self.attn = nn.LayerNorm(16), Attention()
+
+    def forward(self, x):
+        return x + self.attn(self.ln(x))
+
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wte = nn.Embedding(11, 16)
+        self.h = nn.ModuleList(Block() for _ in range(4))
+        self.ln_f, self.lm_head = nn.LayerNorm(16), nn.Linear(16, 11, bias=False)
+
+    def forward(self, tokens):
+        x = self.wte(tokens)
+        for block in self.h:
+            x = block(x)
+        return self.lm_head(self.ln_f(x))
+
+
+def text():
+    tokens = torch.randint(11, (80, 9), generator=torch.Generator().manual_seed(1))
+    return Data(TensorDataset(tokens[:, :-1], tokens[:, 1:]))
+
+
+def make():
+    loss = lambda output, target: functional.cross_entropy(output.flatten(0, 1), target.flatten())
+    return Job(Decoder(), loss=loss, data=text, optimizer=lambda some: torch.optim.SGD(some, lr=0.5))
+"""
+SAMPLES, UPDATES = 24, 3
+
+
+def test_a_grid_of_four_workers_trains_as_one_process_does(tmp_path: Path) -> None:
+    """Two stages of two replicas; the first recomputes, and has more in flight than torch's own 1F1B would."""
+    torch = pytest.importorskip("torch")
+    (tmp_path / "job.py").write_text(JOB)
+    ref = f"{tmp_path / 'job.py'}:make"
+    profile = replace(decoder(4), model_ref=ref)
+    plan = grid(profile, ["h.2.ln"], replicas=2, accumulate=SAMPLES // 4)
+    first, last = plan.stages
+    plan = replace(plan, stages=(replace(first, depth=3, recompute=True), last))
+    files = export(TARGET, problem(profile), plan)
+    write(tmp_path / "out", files)
+    assert files["schedule.csv"].text == "0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    command += [str(tmp_path / "out" / "train.py"), "--updates", str(UPDATES), "--save", str(tmp_path / "saved")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    expected, state = alone(ref)
+    assert [float(found) for found in re.findall(r"loss (\S+)", done.stdout)] == pytest.approx(expected, abs=2e-5)
+    stages = [torch.load(tmp_path / "saved" / f"stage-{number}.pt") for number in range(2)]
+    assert {name for name in stages[0] if name.startswith("h.1.")}
+    assert {name for name in stages[1] if name.startswith("h.2.")}
+    assert {name for stage in stages for name in stage} == set(state)
+    for name, value in (item for stage in stages for item in stage.items()):
+        torch.testing.assert_close(value, state[name], rtol=1e-4, atol=1e-5)
+
+
+def alone(ref: str) -> tuple[list[float], dict[str, object]]:
+    """The losses of the updates in one process, and the parameters after them."""
+    import torch
+
+    from pipeplan_launch.loading import load_job
+
+    job = load_job(ref, 0)
+    assert job.loss is not None
+    optimizer = job.make_optimizer(list(job.model.parameters()))
+    train = job.datasets.train
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0)).tolist()
+    losses = []
+    for number in range(UPDATES):
+        samples = [train[index] for index in order[number * SAMPLES : (number + 1) * SAMPLES]]
+        tokens, target = (torch.stack(column) for column in zip(*samples, strict=True))
+        optimizer.zero_grad()
+        loss = job.loss(job.model(tokens), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, dict(job.model.state_dict())
