@@ -30,8 +30,8 @@ MARK = re.compile(r"<!-- ([a-z ]+): (.*?) -->")
 FENCE = re.compile(r"^( *)```+ *([\w.+-]*)[^\n]*\n(.*?)^\1```+ *$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^|(?<=\n\n)) {4}(?! )[^\n]*\n(?:(?: {4}[^\n]*)?\n)*", re.MULTILINE)
 BEGINS = re.compile(
-    r"(?:[A-Z_]+=\S* )*(?:\$ )?(?:pipeplan|\.{0,2}/\S+|\.venv/\S+|python3?|pip|torchrun|srun|sbatch|scontrol|kubectl|"
-    r"ssh|scp|rsync|bash|for|export|source|mkdocs|git|apt-get|sudo|docker|nice|cd|cat|mkdir|rm)(?:\s|$)"
+    r"(?:[A-Z_]+=\S* )*(?:\$ )?(?:pipeplan|\.{0,2}/\S+|\.venv/\S+|python3?|pip|torchrun|mpirun|srun|sbatch|scontrol|"
+    r"kubectl|ssh|scp|rsync|bash|for|export|source|mkdocs|git|apt-get|sudo|docker|nice|cd|cat|mkdir|rm)(?:\s|$)"
 )
 
 
@@ -110,7 +110,7 @@ def blocks(page: Path) -> list[Block]:
     rest = FENCE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     for match in INDENTED.finditer(rest):
         inside = "\n".join(line[4:] for line in match[0].splitlines()).strip("\n")
-        if BEGINS.match(inside):
+        if any(BEGINS.match(line) for line in inside.splitlines()):
             found.append((match.start(), "console" if inside.startswith("$ ") else "bash", inside))
     return [
         Block(name, text.count("\n", 0, start) + 1, language, inside, _marks(text[:start]))

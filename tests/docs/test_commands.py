@@ -24,6 +24,7 @@ from test_transcripts import PAGES as TRANSCRIPTS
 from test_transcripts import transcripts
 
 from pipeplan.cli import cli
+from pipeplan.errors import PipeplanError
 from pipeplan_launch.arguments import parser
 
 OPERATORS = {"&&", "||", "|", "&", ";", ">", ">>", "<", "(", ")", "do", "done"}
@@ -114,7 +115,7 @@ def test_the_page_names_commands_and_options_that_there_are(page: Path) -> None:
         for words in invocations(block):
             try:
                 _parsed(words)
-            except (click.ClickException, SystemExit) as error:
+            except (click.ClickException, PipeplanError, SystemExit) as error:
                 if block.marked("fails"):
                     continue
                 message = error.format_message() if isinstance(error, click.ClickException) else error

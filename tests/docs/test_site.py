@@ -1,0 +1,141 @@
+"""The documents hold together, as files and as a site. `pytest -m site` builds it, with `pip install -e '.[docs]'`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from blocks import FENCE, ROOT, pages
+
+DOCS = ROOT / "docs"
+CONFIG = DOCS / "site" / "mkdocs.yml"
+PAGES = [*pages(), ROOT / "CONTRIBUTING.md"]
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+LOADED = re.compile(
+    r"<(?:script|link|img|iframe|source)\b[^>]*?(?:src|href|data-src)=[\"']?([^\"'\s>]+)", re.IGNORECASE
+)
+
+
+def _prose(page: Path) -> str:
+    """A page without its blocks and without code in lines."""
+    return re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to headings, and those that are written."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    found: set[str] = set(re.findall(r"<a (?:id|name)=\"([^\"]+)\"", text))
+    for title in re.findall(r"^#{1,6} (.*)$", text, re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).strip().lower()
+        slug = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+        count = 1
+        unique = slug
+        while unique in found:
+            unique = f"{slug}-{count}"
+            count += 1
+        found.add(unique)
+    return found
+
+
+def _links(page: Path) -> Iterator[str]:
+    for found in LINK.finditer(_prose(page)):
+        target = found[1] or found[2]
+        if not re.match(r"[a-z]+:", target):
+            yield unquote(target)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_files_and_headings_that_there_are(page: Path) -> None:
+    for target in _links(page):
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page.name}: {target}"
+        assert file.is_relative_to(ROOT), f"{page.name}: {target}"
+        if page.is_relative_to(DOCS):
+            # The site has the pages alone; GitHub has all.
+            assert file.is_relative_to(DOCS), f"{page.name}: {target} is not in docs/"
+        if anchor and file.suffix == ".md":
+            assert anchor in _anchors(file), f"{page.name}: {target}"
+
+
+def test_every_page_has_its_place_in_the_site() -> None:
+    _, _, nav = CONFIG.read_text(encoding="utf-8").partition("\nnav:\n")
+    listed = re.findall(r"- (?:[^:\n]+: )?([\w/.-]+\.md)$", nav, re.MULTILINE)
+    assert sorted(listed) == sorted(set(listed))
+    assert set(listed) == {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+
+
+def test_how_to_pages_are_found_from_their_entry() -> None:
+    entry = (DOCS / "how-to" / "index.md").read_text(encoding="utf-8")
+    for page in (DOCS / "how-to").glob("*.md"):
+        assert page.name == "index.md" or f"({page.name}" in entry, f"{page.name} is not in how-to/index.md"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built strictly: a warning is an error."""
+    if importlib.util.find_spec("material") is None:
+        pytest.skip("mkdocs-material is not installed: pip install -e '.[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    # Whoever asks the network while building gets no answer.
+    nowhere = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+    ended = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(CONFIG), "-d", str(folder)],
+        env={**os.environ, **nowhere, "NO_MKDOCS_2_WARNING": "1"},
+        text=True,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return folder
+
+
+@pytest.mark.site
+def test_the_site_has_every_page_and_fetches_nothing(site: Path) -> None:
+    built = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
+    assert built >= {page.relative_to(DOCS).with_suffix(".html").as_posix() for page in DOCS.rglob("*.md")}
+    for path in site.rglob("*.html"):
+        for target in LOADED.findall(path.read_text(encoding="utf-8")):
+            assert not re.match(r"(?:https?:)?//", target) or "rel=canonical" in target, f"{path.name} loads {target}"
+    for path in site.rglob("*.css"):
+        loaded = re.findall(r"url\([\"']?((?:https?:)?//[^)\"']+)", path.read_text(encoding="utf-8"))
+        assert not loaded, f"{path.name} loads {loaded}"
+
+
+@pytest.mark.site
+def test_the_site_can_be_searched_from_a_disk(site: Path) -> None:
+    text = (site / "search" / "search_index.js").read_text(encoding="utf-8")
+    index = json.loads(text.removeprefix("var __index = "))
+    assert any("Weight versions" in document["title"] for document in index["docs"])
+
+
+@pytest.mark.site
+def test_search_finds_a_page_in_a_browser_without_a_server(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "report_page"))
+    from browsing import launched, missing
+
+    if reason := missing():
+        pytest.skip(reason)
+    with launched() as browser:
+        page = browser.new_page()
+        asked: list[str] = []
+        complaints: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto((site / "index.html").as_uri())
+        page.click("input.md-search__input")
+        page.keyboard.type("vertical sync")
+        page.wait_for_selector("li.md-search-result__item a", timeout=20_000)
+        found = page.eval_on_selector_all("a.md-search-result__link", "links => links.map(link => link.href)")
+        assert any("concepts.html" in link for link in found), found
+        assert not complaints
+        assert not [url for url in asked if not url.startswith(("file:", "blob:", "data:"))]
