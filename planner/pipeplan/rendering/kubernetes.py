@@ -1,0 +1,189 @@
+"""Starting a plan on Kubernetes: a TrainJob of Kubeflow Trainer 2.2 or newer, a pod for each server.
+
+All pods of a TrainJob are alike (`numNodes` times `resourcesPerNode`), so that servers of different sizes are only
+possible as a pod for each worker.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from pipeplan.errors import InputError
+from pipeplan.rendering.launcher import Context, Launcher, Setting
+
+_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
+_QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?", re.ASCII)
+_QUALIFIED = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_LONGEST = 63  # of a DNS label
+
+
+def _longest_name(pods: int) -> int:
+    """Of a TrainJob: JobSet wants `NAME-node-0-INDEX-abcde`, a pod's name, to be a DNS label."""
+    return _LONGEST - len(f"-node-0-{pods - 1}-abcde")
+
+
+def _slug(text: str, longest: int) -> str:
+    """A DNS label (RFC 1035, as JobSet wants it) that looks like a text."""
+    found = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if not found[:1].isalpha():
+        found = f"plan-{found}".strip("-")
+    return found[:longest].strip("-")
+
+
+def _expanded(text: str) -> str:
+    """What Kubernetes reads as this text: it expands `$(NAME)` in commands and variables, and makes `$` of `$$`."""
+    return re.sub(r"\$(?=[$(])", "$$$$", text)
+
+
+def _quoted(text: str) -> str:
+    """A JSON string, which is one in YAML too: all that is printable stays as it is."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _more(context: Context, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the template writes besides, and `q`, which quotes a value. Raises `InputError`."""
+    each = bool(settings["pod_per_worker"])
+    if context.uneven and not each:
+        sizes = ", ".join(map(str, context.server_sizes))
+        raise InputError(
+            f"the pods of a TrainJob are all alike, and the servers of this plan have {sizes} workers: add "
+            "--pod-per-worker for one pod for each, or plan for servers of one size"
+        )
+    pods, per_pod = (context.workers, 1) if each else (context.servers, context.workers_per_server)
+    name = _name(context, settings["name"], pods)
+    folder = f"{_mount(settings)}/{_inside(settings['folder'])}"
+    return {
+        "q": _quoted,
+        "name": name,
+        "namespace": _checked("namespace", settings["namespace"], _LABEL),
+        "image": _word("image", settings["image"]),
+        "runtime": _checked("runtime", settings["runtime"], _SUBDOMAIN),
+        "claim": _checked("claim", settings["claim"], _SUBDOMAIN),
+        "config_map": _checked("config-map", settings["config_map"], _SUBDOMAIN),
+        "mount": _mount(settings),
+        "pods": pods,
+        "per_pod": per_pod,
+        "each": each,
+        "resources": _resources(context, settings, per_pod),
+        "environment": [(key, _expanded(value)) for key, value in _environment(settings["env"])],
+        "selector": _pairs("node-selector", settings["node_selector"], _QUALIFIED),
+        "stages": context.config.count("-") + 1,
+        "plan": _expanded("/etc/pipeplan/plan" if settings["config_map"] else folder),
+        "run": _expanded(f"{_mount(settings)}/runs/{name}"),
+        "options": [_expanded(word) for word in _options(settings["options"])],
+    }
+
+
+def _name(context: Context, given: str | None, pods: int) -> str:
+    longest = _longest_name(pods)
+    if given is None:
+        return _slug(f"{context.model} {context.config}", longest)
+    if not _LABEL.fullmatch(given) or len(given) > longest:
+        raise InputError(
+            f"--name {given!r} cannot be the name of a TrainJob: up to {longest} small letters, digits and -, the "
+            f"first a letter, the last no -; such as {_slug(given, longest)}"
+        )
+    return given
+
+
+def _checked(option: str, value: str | None, pattern: re.Pattern[str]) -> str | None:
+    if value is None:
+        return None
+    if not pattern.fullmatch(value) or len(value) > (_LONGEST if pattern is _LABEL else 253):
+        raise InputError(f"--{option} {value!r} is no name that Kubernetes takes: small letters, digits and - only")
+    return value
+
+
+def _word(option: str, value: str) -> str:
+    if not value or any(character.isspace() for character in value):
+        raise InputError(f"--{option} must be one word, not {value!r}")
+    return value
+
+
+def _mount(settings: Mapping[str, Any]) -> str:
+    path: str = settings["mount"].rstrip("/")
+    if not path.startswith("/") or ":" in path or ".." in path.split("/"):
+        raise InputError(f"--mount must be an absolute path without : and .., not {settings['mount']!r}")
+    return path
+
+
+def _inside(path: str) -> str:
+    if path.startswith("/") or ".." in path.split("/") or not path.strip("/"):
+        raise InputError(f"--folder must be a path inside the claim, not {path!r}")
+    return path.strip("/")
+
+
+def _resources(context: Context, settings: Mapping[str, Any], per_pod: int) -> list[tuple[str, str]]:
+    """What a pod is given, by resource."""
+    cpu = settings["cpu"] or (str(per_pod * context.threads) if context.device == "cpu" else None)
+    found = [("cpu", cpu), ("memory", settings["memory"])]
+    for option, quantity in found:
+        if quantity is not None and not _QUANTITY.fullmatch(quantity):
+            raise InputError(f"--{option} {quantity!r} is no quantity: a number with a unit, such as 8, 500m or 64Gi")
+    if context.device == "cuda":
+        if not _QUALIFIED.fullmatch(settings["gpu_resource"]):
+            raise InputError(f"--gpu-resource {settings['gpu_resource']!r} is no resource, such as nvidia.com/gpu")
+        found.insert(0, (settings["gpu_resource"], str(per_pod)))
+    return [(name, quantity) for name, quantity in found if quantity is not None]
+
+
+def _environment(given: tuple[str, ...]) -> list[tuple[str, str]]:
+    pairs = _pairs("env", given, _VARIABLE)
+    for name, _ in pairs:
+        if name.startswith("PET_"):
+            raise InputError(f"--env {name}: Kubeflow Trainer sets that itself")
+    return pairs
+
+
+def _pairs(option: str, given: tuple[str, ...], pattern: re.Pattern[str]) -> list[tuple[str, str]]:
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not pattern.fullmatch(name):
+            raise InputError(f"--{option} takes NAME=VALUE, not {text!r}")
+        found[name] = value
+    return list(found.items())
+
+
+def _options(text: str | None) -> list[str]:
+    try:
+        words = shlex.split(text or "")
+    except ValueError as error:
+        raise InputError(f"--options {text!r}: {error}") from None
+    for word in words:
+        if word.partition("=")[0] in ("--resume", "--run-dir"):
+            raise InputError(f"--options: {word} is chosen by the job itself, which goes on from its last checkpoint")
+    return words
+
+
+KUBERNETES = Launcher(
+    "kubernetes",
+    "a TrainJob of Kubeflow Trainer, a pod for each server",
+    "trainjob.yaml",
+    "trainjob.yaml.j2",
+    settings=(
+        Setting("image", "The image, which has pipeplan, torch and your model.", default="pipeplan:latest"),
+        Setting("claim", "The PersistentVolumeClaim of plan and runs; all pods write to it.", default="pipeplan"),
+        Setting("folder", "Where the plan folder is in the claim.", default="plan", metavar="PATH"),
+        Setting("config_map", "Take the plan from this ConfigMap, not from the claim; at most 1 MiB.", metavar="NAME"),
+        Setting("mount", "Where the pods see the claim.", default="/mnt/pipeplan", metavar="PATH"),
+        Setting("name", "Of the TrainJob.  [default: made of the model's name and the plan]"),
+        Setting("namespace", "Of the TrainJob.  [default: that of kubectl]"),
+        Setting("runtime", "The ClusterTrainingRuntime.", default="torch-distributed", metavar="NAME"),
+        Setting("gpu_resource", "What a GPU is called.", default="nvidia.com/gpu", metavar="NAME"),
+        Setting("cpu", "Processor cores of a pod.  [default on CPUs: the threads of its workers]", metavar="QUANTITY"),
+        Setting("memory", "Memory of a pod, as 64Gi.", metavar="QUANTITY"),
+        Setting("env", "A variable of the workers. Repeat.", many=True, metavar="NAME=VALUE"),
+        Setting("node_selector", "Only on nodes with this label. Repeat.", many=True, metavar="KEY=VALUE"),
+        Setting("options", "Options of launch.sh, as '--epochs 90'.", metavar="TEXT"),
+        Setting("grace", "Time for a checkpoint when a pod is ended.", "count", default=300, metavar="SECONDS"),
+        Setting("pod_per_worker", "A pod for each worker, not for each server.", "flag", default=False),
+    ),
+    more=_more,
+)
