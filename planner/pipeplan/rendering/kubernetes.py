@@ -38,7 +38,7 @@ def _slug(text: str, longest: int) -> str:
 
 def _expanded(text: str) -> str:
     """What Kubernetes reads as this text: it expands `$(NAME)` in commands and variables, and makes `$` of `$$`."""
-    return re.sub(r"\$(?=[$(])", "$$$$", text)
+    return re.sub(r"\$(?=[$(])", "$$", text)
 
 
 def _quoted(text: str) -> str:

@@ -1,0 +1,208 @@
+"""TrainJobs: what the YAML says, whatever names contain, and what its script does in a pod."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from decoders import decoder, grid
+
+from pipeplan.cluster_data import Cluster, Device, Level, Server
+from pipeplan.errors import InputError
+from pipeplan.files import Node
+from pipeplan.plan import Plan
+from pipeplan.rendering.kubernetes import KUBERNETES
+from pipeplan.rendering.launcher import Context
+from pipeplan.rendering.templating import template
+
+PROFILE = decoder(2)
+PLAN = grid(PROFILE, ["h.1.ln"], replicas=4)
+EVIL = "x: \"'{#}\\&*!|>%@` \u00e9\U0001f600$(HOME) $$1"
+
+
+def cluster(servers: int = 2, devices: int = 4, kind: str = "cuda", name: str = "lab") -> Cluster:
+    return Cluster(name, Device("A100", kind, 2**30), (Level("server", devices, 1e9), Level("cluster", servers, 1e9)))
+
+
+def rendered(where: Cluster | None = None, plan: Plan = PLAN, model: str = "decoder", **settings: object) -> str:
+    where = where or cluster()
+    said = {
+        "profile": {"model": model, "ref": "job.py:make", "digest": "sha256:0", "minibatch": 4, "threads": 2},
+        "cluster": where.to_json() | {"digest": "sha256:1"},
+        "plan": plan.to_json(),
+    }
+    context = Context.of(Node(said, "plan.json"))
+    return template(KUBERNETES.template).render(KUBERNETES.variables(context, settings))
+
+
+def job(*given: Any, **settings: Any) -> dict[str, Any]:
+    (found,) = yaml.safe_load_all(rendered(*given, **settings))
+    assert isinstance(found, dict)
+    return found
+
+
+def pod(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The patch of the pods."""
+    (patch,) = found["spec"]["runtimePatches"]
+    (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    assert node["name"] == "node", "as the runtime torch-distributed calls them"
+    spec: dict[str, Any] = node["template"]["spec"]["template"]["spec"]
+    return spec
+
+
+def expanded(text: str, variables: Mapping[str, str]) -> str:
+    """What Kubernetes makes of an argument: `$$` is `$`, `$(NAME)` a variable if there is such."""
+
+    def one(found: re.Match[str]) -> str:
+        return "$" if found[0] == "$$" else variables.get(found[1], found[0])
+
+    return re.sub(r"\$\$|\$\(([^)]*)\)", one, text)
+
+
+def test_a_pod_for_each_server() -> None:
+    found = job()
+    assert (found["apiVersion"], found["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
+    assert found["metadata"]["name"] == "decoder-4-4"
+    trainer = found["spec"]["trainer"]
+    assert found["spec"]["runtimeRef"] == {"name": "torch-distributed"}
+    assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)
+    assert trainer["resourcesPerNode"]["limits"] == {"nvidia.com/gpu": "4"}
+    assert {volume["name"] for volume in pod(found)["volumes"]} == {"pipeplan", "shared-memory"}
+
+
+def test_on_cpus_pods_get_the_cores_of_their_workers() -> None:
+    found = job(cluster(kind="cpu"))
+    assert found["spec"]["trainer"]["resourcesPerNode"]["requests"] == {"cpu": "8"}
+    assert [volume["name"] for volume in pod(found)["volumes"]] == ["pipeplan"]
+
+
+def test_options_reach_their_places() -> None:
+    found = job(
+        image="registry:5000/me/image@sha256:1", claim="my-claim", folder="plans/a", mount="/data/", name="mine",
+        namespace="team", runtime="my-runtime", gpu_resource="amd.com/gpu", cpu="4", memory="64Gi", grace=60,
+        env=["GLOO_SOCKET_IFNAME=eth0", "A=$(HOME) $$ $x"], node_selector=["pool=a b"], options="--epochs 90",
+    )  # fmt: skip
+    trainer, spec = found["spec"]["trainer"], pod(found)
+    assert found["metadata"] | {"annotations": 0} == {"name": "mine", "namespace": "team", "annotations": 0}
+    assert trainer["image"] == "registry:5000/me/image@sha256:1"
+    assert trainer["resourcesPerNode"]["limits"] == {"amd.com/gpu": "4", "cpu": "4", "memory": "64Gi"}
+    assert found["spec"]["runtimeRef"]["name"] == "my-runtime"
+    assert [expanded(one["value"], {"HOME": "no"}) for one in trainer["env"]] == ["eth0", "$(HOME) $$ $x"]
+    assert trainer["args"][1:] == ["pipeplan", "/data/plans/a", "/data/runs/mine", "--epochs", "90"]
+    assert spec["nodeSelector"] == {"pool": "a b"}
+    assert spec["terminationGracePeriodSeconds"] == 60
+    assert spec["volumes"][0]["persistentVolumeClaim"]["claimName"] == "my-claim"
+    assert spec["containers"][0]["volumeMounts"][0] == {"name": "pipeplan", "mountPath": "/data"}
+
+
+def test_a_plan_from_a_config_map() -> None:
+    found = job(config_map="the-plan")
+    volume = next(volume for volume in pod(found)["volumes"] if volume["name"] == "plan")
+    paths = [item["path"] for item in volume["configMap"]["items"]]
+    assert paths == ["launch.sh", "stages/stage-0.json", "stages/stage-1.json"]
+    assert found["spec"]["trainer"]["args"][2] == "/etc/pipeplan/plan"
+
+
+def test_servers_of_different_sizes_need_a_pod_for_each_worker() -> None:
+    machines = [Server(Device("A100", "cuda", 2**30), Level("server", count, 1e9)) for count in (4, 2)]
+    uneven = Cluster.of_servers("lab", machines, (Level("cluster", 2, 1e9),))
+    plan = grid(PROFILE, ["h.1.ln"], replicas=3)
+    with pytest.raises(InputError, match=r"servers of this plan have 4, 2 workers: add --pod-per-worker"):
+        rendered(uneven, plan)
+    trainer = job(uneven, plan, pod_per_worker=True)["spec"]["trainer"]
+    assert (trainer["numNodes"], trainer["numProcPerNode"]) == (6, 1)
+    assert trainer["resourcesPerNode"]["limits"] == {"nvidia.com/gpu": "1"}
+    environment = {one["name"]: one for one in trainer["env"]}
+    assert environment["WORKERS"]["value"] == "1"
+    assert environment["PIPEPLAN_SERVER"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
+
+
+@pytest.mark.parametrize("model", [EVIL, "---\nkind: Pod", "", "9", "-", "A" * 300], ids=range(6))
+def test_names_of_models_and_clusters_cannot_break_it(model: str) -> None:
+    found = job(cluster(name=model), PLAN, model)
+    name = found["metadata"]["name"]
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
+    assert len(f"{name}-node-0-1-abcde") <= 63
+
+
+def test_values_cannot_break_it() -> None:
+    evil = EVIL.replace(" ", "")
+    found = job(
+        env=[f"A={EVIL}"], node_selector=[f"pool={EVIL}"], image=evil, folder=EVIL, mount=f"/{evil}".replace(":", "")
+    )
+    trainer = found["spec"]["trainer"]
+    assert expanded(trainer["env"][0]["value"], {"HOME": "no"}) == EVIL
+    assert trainer["image"] == evil
+    assert pod(found)["nodeSelector"] == {"pool": EVIL}
+    assert expanded(trainer["args"][2], {"HOME": "no"}).endswith(EVIL)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"name": "My_Job"}, "such as my-job"),
+        ({"name": "a" * 60}, "up to 48 small letters"),
+        ({"name": "9a"}, "such as plan-9a"),
+        ({"claim": "My Claim"}, "--claim 'My Claim' is no name"),
+        ({"namespace": "a.b"}, "--namespace 'a.b' is no name"),
+        ({"config_map": ""}, "--config-map"),
+        ({"image": "a b"}, "--image must be one word"),
+        ({"mount": "data"}, "--mount must be an absolute path"),
+        ({"folder": "../plan"}, "--folder must be a path inside the claim"),
+        ({"memory": "64 GB"}, "--memory '64 GB' is no quantity"),
+        ({"gpu_resource": "a/b/c"}, "--gpu-resource"),
+        ({"env": ["PET_NNODES=2"]}, "Kubeflow Trainer sets that itself"),
+        ({"env": ["A B=2"]}, "--env takes NAME=VALUE"),
+        ({"node_selector": ["pool"]}, "--node-selector takes NAME=VALUE"),
+        ({"options": "--epochs '9"}, "--options"),
+        ({"options": "--resume"}, "goes on from its last checkpoint"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_what_kubernetes_would_not_take_is_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason) as error:
+        rendered(**settings)
+    assert "\n" not in str(error.value)
+
+
+def ran(folder: Path, *, rank: int = 0, options: str = "") -> list[str]:
+    """What launch.sh is told by a pod: its arguments, then the variables."""
+    (folder / "plan").mkdir(exist_ok=True)
+    words = '"$@" "$NNODES" "$NODE_RANK" "$MASTER_ADDR" "$MASTER_PORT" "${PET_NNODES-unset}"'
+    (folder / "plan" / "launch.sh").write_text(f"printf '%s\\n' {words}\n")
+    trainer = job(mount=str(folder), options=options)["spec"]["trainer"]
+    told = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "4", "PET_NODE_RANK": str(rank), "PATH": "/usr/bin:/bin"}
+    told |= {"PET_MASTER_ADDR": "decoder-4-4-node-0-0.decoder-4-4", "PET_MASTER_PORT": "29500"}
+    command = [expanded(word, told) for word in [*trainer["command"], *trainer["args"]]]
+    done = subprocess.run(command, env=told, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_pod_tells_launch_sh_where_it_is(tmp_path: Path) -> None:
+    run = f"{tmp_path}/runs/decoder-4-4"
+    told = ["2", "1", "decoder-4-4-node-0-0.decoder-4-4", "29500", "unset"]
+    options = ["--epochs", "9", "it's $(HOME) $$"]
+    assert ran(tmp_path, rank=1, options='--epochs 9 "it\'s $(HOME) $$"') == ["--run-dir", run, *options, *told]
+
+
+def test_a_pod_that_starts_again_goes_on_or_begins_anew(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "decoder-4-4"
+    (run / "metrics").mkdir(parents=True)
+    ran(tmp_path, rank=1)
+    assert run.exists(), "only the first pod decides"
+    assert "--resume" not in ran(tmp_path)
+    assert sorted(path.name for path in run.parent.iterdir()) == ["decoder-4-4.ended-1"]
+    (run / "checkpoints" / "epoch-0001-sample-00000000").mkdir(parents=True)
+    ran(tmp_path)
+    assert sorted(path.name for path in run.parent.iterdir()) == ["decoder-4-4.ended-1", "decoder-4-4.ended-2"]
+    (run / "checkpoints" / "epoch-0001").mkdir(parents=True)
+    (run / "checkpoints" / "epoch-0001" / "manifest.json").write_text("{}")
+    for rank in (0, 1):
+        assert ran(tmp_path, rank=rank)[:3] == ["--run-dir", str(run), "--resume"]
+    assert run.exists()
