@@ -16,7 +16,7 @@ def literal(value: object) -> str:
     return f'"{text[1:-1]}"'
 
 
-def fitted(values: list[int] | tuple[int, ...], *, indent: int = 4) -> str:
+def fitted(values: list[int] | tuple[int, ...], indent: int = 4) -> str:
     """A list of numbers as an item of another list, on one line where that has room, else on a line for each."""
     line = literal(values)
     if indent + len(line) + 1 <= WIDTH:

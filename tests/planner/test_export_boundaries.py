@@ -1,0 +1,153 @@
+"""Where a model is cut by naming modules, and which cuts go together; against torch's own cutter and by brute force."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from decoders import chain, decoder, grid, problem
+
+from pipeplan import resources
+from pipeplan.errors import InputError
+from pipeplan.exports.boundaries import Boundaries, Split
+from pipeplan.exports.chain import neighbourly, places_of
+from pipeplan.exports.torch_pipelining import TARGET
+from pipeplan.problem import Options
+from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.solving import Settings, solve
+
+
+def layered(*layers: tuple[str, str]) -> Profile:
+    """A chain of layers, each with the path of its module."""
+    names = [name for name, _ in layers]
+    made = tuple(Layer(name, 1.0, 1.0, 0, 0, module=module, op=name) for name, module in layers)
+    tensors = tuple(Tensor(one, one, (other,), 8, 8) for one, other in itertools.pairwise(names))
+    return Profile(made, tensors, 1)
+
+
+def test_a_boundary_is_where_a_module_that_is_called_once_begins_or_ends() -> None:
+    profile = layered(
+        ("conv", "conv"),
+        ("relu", ""),  # an operator of the model's own forward()
+        ("tanh", ""),
+        ("block.mul", "block"),  # an operator of a module's forward()
+        ("block.fc", "block.fc"),
+        ("block.add", "block"),
+        ("act", "act"),  # called twice
+        ("head", "head"),
+        ("act#2", "act"),
+        ("loss", ""),
+    )
+    assert Boundaries(profile).splits == {
+        1: Split("conv", before=False),
+        3: Split("block", before=True),
+        4: Split("block.fc", before=True),
+        5: Split("block.fc", before=False),
+        6: Split("block", before=False),
+        7: Split("head", before=True),
+        8: Split("head", before=False),
+    }
+
+
+def test_a_module_in_a_module_that_is_called_twice_is_no_boundary() -> None:
+    profile = layered(
+        ("in", "in"), ("b.fc", "b.fc"), ("b.add", "b"), ("b.fc#2", "b.fc"), ("b.add#2", "b"), ("out", "out")
+    )
+    assert set(Boundaries(profile).splits) == {1, 5}
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("name", ["mnist", "resnet-tiny"])
+def test_torch_cuts_where_the_profile_says(name: str) -> None:
+    """At every boundary of a traced model torch's `pipeline()` puts the modules before it into the first stage."""
+    pytest.importorskip("torch")
+    from torch.distributed.pipelining import SplitPoint, pipeline
+
+    from pipeplan_launch.loading import load_job
+    from pipeplan_launch.trace import trace
+
+    job = load_job(name, 0)
+    traced = trace(job, 2)
+    layers = tuple(Layer(one.name, 1.0, 1.0, 0, 0, module=one.module, op=one.op) for one in traced.layers)
+    boundaries = Boundaries(Profile(layers, (), 2))
+    assert boundaries.splits
+    for place, split in list(boundaries.splits.items())[:: 1 if name == "mnist" else 7]:
+        point = SplitPoint.BEGINNING if split.before else SplitPoint.END
+        fresh = load_job(name, 0)
+        pipe = pipeline(fresh.model, fresh.example_inputs(2), split_spec={split.module: point})
+        held = [{key for key, _ in pipe.get_stage_module(stage).named_parameters()} for stage in range(2)]
+        before = {key for one in traced.layers[:place] for key in one.parameters}
+        assert held[0] == before, f"at {split}"
+        assert held[1] == {key for one in traced.layers[place:] for key in one.parameters}
+
+
+def random_profile(seed: int) -> Profile:
+    """A DAG in the order of its layers, each a module, with connections over some of them."""
+    rng = random.Random(seed)
+    count = rng.randint(3, 8)
+    tensors = []
+    for source in range(count - 1):
+        targets = {source + 1} | {other for other in range(source + 2, count) if rng.random() < 0.15}
+        tensors.append(Tensor(f"t{source}", f"m{source}", tuple(f"m{other}" for other in sorted(targets)), 8, 8))
+    layers = tuple(Layer(f"m{index}", 1.0, 1.0, 0, 0, module=f"m{index}") for index in range(count))
+    return Profile(layers, tuple(tensors), 4)
+
+
+def passes_over(profile: Profile, cuts: Sequence[int]) -> bool:
+    """Whether anything is read later than by the next stage."""
+    stage = {layer.name: sum(place <= index for place in cuts) for index, layer in enumerate(profile.layers)}
+    return any(stage[reader] > stage[one.producer] + 1 for one in profile.tensors for reader in one.consumers)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_plans_are_refused_where_a_tensor_passes_over_a_stage(seed: int) -> None:
+    profile = random_profile(seed)
+    boundaries = Boundaries(profile)
+    names = [layer.name for layer in profile.layers]
+    free = neighbourly(boundaries, Options())
+    for cuts in itertools.chain.from_iterable(itertools.combinations(boundaries.splits, count) for count in (1, 2, 3)):
+        plan = grid(profile, [names[place] for place in cuts])
+        if passes_over(profile, cuts):
+            assert not set(cuts) <= set(free), "restricted to places that do not go together"
+            with pytest.raises(InputError, match=r"passes over stage \d"):
+                places_of(TARGET, boundaries, problem(profile), plan)
+        else:
+            assert places_of(TARGET, boundaries, problem(profile), plan) == list(cuts)
+    assert free, "every model can be cut once"
+
+
+def test_two_stages_can_be_cut_anywhere() -> None:
+    profile = decoder(3)
+    every = neighbourly(Boundaries(profile), Options(max_stages=2))
+    assert every == sorted(Boundaries(profile).splits)
+    assert len(neighbourly(Boundaries(profile), Options())) < len(every)
+
+
+def test_blocks_of_a_decoder_are_cut_apart_and_nothing_inside_them() -> None:
+    names = [layer.name for layer in decoder(3).layers]
+    found = [names[place] for place in neighbourly(Boundaries(decoder(3)), Options())]
+    assert found == ["h.0.ln", "h.1.ln", "h.2.ln", "ln_f", "lm_head"]
+
+
+def test_what_reads_no_layer_is_in_the_first_stage() -> None:
+    """A second input, read in the middle: torch hands inputs to the first stage only."""
+    profile = chain(["a", "b", "embed", "c", "d", "loss"])
+    kept = [one for one in profile.tensors if one.producer != "b"]
+    tensors = (*kept, Tensor("b", "b", ("c",), 64, 64))
+    names = [layer.name for layer in profile.layers]
+    boundaries = Boundaries(replace(profile, tensors=tensors))
+    assert [names[place] for place in neighbourly(boundaries, Options())] == ["c", "d"]
+
+
+@pytest.mark.parametrize("name", ["mnist", "alexnet", "resnet50"])
+def test_every_plan_under_the_restriction_is_expressed(name: str) -> None:
+    profile = Profile.load(Path(resources.folder("profiles")) / f"{name}-v100.json")
+    options = TARGET.restrict(profile, Options(accumulate=8, memory=False))
+    posed = problem(profile, servers=2, devices=2, options=options)
+    plan = solve(posed, Settings(solver="dp", certify=False)).plan
+    TARGET.refuse(posed, plan)
+    assert TARGET.files(posed, plan)
