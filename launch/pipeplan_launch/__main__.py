@@ -40,6 +40,7 @@ def options_from(arguments: Sequence[str] | None) -> Options:
         resume_from=given.resume_from,
         max_minibatches=given.max_minibatches,
         timeout_s=given.timeout,
+        probe_s=given.probe,
         averaging=Averaging(given.compress, given.significance),
     )
 

@@ -64,6 +64,13 @@ def parser(prog: str) -> argparse.ArgumentParser:
     averaging.add_argument(
         "--significance", type=_significance, metavar="V%", help="between servers only updates above V%% of the weight"
     )
+    parser.add_argument(
+        "--probe",
+        type=_probe,
+        default=2.0,
+        metavar="S",
+        help="measure links between servers first; 0: not (2)",
+    )
     parser.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="wait for a peer, at most (600)")
     return parser
 
@@ -117,4 +124,14 @@ def _seconds(text: str) -> float:
         value = 0.0
     if not 0 < value < 1e8:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+def _probe(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 (no probe) to 600")
     return value

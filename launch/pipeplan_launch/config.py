@@ -17,6 +17,7 @@ from typing import Any
 from pipeplan_launch import fields
 from pipeplan_launch.emulation.stage import EmulatedStage, emulated_stage
 from pipeplan_launch.errors import LaunchError, nearest
+from pipeplan_launch.placement.levels import Levels, levels_of
 from pipeplan_launch.replay import replay
 from pipeplan_launch.schedule import SCHEDULES, Schedule, StageShape
 
@@ -30,7 +31,7 @@ REPLAYED = 2000
 _NAME = re.compile(r"stage-(\d+)\.json")
 _SHARED = (
     *("plan", "mode", "model", "minibatch", "profile", "device", "servers", "workers_per_server", "server_sizes"),
-    *("schedule", "pipeline"),
+    *("schedule", "pipeline", "links"),
 )
 
 
@@ -69,6 +70,9 @@ class Prediction:
     """Cores that the workers of the stage's server share, where they are more; else 0."""
     receive_bytes: float | None = None
     send_bytes: float | None = None
+    receive_gradient_bytes: float | None = None
+    parameter_bytes: float | None = None
+    """One version of the weights."""
     memory_bytes: float | None = None
     """On one worker: weights, gradients, optimiser state, saved activations."""
 
@@ -103,6 +107,8 @@ class LaunchPlan:
     """Where the predicted times are from: `measured`, `modelled`, `imported` or `calibrated`; empty: not known."""
     emulated: tuple[EmulatedStage, ...] = ()
     """What every stage does in place of computing; empty where the model is to run."""
+    links: Levels | None = None
+    """The rates that the plan was made for, where its files say them."""
 
     @property
     def world(self) -> int:
@@ -156,6 +162,7 @@ def load_plan(folder: Path) -> LaunchPlan:
         emulated=_emulated([(raw[index], str(files[index])) for index in range(len(stages))]),
     )
     _check_workers(plan, str(folder))
+    plan = replace(plan, links=levels_of(first, plan.world, str(files[0])))
     _check_layers(plan, str(folder))
     _check_schedule(plan, str(folder))
     return plan

@@ -59,6 +59,8 @@ class Options:
     max_minibatches: int | None = None
     """Of every epoch, at most so many."""
     timeout_s: float = 600.0
+    probe_s: float = 2.0
+    """For measuring links between servers before training; 0: they are not."""
     averaging: Averaging = EXACT
     """Of gradients among the replicas of a stage."""
 

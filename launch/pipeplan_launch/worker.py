@@ -26,6 +26,7 @@ from pipeplan_launch.manifest import Manifest
 from pipeplan_launch.memory import peak_resident_bytes, reset_peak, resident_bytes
 from pipeplan_launch.metrics import Recorder
 from pipeplan_launch.optimizers import tensors_of
+from pipeplan_launch.placement.check import check
 from pipeplan_launch.processes import Groups
 from pipeplan_launch.progress import accuracy_text, say
 from pipeplan_launch.setup import Options, Stage
@@ -62,6 +63,7 @@ def run(options: Options) -> None:
         dist.destroy_process_group()
         return
     try:
+        check(plan, groups, options.probe_s, options.timeout_s)
         _work(options, plan, groups, begin)
     except PeerLost as error:
         peers_were_asked()  # then a peer that is gone was asked to stop too

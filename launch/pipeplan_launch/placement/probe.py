@@ -1,0 +1,104 @@
+"""What messages and all-reduces between servers really reach: two seconds before training.
+
+All workers go through the same rounds, whether they have a part in one or not. The time is for all of them together:
+rounds that come after it is used up, those that matter least, are left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from pipeplan_launch import processes
+from pipeplan_launch.config import LaunchPlan
+from pipeplan_launch.linkprobe.settings import KIB, MIB
+from pipeplan_launch.linkprobe.traffic import Exchange, Limits, Operation, Reduction, over_sizes
+from pipeplan_launch.placement.crossing import Team
+from pipeplan_launch.placement.levels import Levels
+from pipeplan_launch.processes import Groups
+from pipeplan_launch.transport import Transport, explained
+
+SIZES = (64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
+ENOUGH_S = 0.05
+"""A size that takes longer than this is the last."""
+LEAST_S = 0.02
+"""A round is not begun for less."""
+
+
+def probe(
+    plan: LaunchPlan, rounds: Sequence[Sequence[Team]], groups: Groups, seconds: float, timeout_s: float
+) -> dict[Team, float]:
+    """Bytes/s that teams reached, known to all workers. They all call this, with the same rounds."""
+    with explained("a link failed while it was measured"):
+        return _Probe(plan, rounds, groups, timeout_s).run(seconds)
+
+
+class _Probe:
+    def __init__(self, plan: LaunchPlan, rounds: Sequence[Sequence[Team]], groups: Groups, timeout_s: float) -> None:
+        self._plan, self._rounds, self._groups = plan, rounds, groups
+        self._rank = dist.get_rank()
+        self._device = processes.device_of(plan)
+        self._messages = 0
+        """So far, the same everywhere: no two have the same number."""
+        pairs = [team.workers for teams in rounds for team in teams if not team.is_ring and self._rank in team.workers]
+        peers = sorted({worker for pair in pairs for worker in pair} - {self._rank})
+        self._transport = Transport(0, self._rank, self._device, peers, timeout_s, groups.everyone)
+        self._transport.open()
+
+    def run(self, seconds: float) -> dict[Team, float]:
+        """Measure for about so long."""
+        began = time.monotonic()
+        mine: dict[Team, float] = {}
+        for number, teams in enumerate(self._rounds):
+            left = processes.share(began + seconds - time.monotonic(), 0, self._groups.everyone)
+            if left < LEAST_S:
+                break
+            mine |= self._round(teams, Limits(left / (len(self._rounds) - number), ENOUGH_S))
+        found: dict[Team, float] = {}
+        for one in processes.exchange(mine, self._groups.everyone):
+            for team, rate in one.items():  # who took longest knows best
+                found[team] = min(rate, found.get(team, rate))
+        return found
+
+    def _round(self, teams: Sequence[Team], limits: Limits) -> dict[Team, float]:
+        """What this worker's team reached, if it has one."""
+        team = next((one for one in teams if self._rank in one.workers), None)
+
+        def make(size: int, number: int) -> Operation | None:
+            if team is None:
+                return None
+            if team.is_ring:
+                assert self._groups.replicas is not None
+                return Reduction(self._groups.replicas, size, self._device)
+            peer = team.workers[0] if team.workers[1] == self._rank else team.workers[1]
+            return Exchange(self._transport, self._rank, peer, size, self._messages + number, self._device)
+
+        samples, messages = over_sizes(self._sizes(teams), limits, self._agree, make)
+        self._messages += messages
+        if team is None:
+            return {}
+        assert self._plan.links is not None
+        return {team: rate_of(team, *samples[-1], self._plan.links)}
+
+    def _sizes(self, teams: Sequence[Team]) -> tuple[int, ...]:
+        """None larger than what a stage reduces: smaller ones are slower, and so would it be."""
+        most = max(
+            (self._plan.predictions[team.stage].parameter_bytes or 0 for team in teams if team.is_ring), default=0
+        )
+        return tuple(size for size in SIZES if not most or size <= max(most, SIZES[0]))
+
+    def _agree(self, value: float) -> float:
+        largest = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._groups.everyone)
+        return float(largest)
+
+
+def rate_of(team: Team, size: int, seconds: float, levels: Levels) -> float:
+    """Bytes/s, latencies as planned taken off, half of the time at most."""
+    count = len(team.workers)
+    steps, sent = (2 * (count - 1), 2 * (count - 1) / count * size) if team.is_ring else (1, size)
+    latency_s = (levels.ring if team.is_ring else levels.message)(team.workers)[1]
+    return sent / max(seconds - steps * latency_s, seconds / 2)
