@@ -38,6 +38,8 @@ FOLDERS = {
     "trained": f"plan/launch.sh --epochs 2 --run-dir {RUN}",
 }
 """What a block finds when it is run, each with all that those before it have, and what makes it of them."""
+WRONG_ON_PURPOSE = ("mistakes.md",)
+"""Pages with tests of their own, whose commands in sentences are what people mistype."""
 ALL = [block for page in pages() for block in shell_blocks(page)]
 SECONDS = 120
 
@@ -120,6 +122,21 @@ def test_the_page_names_commands_and_options_that_there_are(page: Path) -> None:
                     continue
                 message = error.format_message() if isinstance(error, click.ClickException) else error
                 pytest.fail(f"{block.where}: {shlex.join(words)}: {message}")
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_sentences_name_commands_and_options_that_there_are(page: Path) -> None:
+    if page.name in WRONG_ON_PURPOSE:
+        return
+    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for text in re.findall(r"`(pipeplan [a-z][^`]*)`", prose):
+        words = shlex.split(" ".join(text.replace("\\|", " ").split()))
+        try:
+            _parsed(words)
+        except (click.UsageError, PipeplanError) as error:
+            # A sentence may leave out what does not matter to it.
+            if isinstance(error, click.NoSuchOption) or re.search("there is no (command|option)", str(error)):
+                pytest.fail(f"{page.name}: {text}: {error}")
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
