@@ -187,6 +187,8 @@ def describe(error: BaseException) -> str:
         line = (error.text or "").strip()
         return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno}: {line})"
     place = user_line(error)
+    if isinstance(error, RecursionError):
+        message += "; nest it less deeply, or raise sys.setrecursionlimit where it is made"
     return f"{type(error).__name__}: {message}{f' ({place})' if place else ''}"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from pipeplan import cluster_write, resources
 from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InputError
-from pipeplan.files import read_text, write_text
+from pipeplan.files import read_text
 from pipeplan.local import local
 from pipeplan.units import parse_size, show_size
 
@@ -90,7 +90,7 @@ def write(folder: Path, texts: Mapping[str, str], *, force: bool = False) -> Non
         scratch = Path(tempfile.mkdtemp(prefix=".new-files.", dir=folder))
         try:
             for name, text in texts.items():
-                write_text(scratch / name, text)
+                (scratch / name).write_text(text, encoding="utf-8")
             for name in texts:
                 (scratch / name).replace(folder / name)
         finally:

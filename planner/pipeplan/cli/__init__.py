@@ -62,7 +62,17 @@ _COMMANDS = {
 }
 
 
+class _Interrupted(Exception):
+    """Ctrl-C, which click would answer with an empty line, wherever standard error goes."""
+
+
 class _Commands(click.Group):
+    def invoke(self, context: click.Context) -> object:
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt:
+            raise _Interrupted from None
+
     def list_commands(self, context: click.Context) -> list[str]:
         return list(_COMMANDS)
 
@@ -130,7 +140,9 @@ def main() -> None:
     except click.ClickException as error:
         _complain(message_of(error))
         status = MENDABLE
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt, _Interrupted):
+        if sys.stderr.isatty():
+            click.echo(err=True)  # below the ^C
         _complain("interrupted")
         status = INTERRUPTED
     except OSError as error:

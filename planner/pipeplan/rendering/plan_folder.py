@@ -60,8 +60,12 @@ def write_plan(outcome: Outcome, folder: Path, *, force: bool = False) -> None:
             shutil.rmtree(scratch, ignore_errors=True)
             if made and not any(folder.iterdir()):
                 folder.rmdir()
-    except OSError as error:
-        raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
+    except (InputError, OSError) as error:
+        why = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(why, OSError):
+            raise
+        # The user knows the folder, not the place beside it where files are written first.
+        raise InputError(f"cannot write {folder}: {why.strerror or why}") from error
 
 
 def _write_files(outcome: Outcome, scratch: Path) -> None:
