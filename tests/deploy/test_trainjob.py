@@ -1,0 +1,142 @@
+"""TrainJobs against the models of Kubeflow Trainer's API, and their script in two pods that are processes here."""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from deployed import checkpoints, rendered, small_plan
+
+VERSION = "2.3.0"
+
+VARIANTS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "all": {
+        "namespace": "team", "cpu": "4", "memory": "64Gi", "env": ["GLOO_SOCKET_IFNAME=eth0"],
+        "node_selector": ["pool=fast"], "options": "--epochs 9", "config_map": "plan",
+    },
+    "a pod for each worker": {"pod_per_worker": True},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def train_job() -> Any:
+    """The model of a TrainJob, as Kubeflow Trainer generates it from the API that its CustomResourceDefinition has."""
+    try:
+        found = metadata.version("kubeflow-trainer-api")
+    except metadata.PackageNotFoundError:
+        pytest.skip("kubeflow-trainer-api is not installed (pip install -e '.[deploy]')")
+    if found != VERSION:
+        pytest.skip(f"TrainJobs are written for the API of Kubeflow Trainer {VERSION}, and {found} is installed")
+    from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
+
+    return TrainerV1alpha1TrainJob
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plans")
+    return small_plan(folder / "claim" / "plan", folder / "job" / "points.py")
+
+
+def document(plan: Path, **settings: object) -> dict[str, Any]:
+    path = rendered(plan, "kubernetes", **settings)
+    text = path.read_text()
+    path.unlink()
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found
+
+
+def fits(model: Any, found: dict[str, Any]) -> bool:
+    """Whether the model takes all of a document: of a field that it does not know nothing comes back."""
+    try:
+        back = model.from_dict(found).to_dict()
+    except (ValueError, TypeError, KeyError):
+        return False
+    return bool(back == found)
+
+
+def mappings(found: object) -> Iterator[dict[str, Any]]:
+    """All mappings with fields in a document; labels and the like may have any keys."""
+    if isinstance(found, list):
+        for one in found:
+            yield from mappings(one)
+    if isinstance(found, dict):
+        yield found
+        for key, value in found.items():
+            if key not in ("annotations", "nodeSelector", "limits", "requests"):
+                yield from mappings(value)
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_api_knows_every_field_and_its_type(variant: str, plan: Path, train_job: Any) -> None:
+    found = document(plan, **VARIANTS[variant])
+    assert fits(train_job, found)
+    for index in range(len(list(mappings(found)))):
+        wrong = copy.deepcopy(found)
+        list(mappings(wrong))[index]["nonsense"] = "1"
+        assert not fits(train_job, wrong), "a field that nobody knows would be noticed"
+    wrong = copy.deepcopy(found)
+    wrong["spec"]["trainer"]["numProcPerNode"] = "one"
+    assert not fits(train_job, wrong)
+    wrong = copy.deepcopy(found)
+    del wrong["spec"]["runtimeRef"]
+    assert not fits(train_job, wrong)
+
+
+def _port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def pods(found: dict[str, Any], tmp_path: Path, count: int) -> list[tuple[int, str]]:
+    """Runs the containers of a TrainJob as processes: the status and the output of each."""
+    trainer, port = found["spec"]["trainer"], _port()
+    given = {one["name"]: one.get("value", "node-7") for one in trainer.get("env", [])}
+    started = []
+    for rank in range(count):
+        variables = (
+            os.environ | given | {"PYTHON": sys.executable, "PET_NODE_RANK": str(rank), "PET_NPROC_PER_NODE": "1"}
+        )
+        variables |= {"PET_NNODES": str(count), "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}
+        command = [*trainer["command"], *trainer["args"]]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen(command, env=variables, cwd=tmp_path, **pipes))
+    ended = []
+    for one in started:
+        said, _ = one.communicate(timeout=90)
+        ended.append((one.returncode, said))
+    return ended
+
+
+@pytest.mark.deploy
+def test_two_pods_train(plan: Path, tmp_path: Path) -> None:
+    claim = plan.parent
+    found = document(plan, mount=str(claim), name="small", options="--epochs 1 --probe 0")
+    ended = pods(found, tmp_path, 2)
+    assert [status for status, _ in ended] == [0, 0], ended
+    run = claim / "runs" / "small"
+    assert len(checkpoints(run)) == 1
+    assert [path.name for path in run.parent.iterdir()] == ["small"]
+
+
+@pytest.mark.slow
+def test_pods_that_are_started_again_go_on(plan: Path, tmp_path: Path) -> None:
+    claim = plan.parent
+    settings = {"mount": str(claim), "name": "again", "options": "--epochs 1 --probe 0"}
+    assert [status for status, _ in pods(document(plan, **settings), tmp_path, 2)] == [0, 0]
+    ended = pods(document(plan, **settings | {"options": "--epochs 2 --probe 0"}), tmp_path, 2)
+    assert [status for status, _ in ended] == [0, 0], ended
+    assert "resumed from" in "".join(said for _, said in ended)
+    assert len(checkpoints(claim / "runs" / "again")) == 2
