@@ -29,9 +29,9 @@ def text(
     `settings` are those of the kind; without a kind, any variables for the user's template. Raises `InputError`.
     """
     path = stored.file_of(plan)
-    beside = output is None or output.parent.resolve() == path.parent.resolve()
-    folder = "" if beside else str(path.parent.resolve())
-    context = Context.of(stored.document(plan), command=command, python=python, folder=folder)
+    root, folder = stored.document(plan), path.parent.resolve()
+    beside = output is None or output.parent.resolve() == folder
+    context = Context.of(root, command=command, python=python, plan_folder=str(folder), beside=beside)
     variables = kind.variables(context, settings) if kind else context.variables() | dict(settings)
     if own is not None:
         return render_own(own, variables)

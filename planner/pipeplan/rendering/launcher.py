@@ -62,9 +62,19 @@ class Context:
     folder: str
     """The plan folder, absolute, where the file is written to another one. Empty where it is written into the plan
     folder, which may then be moved as a whole."""
+    plan_folder: str
+    """The plan folder, absolute, as it is now; empty where it is not known yet."""
 
     @classmethod
-    def of(cls, root: Node, *, command: str = "pipeplan solve", python: str = "", folder: str = "") -> Context:
+    def of(
+        cls,
+        root: Node,
+        *,
+        command: str = "pipeplan solve",
+        python: str = "",
+        plan_folder: str = "",
+        beside: bool = True,
+    ) -> Context:
         """What plan.json says. Raises `InputError`."""
         plan, cluster = Plan.from_json(root["plan"]), cluster_json.from_json(root["cluster"])
         model, sizes = root["profile"]["model"].text(), cluster.server_sizes
@@ -90,7 +100,8 @@ class Context:
             version=__version__,
             command=" ".join(one_line(command).split()),
             digest=plan.digest(root["profile"]["digest"].text(), root["cluster"]["digest"].text()),
-            folder=folder,
+            folder="" if beside else plan_folder,
+            plan_folder=plan_folder,
         )
 
     def variables(self) -> dict[str, Any]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipeplan.errors import InputError
+from pipeplan.rendering.kubernetes import KUBERNETES
 from pipeplan.rendering.launcher import Launcher
+from pipeplan.rendering.plain_torchrun import TORCHRUN
+from pipeplan.rendering.slurm import SLURM
 from pipeplan.rendering.ssh import SSH
 from pipeplan.suggest import did_you_mean
 
@@ -17,7 +20,7 @@ LOCAL = Launcher(
     mode=0o755,
 )
 
-LAUNCHERS: Mapping[str, Launcher] = {launcher.name: launcher for launcher in (LOCAL, SSH)}
+LAUNCHERS: Mapping[str, Launcher] = {launcher.name: launcher for launcher in (LOCAL, SSH, SLURM, TORCHRUN, KUBERNETES)}
 
 
 def launcher(name: str) -> Launcher:

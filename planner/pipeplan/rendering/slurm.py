@@ -1,0 +1,67 @@
+"""Starting a plan as a job of SLURM: one task a node, a component of the job for every run of nodes that are alike."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pipeplan.errors import InputError
+from pipeplan.rendering.launcher import Context, Launcher, Setting
+
+CORES_PER_GPU = 4
+"""Of a worker on a GPU, unless it is said: one computes, the others read samples and send."""
+_LONGEST_NAME = 40
+
+SETTINGS = (
+    Setting("partition", "Partition.", metavar="NAME"),
+    Setting("account", "Account that pays.", metavar="NAME"),
+    Setting("qos", "Quality of service.", metavar="NAME"),
+    Setting("time", "Time limit: 12:00:00, 2-00:00:00, minutes.", metavar="LIMIT"),
+    Setting("constraint", "Features that nodes must have.", metavar="FEATURES"),
+    Setting("gpu_type", "Type of the GPUs, as the cluster calls it.", metavar="NAME"),
+    Setting("cpus", f"Cores of a worker.  [default: its threads; on a GPU at least {CORES_PER_GPU}]", "count"),
+    Setting("mem", "Memory of a node: 64G; 0: all.", metavar="SIZE"),
+    Setting("sbatch", "Any other option of sbatch, such as --sbatch=--exclusive.", many=True, metavar="OPTION"),
+    Setting(
+        "setup", "A line of shell to run first on every node, such as 'module load cuda'.", many=True, metavar="LINE"
+    ),
+    Setting("grace", "Seconds before the time limit to end at a checkpoint.", "count", default=120, metavar="S"),
+    Setting("no_requeue", "Do not go on by itself after the time limit, preemption or the loss of a node.", "flag"),
+)
+SHARED = ("partition", "account", "qos", "time", "constraint", "mem")
+"""What each component of a job says anew."""
+
+
+def _more(context: Context, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What else the template is told: `shared`, options of all components; `job_name`; `cores` of a worker; and
+
+    `components`, for every run of servers that are alike how many they are, and how many workers one of them has.
+    """
+    for name in (*SHARED, "gpu_type"):
+        # What stands in a line of `#SBATCH` is split at spaces, and ends at a number sign.
+        if settings[name] is not None and not re.fullmatch(r"[^\s\"'#\\]+", settings[name]):
+            raise InputError(f"--{name.replace('_', '-')} must be one word without quotes, not {settings[name]!r}")
+    for option in settings["sbatch"]:
+        if not re.fullmatch(r"-[^\"'#\\]+", option):
+            raise InputError(f"--sbatch takes an option of sbatch, such as --sbatch=--exclusive, not {option!r}")
+    usual = context.threads if context.device == "cpu" else max(context.threads, CORES_PER_GPU)
+    shared = {name: settings[name] for name in SHARED if settings[name] is not None}
+    return {
+        "shared": [f"--{name}={value}" for name, value in shared.items()] + list(settings["sbatch"]),
+        "job_name": re.sub(r"[^A-Za-z0-9._-]+", "-", f"pipeplan-{context.model}")[:_LONGEST_NAME].rstrip("-"),
+        "components": [(len(list(run)), size) for size, run in itertools.groupby(context.server_sizes)],
+        "cores": settings["cpus"] or usual,
+    }
+
+
+SLURM = Launcher(
+    "slurm",
+    "a job for SLURM's sbatch, which goes on by itself after its time limit",
+    "launch.slurm",
+    "launch.slurm.j2",
+    mode=0o755,
+    settings=SETTINGS,
+    more=_more,
+)
