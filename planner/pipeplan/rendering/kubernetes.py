@@ -166,7 +166,7 @@ KUBERNETES = Launcher(
     "kubernetes",
     "a TrainJob of Kubeflow Trainer, a pod for each server",
     "trainjob.yaml",
-    "trainjob.yaml.j2",
+    "kubernetes.yaml.j2",
     settings=(
         Setting("image", "The image, which has pipeplan, torch and your model.", default="pipeplan:latest"),
         Setting("claim", "The PersistentVolumeClaim of plan and runs; all pods write to it.", default="pipeplan"),
