@@ -1,0 +1,148 @@
+"""Which worker every process becomes: against all permutations, and what is meant to stay as it is."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from pipeplan_launch.placement.derive import Path, derive, server_of_workers
+from pipeplan_launch.placement.packing import EXACT, pack
+from pipeplan_launch.placement.seats import Seats
+from pipeplan_launch.placement.where import SERVER, Where, all_read, all_written, here, written
+
+
+def composition(draw: random.Random, total: int) -> list[int]:
+    """Random parts of a number, in random order."""
+    parts = []
+    while total:
+        parts.append(draw.randint(1, total))
+        total -= parts[-1]
+    return parts
+
+
+def pieces(sizes: Sequence[int], hosts: Sequence[object], workers: Sequence[int]) -> int:
+    """How many pairs of a planned and a real server have workers in common."""
+    meant = [number for number, size in enumerate(sizes) for _ in range(size)]
+    return len({(meant[worker], host) for worker, host in zip(workers, hosts, strict=True)})
+
+
+def drawn(draw: random.Random) -> tuple[list[int], list[Path]]:
+    """Servers of the plan, and processes scattered over machines, containers and launchers."""
+    count, hosts = draw.randint(1, 6), draw.randint(1, 4)
+    nested = draw.random() < 0.5
+    paths: list[Path] = []
+    for _ in range(count):
+        host = draw.randrange(hosts)
+        paths.append((host // 2 if nested else host, host, draw.randrange(2)))
+    return composition(draw, count), paths
+
+
+def test_as_few_pieces_as_any_order_has() -> None:
+    draw = random.Random(11)
+    for _ in range(150):
+        sizes, paths = drawn(draw)
+        hosts = [path[:2] for path in paths]
+        workers = derive(sizes, paths)
+        assert sorted(workers) == list(range(len(paths)))
+        fewest = min(pieces(sizes, hosts, order) for order in itertools.permutations(range(len(paths))))
+        assert pieces(sizes, hosts, workers) == fewest, (sizes, paths)
+
+
+def test_nothing_changes_where_the_natural_order_is_as_good() -> None:
+    draw = random.Random(12)
+    kept = 0
+    for _ in range(300):
+        sizes, paths = drawn(draw)
+        natural, workers = tuple(range(len(paths))), derive(sizes, paths)
+        if workers != natural:
+            depths = [pieces(sizes, [path[:depth] for path in paths], workers) for depth in (2, 1, 3)]
+            assert depths < [pieces(sizes, [path[:depth] for path in paths], natural) for depth in (2, 1, 3)]
+        kept += workers == natural
+    assert kept > 100
+
+
+@pytest.mark.parametrize(
+    ("sizes", "hosts", "expected"),
+    [
+        ((4, 4), "AAAABBBB", (0, 1, 2, 3, 4, 5, 6, 7)),
+        ((4, 4), "BBBBAAAA", (0, 1, 2, 3, 4, 5, 6, 7)),  # equal servers: the numbers of launchers decide
+        ((2, 1), "ABB", (2, 0, 1)),  # sizes decide
+        ((4, 2, 2), "AABBBBCC", (4, 5, 0, 1, 2, 3, 6, 7)),
+        ((2, 2), "ABAB", (0, 2, 1, 3)),  # cyclic
+        ((2, 2, 2), "ABCABC", (0, 4, 2, 1, 5, 3)),  # A, C, B: three processes stay on their server
+        ((2, 2), "AAAA", (0, 1, 2, 3)),  # all on one
+        ((4,), "ABAB", (0, 1, 2, 3)),  # one server on two: no order is better
+        ((2, 2, 2, 2), "AAAABBBB", (0, 1, 2, 3, 4, 5, 6, 7)),  # two on each
+        ((3, 1, 2, 2), "ABABABAB", (0, 4, 1, 5, 2, 6, 3, 7)),
+    ],
+)
+def test_places(sizes: tuple[int, ...], hosts: str, expected: tuple[int, ...]) -> None:
+    assert derive(sizes, [(host, host, host) for host in hosts]) == expected
+
+
+def test_containers_of_a_machine_hold_one_server_where_none_holds_it_alone() -> None:
+    """Pods of four on machines of eight, in turn: servers of eight go to both pods of a machine."""
+    pods = [(f"machine {pod % 2}", f"pod {pod}", "") for pod in range(4) for _ in range(4)]
+    workers = derive([8, 8], pods)
+    meant = server_of_workers([8, 8])
+    assert len({(meant[worker], pod[0]) for worker, pod in zip(workers, pods, strict=True)}) == 2
+
+
+def test_many_servers_are_packed_by_rules() -> None:
+    """More than are solved exactly: small ones fill large ones, whatever their order."""
+    draw = random.Random(13)
+    for _ in range(20):
+        bins = [draw.choice([6, 8]) for _ in range(12)]
+        parts = [part for size in bins for part in draw.choice([(size // 2, size // 2), (size - 2, 1, 1)])]
+        draw.shuffle(parts)
+        assert len(parts) + len(bins) > EXACT
+        amounts = pack(parts, bins)
+        assert [sum(one.values()) for one in amounts] == parts
+        filled = Counter[int]()
+        for one in amounts:
+            filled.update(one)
+        assert [filled[number] for number in range(len(bins))] == bins
+        assert sum(map(len, amounts)) <= len(parts) + 3
+
+
+def test_what_processes_say_comes_through_the_store() -> None:
+    said = [Where("boot", f"host {number // 3}", "net", str(number // 3), number % 3, 4, "0,1") for number in range(7)]
+    text = all_written([written(one) for one in said])
+    assert all_read(text) == tuple(said)
+    assert text.count("host 0") == 1
+
+
+def test_a_process_finds_out_where_it_is() -> None:
+    mine = here({"GROUP_RANK": "3", "LOCAL_RANK": "2", "CUDA_VISIBLE_DEVICES": "4,5"}, 2)
+    assert (mine.launcher, mine.local, mine.devices, mine.visible) == ("3", 2, 2, "4,5")
+    assert here({}, 0).server == mine.server
+    assert here({SERVER: "a"}, 0).server == here({SERVER: "a"}, 0).server != mine.server
+
+
+def on(hosts: str, devices: int = 0, **more: str) -> list[Where]:
+    return [Where(host, host, "", devices=devices, **more) for host in hosts]
+
+
+def test_devices_are_taken_in_turn_by_those_who_see_the_same() -> None:
+    seats = Seats.of([2, 2], on("ABAB", devices=2))
+    assert [seats.device(process) for process in range(4)] == [0, 0, 1, 1]
+    assert seats.own_device_each()
+    assert not Seats.of([3], on("AAA", devices=2)).own_device_each()
+    one_each = [Where("A", "A", "", devices=1, visible=text) for text in "01"]
+    assert [Seats.of([2], one_each).device(process) for process in range(2)] == [0, 0]
+    assert Seats.of([2], one_each).own_device_each()
+
+
+def test_seats_know_who_is_apart_and_what_servers_are_called() -> None:
+    seats = Seats.of([2, 2], on("ABBB"))
+    assert seats.apart == ((0, 1),)
+    assert not seats.is_one_server
+    assert [seats.name(server) for server in (0, 1)] == ["A", "B"]
+    assert seats.started() == "1 on A and 3 on B"
+    twins = Seats.of([1, 1], [Where("boot 1", "node", ""), Where("boot 2", "node", "")])
+    assert [twins.name(server) for server in (0, 1)] == ["node (1)", "node (2)"]
+    assert Seats.of([2, 1], on("AAA")).is_one_server
