@@ -1,18 +1,27 @@
-"""What a plan is compared with: data parallelism, the best straight pipeline, and the same without pipelining."""
+"""What a plan is compared with: data parallelism, the best uniform grid, the best straight pipeline, and the same
+without pipelining."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeplan import cost
 from pipeplan.cuts import Cuts
 from pipeplan.evaluate import complain_of_memory, evaluate
+from pipeplan.grid import shape_of
+from pipeplan.improve import improve
 from pipeplan.links import Links
 from pipeplan.plan import Plan
 from pipeplan.problem import Problem
 from pipeplan.solvers import dp
 from pipeplan.stages import one_stage
+
+GRID, UNPIPELINED = "best uniform grid", "model parallelism"
+MOST_CELLS, MOST_WORKERS = 20_000, 256
+"""Cuts times workers, and workers, up to which looking for a grid takes little beside looking for the plan."""
+EFFORT = 100
+"""Of the search for a grid that shares cards better."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +41,10 @@ class Baseline:
 
 
 def compare(problem: Problem, cuts: Cuts) -> list[Baseline]:
-    """The three baselines of a problem. Data parallelism is scored even where it does not fit, with a remark."""
+    """The baselines of a problem. Data parallelism is scored even where it does not fit, with a remark."""
     found = [data_parallelism(problem)]
+    if not problem.options.grid:
+        found.append(uniform_grid(problem, cuts))
     straight_problem = problem.straight()
     straight = dp.solve(straight_problem, cuts)
     if straight.plan is None:
@@ -41,13 +52,13 @@ def compare(problem: Problem, cuts: Cuts) -> list[Baseline]:
         return [
             *found,
             Baseline("best straight pipeline", None, "", remark),
-            Baseline("model parallelism", None, "", remark),
+            Baseline(UNPIPELINED, None, "", remark),
         ]
     # A straight pipeline is one pipeline: with copies it would be replicated.
     pace = evaluate(straight.plan, problem).pace_s
     found.append(Baseline("best straight pipeline", pace, straight.plan.config, plan=straight.plan))
     unpipelined, remark = unpipelined_time(straight.plan, problem), "the same stages, not pipelined"
-    return [*found, Baseline("model parallelism", unpipelined, straight.plan.config, remark, straight.plan)]
+    return [*found, Baseline(UNPIPELINED, unpipelined, straight.plan.config, remark, straight.plan)]
 
 
 def data_parallelism(problem: Problem) -> Baseline:
@@ -58,6 +69,20 @@ def data_parallelism(problem: Problem) -> Baseline:
         return Baseline(name, None, parallel.config, f"an update of {parallel.accumulate} minibatches is too short")
     remark = "" if score.fits else f"does not fit in memory: {complain_of_memory(score)}"
     return Baseline(name, score.pace_s, parallel.config, remark, parallel)
+
+
+def uniform_grid(problem: Problem, cuts: Cuts) -> Baseline:
+    """As many replicas of every stage, which is what most trainers know: of the best of each shape the fastest."""
+    if len(cuts.ideals) * problem.cluster.workers > MOST_CELLS or problem.cluster.workers > MOST_WORKERS:
+        return Baseline(GRID, None, "", "too many cuts and workers to look for it beside: --grid does")
+    asked = replace(problem.options, grid=True, allow_copies=False, stages=None)
+    grids = replace(problem, options=asked)
+    plan = dp.best_grid(grids, cuts, lambda plan: evaluate(plan, problem).pace_s)
+    if plan is None:
+        return Baseline(GRID, None, "", "no uniform grid fits in memory")
+    plan = improve(plan, grids, EFFORT)
+    shape = shape_of(plan, problem.cluster)
+    return Baseline(GRID, evaluate(plan, problem).pace_s, shape.text if shape else "", plan=plan)
 
 
 def unpipelined_time(plan: Plan, problem: Problem) -> float:

@@ -1,7 +1,8 @@
 """Uniform grids, pipeline times data: S stages with r replicas each, stage s on workers s r … s r + r - 1.
 
 That is what trainers make of a pipeline-parallel and a data-parallel size (Megatron-LM, DeepSpeed, torchtitan). The
-S r workers are all of the cluster, or whole servers of it from the first one on, or any number inside the first.
+S r workers are all of the cluster, or whole servers of it from the first one on, or any number inside the first. Where
+all stages have an update in common, every replica takes the same number of its minibatches.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import itertools
 from dataclasses import dataclass
 
 from pipeplan.cluster_data import Cluster
-from pipeplan.plan import Plan
-from pipeplan.problem import Problem
+from pipeplan.plan import ACCUMULATING, Plan
+from pipeplan.problem import Options, Problem
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def shapes(problem: Problem) -> list[Shape]:
     found = [
         Shape(stages, workers // stages)
         for workers in reversed(sizes(problem.cluster))
-        for stages in range(1, workers + 1)
+        for stages in range(1, min(workers, len(problem.units)) + 1)
         if workers % stages == 0
     ]
     return [shape for shape in found if _allowed(shape, problem)]
@@ -57,12 +58,26 @@ def _allowed(shape: Shape, problem: Problem) -> bool:
         and shape.replicas <= (asked.max_replicas or shape.replicas)
         and shape.workers <= (asked.max_workers or shape.workers)
         and all(stage <= shape.stages for _, stage in asked.pins)
+        and _shares(asked) % shape.replicas == 0
     )
+
+
+def _shares(asked: Options) -> int:
+    """The minibatches of an update that replicas divide among them, 0 where a stage updates by itself."""
+    return 0 if asked.inference or asked.schedule not in ACCUMULATING else asked.accumulate or 0
+
+
+def workers_alone(problem: Problem, most: int) -> int:
+    """The most workers, of at most so many, that plain data parallelism may be on as a grid."""
+    found = [size for size in sizes(problem.cluster) if size <= most and _shares(problem.options) % size == 0]
+    return max(found)
 
 
 def shape_of(plan: Plan, cluster: Cluster) -> Shape | None:
     """The shape of a plan that is a uniform grid, None where it is none."""
+    shared = plan.accumulate or 0
     shape = Shape(len(plan.stages), plan.stages[0].replicas)
     flat = list(itertools.chain.from_iterable(stage.workers for stage in plan.stages))
     alike = plan.copies == 1 and all(stage.replicas == shape.replicas for stage in plan.stages)
-    return shape if alike and flat == list(range(len(flat))) and len(flat) in sizes(cluster) else None
+    placed = flat == list(range(len(flat))) and len(flat) in sizes(cluster)
+    return shape if alike and placed and shared % shape.replicas == 0 else None

@@ -106,7 +106,8 @@ class Pipelines:
             yield behind[0].start - behind[0].replicas, behind[0].start
             return
         for end in grid_sizes(self.instance):
-            if end % missing == 0:
+            shared = (self.instance.accumulate or 0) if not self.instance.inference else 0
+            if end % missing == 0 and shared % (end // missing) == 0:
                 yield end - end // missing, end
 
     def _pinned(self, before: int, after: int, number: int) -> bool:

@@ -31,7 +31,8 @@ class Instance:
     """Layers that the user wants in one stage."""
     no_cut_after: tuple[int, ...] = ()
     grid: bool = False
-    """Every stage on as many workers, from the first on, in whole servers unless one is enough."""
+    """Every stage on as many workers, from the first on, in whole servers unless one is enough; they divide
+    `accumulate`."""
     recompute: bool = False
     boundary: str = "single"
     schedule: str = "1f1b-stashing"

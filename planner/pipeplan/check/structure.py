@@ -65,6 +65,12 @@ def _grid(document: Document) -> None:
                 f"worker {next_worker} on"
             )
         next_worker += len(stage.workers)
+    shared = document.accumulate if document.accumulates else None
+    if shared is not None and shared % len(first.workers):
+        raise InputError(
+            f"a uniform grid was asked for, but {shared} minibatches are not the same number for each of "
+            f"{len(first.workers)} replicas"
+        )
     ends = [sum(document.cluster.server_sizes[: count + 1]) for count in range(document.cluster.servers)]
     if next_worker > ends[0] and next_worker not in ends:
         raise InputError(f"a uniform grid was asked for, but {next_worker} workers are no whole number of servers")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pipeplan.baselines import UNPIPELINED
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.evaluate import Evaluation, evaluate
 from pipeplan.explain import robust
@@ -69,8 +70,8 @@ def explain(
     plan = best.plan if plan is None else plan
     score, cuts = evaluate(plan, problem), enumerate_cuts(problem, settings.maximum_cuts)
     anatomies = [dissect("this plan", plan, problem)]
-    for baseline in best.baselines[:2]:
-        if baseline.plan is not None:
+    for baseline in best.baselines:
+        if baseline.plan is not None and baseline.name != UNPIPELINED:
             anatomies.append(dissect(baseline.name, baseline.plan, problem))
     others = alternatives(problem, cuts, plan, score.pace_s, progress)
     changed = []

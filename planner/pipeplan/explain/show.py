@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pipeplan.baselines import GRID
 from pipeplan.explain import bars
 from pipeplan.explain.anatomy import Anatomy
 from pipeplan.explain.report import Explanation
@@ -43,7 +44,8 @@ def show(explanation: Explanation, console: Console) -> None:
     for part in bars.stages(score, explanation.plan.copies, problem.options.memory):
         console.print(part)
     _heading(console, "Where the time goes")
-    console.print(_anatomies(explanation.anatomies))
+    # Four columns are too wide for most terminals.
+    console.print(_anatomies(tuple(one for one in explanation.anatomies if one.name != GRID)))
     for line in reasons(explanation.anatomies, problem.capacity):
         console.print(line)
     _heading(console, "Second choice")

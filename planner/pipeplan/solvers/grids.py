@@ -11,7 +11,6 @@ the all-reduce that the same stage exposes, on top of the work of all layers; `g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -81,21 +80,20 @@ class Grids:
         fastest = max(problem.cluster.device_of(worker).speed for worker in range(shape.workers))
         return (problem.work_s / fastest + value) / minibatches_of(problem)
 
-    def stages(self, shape: Shape) -> Iterator[tuple[float, ...]]:
-        """Replicas, speed, and bandwidth and latency of the all-reduce of every stage of a shape."""
-        cluster, replicas = self.terms.problem.cluster, shape.replicas
-        for stage in range(shape.stages):
-            workers = range(stage * replicas, (stage + 1) * replicas)
-            yield replicas, cluster.speed_of(workers), *self.terms.links.allreduce_among(workers)
+    def stage(self, shape: Shape, stage: int) -> tuple[float, ...]:
+        """Replicas, speed, and bandwidth and latency of the all-reduce of a stage of a shape."""
+        first, end = stage * shape.replicas, (stage + 1) * shape.replicas
+        speed = self.terms.problem.cluster.speed_of(range(first, end))
+        return shape.replicas, speed, *self.terms.links.allreduce_among((first, end - 1))
 
     def hop(self, shape: Shape, stage: int) -> tuple[float, float, int]:
         """Bandwidth, latency and number of the links before a stage."""
-        both = range((stage - 1) * shape.replicas, (stage + 1) * shape.replicas)
+        both = (stage - 1) * shape.replicas, (stage + 1) * shape.replicas - 1
         return *self.terms.links.sendrecv_among(both), shape.replicas if self.terms.parallel else 1
 
     def _stage_s(self, shape: Shape, stage: int) -> Floats:
         """The time of a stage from one cut (rows) to another (columns), infinite where the first is no part of it."""
-        key = list(self.stages(shape))[stage]
+        key = self.stage(shape, stage)
         if key not in self._known:
             self._known[key] = np.where(self.nested, self._all_stages_s(*key), np.inf)
         return self._known[key]

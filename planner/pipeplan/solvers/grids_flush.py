@@ -74,7 +74,7 @@ class GridBatches:
 
     @cached_property
     def _keys(self) -> list[tuple[float, ...]]:
-        return list(self.grids.stages(self.shape))
+        return [self.grids.stage(self.shape, stage) for stage in range(self.shape.stages)]
 
     @cached_property
     def _added(self) -> dict[tuple[float, ...], Floats]:

@@ -73,7 +73,7 @@ from dataclasses import dataclass, replace
 
 from pipeplan import cost
 from pipeplan.evaluate import evaluate
-from pipeplan.grid import shapes, sizes
+from pipeplan.grid import shapes, workers_alone
 from pipeplan.links import Links
 from pipeplan.plan import VERTICAL, Plan, data_parallel
 from pipeplan.problem import Problem
@@ -317,7 +317,7 @@ def _data_parallel(problem: Problem) -> tuple[float, Plan] | None:
     workers = min(options.max_replicas or problem.cluster.workers, options.max_workers or problem.cluster.workers)
     workers = min(workers, problem.cluster.workers)
     if options.grid:
-        workers = max(size for size in sizes(problem.cluster) if size <= workers)
+        workers = workers_alone(problem, workers)
     if options.several or options.stages not in (None, 1) or any(number != 1 for _, number in options.pins):
         return None
     plan = data_parallel(

@@ -76,6 +76,9 @@ class Depths:
         for run in sorted(model.runs.all, key=lambda run: -run.start):
             if model.runs.final(run):
                 low = high = 1
+            elif math.isinf(least[run.end + 1]):
+                # None of the runs that may follow in a uniform grid is shallow enough.
+                low, high = 1, 0
             else:
                 low, high = self._needed(run, least[run.end + 1], most[run.end + 1])
             if self.buffered and self.minibatches is not None:

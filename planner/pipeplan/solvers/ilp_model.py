@@ -169,8 +169,8 @@ class Model:
         return min(bound for bound in bounds if bound is not None)
 
     def _largest_transfer(self) -> float:
-        """Bytes that the fastest link carries within U."""
-        upper = self.unit_s
+        """Bytes that as many of the fastest links as a boundary may have carry within U."""
+        upper = self.unit_s * (max(1, min(self._most_replicas(), self.workers // 2)) if self.parallel else 1)
         if self.problem.options.flushes:
             upper = self.room_s if self.parallel else self.room_s / (self.minibatches or 1)
         rates = [float(rate) for level in self.links.rates for rate in level.sendrecv if math.isfinite(rate)]
