@@ -21,7 +21,7 @@ HOSTILE = "x'y\"z $(touch pwned) `touch pwned`\nrm -rf pwned; #"
 def render(folder: Path, **variables: Any) -> Path:
     """launch.sh of a made-up plan, next to its stage files."""
     given = {"title": "a plan", "servers": 1, "workers_per_server": 2, "device": "cpu", "python": sys.executable}
-    given |= {"server_sizes": (), "uneven": False, "threads": 1, "version": "0", "command": "a test"}
+    given |= {"server_sizes": (), "uneven": False, "threads": 1, "version": "0", "command": "a test", "folder": ""}
     script = folder / "launch.sh"
     script.write_text(template("launch.sh.j2").render(given | variables))
     script.chmod(0o755)
