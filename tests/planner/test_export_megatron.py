@@ -12,9 +12,14 @@ import pytest
 from decoders import chain, decoder, grid, problem
 
 from pipeplan import resources
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.errors import InputError
+from pipeplan.evaluate import evaluate
+from pipeplan.exports.deepspeed import MODULE
+from pipeplan.exports.deepspeed import TARGET as DEEPSPEED
 from pipeplan.exports.megatron import FILE, TARGET
 from pipeplan.exports.stacks import stack_of
+from pipeplan.exports.target import Target
 from pipeplan.exports.written import export
 from pipeplan.plan import GPIPE, STASHING, Plan
 from pipeplan.problem import Options, Problem
@@ -93,11 +98,26 @@ def test_every_plan_under_the_restriction_can_be_expressed(rotary: bool) -> None
         assert len(outcome.plan.stages) == stages
 
 
-def test_a_plan_in_flight_otherwise_says_so() -> None:
-    plan = grid(DECODER, ["h.3.ln"])
-    assert "in flight" not in export(TARGET, problem(DECODER), plan)[FILE].text
-    deeper = replace(plan, stages=(replace(plan.stages[0], depth=3), plan.stages[1]))
-    assert "in flight: 2-1, where the plan counts on 3-1" in export(TARGET, problem(DECODER), deeper)[FILE].text
+def slow_links(profile: Profile, plan: Plan) -> Problem:
+    """A cluster where a message takes as long as a stage: less in flight is then slower."""
+    levels = (Level("server", 1, 1e9), Level("cluster", len(plan.stages), 1e9, latency_s=9e-3))
+    return Problem(profile, Cluster("slow", Device("A100", "cuda", 2**30), levels))
+
+
+@pytest.mark.parametrize("target", [TARGET, DEEPSPEED], ids=lambda target: target.name)
+def test_a_plan_in_flight_otherwise_says_so(target: Target) -> None:
+    file = FILE if target is TARGET else MODULE
+    plan, deeper = grid(DECODER, ["h.3.ln"]), grid(DECODER, ["h.3.ln"])
+    deeper = replace(deeper, stages=(replace(deeper.stages[0], depth=4), deeper.stages[1]))
+    assert "in flight" not in export(target, problem(DECODER), plan)[file].text
+    slow = slow_links(DECODER, deeper)
+    found = re.search(
+        r"so the prediction is ([\d.]+) ms each, not ([\d.]+) ms", export(target, slow, deeper)[file].text
+    )
+    assert found is not None
+    paces = [evaluate(one, slow).pace_s * 1e3 for one in (plan, deeper)]
+    assert [float(one) for one in found.groups()] == pytest.approx(paces, rel=5e-3)
+    assert paces[0] > paces[1]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pipeplan.errors import InputError
 from pipeplan.exports.chains import Item, chain_of
 from pipeplan.exports.degrees import Degrees, degrees, synchronous
+from pipeplan.exports.flight import otherwise
 from pipeplan.exports.header import header
 from pipeplan.exports.servers import used
 from pipeplan.exports.target import File, refused
@@ -68,6 +69,7 @@ class DeepSpeed:
             starts=[ascii(item.label if item else "") for item in starts],
             about=[one_line(_about(index, problem, plan, found)) for index in range(found.stages)],
             beside=sorted({one_line(name) for item in starts if item for name in item.beside}),
+            in_flight=otherwise(problem, plan, found),
             recompute=[stage.recompute for stage in plan.stages],
             degrees=found,
             module=MODULE.removesuffix(".py"),

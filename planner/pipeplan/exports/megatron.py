@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from pipeplan.errors import InputError
 from pipeplan.exports.degrees import Degrees, degrees, synchronous
+from pipeplan.exports.flight import otherwise
 from pipeplan.exports.header import header
 from pipeplan.exports.servers import used
 from pipeplan.exports.stacks import Stack, stack_of, tied
@@ -77,7 +78,7 @@ class Megatron:
             degrees=found,
             untied=tied(problem.profile, stack) is None,
             servers=used(problem.cluster, found.count),
-            in_flight=_in_flight(plan, found),
+            in_flight=otherwise(problem, plan, found),
         )
         return {FILE: File(text, "arguments: the pipeline's layout, degrees of parallelism, batch sizes")}
 
@@ -114,12 +115,3 @@ def _stage_line(index: int, stage: Stage, stack: Stack, found: Degrees) -> str:
     workers = found.workers[index]
     ranks = f"rank {workers[0]}" if len(workers) == 1 else f"ranks {workers[0]}-{workers[-1]}"
     return one_line(f"stage {index}, {ranks}: {held}")
-
-
-def _in_flight(plan: Plan, found: Degrees) -> str:
-    """What Megatron-LM keeps in flight, where the plan counts on something else."""
-    theirs = [min(found.stages - index, found.microbatches) for index in range(found.stages)]
-    ours = [stage.depth for stage in plan.stages]
-    if ours == theirs:
-        return ""
-    return f"{'-'.join(map(str, theirs))}, where the plan counts on {'-'.join(map(str, ours))}"
