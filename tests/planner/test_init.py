@@ -1,0 +1,157 @@
+"""What a new user begins with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commandline import Run
+
+import pipeplan
+from pipeplan import init
+from pipeplan.cli.profile.measure import _next
+from pipeplan.cluster_data import Cluster, Device, Level
+from pipeplan.cluster_file import parse
+from pipeplan.errors import InputError
+from pipeplan.local import local
+
+
+def test_writes_both_files_and_says_what_is_next(run: Run, tmp_path: Path) -> None:
+    done = run("init", "--workers", "3")
+    assert (done.code, done.err) == (0, "written: job.py\nwritten: cluster.toml\n")
+    assert done.out.splitlines()[1:] == [
+        "  pipeplan profile job.py:build",
+        "  pipeplan solve profile.json --cluster cluster.toml",
+        "  ./plan/launch.sh --epochs 5",
+    ]
+    compile((tmp_path / "job.py").read_text(), "job.py", "exec")
+    assert parse(tmp_path / "cluster.toml").workers == 3
+
+
+def test_never_overwrites_unless_it_is_told_to(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text("mine")
+    done = run("init")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "cluster.toml exists: give another folder, or --force" in done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["cluster.toml"]
+    assert (tmp_path / "cluster.toml").read_text() == "mine"
+    assert run("init", "--force", "-q").err == ""
+    assert parse(tmp_path / "cluster.toml").name == "mine"
+
+
+def test_another_folder_is_quoted_in_what_is_next(run: Run, tmp_path: Path) -> None:
+    done = run("init", "-o", "my lab/a", "--json")
+    answer = json.loads(done.out)
+    assert answer["files"] == ["my lab/a/job.py", "my lab/a/cluster.toml"]
+    words = [shlex.split(step) for step in answer["next"]]
+    assert words[0] == ["pipeplan", "profile", "my lab/a/job.py:build", "-o", "my lab/a/profile.json"]
+    assert words[1][-4:] == ["--cluster", "my lab/a/cluster.toml", "-o", "my lab/a/plan"]
+    assert words[2][0] == "my lab/a/plan/launch.sh"
+    assert run("init", "a", "-o", "b").code == 2
+    assert run("init", "my lab/a/job.py").code == 2
+
+
+@pytest.mark.parametrize(("folder", "script"), [("lab", "./lab/plan/launch.sh"), ("/lab", "/lab/plan/launch.sh")])
+def test_a_shell_finds_the_script(folder: str, script: str) -> None:
+    assert init.commands(Path(folder), "cpu")[2].split()[0] == script
+    assert init.commands(Path(folder), "cuda")[0].split()[3:5] == ["--device", "cuda"]
+
+
+def test_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_text = Path.write_text
+
+    def full(path: Path, text: str, **given: str) -> int:
+        if path.name == init.CLUSTER:
+            raise OSError(28, "No space left on device")
+        return write_text(path, text, **given)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(InputError, match=r"cannot write .*lab/a: No space left on device"):
+        init.write(tmp_path / "lab" / "a", init.files())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_cluster_file_is_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "one.toml").write_text(init.cluster_text(local(2)))
+    found, here = parse(tmp_path / "one.toml"), local(2)
+    assert found.levels == here.levels
+    assert (found.device.name, found.device.kind, found.device.cores) == (
+        here.device.name,
+        here.device.kind,
+        here.device.cores,
+    )
+    assert 0 <= here.device.memory_bytes - found.device.memory_bytes < 2**30 / 10
+
+
+def test_more_servers_are_there_when_their_marks_are_taken_off(tmp_path: Path) -> None:
+    gpus = Cluster("local", Device("A100", "cuda", 40 * 2**30), (Level("server", 4, 12e9),))
+    head, mark, servers = init.cluster_text(gpus).partition("\n# [[level]]")
+    assert mark
+    uncommented = "\n".join(line.removeprefix("# ") for line in (mark + servers).splitlines())
+    (tmp_path / "two.toml").write_text(head + uncommented)
+    found = parse(tmp_path / "two.toml")
+    assert (found.servers, found.workers, found.device.memory_bytes) == (2, 8, 40 * 2**30)
+
+
+@pytest.mark.slow
+def test_the_three_commands_work(tmp_path: Path) -> None:
+    environment = os.environ | {
+        "CUDA_VISIBLE_DEVICES": "",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+
+    def typed(command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, shell=True, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=300, check=False
+        )
+
+    steps = json.loads(typed("pipeplan init 'a lab' --workers 3 --json").stdout)["next"]
+    assert len(steps) == 3
+    for step, more in zip(steps, (" --repeats 3", "", " --max-minibatches 6 --log-every 2"), strict=True):
+        done = typed(step + more)
+        assert done.returncode == 0, done.stderr
+    plan = json.loads((tmp_path / "a lab" / "plan" / "plan.json").read_text())
+    assert len(plan["plan"]["stages"]) >= 1
+    assert "epoch 5/5" in done.stderr
+    assert list((tmp_path / "a lab" / "plan" / "runs").glob("*/summary.json"))
+
+
+@pytest.mark.slow
+def test_the_job_learns(tmp_path: Path) -> None:
+    """As one process would train it, in the words that the job itself uses."""
+    torch = pytest.importorskip("torch")
+    from torch.utils.data import DataLoader
+
+    from pipeplan_launch import load_job
+
+    init.write(tmp_path, init.files())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a model so small is faster so, whoever else uses the machine
+    job = load_job(f"{tmp_path / 'job.py'}:build", seed=0)
+    data = job.datasets
+    optimizer = job.optimizer(job.model.parameters())
+    for inputs, targets in DataLoader(data.train, job.minibatch, shuffle=True):
+        loss = job.loss(job.model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        right = (job.model(data.test.tensors[0]).argmax(dim=1) == data.test.tensors[1]).float().mean()
+    torch.set_num_threads(threads)
+    assert right > 0.9
+
+
+def test_the_next_step_of_a_measurement_names_the_cluster_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    profile = pipeplan.read_profile("mnist-v100")
+    monkeypatch.chdir(tmp_path)
+    assert _next(profile, Path("lab/profile.json")) == "pipeplan solve lab/profile.json --cluster YOURS.toml"
+    init.write(tmp_path / "lab", init.files())
+    assert _next(profile, Path("lab/profile.json")) == "pipeplan solve lab/profile.json --cluster lab/cluster.toml"
