@@ -59,9 +59,9 @@ class Options:
     """Layers whose output no boundary may cross: they share a stage with all that read it."""
 
     grid: bool = False
-    """A uniform grid: stages with the same number r of replicas each, stage s on workers s r … s r + r - 1 from the first
-    worker on; all of the cluster, or whole servers of it, or any number inside one server; no copies. Where all stages
-    have an update in common, r divides its minibatches."""
+    """A uniform grid: stages with the same number r of replicas each, stage s on workers s r … s r + r - 1 from the
+    first worker on; all of the cluster, or whole servers of it, or any number inside one server; no copies. Where all
+    stages have an update in common, r divides its minibatches."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap <= 1:

@@ -48,6 +48,7 @@ _ARGUMENTS = (
     click.option("--stages", type=int, help="Exactly so many stages."),
     click.option("--max-replicas", type=int, help="No stage on more workers; 1 makes the pipeline straight."),
     click.option("--straight", is_flag=True, help="One worker a stage, one pipeline."),
+    click.option("--grid", is_flag=True, help="As many replicas for every stage, as trainers with a uniform grid."),
     click.option(
         "--overlap", type=float, help="Share of gradient sync hidden by compute  [default: 1 on GPUs, 0 on CPUs]"
     ),
@@ -133,6 +134,7 @@ def options_of(given: dict[str, Any], kind: str) -> Options:
         pins=tuple(_pin(text) for text in given["pins"]),
         together=tuple(tuple(name.strip() for name in text.split(",")) for text in given["together"]),
         no_cut_after=tuple(given["no_cut_after"]),
+        grid=bool(given.get("grid")),
     )
 
 
@@ -143,7 +145,9 @@ def check_schedules(names: Sequence[str], given: dict[str, Any]) -> None:
     accumulating = [name for name in names if name in ACCUMULATING]
     if accumulating and given["accumulate"] is None:
         raise InputError(f"--schedule {accumulating[0]} needs a number of minibatches per update: give --accumulate")
-    if given["accumulate"] is not None and not accumulating and not set(names) - set(SCHEDULES):
+    # What a plan is made for may have a schedule of its own.
+    told = bool(given.get("target_name")) and not names
+    if given["accumulate"] is not None and not accumulating and not told and not set(names) - set(SCHEDULES):
         raise InputError(f"--accumulate goes with --schedule {', '.join(ACCUMULATING)}: the others need no number")
 
 

@@ -49,6 +49,7 @@ _SETS = {
     "pins": ("pins",),
     "together": ("together",),
     "no_cut_after": ("no_cut_after",),
+    "grid": ("grid",),
 }
 
 

@@ -15,6 +15,7 @@ from pipeplan.auto import Choice, choose
 from pipeplan.cli.answer import disagreement_in, search_arguments, settings_of, written
 from pipeplan.cli.given import problem_arguments, problem_of
 from pipeplan.cli.options import force_option, json_option, output_folder, quiet_option, words
+from pipeplan.cli.solve_for import Wanted, accumulated, for_option, wanted
 from pipeplan.errors import InputError
 from pipeplan.fewest import fewest_workers
 from pipeplan.hardware import mismatch
@@ -34,7 +35,8 @@ from pipeplan.units import show_time
     metavar="N|auto",
     help="Another minibatch size: as measured, between measured ones, or in proportion; auto: the best measured one.",
 )
-@click.option("--batch", type=int, metavar="SAMPLES", help="Global batch, for --schedule auto.")
+@for_option
+@click.option("--batch", type=int, metavar="SAMPLES", help="Global batch, for --schedule auto and --for.")
 @click.option(
     "--staleness",
     metavar="NONE|BOUNDED|ANY",
@@ -62,6 +64,7 @@ def command(
     fewest_workers: str | None,
     cost_model: str,
     minibatch: str | None,
+    target_name: str | None,
     output: Path,
     force: bool,
     with_report: bool,
@@ -80,6 +83,8 @@ def command(
     pipeplan solve --cluster A --schedule auto --batch 1024 --staleness none
     pipeplan solve --cluster A --fewest-workers 5%
     pipeplan solve profile.json --cluster A --minibatch auto
+    pipeplan solve --cluster A --grid
+    pipeplan solve profile.json --cluster A --for megatron --accumulate 32
     """
     settings = replace(settings_of(given), cost_model=cost_model)
     within = None if fewest_workers is None else _share(fewest_workers)
@@ -88,7 +93,8 @@ def command(
     elif with_report:
         raise InputError("--report goes beside a plan that is written: leave out --no-write")
     notes = Console(stderr=True, highlight=False)
-    problem, origin, remarks = _problem(given | {"minibatch": minibatch}, batch, staleness, settings)
+    asked = given | {"minibatch": minibatch, "target_name": target_name}
+    problem, origin, remarks, aim = _problem(asked, batch, staleness, settings)
     notes.print(origin, style="dim", markup=False, soft_wrap=True)
     if note := mismatch(problem.profile, problem.cluster):
         notes.print(note, markup=False, soft_wrap=True)
@@ -96,18 +102,25 @@ def command(
         notes.print(remark, style="dim", markup=False, soft_wrap=True)
     with disagreement_in(None if no_write else output):
         outcome = solve(problem, settings) if within is None else _fewest(problem, within, settings, notes)
+    if aim is not None:
+        # What it cannot express is said before anything is written.
+        aim.files(outcome.plan, outcome.problem)
     if not no_write:
         # Before the table: whoever closes our output early, as `| head` does, still has the plan.
         plan_folder.write_plan(outcome, output, force=force)
+    exported = [] if no_write or aim is None else aim.write(outcome, output, force=force)
     if as_json:
         click.echo(json.dumps(documents.plan_document(outcome), indent=1, allow_nan=False))
     else:
         show(outcome, Console(highlight=False, markup=False))
+        if aim is not None:
+            click.echo(aim.cost(outcome, settings.maximum_cuts))
     if not no_write:
-        notes.print(written(outcome, output), markup=False, soft_wrap=True)
+        for line in [written(outcome, output), *exported]:
+            notes.print(line, markup=False, soft_wrap=True)
         if with_report:
             notes.print(_report(outcome, output), markup=False, soft_wrap=True)
-        else:
+        elif not exported:
             notes.print(_next(output), markup=False, soft_wrap=True)
 
 
@@ -126,18 +139,24 @@ def _report(outcome: Outcome, folder: Path) -> str:
 
 def _problem(
     given: dict[str, Any], batch: int | None, staleness: str, settings: Settings
-) -> tuple[Problem, str, list[str]]:
-    """The problem, where its profile comes from, and what choosing a schedule or a minibatch size for it showed."""
+) -> tuple[Problem, str, list[str], Wanted | None]:
+    """The problem, where its profile comes from, what choosing a schedule or a minibatch size for it showed, and the
+    trainer that it is for."""
     sized = given["minibatch"] == "auto"
     given = given | {"minibatch": None if sized else _samples(given["minibatch"])}
     if given.get("schedule") != "auto":
-        if batch is not None:
-            raise InputError("--batch goes with --schedule auto; for one schedule give --accumulate")
+        if batch is not None and given["target_name"] is None:
+            raise InputError("--batch goes with --schedule auto or --for; for one schedule give --accumulate")
         plain, origin = problem_of(given)
+        accumulate = accumulated(given, batch, plain.profile.minibatch)
+        aim = wanted(given["target_name"], replace(plain, options=replace(plain.options, accumulate=accumulate)))
+        problem = plain if aim is None else aim.problem
         if not sized:
-            return plain, origin, []
-        problem, sizes = choose_size(plain, settings.maximum_cuts)
-        return problem, origin, [_size(one) for one in sizes]
+            return problem, origin, [], aim
+        problem, sizes = choose_size(problem, settings.maximum_cuts)
+        return problem, origin, [_size(one) for one in sizes], aim
+    if given["target_name"] is not None:
+        raise InputError("--for has a schedule of its own: leave out --schedule auto")
     if sized:
         raise InputError("--schedule auto chooses the minibatch size itself, from --batch: leave out --minibatch auto")
     if batch is None:
@@ -149,7 +168,7 @@ def _problem(
         raise InputError("--schedule is for training: leave it out with --inference")
     cluster, profile = plain.cluster, plain.profile
     problem, choices = choose(profile, cluster, plain.options, batch, staleness.lower(), settings.maximum_cuts)
-    return problem, origin, [_choice(choice) for choice in choices]
+    return problem, origin, [_choice(choice) for choice in choices], None
 
 
 def _samples(text: str | None) -> int | None:

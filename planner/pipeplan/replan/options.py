@@ -19,6 +19,7 @@ RELAXED: dict[str, dict[str, Any]] = {
     "pin": {"pins": ()},
     "together": {"together": ()},
     "no-cut-after": {"no_cut_after": ()},
+    "grid": {"grid": False},
     "no-recompute": {"recompute": True},
 }
 """By the option of `solve` that asks for it: the fields of `Options` as they are where nobody asks."""
