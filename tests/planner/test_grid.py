@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import brute_force
 import pytest
-from instances import ALL_SCHEDULES, Instance, drawn, mixed_instance, unequal_instance
+from commandline import Run
+from instances import ALL_SCHEDULES, Instance, crowded_instance, drawn, mixed_instance, unequal_instance
 
+from pipeplan import baselines, cluster_file
+from pipeplan.check.verify import verify
+from pipeplan.cli import solve_for
+from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.cuts import enumerate_cuts
+from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.evaluate import evaluate
-from pipeplan.grid import shape_of
-from pipeplan.problem import Problem
-from pipeplan.solvers import dp, ilp
+from pipeplan.exports.target import File
+from pipeplan.files import Node
+from pipeplan.grid import shape_of, shapes, sizes
+from pipeplan.plan import Plan
+from pipeplan.problem import Options, Problem
+from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.rendering.documents import plan_document
+from pipeplan.solvers import dp, grids, ilp
 from pipeplan.solvers.result import Result, Status
+from pipeplan.solving import Outcome, Settings, solve
 
 Draw = Callable[..., Instance]
 
@@ -65,3 +80,200 @@ def test_both_solvers_find_the_best_uniform_grid(schedule: str | None, draw: Dra
 def test_both_solvers_find_the_best_uniform_grid_at_length(schedule: str | None, draw: Draw, start: int) -> None:
     for seed in range(start, start + 50):
         _check(*_grid(seed, draw, schedule, layers=6), cold=seed % 2 == 0)
+
+
+def _spread(count: int, *, sent: int = 0) -> Profile:
+    """A chain of layers that take longer and longer."""
+    layers = tuple(Layer(f"l{i}", 1e-3 * (1 + i), 2e-3 * (1 + i), 1_000_000, 1000) for i in range(count))
+    tensors = tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), sent, sent) for i in range(count - 1))
+    return Profile(layers, tensors, minibatch=8)
+
+
+def _cluster(servers: int, devices: int, bandwidth: float = 1e9) -> Cluster:
+    levels = (Level("server", devices, 4 * bandwidth), Level("cluster", servers, bandwidth))
+    return Cluster("lab", Device("d", "cuda", 2**34), levels)
+
+
+@pytest.mark.parametrize(
+    ("servers", "devices", "allowed"), [(1, 5, [1, 2, 3, 4, 5]), (4, 4, [1, 2, 3, 4, 8, 12, 16]), (3, 1, [1, 2, 3])]
+)
+def test_a_grid_takes_whole_servers_or_lies_inside_one(servers: int, devices: int, allowed: list[int]) -> None:
+    assert sizes(_cluster(servers, devices)) == allowed
+
+
+def test_the_first_servers_count_where_servers_differ() -> None:
+    level, device = Level("server", 3, 1e9), Device("d", "cuda", 2**34)
+    servers = [Server(device, replace(level, count=count)) for count in (3, 1, 2)]
+    assert sizes(Cluster.of_servers("mixed", servers, [Level("cluster", 3, 1e9)])) == [1, 2, 3, 4, 6]
+
+
+def test_replicas_share_the_minibatches_of_an_update_evenly() -> None:
+    asked = Options(grid=True, schedule="1f1b-flush", accumulate=6)
+    found = {shape.replicas for shape in shapes(Problem(_spread(6), _cluster(2, 4), asked))}
+    assert found == {1, 2, 3}
+    assert 8 in {shape.replicas for shape in shapes(Problem(_spread(6), _cluster(2, 4), Options(grid=True)))}
+
+
+def test_a_grid_of_one_replica_is_straight() -> None:
+    outcome = solve(Problem(_spread(6), _cluster(2, 4), Options(grid=True, max_replicas=1, allow_copies=False)))
+    assert {stage.replicas for stage in outcome.plan.stages} == {1}
+    assert outcome.verdict.proven
+
+
+def test_stages_that_make_no_grid_are_refused_in_one_line() -> None:
+    with pytest.raises(InfeasibleError, match="relax --stages or --grid"):
+        solve(Problem(_spread(6), _cluster(2, 4), Options(grid=True, stages=5, memory=False)))
+
+
+def test_a_time_that_is_over_leaves_a_bound() -> None:
+    problem = Problem(_spread(8), _cluster(2, 4), Options(grid=True))
+    cuts = enumerate_cuts(problem, 10_000)
+    late, best = dp.solve(problem, cuts, seconds=0.0), dp.solve(problem, cuts)
+    assert late.status in (Status.TIME_LIMIT, Status.FEASIBLE)
+    assert late.bound_s <= best.objective_s
+
+
+@pytest.mark.parametrize("schedule", ["1f1b-stashing", "1f1b-flush"])
+def test_many_cuts_change_nothing(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where not all pairs of cuts are gone through, the search by thresholds finds the same."""
+    accumulate = 8 if schedule == "1f1b-flush" else None
+    options = Options(grid=True, schedule=schedule, accumulate=accumulate)
+    problem = Problem(_spread(7, sent=3_000_000), _cluster(2, 4), options)
+    cuts = enumerate_cuts(problem, 10_000)
+    quick = dp.solve(problem, cuts)
+    monkeypatch.setattr(grids, "MOST_CUTS", 0)
+    assert dp.solve(problem, cuts).objective_s == pytest.approx(quick.objective_s, rel=1e-8)
+
+
+def test_shared_cards_leave_a_grid_a_grid() -> None:
+    """The local search finds no worse than the best of each shape, and nothing else than grids."""
+    bound = 0
+    for seed in (6, 10, 16, 17):
+        _, problem = _grid(seed, crowded_instance, None)
+        outcome = _outcome(problem)
+        if outcome is None:
+            continue
+        assert shape_of(outcome.plan, problem.cluster) is not None
+        assert outcome.evaluation.pace_s >= outcome.bound_s * (1 - 1e-6)
+        bound += outcome.evaluation.pace_s > outcome.evaluation.alone_s * (1 + 1e-6)
+    assert bound
+
+
+def _outcome(problem: Problem) -> Outcome | None:
+    try:
+        return solve(problem, Settings(solver="dp"))
+    except InfeasibleError:
+        return None
+
+
+def test_the_grid_beside_a_plan_is_what_asking_for_it_finds() -> None:
+    for bandwidth in (1e8, 1e9, 1e10):
+        problem = Problem(_spread(8, sent=3_000_000), _cluster(2, 4, bandwidth))
+        beside = baselines.uniform_grid(problem, enumerate_cuts(problem, 10_000))
+        asked = solve(replace(problem, options=replace(problem.options, grid=True)))
+        assert beside.plan is not None
+        assert beside.pace_s == pytest.approx(asked.objective_s, rel=1e-6)
+        assert beside.config == shape_text(asked.plan)
+
+
+def shape_text(plan: Plan) -> str:
+    return f"{len(plan.stages)}×{plan.stages[0].replicas}"
+
+
+def test_the_check_verifies_that_a_plan_is_a_grid() -> None:
+    profile = _spread(8, sent=3_000_000)
+    document = plan_document(solve(Problem(profile, _cluster(2, 4), Options(grid=True, stages=2))))
+    assert document["options"]["grid"] is True
+    assert _constraints(document, profile) is True
+    stages = document["plan"]["stages"]
+    first, last = stages[0]["workers"], stages[-1]["workers"]
+    for changed in (
+        ([first[0]], last),
+        (first, [worker + 1 for worker in last]),
+        (last, first),
+    ):
+        stages[0]["workers"], stages[-1]["workers"] = changed
+        assert _constraints(document, profile) is not True
+    stages[0]["workers"], stages[-1]["workers"] = first, last
+    assert _constraints(document, profile) is True
+
+
+def _constraints(document: dict[str, Any], profile: Profile) -> bool | None:
+    found = verify(Node(json.loads(json.dumps(document)), "plan.json"), profile)
+    return next((one.holds for one in found if one.what == "constraints"), found[0].holds)
+
+
+class _Told:
+    """A trainer of uniform grids that drain, told by one file."""
+
+    name, title = "told", "Told 1.0"
+
+    def restrict(self, profile: Profile, options: Options) -> Options:
+        return replace(options, grid=True, schedule="1f1b-flush")
+
+    def refuse(self, problem: Problem, plan: Plan) -> None:
+        if problem.options.max_stages == 1:
+            raise InputError("Told 1.0 has no use for one stage")
+
+    def files(self, problem: Problem, plan: Plan) -> dict[str, File]:
+        return {"plan.txt": File(plan.config, "the plan")}
+
+    def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
+        return f"told {folder}"
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(solve_for, "target", lambda name: _Told())
+    monkeypatch.chdir(tmp_path)
+    _spread(6, sent=30_000_000).save(Path("profile.json"))
+    Path("lab.toml").write_text(LAB, encoding="utf-8")
+
+
+LAB = """format = "pipeplan-cluster"
+version = 1
+name = "lab"
+device = {name = "d", kind = "cuda", memory = "16 GiB"}
+level = [
+    {name = "server", count = 2, bandwidth = "8 GB/s"},
+    {name = "cluster", count = 2, bandwidth = "1 GB/s"},
+]
+"""
+
+
+@pytest.mark.usefixtures("told")
+def test_solving_for_a_trainer_writes_its_files_and_says_the_cost(run: Run) -> None:
+    done = run("solve", "--cluster", "lab.toml", "--for", "told", "--accumulate", "8")
+    assert done.code == 0
+    plan = json.loads(Path("plan/plan.json").read_text(encoding="utf-8"))
+    assert (plan["options"]["grid"], plan["plan"]["schedule"]) == (True, "1f1b-flush")
+    assert Path("plan/told/plan.txt").read_text(encoding="utf-8") == plan["plan"]["config"]
+    assert "written: plan/told/plan.txt  the plan" in done.err
+    assert done.err.strip().endswith("next: told plan/told")
+    said = done.out.strip().splitlines()[-1]
+    assert said.startswith("Restricted to what Told 1.0 can express. Without the restriction: ")
+    free = solve(Problem(_spread(6, sent=30_000_000), cluster_file.load("lab.toml")), Settings(solver="dp"))
+    gain = plan["prediction"]["minibatch_s"] / free.objective_s
+    assert f"{free.plan.config} by 1f1b-stashing, {gain:.2f}x faster" in said
+
+
+@pytest.mark.usefixtures("told")
+def test_what_a_trainer_cannot_express_is_not_written(run: Run) -> None:
+    done = run("solve", "--cluster", "lab.toml", "--for", "told", "--accumulate", "8", "--max-stages", "1")
+    assert (done.code, Path("plan").exists()) == (2, False)
+    assert done.err.splitlines()[-1] == "error: Told 1.0 has no use for one stage"
+
+
+@pytest.mark.usefixtures("told")
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--batch", "20"], "a batch of 20 samples cannot be cut into minibatches of 8"),
+        (["--batch", "16", "--accumulate", "2"], "--accumulate follows from --batch"),
+        (["--schedule", "auto", "--batch", "16"], "--for has a schedule of its own"),
+    ],
+)
+def test_what_does_not_go_with_a_trainer_is_said(run: Run, arguments: list[str], complaint: str) -> None:
+    done = run("solve", "--cluster", "lab.toml", "--for", "told", *arguments)
+    assert done.code == 2
+    assert complaint in done.err

@@ -264,3 +264,17 @@ def test_work_is_counted_in_what_the_devices_take_for_it() -> None:
     result = ilp.solve(problem, ilp.Limits())
     assert result.plan is not None
     assert evaluate(result.plan, problem).alone_s == pytest.approx(result.objective_s, rel=1e-6)
+
+
+def test_a_boundary_of_parallel_links_carries_more_than_one_link_does() -> None:
+    """Within the pace of the best plan one link carries 18 bytes, and two of them the 28 that cross its cut."""
+    layers = (Layer("l0", 7, 3, 60, 45), Layer("l1", 4, 4, 20, 120), Layer("l2", 6, 0, 20, 37))
+    tensors = (Tensor("a", "l0", ("l1", "l2"), 16, 28), Tensor("b", "l1", ("l2",), 17, 47))
+    cluster = Cluster("test", Device("d", "cpu", 1), (Level("server", 4, 4.0, 0.0, 0.8, 0.5),))
+    options = Options(memory=False, stages=2, boundary="parallel")
+    problem = Problem(Profile(layers, tensors, minibatch=1), cluster, options)
+    # Stage 1 averages 60 bytes between two, at 3.2 a second and once for two minibatches; all else takes 7 s at most.
+    pace_s = 2 * (2 - 1) / 2 * 60 / 3.2 / 2
+    found = ilp.solve(problem, ilp.Limits(), cutoff_s=pace_s)
+    assert found.status == Status.OPTIMAL
+    assert found.objective_s == pytest.approx(pace_s, rel=1e-6)
