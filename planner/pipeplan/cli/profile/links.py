@@ -73,11 +73,12 @@ def command(
 ) -> None:
     """Measure messages and all-reduces between workers, and write the cluster file that they give.
 
-    On one machine: pipeplan profile --links --workers 3 -o local.toml
+    On several servers, run it on each, with NODE_RANK from 0 on, or by torchrun … -m pipeplan profile --links; the
+    first server's worker 0 writes the file.
 
-    On several: NODE_RANK=0 MASTER_ADDR=server0 MASTER_PORT=29500 pipeplan profile --links --servers 2 --workers 4, and
-    on the second with NODE_RANK=1. Or by torchrun … -m pipeplan profile --links. The first server's worker 0 writes the
-    file.
+    \b
+    pipeplan profile --links --workers 3 -o local.toml
+    NODE_RANK=0 MASTER_ADDR=server0 MASTER_PORT=29500 pipeplan profile --links --servers 2 --workers 4
     """
     for option, value in (("--budget", budget), ("--timeout", timeout)):
         if not 0 < value < 1e6:
