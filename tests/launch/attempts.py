@@ -20,14 +20,21 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from toy_workers import Ended, Toy
 
 from pipeplan_launch import restarts
+from pipeplan_launch.placement.where import SERVER
 
 
 def run_attempts(
-    folder: Path, arguments: Sequence[str], toys: Sequence[Toy], world: int, cut_off: tuple[int, int] | None = None
+    folder: Path,
+    arguments: Sequence[str],
+    toys: Sequence[Toy],
+    world: int,
+    cut_off: tuple[int, int] | None = None,
+    servers: Sequence[Sequence[str]] = (),
 ) -> list[Ended]:
     """One attempt for each toy, each with all workers of the plan in `folder`.
 
     `cut_off`: (rank, at which call of its stage) in the first attempt all connections of that worker are cut.
+    `servers`: for each attempt, the name of the server that each process is on, if not all are on this machine.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", "torch._dynamo", "pipeplan_launch.worker"])
@@ -47,7 +54,7 @@ def run_attempts(
             context.Process(
                 target=_worker,
                 args=(
-                    environment,
+                    environment | ({SERVER: servers[attempt][rank], "GLOO_SOCKET_IFNAME": "lo"} if servers else {}),
                     _cut(cut_off, attempt, rank),
                     rank,
                     world,

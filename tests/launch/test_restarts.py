@@ -57,6 +57,21 @@ def test_the_loss_goes_on_as_if_no_worker_had_been_lost(tmp_path: Path, uninterr
     assert line.startswith(f"worker 0 was lost; restart 3 of 3: resumed from {tmp_path}/run/checkpoints/")
 
 
+def test_a_restart_may_number_the_processes_in_another_way(tmp_path: Path, uninterrupted: Any) -> None:
+    """A server of two and one of one: which processes are on the first changes from attempt to attempt."""
+    sizes = {"servers": 2, "workers_per_server": 2, "server_sizes": [2, 1]}
+    folder = write_plan(tmp_path, [content | sizes for content in stage_contents([2, 1])])
+    options = ["--run-dir", str(tmp_path / "run"), *OPTIONS]
+    # By process: worker 0 is process 1, then 0, then 0 again, but on another server than worker 1 was at first.
+    servers = [["small", "large", "large"], ["large", "large", "small"], ["large", "small", "large"]]
+    toys = [Toy(die=(1, 9)), Toy(die=(2, 9)), Toy()]
+    ended = run_attempts(folder, options, toys, 3, servers=servers)
+    assert [one.statuses for one in ended] == [[3, 9, 3], [3, 3, 9], [0, 0, 0]], [one.err for one in ended]
+    assert curve(tmp_path / "run") == uninterrupted
+    assert ended[1].err.startswith("worker 0 was lost; restart 1 of 2: resumed from ")
+    assert "\nworker 2 was lost; restart 2 of 2: resumed from " in "\n" + ended[2].err
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="finds connections as Linux shows them")
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_worker_that_was_cut_off_comes_back(tmp_path: Path, uninterrupted: Any, rank: int) -> None:
