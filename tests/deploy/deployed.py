@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pipeplan.cluster_data import Cluster, Device, Level
+from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.problem import Options, Problem
 from pipeplan.profile_data import Layer, Profile, Provenance, Tensor
 from pipeplan.rendering import launch_files
@@ -17,6 +20,7 @@ from pipeplan.rendering.launchers import launcher
 from pipeplan.rendering.plan_folder import write_plan
 from pipeplan.solving import Settings, solve
 
+ROOT = Path(__file__).resolve().parents[2]
 JOB = """
 import os
 import time
@@ -41,19 +45,23 @@ def job():
 PATIENCE_S = 60
 
 
-def small_plan(folder: Path, job: Path, servers: int = 2) -> Path:
-    """The folder of a plan with a stage on each server, of one worker."""
+def small_plan(folder: Path, job: Path, sizes: Sequence[int] = (1, 1), device: str = "cpu") -> Path:
+    """The folder of a plan with a stage on each server; as many workers on each as `sizes` says."""
     job.parent.mkdir(parents=True, exist_ok=True)
     job.write_text(JOB)
     layers = (Layer("0", 1e-3, 2e-3, 160, 0), Layer("1", 1e-3, 2e-3, 0, 0))
     layers += (Layer("2", 1e-3, 2e-3, 108, 0), Layer("loss", 1e-3, 2e-3, 0, 0))
     names = [layer.name for layer in layers]
-    tensors = tuple(Tensor(one, one, (after,), 128, 128) for one, after in zip(names, names[1:], strict=False))
+    tensors = tuple(Tensor(one, one, (after,), 128, 128) for one, after in itertools.pairwise(names))
     profile = Profile(
-        layers, tensors, 4, f"{job}:job", "small", provenance=Provenance(threads=1, how="made up", device="cpu")
+        layers, tensors, 4, f"{job}:job", "small", provenance=Provenance(threads=1, how="made up", device=device)
     )
-    cluster = Cluster("pair", Device("core", "cpu", 2**30), (Level("server", 1, 1e9), Level("pair", servers, 1e9)))
-    write_plan(solve(Problem(profile, cluster, Options(stages=servers)), Settings()), folder)
+    core = Device("core", device, 2**30)
+    cluster = Cluster("pair", core, (Level("server", max(sizes), 1e9), Level("pair", len(sizes), 1e9)))
+    if len(set(sizes)) > 1:
+        machines = [Server(core, Level("server", size, 1e9)) for size in sizes]
+        cluster = Cluster.of_servers("pair", machines, [Level("pair", len(sizes), 1e9)])
+    write_plan(solve(Problem(profile, cluster, Options(stages=len(sizes))), Settings()), folder)
     return folder
 
 
@@ -92,4 +100,16 @@ def working_on(folder: Path) -> list[int]:
         with suppress(OSError):
             if os.fsencode(folder) in (entry / "cmdline").read_bytes() and int(entry.name) != os.getpid():
                 found.append(int(entry.name))
+    return found
+
+
+def page_blocks(page: str) -> list[list[str]]:
+    """The commands of every block of a page of docs/ that is said to be run by tests in this folder."""
+    if (documents := str(ROOT / "tests" / "docs")) not in sys.path:
+        sys.path.append(documents)
+    shell_blocks = importlib.import_module("blocks").shell_blocks
+    found: list[list[str]] = []
+    for block in shell_blocks(ROOT / "docs" / page):
+        if any("tests/deploy" in reason for reason in block.marked("not run")):
+            found.append(block.commands)
     return found

@@ -1,0 +1,141 @@
+"""launch.slurm, as jobs of a real SLURM whose nodes are all this machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from deployed import checkpoints, page_blocks, rendered, runs, small_plan, summary
+from slurm_here import Slurm
+
+pytestmark = pytest.mark.deploy
+PATIENCE_S = 90
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with Slurm(tmp_path_factory.mktemp("slurm") / "cluster") as cluster:
+        yield cluster
+
+
+class Job:
+    """A job of a plan in a folder whose name has a space."""
+
+    def __init__(self, slurm: Slurm, plan: Path, *options: str, **environment: str) -> None:
+        self.slurm, self.plan = slurm, plan
+        self.number = self._submitted(environment, ["sbatch", "--parsable", str(plan / "launch.slurm"), *options])
+
+    def _submitted(self, environment: dict[str, str], command: list[str]) -> str:
+        everything = self.slurm.environment | environment
+        done = subprocess.run(
+            command, cwd=self.plan.parent, env=everything, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    @property
+    def log(self) -> str:
+        path = self.plan.parent / f"pipeplan-small-{self.number}.log"
+        return path.read_text() if path.exists() else ""
+
+    def until(self, text: str) -> None:
+        """Wait for something in the log."""
+
+        def said() -> bool:
+            assert self.slurm.state(self.number) not in ENDED or text in self.log, self.log
+            return text in self.log
+
+        self.slurm.wait_until(said, f"{text!r} in {self.log}", PATIENCE_S)
+
+    def end(self) -> str:
+        """The state in which it ended."""
+        self.slurm.wait_until(lambda: self.slurm.state(self.number) in ENDED, "end of the job", PATIENCE_S)
+        return self.slurm.state(self.number)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    return small_plan(tmp_path / "a folder" / "plan", tmp_path / "a job" / "job.py")
+
+
+def test_the_page_of_slurm(slurm: Slurm, plan: Path) -> None:
+    """Its commands, but for solving, which `small_plan` has done; two jobs of one plan, and each has its own run."""
+    environment = slurm.environment | {"PATH": f"{Path(sys.executable).parent}:{slurm.environment['PATH']}"}
+    for commands in page_blocks("how-to/slurm.md"):
+        script = "\n".join(line for line in commands if not line.startswith("pipeplan solve"))
+        done = subprocess.run(
+            ["bash", "-euc", script], cwd=plan.parent, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    slurm.wait_until(lambda: not slurm.said("squeue", "-h"), "end of the jobs", PATIENCE_S)
+    logs = [path.read_text() for path in sorted(plan.parent.glob("pipeplan-small-*.log"))]
+    assert [len(summary(run)["epochs"]) for run in runs(plan)] == [2, 2], logs  # type: ignore[arg-type]
+    assert all("1: epoch 2/2" in log and "0: predicted -> measured" in log for log in logs)
+    assert [sorted(log.count(f": on n{node}") for log in logs) for node in (1, 2, 3)] != [[0, 0]] * 3
+
+
+def test_a_time_limit_ends_in_a_checkpoint_from_which_the_job_goes_on(slurm: Slurm, plan: Path) -> None:
+    rendered(plan, "slurm")
+    moved = plan.rename(plan.parent / "moved to")
+    job = Job(slurm, moved, "--epochs", "100000", "--log-every", "0", SAMPLE_S="0.01")
+    job.until("epoch 1/100000")
+    # As SLURM does before the limit, which is at least a minute long.
+    slurm.said("scancel", "--batch", "--signal=USR1", job.number)
+    job.until("the job is queued again")
+    slurm.wait_until(lambda: slurm.state(job.number) == "PENDING", "queued job")
+    (run,) = runs(moved)
+    reached = checkpoints(run)[-1]
+    assert summary(run)["stopped"] is not None
+    slurm.said("scontrol", "update", f"JobId={job.number}", "StartTime=now")  # else after two minutes
+    job.until(f"resumed from {run}/checkpoints/{reached}")
+    slurm.wait_until(lambda: checkpoints(run)[-1] > reached, "checkpoint")
+    slurm.said("scancel", job.number)
+    assert job.end() == "CANCELLED"
+    slurm.wait_until(lambda: "stopped after" in job.log.rpartition("resumed from")[2], "last checkpoint")
+    assert runs(moved) == [run]
+
+
+def test_servers_of_different_sizes_are_components_of_one_job(slurm: Slurm, tmp_path: Path) -> None:
+    plan = small_plan(tmp_path / "a folder" / "plan", tmp_path / "job.py", sizes=(2, 1))
+    rendered(plan, "slurm")
+    job = Job(slurm, plan, "--epochs", "1")
+    assert job.end() == "COMPLETED", job.log
+    ended = summary(runs(plan)[0])
+    assert ended["server_sizes"] == [2, 1]
+    assert len(ended["epochs"]) == 1  # type: ignore[arg-type]
+
+
+def test_jobs_for_gpus_are_what_sbatch_accepts(slurm: Slurm, tmp_path: Path) -> None:
+    """`--test-only` says when and where it would run; it fails for what the cluster does not have."""
+    settings = {"partition": "gpu", "account": "mine", "time": "12:00:00", "constraint": "fast", "mem": "0"}
+    plan = small_plan(tmp_path / "plan", tmp_path / "job.py", device="cuda", sizes=(4, 4))
+    for given, accepted in (
+        (settings | {"gpu_type": "v100", "sbatch": ("--exclusive",)}, True),
+        (settings | {"gpu_type": "h100"}, False),
+        ({"partition": "nowhere"}, False),
+    ):
+        script = rendered(plan, "slurm", **given)
+        command = ["sbatch", "--test-only", str(script)]
+        done = subprocess.run(command, cwd=tmp_path, env=slurm.environment, capture_output=True, text=True, check=False)
+        assert (done.returncode == 0) is accepted, done.stderr
+        script.unlink()
+
+
+def test_a_job_says_what_is_wrong(slurm: Slurm, plan: Path) -> None:
+    rendered(plan, "slurm")
+    alone = subprocess.run(["bash", plan / "launch.slurm"], capture_output=True, text=True, check=False)
+    assert alone.returncode == 2
+    assert "error: this is a job for SLURM: sbatch " in alone.stderr
+    stage = plan / "stages" / "stage-0.json"
+    stage.write_text(json.dumps(json.loads(stage.read_text()) | {"plan": "sha256:other"}))
+    job = Job(slurm, plan, "--epochs", "1")
+    assert job.end() == "FAILED"
+    assert job.log.startswith(
+        f"error: the plan in {plan} is another one by now: render this file again, with pipeplan "
+    )
+    assert runs(plan) == []
