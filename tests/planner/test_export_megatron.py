@@ -14,7 +14,6 @@ from decoders import chain, decoder, grid, problem
 from pipeplan import resources
 from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.errors import InputError
-from pipeplan.evaluate import evaluate
 from pipeplan.exports.deepspeed import MODULE
 from pipeplan.exports.deepspeed import TARGET as DEEPSPEED
 from pipeplan.exports.megatron import FILE, TARGET
@@ -98,26 +97,18 @@ def test_every_plan_under_the_restriction_can_be_expressed(rotary: bool) -> None
         assert len(outcome.plan.stages) == stages
 
 
-def slow_links(profile: Profile, plan: Plan) -> Problem:
-    """A cluster where a message takes as long as a stage: less in flight is then slower."""
-    levels = (Level("server", 1, 1e9), Level("cluster", len(plan.stages), 1e9, latency_s=9e-3))
-    return Problem(profile, Cluster("slow", Device("A100", "cuda", 2**30), levels))
-
-
 @pytest.mark.parametrize("target", [TARGET, DEEPSPEED], ids=lambda target: target.name)
 def test_a_plan_in_flight_otherwise_says_so(target: Target) -> None:
     file = FILE if target is TARGET else MODULE
-    plan, deeper = grid(DECODER, ["h.3.ln"]), grid(DECODER, ["h.3.ln"])
-    deeper = replace(deeper, stages=(replace(deeper.stages[0], depth=4), deeper.stages[1]))
+    plan = grid(DECODER, ["h.3.ln"], accumulate=80)
+    deeper = replace(plan, stages=(replace(plan.stages[0], depth=4), plan.stages[1]))
+    said = "in flight: 2-1, where the plan counts on 4-1; "
     assert "in flight" not in export(target, problem(DECODER), plan)[file].text
-    slow = slow_links(DECODER, deeper)
-    found = re.search(
-        r"so the prediction is ([\d.]+) ms each, not ([\d.]+) ms", export(target, slow, deeper)[file].text
-    )
-    assert found is not None
-    paces = [evaluate(one, slow).pace_s * 1e3 for one in (plan, deeper)]
-    assert [float(one) for one in found.groups()] == pytest.approx(paces, rel=5e-3)
-    assert paces[0] > paces[1]
+    assert f"{said}this may be slower" in export(target, problem(DECODER), deeper)[file].text
+    levels = (Level("server", 1, 1e9), Level("cluster", 2, 1e9, latency_s=9e-3))
+    slow = Problem(DECODER, Cluster("slow", Device("A100", "cuda", 2**30), levels))
+    # 22 layers of 3 ms, 9 ms there, 9 ms back: a microbatch is on its way for 84 ms, and two are at a time.
+    assert f"{said}so each takes 42 ms or more, not " in export(target, slow, deeper)[file].text
 
 
 @pytest.mark.parametrize(
