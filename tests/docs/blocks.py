@@ -5,13 +5,14 @@ A comment directly above a block says how it is tested:
     <!-- not run: needs SLURM -->        why it cannot be run in a test
     <!-- ci: path -->                    .ci/run runs it
     <!-- run in: docs/tutorial.md -->    each of its commands is run in that document
+    <!-- run by: tests/gallery/test_x.py -->    that test runs it
     <!-- before: pipeplan solve … -->    what else must have been done before; run with it. Repeat
     <!-- but not: pipeplan sweep (minutes) -->    the commands that begin so are not run, and why
     <!-- folder: empty -->               what is there before: FOLDERS in test_commands.py; "goes on": what the block
                                          before left. By default all of it: a model, its profile, a plan and a run
     <!-- fails: 2 -->                    what it shows is a mistake, and this its exit code
 
-A block with none of the first three is run. Above a block that is no command:
+A block with none of the first four is run. Above a block that is no command:
 
     <!-- file: lab.toml -->              the commands below it find it as a file of that name
 """
@@ -25,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELL = ("bash", "console", "sh", "shell")
-KINDS = ("not run", "ci", "run in", "before", "but not", "folder", "fails")
+KINDS = ("not run", "ci", "run in", "run by", "before", "but not", "folder", "fails")
 MARK = re.compile(r"<!-- ([a-z ]+): (.*?) -->")
 FENCE = re.compile(r"^( *)```+ *([\w.+-]*)[^\n]*\n(.*?)^\1```+ *$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^|(?<=\n\n)) {4}(?! )[^\n]*\n(?:(?: {4}[^\n]*)?\n)*", re.MULTILINE)
@@ -54,7 +55,7 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return not any(self.marked(kind) for kind in ("not run", "ci", "run in"))
+        return not any(self.marked(kind) for kind in ("not run", "ci", "run in", "run by"))
 
     def left_out(self, command: str) -> bool:
         """Whether a `but not` is about this command."""

@@ -101,6 +101,8 @@ def test_the_block_is_marked_as_can_be(block: Block) -> None:
         assert any(command.startswith(text.partition(" (")[0]) for command in block.commands), text
     for name in block.marked("ci"):
         assert f"readme {name}" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    for test in block.marked("run by"):
+        assert Path(block.page).name in (ROOT / test).read_text(encoding="utf-8"), f"{block.where}: not run by {test}"
     for page in block.marked("run in"):
         others = [other for other in TO_RUN if other.page == page]
         run = {_bare(command) for other in others for command in other.commands if not other.left_out(command)}
