@@ -49,9 +49,11 @@ def check(plan: LaunchPlan, environment: Mapping[str, str], core_count: int, gpu
     if launches > 1:
         missing = [name for name in NEEDED if not environment.get(name)]
         if missing:
+            several = f"NNODES is {launches}: run launch.sh so often"
+            if launches == plan.servers:
+                several = f"the plan spans {plan.servers} servers of {_workers_each(plan)}: run launch.sh on each"
             raise LaunchError(
-                f"the plan spans {plan.servers} servers of {_workers_each(plan)}: run launch.sh on each with "
-                f"NODE_RANK=0 to {launches - 1}, and MASTER_ADDR and MASTER_PORT of server 0 (not set: "
+                f"{several} with NODE_RANK=0 to {launches - 1}, and MASTER_ADDR and MASTER_PORT of server 0 (not set: "
                 f"{', '.join(missing)}); {instead}"
             )
         _check_node(environment["NODE_RANK"], launches)

@@ -13,7 +13,7 @@ from pipeplan_launch.placement.seats import Seats
 
 MOST_ROUNDS = 20
 """Of a probe: two seconds leave a tenth for each."""
-MOST_MINIBATCHES = 10_000
+MOST_MINIBATCHES = 2_000
 """By which the meetings of two stages are counted; whatever repeats later does so between the same servers, mostly."""
 
 

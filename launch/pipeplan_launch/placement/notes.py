@@ -13,6 +13,8 @@ from pipeplan_launch.placement.seats import Seats
 MATTERS = 0.05
 """Share of the pace below which nothing is said."""
 MOST_NAMED = 2
+MOST_JUDGED = 8
+"""Of the slowest, by what they reach of what is planned."""
 
 
 def notes(plan: LaunchPlan, seats: Seats, measured: Mapping[Team, float]) -> list[str]:
@@ -51,7 +53,9 @@ def _is_apart(team: Team, seats: Seats) -> bool:
 
 def _slowest(plan: LaunchPlan, seats: Seats, measured: Mapping[Team, float]) -> Team | None:
     """The one of which it costs most that it is slower than planned."""
-    paces = {team: pace_s(plan, Reality(plan, seats, {team: rate})) or 0.0 for team, rate in measured.items()}
+    planned = Reality(plan, seats).planned
+    worst = sorted(measured, key=lambda team: measured[team] / planned(team))[:MOST_JUDGED]
+    paces = {team: pace_s(plan, Reality(plan, seats, {team: measured[team]})) or 0.0 for team in worst}
     return max(paces, key=lambda team: (paces[team], team.share), default=None)
 
 

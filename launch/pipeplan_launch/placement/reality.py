@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from pipeplan_launch.config import LaunchPlan
 from pipeplan_launch.placement.crossing import Team, hops, meetings
@@ -34,7 +35,7 @@ class Reality:
 
     def message_rate(self, stage: int) -> float:
         """Of the slowest link between a stage and the next, bytes/s."""
-        return min(self._pair(*pair)[0] for pair in meetings(self.plan, stage))
+        return min(self._pair(*pair)[0] for pair in set(meetings(self.plan, stage)))
 
     def ring_s(self, stage: int) -> float:
         """One all-reduce among the replicas of a stage."""
@@ -76,12 +77,18 @@ class Reality:
             number, at = self.levels.above((one, other)) or (number, at)
         level = self.levels.levels[number]
         message, ring = level.sendrecv[at], level.allreduce[at]
-        ends = {seats.servers[one], seats.servers[other]}
-        found = [rate for team, rate in self.measured.items() if not team.is_ring and self._ends(team) == ends]
-        if len(ends) == 1 or not found:
+        found = self._by_ends.get(frozenset((seats.servers[one], seats.servers[other])))
+        if found is None:
             return message, ring
         share = ring / message if math.isfinite(message) else 1.0
-        return min(message, found[0]), min(ring, found[0] * share)
+        return min(message, found), min(ring, found * share)
 
-    def _ends(self, team: Team) -> set[int]:
-        return {self.seats.servers[worker] for worker in team.workers}
+    @cached_property
+    def _by_ends(self) -> dict[frozenset[int], float]:
+        """Rates of messages, by the two servers."""
+        servers = self.seats.servers
+        return {
+            frozenset(servers[worker] for worker in team.workers): rate
+            for team, rate in self.measured.items()
+            if not team.is_ring
+        }
