@@ -85,7 +85,8 @@ def _command_of(kind: Launcher) -> click.Command:
         settings = {name: value for name, value in given.items() if value is not None}
         _render(kind, plan, settings, _Where(output, force, template, python))
 
-    text = f"Write {kind.file_name} of PLAN, which starts it: {kind.title}.\n\n\b\npipeplan render {kind.name} plan"
+    again = " --force" if kind.file_name == "launch.sh" else ""  # `pipeplan solve` has written one
+    text = f"Write {kind.file_name} of PLAN, which starts it: {kind.title}.\n\n\b\npipeplan render {kind.name} plan{again}"
     note = f"{kind.file_name} in the plan's folder"
     return _with_shared_options(click.command(kind.name, help=text)(quiet_option(run)), kind.settings, note)
 
