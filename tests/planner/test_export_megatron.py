@@ -148,11 +148,12 @@ def test_unequal_replicas_and_partial_recomputation_are_refused() -> None:
 @pytest.mark.parametrize("name", ["vgg16", "resnet50", "gnmt8", "awd-lm", "s2vt", "mnist"])
 def test_models_that_are_no_stack_are_refused_with_what_was_looked_for(name: str) -> None:
     profile = Profile.load(resources.folder("profiles") / f"{name}-v100.json")
-    with pytest.raises(
-        InputError, match=r"no list of blocks that are all alike.*between an embedding and a head: "
-    ) as said:
+    reason = r"cannot train this model: .* no list of blocks that are all alike.*between an embedding and a head: "
+    with pytest.raises(InputError, match=reason) as said:
         TARGET.restrict(profile, Options(accumulate=8))
     assert "\n" not in str(said.value)
+    with pytest.raises(InputError, match=reason):
+        TARGET.refuse(problem(profile), grid(profile, [], schedule=STASHING, accumulate=None))
 
 
 def test_what_else_is_asked_for_and_cannot_be() -> None:

@@ -44,14 +44,12 @@ class DeepSpeed:
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """One line on why DeepSpeed cannot cut the model so, or would run it otherwise."""
+        items = _chain(self, problem.profile) if len(plan.stages) > 1 else ()
         found = degrees(self, problem, plan)
         if plan.schedule == GPIPE and found.stages > 1:
             raise refused(self, plan, f"it has no schedule {GPIPE}")
         if not found.stage_major:
             raise refused(self, plan, "the replicas of a stage must be neighbours, one stage after another")
-        if found.stages == 1:
-            return
-        items = _chain(self, problem.profile)
         for number, stage in enumerate(plan.stages, start=1):
             for item in items:
                 inside = set(item.layers) & set(stage.layers)

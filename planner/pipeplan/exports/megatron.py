@@ -36,7 +36,7 @@ class Megatron:
 
     def restrict(self, profile: Profile, options: Options) -> Options:
         """Cuts between blocks only, on a uniform grid, with the one schedule that it has and nothing recomputed."""
-        stack = stack_of(profile)
+        stack = _stack(self, profile)
         if shared := tied(profile, stack):
             raise InputError(
                 f"{shared[0]} and {shared[1]} share their weights, which keeps the whole model in one stage: profile "
@@ -49,6 +49,7 @@ class Megatron:
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """One line on why a plan has no layout, or another meaning in Megatron-LM."""
+        stack = _stack(self, problem.profile)
         found = degrees(self, problem, plan)
         if plan.schedule == GPIPE and found.stages > 1:
             raise refused(self, plan, f"it has no schedule {GPIPE}")
@@ -57,10 +58,6 @@ class Megatron:
         for number, stage in enumerate(plan.stages, start=1):
             if stage.recompute:
                 raise refused(self, plan, f"stage {number} recomputes, where all stages would have to alike")
-        try:
-            stack = stack_of(problem.profile)
-        except InputError as error:
-            raise InputError(f"{self.title} cannot train this model: {error}") from None
         for number, stage in enumerate(plan.stages, start=1):
             for part, names in zip(_part_names(stack), stack.parts(), strict=True):
                 inside = set(names) & set(stage.layers)
@@ -88,6 +85,13 @@ class Megatron:
 
 
 TARGET = Megatron()
+
+
+def _stack(to: Megatron, profile: Profile) -> Stack:
+    try:
+        return stack_of(profile)
+    except InputError as error:
+        raise InputError(f"{to.title} cannot train this model: {error}") from None
 
 
 def _groups(stack: Stack) -> tuple[tuple[str, ...], ...]:
