@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,10 +120,14 @@ def test_nothing_outlives_the_script(sshd: Sshd, folder: Path) -> None:
 
 
 def test_what_is_wrong_with_a_host_is_said_before_anything_trains(sshd: Sshd, folder: Path) -> None:
-    plan, one = folder / "plan", f"{HOSTS[0]}\n"
+    plan, one, other = folder / "plan", f"{HOSTS[0]}\n", folder.parent / "other"
+    shutil.copytree(plan, other)
+    stage = other / "stages" / "stage-0.json"
+    stage.write_text(stage.read_text().replace('"plan": "sha256:', '"plan": "sha256:0'))
     for second, options, said in (
         ("gpu2 port=1", (), "error: gpu2 cannot be reached: ssh: connect to host 127.0.0.1 port 1: Connection refused"),
         ("gpu2 folder=/no/where", (), "error: gpu2 has no folder /no/where; --copy brings the plan there"),
+        (f"gpu2 folder={other}", (), f"error: gpu2 has another plan in {other}; --copy brings this one there"),
         ("gpu2 python=/bin/false", (), "error: gpu2: /bin/false cannot import pipeplan_launch: set PYTHON to an "),
         ("gpu2", ("--workdir", "/no/where"), "error: gpu1 has no folder /no/where to work in; --workdir names another"),
         ("gpu2", ("--epochz", "3"), "error: launch.sh: there is no option --epochz; did you mean --epochs?"),
@@ -139,11 +144,4 @@ def test_what_is_wrong_with_a_host_is_said_before_anything_trains(sshd: Sshd, fo
         assert status == 2, (second, options)
         assert errors.startswith(said), (second, options)
         assert errors.count("\n") == (2 if "work in" in said else 1)
-    (folder / "hosts.txt").write_text(HOST_FILE)
-    (plan / "stages" / "stage-0.json").write_text("another plan")
-    status, _, errors = Ran(sshd, folder, "--hosts", "hosts.txt").end()
-    assert (status, errors.splitlines()[0]) == (
-        2,
-        f"error: gpu1 has another plan in {plan}; --copy brings this one there",
-    )
     assert not (plan / "runs").exists()

@@ -1,0 +1,123 @@
+"""launch.slurm with stand-ins for SLURM's commands: what it has launch.sh do when a job is started again."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_render import outcome
+
+from pipeplan.cluster_data import Cluster, Device, Level, Server
+from pipeplan.problem import Problem
+from pipeplan.rendering import launch_files
+from pipeplan.rendering.launchers import LAUNCHERS
+from pipeplan.rendering.plan_folder import write_plan
+from pipeplan.solving import Settings, solve
+
+JOB = 70123
+STAND_INS = {
+    # What it would run: the variables, and its arguments, each on a line.
+    "srun": 'printf "%s\\n" "$MASTER_ADDR" "$NNODES" "$@"',
+    "scontrol": '[[ "$2" == job ]] && printf "   Command=%s --a b\\n" "$FILE" || printf "node7\\nnode8\\n"',
+    "getent": "exit 0",
+}
+
+
+class Slurm:
+    """A plan for two servers, and a job of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.plan, self.path = folder / "a plan", folder / "bin"
+        small = outcome().problem
+        levels = (Level("server", 1, 100.0), Level("cluster", 2, 10.0))
+        self.write(Problem(small.profile, Cluster("two", small.cluster.device, levels)))
+        self.path.mkdir()
+        for name, text in STAND_INS.items():
+            (self.path / name).write_text(f"#!/bin/bash\n{text}\n")
+            (self.path / name).chmod(0o755)
+        self.copy = folder / "slurm_script"  # SLURM runs a copy that lies elsewhere
+
+    def write(self, problem: Problem) -> None:
+        write_plan(solve(problem, Settings()), self.plan, force=True)
+        kind = LAUNCHERS["slurm"]
+        script = self.plan / kind.file_name
+        launch_files.write(script, launch_files.text(self.plan, kind, {}), kind, force=True)
+
+    def started(self, *options: str, restart: int = 0) -> list[str]:
+        """What is given to launch.sh of every node."""
+        return self.srun(*options, restart=restart)[-1]
+
+    def srun(self, *options: str, restart: int = 0) -> tuple[list[str], list[str]]:
+        """What is given to srun, and of it to launch.sh."""
+        script = self.plan / "launch.slurm"
+        self.copy.write_text(script.read_text())
+        environment = {
+            "PATH": f"{self.path}:/usr/bin:/bin",
+            "SLURM_JOB_ID": str(JOB),
+            "SLURM_JOB_NODELIST": "node[7-8]",
+        }
+        environment |= {"FILE": str(script)} | ({"SLURM_RESTART_COUNT": str(restart)} if restart else {})
+        command = ["bash", self.copy, *options]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True, cwd=self.plan.parent
+        )
+        lines = done.stdout.splitlines()
+        assert lines[:2] == ["node7", str(2)], done.stdout
+        return lines[2:], lines[lines.index(f"{self.plan}/launch.sh") + 1 :]
+
+    def checkpoint(self, run: Path) -> None:
+        (run / "checkpoints" / "epoch-0001").mkdir(parents=True)
+        (run / "checkpoints" / "epoch-0001" / "manifest.json").write_text("{}")
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Slurm:
+    return Slurm(tmp_path)
+
+
+def test_a_job_makes_its_own_run_and_finds_it_again(slurm: Slurm) -> None:
+    *given, option, folder = slurm.started("--epochs", "5", "--resume-from", "elsewhere")
+    assert (given, option) == (["--epochs", "5", "--resume-from", "elsewhere"], "--run-dir")
+    run = Path(folder)
+    assert run.parent == slurm.plan / "runs"
+    assert run.name.endswith(f"Z-slurm-{JOB}")
+    run.mkdir(parents=True)
+    # It was started again before it had a checkpoint: its metrics stay where they are.
+    assert slurm.started("--epochs", "5", restart=1) == ["--epochs", "5", "--run-dir", f"{run}-restart-1"]
+    slurm.checkpoint(Path(f"{run}-restart-1"))
+    resumed = ["--resume", "--epochs", "5", "--run-dir", f"{run}-restart-1"]
+    assert slurm.started("--epochs", "5", "--resume-from", "elsewhere", restart=2) == resumed
+    assert slurm.started("--epochs", "5", "--weights=elsewhere", restart=2) == resumed
+
+
+def test_a_run_folder_that_was_named_is_kept(slurm: Slurm, tmp_path: Path) -> None:
+    mine = str(tmp_path / "my run")
+    assert slurm.started("--run-dir", mine) == ["--run-dir", mine]
+    assert slurm.started("--run-dir", mine, restart=1) == ["--run-dir", mine]
+    slurm.checkpoint(Path(mine))
+    assert slurm.started("--run-dir", mine) == ["--run-dir", mine], "the first time it is as it was said"
+    assert slurm.started(f"--run-dir={mine}", "--seed", "3", restart=1) == [
+        "--resume",
+        "--seed",
+        "3",
+        "--run-dir",
+        mine,
+    ]
+    assert slurm.started("--resume", "--run-dir", mine, restart=4) == ["--resume", "--run-dir", mine]
+    assert slurm.started("--resume", restart=4) == ["--resume"], "the latest run of the plan"
+
+
+def test_components_are_one_step(slurm: Slurm) -> None:
+    device = Device("d", "cpu", 10_000)
+    servers = [Server(device, Level("server", size, 100.0)) for size in (2, 1)]
+    profile = outcome().problem.profile
+    slurm.write(Problem(profile, Cluster.of_servers("two", servers, [Level("cluster", 2, 10.0)])))
+    given, _ = slurm.srun("--epochs", "2")
+    assert given.count(":") == 1
+    halves = given[: given.index(":")], given[given.index(":") + 1 :]
+    assert [[word for word in half if "het" in word or "cpus" in word] for half in halves] == [
+        ["--het-group=0", "--cpus-per-task=2"],
+        ["--het-group=1", "--cpus-per-task=1"],
+    ]
+    assert halves[0][-4:-2] == halves[1][-4:-2] == ["--epochs", "2"]
