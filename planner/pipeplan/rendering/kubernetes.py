@@ -1,4 +1,4 @@
-"""Starting a plan on Kubernetes: a TrainJob of Kubeflow Trainer 2.2 or newer, a pod for each server.
+"""Starting a plan on Kubernetes: a TrainJob of Kubeflow Trainer 2.3 or newer, a pod for each server.
 
 All pods of a TrainJob are alike (`numNodes` times `resourcesPerNode`), so that servers of different sizes are only
 possible as a pod for each worker.
