@@ -10,6 +10,7 @@ has them proven by the integer program as well. The last two columns are what fi
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from dataclasses import replace
 
@@ -52,9 +53,8 @@ def main() -> None:
                 )
     for schedule, gains in lost.items():
         if gains:
-            ordered = sorted(gains)
             print(
-                f"{schedule}: median {ordered[len(ordered) // 2]:.2f}x, worst {ordered[-1]:.2f}x, "
+                f"{schedule}: median {statistics.median(gains):.3f}x, worst {max(gains):.2f}x, "
                 f"no loss in {sum(gain < 1.005 for gain in gains)} of {len(gains)}"
             )
 
