@@ -151,3 +151,13 @@ def test_every_plan_under_the_restriction_is_expressed(name: str) -> None:
     plan = solve(posed, Settings(solver="dp", certify=False)).plan
     TARGET.refuse(posed, plan)
     assert TARGET.files(posed, plan)
+
+
+def test_models_that_cannot_be_cut_by_modules_are_refused() -> None:
+    unnamed = layered(("a", ""), ("b", ""), ("loss", ""))
+    with pytest.raises(InputError, match="does not say which modules its layers are"):
+        TARGET.restrict(unnamed, Options(accumulate=2))
+    late = chain(["a", "b", "loss"])
+    late = replace(late, tensors=(Tensor("b", "b", ("loss",), 8, 8), Tensor("a", "a", ("loss",), 8, 8)))
+    with pytest.raises(InputError, match="other layers' outputs pass over"):
+        TARGET.restrict(late, Options(accumulate=2))

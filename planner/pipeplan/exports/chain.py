@@ -41,10 +41,12 @@ def places_of(to: Target, boundaries: Boundaries, problem: Problem, plan: Plan) 
 
 def restrict(to: Target, boundaries: Boundaries, places: Sequence[int], options: Options) -> Options:
     """The options under which stages begin at some of these places only. Raises `InputError` where there are none."""
-    if not places:
+    if not boundaries.splits:
         raise InputError(
-            f"{to.title} cannot cut this model: no module of its profile begins or ends between two layers"
+            f"{to.title} is told where to cut by modules, and the profile does not say which modules its layers are"
         )
+    if not places:
+        raise InputError(f"{to.title} cannot cut this model: where its modules begin, other layers' outputs pass over")
     names = [layer.name for layer in boundaries.profile.layers]
     groups = (tuple(names[first:stop]) for first, stop in itertools.pairwise([0, *places, len(names)]))
     return replace(options, together=(*options.together, *(group for group in groups if len(group) > 1)))
