@@ -42,7 +42,7 @@ def job():
     net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
     return Job(net, loss=functional.cross_entropy, data=lambda: Data(Points()))
 """
-PATIENCE_S = 60
+PATIENCE_S = 120
 
 
 def small_plan(folder: Path, job: Path, sizes: Sequence[int] = (1, 1), device: str = "cpu") -> Path:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -132,6 +132,14 @@ class Slurm:
         """Of a job that SLURM remembers: PENDING, RUNNING, COMPLETED, …"""
         words = self.said("scontrol", "show", "job", job).split()
         return next((word.removeprefix("JobState=") for word in words if word.startswith("JobState=")), "")
+
+    def has_step(self, job: str) -> bool:
+        """Whether a daemon still looks after a step of the job."""
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                if path.read_bytes().startswith(f"slurmstepd: [{job}.".encode()):
+                    return True
+        return False
 
 
 def _free_ports(count: int) -> list[int]:

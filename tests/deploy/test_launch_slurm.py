@@ -13,7 +13,7 @@ from deployed import checkpoints, page_blocks, rendered, runs, small_plan, summa
 from slurm_here import Slurm
 
 pytestmark = pytest.mark.deploy
-PATIENCE_S = 90
+PATIENCE_S = 150
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
@@ -91,7 +91,9 @@ def test_a_time_limit_ends_in_a_checkpoint_from_which_the_job_goes_on(slurm: Slu
     (run,) = runs(moved)
     reached = checkpoints(run)[-1]
     assert summary(run)["stopped"] is not None
-    slurm.said("scontrol", "update", f"JobId={job.number}", "StartTime=now")  # else after two minutes
+    # SLURM waits for two minutes, in which what is left of the job is gone.
+    slurm.wait_until(lambda: not slurm.has_step(job.number), "end of the steps")
+    slurm.said("scontrol", "update", f"JobId={job.number}", "StartTime=now")
     job.until(f"resumed from {run}/checkpoints/{reached}")
     slurm.wait_until(lambda: checkpoints(run)[-1] > reached, "checkpoint")
     slurm.said("scancel", job.number)

@@ -57,7 +57,7 @@ class Ran:
 
     def end(self) -> tuple[int, str, str]:
         """The status, and what was printed."""
-        said, errors = self.process.communicate(timeout=120)
+        said, errors = self.process.communicate(timeout=240)
         return self.process.returncode, said, errors
 
     def trains(self) -> Path:
