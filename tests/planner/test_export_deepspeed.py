@@ -40,7 +40,6 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     wanted = {
         "deepspeed": {},
-        "deepspeed.accelerator": {"get_accelerator": None},
         "deepspeed.pipe": {"LayerSpec": Without, "PipelineModule": Without},
         "deepspeed.runtime": {},
         "deepspeed.runtime.activation_checkpointing": {},

@@ -16,6 +16,7 @@ from pipeplan.exports.chains import Item, chain_of
 from pipeplan.exports.degrees import Degrees, degrees, synchronous
 from pipeplan.exports.flight import otherwise
 from pipeplan.exports.header import header
+from pipeplan.exports.python import literal
 from pipeplan.exports.servers import used
 from pipeplan.exports.target import File, refused
 from pipeplan.plan import GPIPE, Plan
@@ -64,7 +65,7 @@ class DeepSpeed:
         starts = _starts(problem, plan)
         module = template("exports/deepspeed.py.j2").render(
             header=lines,
-            starts=[ascii(item.label if item else "") for item in starts],
+            starts=[literal(item.label if item else "") for item in starts],
             about=[one_line(_about(index, problem, plan, found)) for index in range(found.stages)],
             beside=sorted({one_line(name) for item in starts if item for name in item.beside}),
             in_flight=otherwise(problem, plan, found),
