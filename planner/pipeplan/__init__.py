@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from pipeplan.api import Simulated as Simulated
     from pipeplan.api import Stage as Stage
     from pipeplan.api import cluster as cluster
+    from pipeplan.api import export as export
     from pipeplan.api import profile as profile
     from pipeplan.api import read_profile as read_profile
     from pipeplan.api import render as render
+    from pipeplan.api import render_launcher as render_launcher
     from pipeplan.api import simulate as simulate
     from pipeplan.api import solve as solve
 
@@ -35,7 +37,7 @@ __version__ = "0.1.0"
 _API = (
     *("Cluster", "DisagreementError", "InfeasibleError", "InputError", "Options", "Outcome", "PipeplanError", "Plan"),
     *("Problem", "Profile", "Settings", "Simulated", "Stage"),
-    *("cluster", "profile", "read_profile", "render", "simulate", "solve"),
+    *("cluster", "export", "profile", "read_profile", "render", "render_launcher", "simulate", "solve"),
 )
 
 

@@ -20,6 +20,8 @@ from typing import Literal, Unpack
 from pipeplan import bundled_profiles, cluster_file
 from pipeplan.cluster_data import Cluster
 from pipeplan.errors import DisagreementError, InfeasibleError, InputError, PipeplanError
+from pipeplan.exports import written
+from pipeplan.exports.target import target as target_of
 from pipeplan.fewest import fewest_workers
 from pipeplan.files import Node
 from pipeplan.local import local
@@ -27,8 +29,9 @@ from pipeplan.plan import Plan, Stage
 from pipeplan.posing import Words, pose
 from pipeplan.problem import Options, Problem
 from pipeplan.profile_data import Profile
-from pipeplan.rendering import plan_folder
+from pipeplan.rendering import launch_files, plan_folder
 from pipeplan.rendering.documents import plan_document
+from pipeplan.rendering.launchers import launcher
 from pipeplan.simulation import scenario
 from pipeplan.simulation.simulated import Simulated
 from pipeplan.simulation.simulated import simulate as simulate_scenario
@@ -50,9 +53,11 @@ __all__ = [
     "Simulated",
     "Stage",
     "cluster",
+    "export",
     "profile",
     "read_profile",
     "render",
+    "render_launcher",
     "simulate",
     "solve",
 ]
@@ -131,6 +136,7 @@ def solve(
     minibatch: int | Literal["auto"] | None = None,
     batch: int | None = None,
     staleness: str = "any",
+    target: str | None = None,
     fewest_workers_within: float | None = None,
     **options: Unpack[Words],
 ) -> Outcome:
@@ -138,7 +144,8 @@ def solve(
 
     `options` are the fields of `Options`: constraints on the plan, and choices of the cost model. `schedule="auto"`
     takes the best schedule for a global `batch`, in samples per update, whose weights are at most as old as `staleness`
-    says (`none`, `bounded`, `any`); `minibatch="auto"` the best of the sizes that the profile holds.
+    says (`none`, `bounded`, `any`); `minibatch="auto"` the best of the sizes that the profile holds. With a `target`,
+    such as `megatron`, only plans that this trainer can express (`export` writes its files).
     `fewest_workers_within=0.05`: on as few workers as come within 5% of the best. `settings`: which solvers, and when
     they stop.
 
@@ -153,6 +160,7 @@ def solve(
         minibatch=minibatch,
         batch=batch,
         staleness=staleness,
+        target=target,
         maximum_cuts=settings.maximum_cuts,
         **options,
     )
@@ -179,6 +187,37 @@ def render(outcome: Outcome, folder: str | os.PathLike[str] = "plan", *, force: 
     """
     plan_folder.write_plan(outcome, Path(folder), force=force)
     return Path(folder)
+
+
+def render_launcher(
+    kind: str,
+    folder: str | os.PathLike[str] = "plan",
+    *,
+    output: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    **settings: object,
+) -> Path:
+    """Write what starts the plan of a folder elsewhere: `ssh`, `slurm`, `kubernetes`, `torchrun`. Returns the file.
+
+    It lies in the plan folder unless `output` says otherwise. `settings` are the options of the kind, as
+    `pipeplan render KIND --help` lists them: `partition="gpu"`. Raises `InputError`.
+    """
+    plan, found = Path(folder), launcher(kind)
+    path = launch_files.destination(plan, found, None, None if output is None else Path(output))
+    text = launch_files.text(plan, found, settings, output=path, command=f"pipeplan.render_launcher({kind!r})")
+    launch_files.write(path, text, found, force=force)
+    return path
+
+
+def export(target: str, outcome: Outcome, folder: str | os.PathLike[str] | None = None, *, force: bool = False) -> Path:
+    """Write the files that tell a plan to another trainer, all or none. Returns their folder, `plan/TARGET` by default.
+
+    `target` is `torch-pipelining`, `torchtitan`, `megatron` or `deepspeed`. Raises `InputError` for a plan that it
+    cannot express; `solve(..., target=...)` finds the best that it can.
+    """
+    place = Path("plan") / target if folder is None else Path(folder)
+    written.write(place, written.export(target_of(target), outcome.problem, outcome.plan), force=force)
+    return place
 
 
 def _reference(build: Callable[[], object]) -> str:

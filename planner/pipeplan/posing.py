@@ -1,4 +1,4 @@
-"""From what a user says to one problem: constraints, and the choice of a schedule or of a minibatch size."""
+"""From what a user says to one problem: constraints, the choice of a schedule or of a minibatch size, a trainer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Literal, TypedDict, Unpack
 from pipeplan.auto import Choice, choose
 from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InputError
+from pipeplan.exports.aim import Aim
+from pipeplan.exports.target import target as target_of
 from pipeplan.problem import Options, Problem
 from pipeplan.profile_data import Profile
 from pipeplan.sized import Sized, choose_size
@@ -49,13 +51,15 @@ class Posed:
     """Best first; empty where none was to be chosen."""
     sizes: tuple[Sized, ...] = ()
     """Likewise."""
+    aim: Aim | None = None
+    """The trainer that the plan is for."""
 
 
-def options_for(cluster: Cluster, **words: Unpack[Words]) -> Options:
-    """The options that the words describe, with the default that depends on the kind of device."""
+def options_for(kind: str, **words: Unpack[Words]) -> Options:
+    """The options that the words describe, with the default that depends on the kind of device, `cuda` or `cpu`."""
     if words.get("overlap") is None:
         # On CPUs the cores that compute also move the data, so that nothing hides behind anything.
-        words["overlap"] = 1.0 if cluster.device.kind == "cuda" else 0.0
+        words["overlap"] = 1.0 if kind == "cuda" else 0.0
     return Options(**words)  # type: ignore[arg-type]  # the overlap is a number by now
 
 
@@ -66,6 +70,7 @@ def pose(
     minibatch: int | Literal["auto"] | None = None,
     batch: int | None = None,
     staleness: str = "any",
+    target: str | None = None,
     maximum_cuts: int = MAXIMUM_CUTS,
     **words: Unpack[Words],
 ) -> Posed:
@@ -73,18 +78,38 @@ def pose(
 
     `minibatch` is another size than the profile's, or `auto`: the best of those measured. With `schedule="auto"` the
     best schedule for a global `batch`, in samples per update, among those whose weights are as old as `staleness`
-    (`none`, `bounded`, `any`) allows. Raises `InputError` where the words do not go together, `InfeasibleError` where
+    (`none`, `bounded`, `any`) allows. With a `target`, an export's name, only plans that it can express, of `batch`
+    samples per update if that is given. Raises `InputError` where the words do not go together, `InfeasibleError` where
     nothing that could be chosen fits.
     """
     if words.get("schedule") == AUTO:
+        if target is not None:
+            raise InputError("--for has a schedule of its own: leave out --schedule auto")
         return _scheduled(profile, cluster, minibatch, batch, staleness, maximum_cuts, words)
+    if batch is not None and target is None:
+        raise InputError("--batch goes with --schedule auto or --for; for one schedule give --accumulate")
+    scaled = profile if minibatch == AUTO else _scaled(profile, minibatch)
     if batch is not None:
-        raise InputError("--batch goes with --schedule auto; for one schedule give --accumulate")
-    options = options_for(cluster, **words)
+        words["accumulate"] = _accumulated(words.get("accumulate"), batch, scaled.minibatch)
+    free = Problem(scaled, cluster, options_for(cluster.device.kind, **words))
+    aim = None if target is None else Aim(target_of(target), free)
+    problem = free if aim is None else aim.problem
     if minibatch != AUTO:
-        return Posed(Problem(_scaled(profile, minibatch), cluster, options))
-    problem, sizes = choose_size(Problem(profile, cluster, options), maximum_cuts)
-    return Posed(problem, sizes=tuple(sizes))
+        return Posed(problem, aim=aim)
+    problem, sizes = choose_size(problem, maximum_cuts)
+    return Posed(problem, sizes=tuple(sizes), aim=aim)
+
+
+def _accumulated(accumulate: int | None, batch: int, minibatch: int) -> int:
+    """Minibatches per update for a batch of so many samples."""
+    if accumulate is not None:
+        raise InputError("--accumulate follows from --batch: leave one of them out")
+    if batch < 1 or batch % minibatch:
+        raise InputError(
+            f"a batch of {batch} samples cannot be cut into minibatches of {minibatch}: give --batch a multiple, or "
+            "--minibatch another size"
+        )
+    return batch // minibatch
 
 
 def _scheduled(
@@ -106,7 +131,7 @@ def _scheduled(
     if words.get("inference"):
         raise InputError("--schedule is for training: leave it out with --inference")
     del words["schedule"]
-    options = options_for(cluster, **words)
+    options = options_for(cluster.device.kind, **words)
     scaled = _scaled(profile, minibatch)
     problem, choices = choose(scaled, cluster, options, batch, staleness.lower(), maximum_cuts)
     return Posed(problem, schedules=tuple(choices))

@@ -18,7 +18,6 @@ import pipeplan
 from pipeplan import api
 from pipeplan.posing import Words
 
-
 DP = ("--solver", "dp", "--no-certificate", "--no-write", "--json")
 
 
@@ -69,6 +68,21 @@ def test_a_written_plan_is_simulated_as_the_solved_one(tmp_path: Path) -> None:
     with pytest.raises(pipeplan.InputError, match="already holds a plan"):
         pipeplan.render(outcome, folder)
     assert pipeplan.render(outcome, folder, force=True) == folder
+    job = pipeplan.render_launcher("slurm", folder, partition="big")
+    assert (job.parent, "--partition=big" in job.read_text()) == (folder, True)
+
+
+def test_a_plan_for_another_trainer_is_exported(tmp_path: Path) -> None:
+    words = {"target": "torch-pipelining", "batch": 64, "minibatch": 32}
+    settings = pipeplan.Settings(solver="dp", certify=False)
+    mnist, here = pipeplan.read_profile("mnist-v100"), pipeplan.cluster("local", workers=2)
+    outcome = pipeplan.solve(mnist, here, settings=settings, stages=2, **words)  # type: ignore[arg-type]
+    assert (outcome.plan.schedule in ("gpipe", "1f1b-flush"), outcome.plan.accumulate) == (True, 2)
+    assert list(pipeplan.export("torch-pipelining", outcome, tmp_path / "made").iterdir())
+    free = pipeplan.solve(mnist, here, settings=settings, stages=2)
+    with pytest.raises(pipeplan.InputError, match="cannot express"):
+        pipeplan.export("torch-pipelining", free, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 def test_each_mistake_is_one_line() -> None:
@@ -80,6 +94,7 @@ def test_each_mistake_is_one_line() -> None:
         lambda: pipeplan.simulate("no-such-folder"),
         lambda: pipeplan.profile(lambda: None),
         lambda: pipeplan.profile(print),
+        lambda: pipeplan.render_launcher("sulrm"),
     ):
         with pytest.raises(pipeplan.PipeplanError) as told:
             mistake()

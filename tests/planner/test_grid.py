@@ -14,9 +14,8 @@ import pytest
 from commandline import Run
 from instances import ALL_SCHEDULES, Instance, crowded_instance, drawn, mixed_instance, unequal_instance
 
-from pipeplan import baselines, cluster_file
+from pipeplan import baselines, cluster_file, posing
 from pipeplan.check.verify import verify
-from pipeplan.cli import solve_for
 from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.errors import InfeasibleError, InputError
@@ -224,7 +223,7 @@ class _Told:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(solve_for, "target", lambda name: _Told())
+    monkeypatch.setattr(posing, "target_of", lambda name: _Told())
     monkeypatch.chdir(tmp_path)
     _spread(6, sent=30_000_000).save(Path("profile.json"))
     Path("lab.toml").write_text(LAB, encoding="utf-8")

@@ -16,6 +16,7 @@ from pipeplan.cli.options import bundled_clusters, bundled_profiles, completing,
 from pipeplan.errors import InputError
 from pipeplan.files import Node
 from pipeplan.plan import ACCUMULATING, SCHEDULES, STASHING
+from pipeplan.posing import Words, options_for
 from pipeplan.problem import BOUNDARIES, Options, Problem
 from pipeplan.profile_data import Profile
 from pipeplan.rescale import told
@@ -111,15 +112,16 @@ def problem_of(given: dict[str, Any]) -> tuple[Problem, str]:
 
 
 def options_of(given: dict[str, Any], kind: str) -> Options:
-    """The options that the arguments name, with the defaults that depend on the kind of device."""
-    overlap = given["overlap"]
-    if overlap is None:
-        # On CPUs the cores that compute also move the data, so that nothing hides behind anything.
-        overlap = 1.0 if kind == "cuda" else 0.0
+    """The options that the arguments name, for workers on devices of a kind."""
+    return options_for(kind, **words_of(given))
+
+
+def words_of(given: dict[str, Any]) -> Words:
+    """The same in the words of the API."""
     check_schedules([given["schedule"]] if given.get("schedule") else [], given)
-    return Options(
+    return Words(
         inference=given["inference"],
-        overlap=overlap,
+        overlap=given["overlap"],
         memory=not given["ignore_memory"],
         stages=given["stages"],
         max_replicas=1 if given["straight"] else given["max_replicas"],

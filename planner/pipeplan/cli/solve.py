@@ -6,23 +6,26 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich.console import Console
 
-from pipeplan.auto import Choice, choose
+from pipeplan.api import cluster
+from pipeplan.auto import Choice
 from pipeplan.cli.answer import disagreement_in, search_arguments, settings_of, written
-from pipeplan.cli.given import problem_arguments, problem_of
+from pipeplan.cli.given import problem_arguments, read_profile, words_of
 from pipeplan.cli.options import force_option, json_option, output_folder, quiet_option, words
-from pipeplan.cli.solve_for import Wanted, accumulated, for_option, wanted
+from pipeplan.cli.solve_for import for_option
+from pipeplan.cli.solve_for import write as write_for
 from pipeplan.errors import InputError
 from pipeplan.fewest import fewest_workers
 from pipeplan.hardware import mismatch
+from pipeplan.posing import AUTO, pose
 from pipeplan.problem import Problem
 from pipeplan.rendering import documents, plan_folder
 from pipeplan.show import show
-from pipeplan.sized import Sized, choose_size
+from pipeplan.sized import Sized
 from pipeplan.solving import Outcome, Settings, solve
 from pipeplan.units import show_time
 
@@ -93,22 +96,33 @@ def command(
     elif with_report:
         raise InputError("--report goes beside a plan that is written: leave out --no-write")
     notes = Console(stderr=True, highlight=False)
-    asked = given | {"minibatch": minibatch, "target_name": target_name}
-    problem, origin, remarks, aim = _problem(asked, batch, staleness, settings)
-    notes.print(origin, style="dim", markup=False, soft_wrap=True)
+    samples = _samples(minibatch)
+    source = read_profile(given["profile"], None if samples == AUTO else samples)
+    posed = pose(
+        source.profile,
+        cluster(given["cluster_name"], servers=given["servers"], workers=given["workers"]),
+        minibatch=AUTO if samples == AUTO else None,
+        batch=batch,
+        staleness=staleness,
+        target=target_name,
+        maximum_cuts=settings.maximum_cuts,
+        **words_of(given | {"target_name": target_name}),
+    )
+    problem, aim = posed.problem, posed.aim
+    notes.print(source.text, style="dim", markup=False, soft_wrap=True)
     if note := mismatch(problem.profile, problem.cluster):
         notes.print(note, markup=False, soft_wrap=True)
-    for remark in remarks:
+    for remark in [*map(_choice, posed.schedules), *map(_size, posed.sizes)]:
         notes.print(remark, style="dim", markup=False, soft_wrap=True)
     with disagreement_in(None if no_write else output):
         outcome = solve(problem, settings) if within is None else _fewest(problem, within, settings, notes)
     if aim is not None:
         # What it cannot express is said before anything is written.
-        aim.files(outcome.plan, outcome.problem)
+        aim.files(outcome)
     if not no_write:
         # Before the table: whoever closes our output early, as `| head` does, still has the plan.
         plan_folder.write_plan(outcome, output, force=force)
-    exported = [] if no_write or aim is None else aim.write(outcome, output, force=force)
+    exported = [] if no_write or aim is None else write_for(aim, outcome, output, force=force)
     if as_json:
         click.echo(json.dumps(documents.plan_document(outcome), indent=1, allow_nan=False))
     else:
@@ -137,43 +151,11 @@ def _report(outcome: Outcome, folder: Path) -> str:
     return f"written: {write(folder, outcome.problem.profile)}"
 
 
-def _problem(
-    given: dict[str, Any], batch: int | None, staleness: str, settings: Settings
-) -> tuple[Problem, str, list[str], Wanted | None]:
-    """The problem, where its profile comes from, what choosing a schedule or a minibatch size for it showed, and the
-    trainer that it is for."""
-    sized = given["minibatch"] == "auto"
-    given = given | {"minibatch": None if sized else _samples(given["minibatch"])}
-    if given.get("schedule") != "auto":
-        if batch is not None and given["target_name"] is None:
-            raise InputError("--batch goes with --schedule auto or --for; for one schedule give --accumulate")
-        plain, origin = problem_of(given)
-        accumulate = accumulated(given, batch, plain.profile.minibatch)
-        aim = wanted(given["target_name"], replace(plain, options=replace(plain.options, accumulate=accumulate)))
-        problem = plain if aim is None else aim.problem
-        if not sized:
-            return problem, origin, [], aim
-        problem, sizes = choose_size(problem, settings.maximum_cuts)
-        return problem, origin, [_size(one) for one in sizes], aim
-    if given["target_name"] is not None:
-        raise InputError("--for has a schedule of its own: leave out --schedule auto")
-    if sized:
-        raise InputError("--schedule auto chooses the minibatch size itself, from --batch: leave out --minibatch auto")
-    if batch is None:
-        raise InputError("--schedule auto needs the global batch: give --batch, in samples per update")
-    if given["accumulate"] is not None:
-        raise InputError("--accumulate follows from --batch with --schedule auto: leave it out")
-    plain, origin = problem_of(given | {"schedule": None})
-    if plain.options.inference:
-        raise InputError("--schedule is for training: leave it out with --inference")
-    cluster, profile = plain.cluster, plain.profile
-    problem, choices = choose(profile, cluster, plain.options, batch, staleness.lower(), settings.maximum_cuts)
-    return problem, origin, [_choice(choice) for choice in choices], None
-
-
-def _samples(text: str | None) -> int | None:
+def _samples(text: str | None) -> int | Literal["auto"] | None:
     if text is None:
         return None
+    if text == AUTO:
+        return AUTO
     try:
         return int(text)
     except ValueError:
