@@ -41,7 +41,7 @@ FOLDERS = {
 WRONG_ON_PURPOSE = ("mistakes.md",)
 """Pages with tests of their own, whose commands in sentences are what people mistype."""
 ALL = [block for page in pages() for block in shell_blocks(page)]
-SECONDS = 120
+SECONDS = 300
 
 
 def _shown_elsewhere(block: Block) -> bool:
