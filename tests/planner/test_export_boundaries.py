@@ -60,8 +60,10 @@ def test_a_module_in_a_module_that_is_called_twice_is_no_boundary() -> None:
     assert set(Boundaries(profile).splits) == {1, 5}
 
 
-@pytest.mark.deploy
-@pytest.mark.parametrize("name", ["mnist", "resnet-tiny"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("mnist", marks=pytest.mark.deploy), pytest.param("resnet-tiny", marks=pytest.mark.slow)],
+)
 def test_torch_cuts_where_the_profile_says(name: str) -> None:
     """At every boundary of a traced model torch's `pipeline()` puts the modules before it into the first stage."""
     pytest.importorskip("torch")
