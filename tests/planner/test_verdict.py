@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from instances import random_instance, to_problem
 
-from pipeplan import solve as solving
+from pipeplan import solving
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.errors import DisagreementError
 from pipeplan.problem import Problem
