@@ -6,6 +6,7 @@ A comment directly above a block says how it is tested:
     <!-- ci: path -->                    .ci/run runs it
     <!-- run in: docs/tutorial.md -->    each of its commands is run in that document
     <!-- run by: tests/gallery/test_x.py -->    that test runs it
+    <!-- slow: two trainings -->        run by `pytest -m slow` only
     <!-- before: pipeplan solve … -->    what else must have been done before; run with it. Repeat
     <!-- but not: pipeplan sweep (minutes) -->    the commands that begin so are not run, and why
     <!-- folder: empty -->               what is there before: FOLDERS in test_commands.py; "goes on": what the block
@@ -26,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELL = ("bash", "console", "sh", "shell")
-KINDS = ("not run", "ci", "run in", "run by", "before", "but not", "folder", "fails")
+KINDS = ("not run", "ci", "run in", "run by", "slow", "before", "but not", "folder", "fails")
 MARK = re.compile(r"<!-- ([a-z ]+): (.*?) -->")
 FENCE = re.compile(r"^( *)```+ *([\w.+-]*)[^\n]*\n(.*?)^\1```+ *$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^|(?<=\n\n)) {4}(?! )[^\n]*\n(?:(?: {4}[^\n]*)?\n)*", re.MULTILINE)

@@ -50,7 +50,8 @@ def _shown_elsewhere(block: Block) -> bool:
     return page in TRANSCRIPTS and any(block.text.startswith(f"$ {command}\n") for command, _ in transcripts(page))
 
 
-TO_RUN = [block for block in ALL if block.runs and not _shown_elsewhere(block)]
+TO_RUN = [block for block in ALL if block.runs and not block.marked("slow") and not _shown_elsewhere(block)]
+SLOW = [block for block in ALL if block.marked("slow")]
 
 
 def invocations(block: Block) -> Iterator[list[str]]:
@@ -212,11 +213,11 @@ def _bash(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def run_page(page: str, made: Path, folder: Path, *, show: bool = False) -> None:
-    """Run the blocks of a page: each in a folder of its own, unless it goes on in that of the block before it."""
+def run_page(page: str, made: Path, folder: Path, among: list[Block] = TO_RUN, *, show: bool = False) -> None:
+    """Run blocks of a page: each in a folder of its own, unless it goes on in that of the block before it."""
     here = folder / "0"
     beside = [block for block in blocks(ROOT / page) if block.marked("file")]
-    for number, block in enumerate(block for block in TO_RUN if block.page == page):
+    for number, block in enumerate(block for block in among if block.page == page):
         kind = next(iter(block.marked("folder")), "trained")
         if kind != "goes on":
             here = folder / str(number)
@@ -238,6 +239,12 @@ def run_page(page: str, made: Path, folder: Path, *, show: bool = False) -> None
 @pytest.mark.parametrize("page", sorted({block.page for block in TO_RUN}))
 def test_the_commands_of_the_page_run(page: str, made: Path, tmp_path: Path) -> None:
     run_page(page, made, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted({block.page for block in SLOW}))
+def test_the_slow_commands_of_the_page_run(page: str, made: Path, tmp_path: Path) -> None:
+    run_page(page, made, tmp_path, SLOW)
 
 
 @pytest.mark.site
