@@ -129,7 +129,7 @@ def test_a_mistake_gets_its_line_and_leaves_nothing(
     assert content(tmp_path) == before
 
 
-@pytest.mark.parametrize("mistake", ["torch is missing", "torch is old"])
+@pytest.mark.parametrize("mistake", ["torch is missing", pytest.param("torch is old", marks=pytest.mark.slow)])
 def test_without_the_torch_that_is_needed(mistake: str, tmp_path: Path) -> None:
     environment = without_torch(tmp_path / "path") if "missing" in mistake else with_old_torch(tmp_path / "path")
     typed, said = ROWS[mistake]
