@@ -54,13 +54,14 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def _text(plan: Path, kind: str, **settings: object) -> str:
-    return launch_files.text(plan, LAUNCHERS[kind], settings, command=f"pipeplan {NASTY}", python=f"/no/{NASTY}")
+    return launch_files.text(plan, LAUNCHERS[kind], settings, command=f"pipeplan {NASTY}")
 
 
 @pytest.mark.parametrize(("kind", "cluster"), SCRIPTS)
 def test_scripts_are_clean_and_no_name_can_run_anything(
-    plans: dict[str, Path], tmp_path: Path, kind: str, cluster: str
+    plans: dict[str, Path], tmp_path: Path, kind: str, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sys.executable", f"/no/{NASTY}")
     script = tmp_path / "script"
     script.write_text(_text(plans[cluster], kind))
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0

@@ -30,7 +30,6 @@ class _Where:
     output: Path | None
     force: bool
     template: Path | None
-    python: str
 
 
 class _Kinds(click.Group):
@@ -81,12 +80,13 @@ def command(context: click.Context, listed: bool, as_json: bool) -> None:
 
 
 def _command_of(kind: Launcher) -> click.Command:
-    def run(plan: Path, output: Path | None, force: bool, template: Path | None, python: str, **given: Any) -> None:
+    def run(plan: Path, output: Path | None, force: bool, template: Path | None, **given: Any) -> None:
         settings = {name: value for name, value in given.items() if value is not None}
-        _render(kind, plan, settings, _Where(output, force, template, python))
+        _render(kind, plan, settings, _Where(output, force, template))
 
     again = " --force" if kind.file_name == "launch.sh" else ""  # `pipeplan solve` has written one
-    text = f"Write {kind.file_name} of PLAN, which starts it: {kind.title}.\n\n\b\npipeplan render {kind.name} plan{again}"
+    text = f"Write {kind.file_name} of PLAN, which starts it: {kind.title}."
+    text += f"\n\n\b\npipeplan render {kind.name} plan{again}"
     note = f"{kind.file_name} in the plan's folder"
     return _with_shared_options(click.command(kind.name, help=text)(quiet_option(run)), kind.settings, note)
 
@@ -94,15 +94,13 @@ def _command_of(kind: Launcher) -> click.Command:
 def _own_command() -> click.Command:
     @click.option("--set", "assigned", multiple=True, metavar="NAME=VALUE", help="A variable of the template.")
     @quiet_option
-    def run(
-        plan: Path, output: Path | None, force: bool, template: Path | None, python: str, assigned: tuple[str, ...]
-    ) -> None:
+    def run(plan: Path, output: Path | None, force: bool, template: Path | None, assigned: tuple[str, ...]) -> None:
         pairs = [one.partition("=") for one in assigned]
         for name, equals, _ in pairs:
             if not equals or not name.isidentifier():
                 raise InputError(f"--set takes NAME=VALUE, not {name + equals!r}")
         settings = {name: value for name, _, value in pairs}
-        _render(None, plan, settings, _Where(output, force, template, python))
+        _render(None, plan, settings, _Where(output, force, template))
 
     note = "the template's name without .j2, in the plan's folder"
     made = click.command(OWN, help="Render a template of yours.", hidden=True)(run)
@@ -113,14 +111,8 @@ def _with_shared_options(made: click.Command, settings: Sequence[Setting], note:
     template = click.Option(
         ["--template"], type=click.Path(path_type=Path), metavar="FILE", help="Render this jinja2 template of yours."
     )
-    python = click.Option(
-        ["--python"],
-        default=sys.executable,
-        metavar="PATH",
-        help="The interpreter that has pipeplan where this will run.  [default: this one]",
-    )
     made.params[:0] = [PLAN, *map(_option, settings)]
-    made.params += [python, template]
+    made.params += [template]
     force_option(output_file(note=note)(made))
     return made
 
@@ -142,7 +134,7 @@ def _option(setting: Setting) -> click.Option:
 def _render(kind: Launcher | None, plan: Path, settings: dict[str, Any], where: _Where) -> None:
     own, to_screen = where.template, where.output == Path("-")
     path = launch_files.destination(plan, kind, own, None if to_screen else where.output)
-    text = launch_files.text(plan, kind, settings, own=own, output=path, command=_said(), python=where.python)
+    text = launch_files.text(plan, kind, settings, own=own, output=path, command=_said())
     if to_screen:
         click.echo(text, nl=False)
         return

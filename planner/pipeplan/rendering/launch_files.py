@@ -22,7 +22,6 @@ def text(
     own: Path | None = None,
     output: Path | None = None,
     command: str = "pipeplan render",
-    python: str = "",
 ) -> str:
     """What starts the plan of a folder, by the template of a kind or by a user's `own`; to be written to `output`.
 
@@ -31,7 +30,7 @@ def text(
     path = stored.file_of(plan)
     root, folder = stored.document(plan), path.parent.resolve()
     beside = output is None or output.parent.resolve() == folder
-    context = Context.of(root, command=command, python=python, plan_folder=str(folder), beside=beside)
+    context = Context.of(root, command=command, plan_folder=str(folder), beside=beside)
     variables = kind.variables(context, settings) if kind else context.variables() | dict(settings)
     if own is not None:
         return render_own(own, variables)

@@ -52,7 +52,7 @@ class Context:
     """Of a worker (OMP_NUM_THREADS): as many as the profile was measured with, so that the prediction is for what
     runs."""
     python: str
-    """The interpreter that has pipeplan where the file was rendered: it may be another where it runs."""
+    """The interpreter that has pipeplan here: it may be another where the file runs."""
     version: str
     """Of pipeplan."""
     command: str
@@ -71,7 +71,6 @@ class Context:
         root: Node,
         *,
         command: str = "pipeplan solve",
-        python: str = "",
         plan_folder: str = "",
         beside: bool = True,
     ) -> Context:
@@ -96,7 +95,7 @@ class Context:
             device=cluster.device.kind,
             device_name=cluster.device.name,
             threads=max(1, threads.integer()) if threads else 1,
-            python=python or sys.executable,
+            python=sys.executable,
             version=__version__,
             command=" ".join(one_line(command).split()),
             digest=plan.digest(root["profile"]["digest"].text(), root["cluster"]["digest"].text()),
@@ -173,4 +172,7 @@ class Launcher:
                 near = did_you_mean(name, known) if known else "it has none"
                 raise InputError(f"{self.name} has no option {name!r}; {near}")
         checked = {name: setting.checked(settings.get(name)) for name, setting in known.items()}
-        return context.variables() | checked | dict(self.more(context, checked))
+        told = context.variables()
+        # A setting may be of something that the context knows, unless it is said.
+        told |= {name: value for name, value in checked.items() if value is not None or name not in told}
+        return told | dict(self.more(context, checked))

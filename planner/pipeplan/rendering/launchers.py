@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pipeplan.errors import InputError
 from pipeplan.rendering.kubernetes import KUBERNETES
-from pipeplan.rendering.launcher import Launcher
+from pipeplan.rendering.launcher import Launcher, Setting
 from pipeplan.rendering.plain_torchrun import TORCHRUN
 from pipeplan.rendering.slurm import SLURM
 from pipeplan.rendering.ssh import SSH
@@ -18,6 +18,9 @@ LOCAL = Launcher(
     "launch.sh",
     "launch.sh.j2",
     mode=0o755,
+    settings=(
+        Setting("python", "What has pipeplan where this will run.  [default: this interpreter]", metavar="PATH"),
+    ),
 )
 
 LAUNCHERS: Mapping[str, Launcher] = {launcher.name: launcher for launcher in (LOCAL, SSH, SLURM, TORCHRUN, KUBERNETES)}
