@@ -144,7 +144,11 @@ def test_who_is_lost_is_named_by_the_plan_and_training_goes_on(tmp_path: Path, n
 LINK = {"name": "cluster", "span": 2, "sendrecv": 1.25e8, "allreduce": 1.25e8, "latency_s": 0.0, "cards_s": 0.008}
 SENDS = {
     **dict.fromkeys(("update_s", "sync_s", "exposed_s"), 0.0),
-    "minibatch_s": 0.02, "forward_s": 0.008, "backward_s": 0.012, "boundary_s": 0.008, "parameter_bytes": 4,
+    "minibatch_s": 0.02,
+    "forward_s": 0.008,
+    "backward_s": 0.012,
+    "boundary_s": 0.008,
+    "parameter_bytes": 4,
     **dict.fromkeys(("send_bytes", "receive_gradient_bytes"), 1_000_000),
 }
 ONE_EACH = """
