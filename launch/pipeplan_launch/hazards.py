@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ class Untraceable(Exception):
 def watched() -> Iterator[None]:
     """Inside, what is traced keeps the user's own gradients; hooks on tensors and others' numbers are `Untraceable`."""
     apply, register = torch.autograd.Function.__dict__["apply"], Tensor.register_hook
-    torch.autograd.Function.apply = classmethod(partial(_apply, apply.__func__))  # type: ignore[method-assign,assignment]
+    torch.autograd.Function.apply = classmethod(partial(_apply, _unbound(apply)))  # type: ignore[method-assign,assignment]
     Tensor.register_hook = _refuse_hook  # type: ignore[method-assign]
     draws = _Draws()
     hooks = register_module_forward_pre_hook(draws.before), register_module_forward_hook(draws.after)
@@ -39,6 +39,17 @@ def watched() -> Iterator[None]:
             one.remove()
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]
         Tensor.register_hook = register  # type: ignore[method-assign]
+
+
+def _unbound(method: Any) -> Callable[..., Any]:
+    """The function of a class method, which is given the class first; newer torch has written this one in C."""
+    if isinstance(method, classmethod):
+        return method.__func__
+
+    def call(owner: type, *args: Any, **kwargs: Any) -> Any:
+        return method.__get__(None, owner)(*args, **kwargs)
+
+    return call
 
 
 def _apply(original: Any, function: type, *args: Any, **kwargs: Any) -> Any:
