@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import toy_workers
+from preloaded import PRELOADED
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from toy_workers import Ended, Toy
 
@@ -37,7 +38,7 @@ def run_attempts(
     `servers`: for each attempt, the name of the server that each process is on, if not all are on this machine.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "torch._dynamo", "pipeplan_launch.worker"])
+    context.set_forkserver_preload(PRELOADED)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     launcher = folder / "launcher"
     shutil.rmtree(launcher, ignore_errors=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import feature_jobs
 import torch
+from preloaded import PRELOADED
 from torch import Tensor
 from toy_workers import stage_contents, write_plan
 
@@ -48,7 +49,7 @@ def run(folder: Path, name: str, stages: list[list[str]], replicas: Sequence[int
     write_plan(folder, contents)
     world = sum(replicas)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "torch._dynamo", "pipeplan_launch.worker"])
+    context.set_forkserver_preload(PRELOADED)
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     arguments = [str(folder), "--run-dir", str(folder / "run"), "--threads", "1", "--log-every", "0", *options]
     workers = [

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from preloaded import PRELOADED
 from torch import Tensor, nn
 
 from pipeplan_launch import buckets
@@ -30,7 +31,7 @@ Group = Sequence[Sequence[Minibatch]]
 def run(world: int, call: Callable[..., Any], folder: Path, *arguments: Any) -> list[Any]:
     """What `call(rank, *arguments)` returns in each of so many processes, which have a process group."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "torch._dynamo", "pipeplan_launch.worker"])
+    context.set_forkserver_preload(PRELOADED)
     processes = [
         context.Process(target=_work, args=(rank, world, str(folder), call, arguments), daemon=True)
         for rank in range(world)

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from preloaded import PRELOADED
 from semantics_models import SUBJECTS, job_of
 from torch import Tensor
 
@@ -67,7 +68,7 @@ class Workers:
 
     def __enter__(self) -> Workers:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["__main__", "torch._dynamo", "pipeplan_launch.worker"])
+        context.set_forkserver_preload(PRELOADED)
         self._ours, theirs = context.Pipe()
         self._host = context.Process(target=_host, args=(theirs,))
         self._host.start()

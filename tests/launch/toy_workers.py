@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from preloaded import PRELOADED
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
@@ -254,7 +255,7 @@ class Ended:
 def run_plan(folder: Path, arguments: Sequence[str], toy: Toy, world: int) -> Ended:
     """Run a plan's workers to their end, as torchrun would."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "torch._dynamo", "pipeplan_launch.worker"])  # what takes long to import
+    context.set_forkserver_preload(PRELOADED)
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     logs = [folder / f"worker-{rank}" for rank in range(world)]
     processes = [
