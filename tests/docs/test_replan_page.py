@@ -7,8 +7,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +32,32 @@ MANIFEST = {
 }
 
 
-def _answer(solve: str, replan: str) -> str:
-    """What replanning prints after solving and a run with a checkpoint, from `BEGINS` on."""
+@cache
+def _answers() -> tuple[str, str]:
+    """What replanning prints after solving and a run with a checkpoint: for people, and as JSON in a folder alike."""
+    solve, replan = _shown()[2], _shown()[3]
     here = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
+            Path("0").mkdir()
+            os.chdir("0")
             printed_here(solve)
             checkpoint = Path("plan/runs/20260131T120000Z/checkpoints/epoch-0003-sample-00064000")
             checkpoint.mkdir(parents=True)
             (checkpoint / "manifest.json").write_text(json.dumps(MANIFEST | {"model": {"graph_hash": ""}}))
-            return printed_here(replan)
+            shutil.copytree(Path(folder) / "0", Path(folder) / "1")
+            shown = printed_here(replan)
+            os.chdir(Path(folder) / "1")
+            return shown, printed_here(f"{replan} --json")
         finally:
             os.chdir(here)
+
+
+def _shown() -> re.Match[str]:
+    found = BLOCK.search(PAGE.read_text(encoding="utf-8"))
+    assert found is not None
+    return found
 
 
 def _tail(answer: str) -> str:
@@ -50,16 +65,12 @@ def _tail(answer: str) -> str:
 
 
 def test_the_page_shows_what_the_command_prints() -> None:
-    found = BLOCK.search(PAGE.read_text(encoding="utf-8"))
-    assert found is not None
-    assert found[4] == _tail(_answer(found[2], found[3]))
+    assert _shown()[4] == _tail(_answers()[0])
 
 
 def test_every_field_is_described() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    found = BLOCK.search(text)
-    assert found is not None
-    answer = json.loads(_answer(found[2], f"{found[3]} --json"))
+    answer = json.loads(_answers()[1])
     described = text.partition("## `--json`")[2]
     for name in _names({name: value for name, value in answer.items() if name != "plan"} | {"plan": None}):
         assert f"`{name}`" in described, name
@@ -80,7 +91,7 @@ def _names(value: Any) -> Iterator[str]:
 def main() -> None:
     """Write the transcript anew."""
     text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(BLOCK.sub(lambda found: f"{found[1]}{_tail(_answer(found[2], found[3]))}```", text))
+    PAGE.write_text(BLOCK.sub(lambda found: f"{found[1]}{_tail(_answers()[0])}```", text))
 
 
 if __name__ == "__main__":
