@@ -28,6 +28,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ("explain.md", "profiles.md", "sweep.md")
 LONG = ("pipeplan explain --cluster A --minibatch",)
 """Takes seconds, and is of a kind that another transcript shows."""
+SECONDS = ("pipeplan explain --cluster A --spread", "pipeplan sweep")
+"""Take seconds: run with the other commands of the documents. What is in them has tests of its own."""
 BLOCK = re.compile(r"```console\n\$ (pipeplan [^\n]*)\n(.*?)```", re.DOTALL)
 
 
@@ -61,7 +63,15 @@ def transcripts(page: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("page", "command", "shown"),
     [
-        pytest.param(page, *found, marks=pytest.mark.slow if found[0].startswith(LONG) else ())
+        pytest.param(
+            page,
+            *found,
+            marks=pytest.mark.slow
+            if found[0].startswith(LONG)
+            else pytest.mark.site
+            if found[0].startswith(SECONDS)
+            else (),
+        )
         for page in PAGES
         for found in transcripts(page)
     ],
