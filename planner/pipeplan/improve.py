@@ -137,7 +137,7 @@ class _Search:
 
     def _scored_rank(self, layout: Layout, limit_s: float) -> _Rank | None:
         plan = layout.plan(self._template, self._problem)
-        if not _permitted(plan, self._problem):
+        if not permitted(plan, self._problem):
             return None
         self._scores_left -= 1
         cards = contention.loads(plan, self._problem, self._links)
@@ -192,7 +192,7 @@ def _less(rank: _Rank, below: _Rank) -> bool:
     return rank[0] <= below[0] * (1 + TOLERANCE) and rank[1] < below[1] * (1 - TOLERANCE)
 
 
-def _permitted(plan: Plan, problem: Problem) -> bool:
+def permitted(plan: Plan, problem: Problem) -> bool:
     """Whether a plan keeps the constraints of the options; numbers of replicas are those of one copy."""
     asked, count = problem.options, len(plan.stages)
     stage_of = {name: number for number, stage in enumerate(plan.stages, start=1) for name in stage.layers}

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from pipeplan import baselines, solving
 from pipeplan.cluster_data import Cluster, Device, Level
+from pipeplan.cuts import enumerate_cuts
 from pipeplan.evaluate import evaluate
 from pipeplan.improve import improve
 from pipeplan.plan import Plan, Stage
@@ -170,3 +172,20 @@ def test_what_the_solvers_prove_is_no_proof_where_cards_are_shared() -> None:
         assert not outcome.verdict.proven
         assert outcome.gap > 0
         assert outcome.bound_s < outcome.objective_s
+
+
+def test_a_baseline_that_shares_cards_better_is_taken() -> None:
+    """What to compare a plan with is a plan too: its pace is an upper bound on what is answered."""
+    taken = 0
+    for seed in BINDING[:6]:
+        problem = _problem(seed)
+        plan, compared = _two_stages(problem), baselines.compare(problem, enumerate_cuts(problem, 1000))
+        score = evaluate(plan, problem)
+        found, found_score = solving._ahead_of(compared, problem, plan, score)
+        least = min(evaluate(one.plan, problem).pace_s for one in compared if one.plan is not None)
+        assert found_score.pace_s == (min(score.pace_s, least) if score.pace_s > score.alone_s else score.pace_s)
+        assert evaluate(found, problem) == found_score
+        taken += found is not plan
+        limited = replace(problem, options=replace(problem.options, pins=((problem.units[0].layers[0], 2),)))
+        assert solving._ahead_of(compared, limited, plan, score)[0] is plan, "no baseline keeps this constraint"
+    assert taken, "chosen so that contention binds"
