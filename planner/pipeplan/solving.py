@@ -237,9 +237,7 @@ def _best_shape(problem: Problem, cuts: Cuts, results: tuple[Result, ...]) -> Pl
     return dp.best_grid(problem, cuts, lambda plan: evaluate(plan, problem).pace_s)
 
 
-def _ahead_of(
-    compared: Iterable[Baseline], problem: Problem, plan: Plan, score: Evaluation
-) -> tuple[Plan, Evaluation]:
+def _ahead_of(compared: Iterable[Baseline], problem: Problem, plan: Plan, score: Evaluation) -> tuple[Plan, Evaluation]:
     """The plan, or a baseline that is better: under shared cards a local search may miss what is plain."""
     if score.pace_s <= score.alone_s * (1 + TOLERANCE):
         return plan, score
