@@ -16,7 +16,7 @@ from pipeplan.cluster_data import Cluster
 from pipeplan.evaluate import AWAITED
 from pipeplan.plan import STASHING, Plan
 from pipeplan.text import one_line
-from pipeplan.units import show_size, show_time
+from pipeplan.units import show_pace, show_size, show_time
 from pipeplan.verdict import TOLERANCE
 
 if TYPE_CHECKING:  # those who only want a cluster described need not wait for the solvers
@@ -34,7 +34,8 @@ def show(outcome: Outcome, console: Console) -> None:
             f" for {what} {one_line(profile.model_name)}, minibatch {profile.minibatch}, on cluster "
             f"{one_line(cluster.name)} "
             f"({describe(cluster)})",
-        )
+        ),
+        soft_wrap=True,
     )
     console.print(_stages(outcome))
     console.print(_layers(outcome), soft_wrap=True)
@@ -42,20 +43,22 @@ def show(outcome: Outcome, console: Console) -> None:
     console.print(
         Text.assemble(
             "Predicted: ",
-            (f"{score.rate:.4g} minibatches/s", "bold"),
-            f" ({show_time(score.pace_s)} each, {score.rate * profile.minibatch:.4g} samples/s), "
+            (f"{show_pace(score.rate)} minibatches/s", "bold"),
+            f" ({show_time(score.pace_s)} each, {show_pace(score.rate * profile.minibatch)} samples/s), "
             f"bound by {score.bound}.",
-        )
+        ),
+        soft_wrap=True,
     )
     for line in _gains(outcome.baselines, score.pace_s):
-        console.print(line)
+        console.print(line, soft_wrap=True)
     if outcome.published is not None:
         pace, baseline = outcome.published
         console.print(
-            f"By its own formulas: {pace:.10g} s per minibatch, {baseline / pace:.10g}x over data parallelism."
+            f"By its own formulas: {pace:.10g} s per minibatch, {baseline / pace:.10g}x over data parallelism.",
+            soft_wrap=True,
         )
     colour = "green" if outcome.verdict.proven else "yellow"
-    console.print(Text.assemble("Verdict: ", (outcome.verdict.text, colour), f" ({_seconds(outcome)})"))
+    console.print(Text.assemble("Verdict: ", (outcome.verdict.text, colour), f" ({_seconds(outcome)})"), soft_wrap=True)
     for text in _proof(outcome):
         console.print(text, soft_wrap=True)
 

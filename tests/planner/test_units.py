@@ -1,7 +1,7 @@
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.units import parse_rate, parse_size, parse_time, show_rate, show_size, show_time
+from pipeplan.units import parse_rate, parse_size, parse_time, show_pace, show_rate, show_size, show_time
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,11 @@ def test_people_read_short_figures() -> None:
     assert [show_time(t) for t in (0, 20e-6, 0.0259, 0.825)] == ["0", "20 µs", "25.9 ms", "825 ms"]
     assert [show_size(s) for s in (0, 12, 2048, 8.75 * 2**30)] == ["0", "12 B", "2 KiB", "8.75 GiB"]
     assert show_rate(1.25e9) == "10 Gbit/s"
+
+
+@pytest.mark.parametrize(
+    ("per_s", "text"),
+    [(49.904, "49.9"), (3193.6, "3194"), (282784, "282800"), (0.012345, "0.01234"), (999.96, "1000"), (25030.4, "25030")],
+)
+def test_paces_have_four_digits_and_no_exponent(per_s: float, text: str) -> None:
+    assert show_pace(per_s) == text

@@ -40,9 +40,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def test_a_file_that_solve_takes(run: Run, tmp_path: Path) -> None:
-    code, _, err = run(
-        "profile", "--links", "--workers", "2", "--device", "cpu", "-o", "here.toml", "--budget", "0.5"
-    )
+    code, _, err = run("profile", "--links", "--workers", "2", "--device", "cpu", "-o", "here.toml", "--budget", "0.5")
     assert code == 0, err
     *meanwhile, last = err.splitlines()
     assert meanwhile == ["measuring pairs of workers", "measuring level 1"]

@@ -27,7 +27,7 @@ from pipeplan.rendering import documents, plan_folder
 from pipeplan.show import show
 from pipeplan.sized import Sized
 from pipeplan.solving import Outcome, Settings, solve
-from pipeplan.units import show_time
+from pipeplan.units import show_pace, show_time
 
 
 @click.command("solve")
@@ -163,14 +163,20 @@ def _samples(text: str | None) -> int | Literal["auto"] | None:
 
 
 def _size(sized: Sized) -> str:
-    rate = "nothing fits" if sized.samples_per_s is None else f"{sized.samples_per_s:.4g} samples/s, {sized.config}"
+    rate = (
+        "nothing fits" if sized.samples_per_s is None else f"{show_pace(sized.samples_per_s)} samples/s, {sized.config}"
+    )
     return f"  minibatch {sized.minibatch}: {rate}"
 
 
 def _choice(choice: Choice) -> str:
     per_update = f", {choice.problem.options.accumulate} minibatches" if choice.problem.options.accumulate else ""
-    rate = "nothing fits" if choice.sample_s is None else f"{1 / choice.sample_s:.4g} samples/s, {choice.config}"
+    rate = _rate(None if choice.sample_s is None else 1 / choice.sample_s, choice.config)
     return f"  {choice.schedule}{per_update} of {choice.minibatch}: {rate}"
+
+
+def _rate(samples_per_s: float | None, config: str) -> str:
+    return "nothing fits" if samples_per_s is None else f"{show_pace(samples_per_s)} samples/s, {config}"
 
 
 def _share(text: str) -> float:

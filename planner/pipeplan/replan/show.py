@@ -13,7 +13,7 @@ from rich.text import Text
 from pipeplan.replan.moved import Batch, Worker
 from pipeplan.replan.report import Report
 from pipeplan.text import one_line
-from pipeplan.units import show_size, show_time
+from pipeplan.units import show_pace, show_size, show_time
 
 MOST_COMMANDS = 16
 
@@ -42,8 +42,8 @@ def _pace(report: Report) -> Text:
     old, outcome, (before, now) = report.old, report.outcome, report.samples_per_s
     workers = report.left.cluster.workers / old.cluster.workers
     return Text.assemble(
-        f"Before {old.plan.config}, {show_time(old.pace_s)} a minibatch, {before:.4g} samples/s; now "
-        f"{outcome.plan.config}, {show_time(outcome.objective_s)}, {now:.4g} samples/s: ",
+        f"Before {old.plan.config}, {show_time(old.pace_s)} a minibatch, {show_pace(before)} samples/s; now "
+        f"{outcome.plan.config}, {show_time(outcome.objective_s)}, {show_pace(now)} samples/s: ",
         (f"{now / before:.0%} of the pace", "bold"),
         f" on {workers:.0%} of the workers.",
     )

@@ -11,7 +11,7 @@ from pipeplan.report import links as carried
 from pipeplan.report.document import Comparison, Report
 from pipeplan.report.replayed import Simulated
 from pipeplan.report.source import Source
-from pipeplan.units import show_rate, show_size, show_time
+from pipeplan.units import show_pace, show_rate, show_size, show_time
 from pipeplan.verdict import TOLERANCE
 
 FEW = 8
@@ -173,7 +173,7 @@ def measured(report: Report, run: Run | None) -> Iterator[str]:
         share = f", {1 / seen['ratio']:.0%} of the prediction" if seen["ratio"] else ""
         fill = "; the fill is in it, as the epochs are short" if seen["includes_fill"] else ""
         yield (
-            f"Measured over {seen['minibatches']} minibatches: {seen['minibatches_per_s']:.4g} minibatches/s, "
+            f"Measured over {seen['minibatches']} minibatches: {show_pace(seen['minibatches_per_s'])} minibatches/s, "
             f"{time(seen['minibatch_s'])} each{share}{fill}."
         )
     if seen["cause"]:

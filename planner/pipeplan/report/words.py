@@ -14,6 +14,7 @@ from pipeplan.report.replayed import Simulated
 from pipeplan.report.source import Source
 from pipeplan.show import describe
 from pipeplan.text import one_line
+from pipeplan.units import show_pace
 
 FEW = 8
 """Stages that are told one by one."""
@@ -63,7 +64,8 @@ def _summary(report: Report) -> Iterator[str]:
     )
     if said["minibatches_per_s"]:
         yield (
-            f"Predicted are {said['minibatches_per_s']:.4g} minibatches/s ({said['samples_per_s']:.4g} samples/s), "
+            f"Predicted are {show_pace(said['minibatches_per_s'])} minibatches/s "
+            f"({show_pace(said['samples_per_s'])} samples/s), "
             f"{sayings.time(said['minibatch_s'])} each, bound by {said['bound_by']}."
         )
     for one in report.comparisons[1:]:
