@@ -35,7 +35,14 @@ def test_people_read_short_figures() -> None:
 
 @pytest.mark.parametrize(
     ("per_s", "text"),
-    [(49.904, "49.9"), (3193.6, "3194"), (282784, "282800"), (0.012345, "0.01234"), (999.96, "1000"), (25030.4, "25030")],
+    [
+        (49.904, "49.9"),
+        (3193.6, "3194"),
+        (282784, "282800"),
+        (0.012346, "0.01235"),
+        (999.96, "1000"),
+        (25030.4, "25030"),
+    ],
 )
 def test_paces_have_four_digits_and_no_exponent(per_s: float, text: str) -> None:
     assert show_pace(per_s) == text
