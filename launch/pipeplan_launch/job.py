@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, default_collate
 
-from pipeplan_launch import precision
+from pipeplan_launch import precision, slips
 from pipeplan_launch.callbacks import Callback
 from pipeplan_launch.errors import LaunchError
 
@@ -38,6 +38,9 @@ class Data:
     """Processes that read ahead, for each worker that reads; with none a worker reads when it needs the samples."""
 
     def __post_init__(self) -> None:
+        slips.check_samples("train", self.train)
+        slips.check_samples("test", self.test)
+        slips.check_collation(self)
         if not isinstance(self.processes, int) or self.processes < 0:
             raise LaunchError(f"the data's `processes` must be a whole number, not {self.processes!r}")
 
@@ -119,12 +122,12 @@ class Job:
     """Samples in a minibatch, unless the command line says otherwise."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, nn.Module):
-            raise LaunchError(f"a job's model must be a torch.nn.Module, not {type(self.model).__name__}")
+        slips.check_model(self.model)
+        slips.check_functions(self)
+        slips.check_callbacks(self.callbacks)
         precision.check(self.autocast)
         self._check_training()
-        if self.minibatch < 1:
-            raise LaunchError(f"a job's minibatch must be at least 1, not {self.minibatch}")
+        slips.check_minibatch(self.minibatch)
         if self.inputs is None and self.data is None:
             raise LaunchError(
                 "a job needs example inputs or data, as in Job(model, inputs=lambda n: torch.randn(n, 3, 224, 224))"
@@ -139,12 +142,6 @@ class Job:
             )
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise LaunchError(f"a job's clip_norm must be above 0, not {self.clip_norm}")
-        for callback in self.callbacks:
-            if not isinstance(callback, Callback):
-                raise LaunchError(
-                    f"a job's callbacks must be objects of a class derived from pipeplan_launch.Callback, not "
-                    f"{type(callback).__name__}"
-                )
 
     @cached_property
     def datasets(self) -> Data:
@@ -176,19 +173,26 @@ class Job:
 
     def example(self, minibatch: int) -> Batch:
         """The model's inputs for a minibatch of that many samples, with their names; maybe without a target."""
+        from pipeplan_launch.usercode import user_code  # which knows what a job is
+
         if self.inputs is None:
             return self.example_batch(minibatch)
-        inputs, names = _as_inputs(self.inputs(minibatch), "the job's `inputs`")
+        with user_code("the job's inputs"):
+            made = self.inputs(minibatch)
+        inputs, names = _as_inputs(made, "the job's `inputs`")
         return Batch(inputs, None, names)
 
     def example_batch(self, minibatch: int) -> Batch:
         """The first samples of the training data, repeated where there are too few; else the inputs alone."""
+        from pipeplan_launch.usercode import user_code
+
         if self.data is None:
             return self.example(minibatch)
-        train: Any = self.datasets.train
-        if len(train) == 0:
-            raise LaunchError("the job's training data is empty")
-        return collate([train[index % len(train)] for index in range(minibatch)], self.datasets.collate)
+        with user_code("the job's data"):
+            train: Any = self.datasets.train
+            if len(train) == 0:
+                raise LaunchError("the job's training data is empty")
+            return collate([train[index % len(train)] for index in range(minibatch)], self.datasets.collate)
 
     def make_optimizer(self, parameters: list[nn.Parameter], stage: StageInfo = StageInfo()) -> Optimizer:
         """The job's optimiser over the parameters of a stage, its rates scaled."""

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.optim import SGD
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from pipeplan_launch import Data, Job, StageInfo
+from pipeplan_launch import Callback, Data, Job, StageInfo
 from pipeplan_launch.engine import map_tensors
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job import collate
@@ -143,6 +143,62 @@ def test_rates_are_scaled_to_the_effective_batch(rule, factor: float) -> None:
 def test_settings_that_make_no_sense(more, says: str) -> None:
     with pytest.raises(LaunchError, match=re.escape(says)):
         job(**more)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (lambda: {"data": Data(SAMPLES)}, "write data=spirals, not data=spirals(); it is of type Data"),
+        (lambda: {"data": SAMPLES}, "write data=lambda: Data(train=...); it is of type TensorDataset"),
+        (
+            lambda: {"optimizer": SGD([torch.ones(1)], lr=0.25)},
+            "write optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.25); it is of type SGD",
+        ),
+        (lambda: {"optimizer": "adam"}, "write optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"),
+        (lambda: {"scheduler": 3}, "write scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10)"),
+        (lambda: {"inputs": torch.zeros(8, 3, 5)}, "write inputs=lambda n: torch.randn(n, 3, 5); it is of type Tensor"),
+        (lambda: {"loss": "mse"}, "write loss=torch.nn.functional.cross_entropy, or your own loss(output, target)"),
+        (lambda: {"loss": nn.MSELoss}, "not its class MSELoss: write loss=MSELoss()"),
+        (lambda: {"model": nn.Linear}, "not its class Linear: write model=Linear(...)"),
+        (lambda: {"model": small_model}, "write model=small_model()"),
+        (lambda: {"model": None}, "must be a torch.nn.Module, not NoneType"),
+        (lambda: {"metrics": {"mean": 0.5}}, "must be functions (output, target); 'mean' is of type float"),
+        (lambda: {"metrics": [abs]}, "write metrics={'name': function}"),
+        (lambda: {"callbacks": Callback()}, "write callbacks=[...]; it is of type Callback"),
+        (lambda: {"minibatch": "64"}, "must be a whole number of at least 1, not '64'"),
+        (lambda: {"data": Data(DataLoader(SAMPLES))}, "`train` is a DataLoader: give its data set"),
+        (lambda: {"data": Data(SAMPLES, test=SAMPLES.tensors)}, "write test=torch.utils.data.TensorDataset("),
+        (lambda: {"data": Data(SAMPLES, order=[1, 2])}, "`order` must be a function of the epoch; it is of type list"),
+    ],
+)
+def test_a_thing_in_place_of_what_makes_it_is_told_what_to_write(more, says: str) -> None:
+    with pytest.raises(LaunchError, match=re.escape(says)):
+        Job(**{"model": nn.Linear(2, 3), "data": lambda: Data(SAMPLES), **more()})
+
+
+def small_model() -> nn.Module:
+    return nn.Linear(2, 3)
+
+
+def test_what_a_job_raises_is_one_line_that_quotes_the_place() -> None:
+    def data() -> Data:
+        raise ValueError("no such folder")
+
+    for one in (job(data=data), job(inputs=lambda n: data())):
+        with pytest.raises(
+            LaunchError, match=r"(?s)^the job's (data|inputs) failed: ValueError: no such folder .*:\d+: raise"
+        ):
+            one.example_inputs(2)
+    with pytest.raises(LaunchError, match=r"^the job's data failed: TypeError: 'int' object is not subscriptable"):
+        job(data=lambda: Data(Samples())).example_batch(2)
+
+
+class Samples:
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int):
+        return index[0]
 
 
 Named = namedtuple("Named", "scores more")

@@ -84,6 +84,11 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     init.write(folder, init.files())
     small_profile().save(folder / "profile.json")
     pipeplan.render(pipeplan.solve(small_profile(), pipeplan.cluster("local", workers=2)), folder / "plan")
+    job = (folder / "job.py").read_text()
+    (folder / "called.py").write_text(job.replace("data=spirals,", "data=spirals(),"))
+    (folder / "made.py").write_text(
+        job.replace("lambda parameters: ", "").replace("(parameters, ", "(Net().parameters(), ")
+    )
     for name, text in FILES.items():
         (folder / name).write_text(text)
     text = (folder / "profile.json").read_text()
