@@ -175,7 +175,9 @@ def _with_one_stage(problem: Problem, cuts: Cuts, settings: Settings, first: _An
         return _Answer(several, plan, score, results, Verdict(True, closed and verdict.proven, text), bound, proven)
     certain = left is not None and all(result.status == Status.INFEASIBLE for result in results)
     text = "plans of one stage tried one by one, and there are no others"
-    verdict = Verdict(True, certain, f"proven optimal: {text}" if certain else "no plan of several stages in time")
+    stopped = any(result.interrupted for result in (*first.results, *results))
+    late = "Ctrl-C, before plans of several stages were tried" if stopped else "no plan of several stages in time"
+    verdict = Verdict(True, certain, f"proven optimal: {text}" if certain else late)
     bound = score.pace_s if certain else first.bound_s
     return _Answer(several, plan, score, results or first.results, verdict, bound, bound if certain else None)
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from pipeplan import stored
+from pipeplan import interrupts, stored
 from pipeplan.api import cluster as named_cluster
 from pipeplan.check import model as models
 from pipeplan.check.document import Document
@@ -116,7 +116,7 @@ def command(
         checkpoint = runs.latest(folder, run_folder, problem.profile.graph_hash)
     notes = Console(stderr=True, highlight=False)
     notes.print(root_profile_text, style="dim", markup=False, soft_wrap=True)
-    with disagreement_in(None if no_write else output):
+    with interrupts.noted() as interrupted, disagreement_in(None if no_write else output):
         outcome = _solved(problem, settings)
     if not no_write:
         # Before the table, as `solve` does.
@@ -130,6 +130,7 @@ def command(
         show_changes(report, console)
     if not no_write:
         notes.print(written(outcome, output), markup=False, soft_wrap=True)
+    interrupted()  # as `solve` does
 
 
 def _beside(folder: Path) -> Path:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 from rich.console import Console
+from rich.markup import escape
 
+from pipeplan import interrupts
 from pipeplan.api import cluster
 from pipeplan.auto import Choice
 from pipeplan.cli.answer import disagreement_in, search_arguments, settings_of, written
@@ -19,14 +23,14 @@ from pipeplan.cli.options import force_option, json_option, output_folder, quiet
 from pipeplan.cli.solve_for import for_option
 from pipeplan.cli.solve_for import write as write_for
 from pipeplan.errors import InputError
-from pipeplan.fewest import fewest_workers
+from pipeplan.fewest import Fewest
+from pipeplan.fewest import fewest_workers as search_fewest
 from pipeplan.hardware import mismatch
 from pipeplan.posing import AUTO, pose
-from pipeplan.problem import Problem
 from pipeplan.rendering import documents, plan_folder
 from pipeplan.show import show
 from pipeplan.sized import Sized
-from pipeplan.solving import Outcome, Settings, solve
+from pipeplan.solving import Outcome, solve
 from pipeplan.units import show_pace, show_time
 
 
@@ -98,24 +102,22 @@ def command(
     notes = Console(stderr=True, highlight=False)
     samples = _samples(minibatch)
     source = read_profile(given["profile"], None if samples == AUTO else samples)
-    posed = pose(
-        source.profile,
-        cluster(given["cluster_name"], servers=given["servers"], workers=given["workers"]),
-        minibatch=AUTO if samples == AUTO else None,
-        batch=batch,
-        staleness=staleness,
-        target=target_name,
-        maximum_cuts=settings.maximum_cuts,
-        **words_of(given | {"target_name": target_name}),
-    )
-    problem, aim = posed.problem, posed.aim
-    notes.print(source.text, style="dim", markup=False, soft_wrap=True)
-    if note := mismatch(problem.profile, problem.cluster):
-        notes.print(note, markup=False, soft_wrap=True)
-    for remark in [*map(_choice, posed.schedules), *map(_size, posed.sizes)]:
-        notes.print(remark, style="dim", markup=False, soft_wrap=True)
-    with disagreement_in(None if no_write else output):
-        outcome = solve(problem, settings) if within is None else _fewest(problem, within, settings, notes)
+    with interrupts.noted() as interrupted, _waiting(source.text, notes):
+        posed = pose(
+            source.profile,
+            cluster(given["cluster_name"], servers=given["servers"], workers=given["workers"]),
+            minibatch=AUTO if samples == AUTO else None,
+            batch=batch,
+            staleness=staleness,
+            target=target_name,
+            maximum_cuts=settings.maximum_cuts,
+            **words_of(given | {"target_name": target_name}),
+        )
+        interrupted()  # what was chosen then need not be the best
+        problem, aim = posed.problem, posed.aim
+        with disagreement_in(None if no_write else output):
+            fewest = None if within is None else search_fewest(problem, within, settings)
+            outcome = solve(problem, settings) if fewest is None else fewest.outcome
     if aim is not None:
         # What it cannot express is said before anything is written.
         aim.files(outcome)
@@ -123,6 +125,12 @@ def command(
         # Before the table: whoever closes our output early, as `| head` does, still has the plan.
         plan_folder.write_plan(outcome, output, force=force)
     exported = [] if no_write or aim is None else write_for(aim, outcome, output, force=force)
+    # What goes wrong is one line: these come when nothing does.
+    notes.print(source.text, style="dim", markup=False, soft_wrap=True)
+    if note := mismatch(problem.profile, problem.cluster):
+        notes.print(note, markup=False, soft_wrap=True)
+    for remark in [*map(_choice, posed.schedules), *map(_size, posed.sizes), *([_fewest(fewest)] if fewest else [])]:
+        notes.print(remark, style="dim", markup=False, soft_wrap=True)
     if as_json:
         click.echo(json.dumps(documents.plan_document(outcome), indent=1, allow_nan=False))
     else:
@@ -136,6 +144,14 @@ def command(
             notes.print(_report(outcome, output), markup=False, soft_wrap=True)
         elif not exported:
             notes.print(_next(output), markup=False, soft_wrap=True)
+    interrupted()  # the best so far is there, and no script is to go on with it
+
+
+@contextmanager
+def _waiting(text: str, notes: Console) -> Iterator[None]:
+    """While it is solved, what is solved, if someone looks at it."""
+    with notes.status(escape(text)) if notes.is_terminal else nullcontext():
+        yield
 
 
 def _next(folder: Path) -> str:
@@ -191,14 +207,9 @@ def _share(text: str) -> float:
     return share
 
 
-def _fewest(problem: Problem, within: float, settings: Settings, notes: Console) -> Outcome:
-    found = fewest_workers(problem, within, settings)
+def _fewest(found: Fewest) -> str:
     less = "" if found.fewer_s is None else f"; one fewer takes {show_time(found.fewer_s)}"
-    notes.print(
+    return (
         f"{found.workers} workers come within {found.slower:.2%} of the best, {found.best.plan.config} on "
-        f"{found.best.plan.busy} workers ({show_time(found.best.objective_s)}){less}",
-        style="dim",
-        markup=False,
-        soft_wrap=True,
+        f"{found.best.plan.busy} workers ({show_time(found.best.objective_s)}){less}"
     )
-    return found.outcome
