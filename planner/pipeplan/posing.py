@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypedDict, Unpack
 
 from pipeplan.auto import Choice, choose
@@ -12,6 +12,7 @@ from pipeplan.exports.aim import Aim
 from pipeplan.exports.target import target as target_of
 from pipeplan.problem import Options, Problem
 from pipeplan.profile_data import Profile
+from pipeplan.rescale import sizes_of
 from pipeplan.sized import Sized, choose_size
 from pipeplan.solving import MAXIMUM_CUTS
 
@@ -90,26 +91,31 @@ def pose(
         raise InputError("--batch goes with --schedule auto or --for; for one schedule give --accumulate")
     scaled = profile if minibatch == AUTO else _scaled(profile, minibatch)
     if batch is not None:
-        words["accumulate"] = _accumulated(words.get("accumulate"), batch, scaled.minibatch)
+        sizes = [size.minibatch for size in sizes_of(profile)] if minibatch == AUTO else [scaled.minibatch]
+        words["accumulate"] = _accumulated(words.get("accumulate"), batch, sizes)
     free = Problem(scaled, cluster, options_for(cluster.device.kind, **words))
     aim = None if target is None else Aim(target_of(target), free)
     problem = free if aim is None else aim.problem
     if minibatch != AUTO:
         return Posed(problem, aim=aim)
-    problem, sizes = choose_size(problem, maximum_cuts)
-    return Posed(problem, sizes=tuple(sizes), aim=aim)
+    problem, tried = choose_size(problem, maximum_cuts, batch)
+    if aim is not None:
+        options = replace(free.options, accumulate=problem.options.accumulate)
+        aim = replace(aim, free=replace(free, profile=problem.profile, options=options))
+    return Posed(problem, sizes=tuple(tried), aim=aim)
 
 
-def _accumulated(accumulate: int | None, batch: int, minibatch: int) -> int:
-    """Minibatches per update for a batch of so many samples."""
+def _accumulated(accumulate: int | None, batch: int, sizes: list[int]) -> int:
+    """Minibatches per update for a batch of so many samples: of the first size that it can be cut into."""
     if accumulate is not None:
         raise InputError("--accumulate follows from --batch: leave one of them out")
-    if batch < 1 or batch % minibatch:
+    fitting = [size for size in sizes if batch % size == 0]
+    if batch < 1 or not fitting:
         raise InputError(
-            f"a batch of {batch} samples cannot be cut into minibatches of {minibatch}: give --batch a multiple, or "
-            "--minibatch another size"
+            f"a batch of {batch} samples cannot be cut into minibatches of {' or '.join(map(str, sizes))}: give "
+            "--batch a multiple, or --minibatch another size"
         )
-    return batch // minibatch
+    return batch // fitting[0]
 
 
 def _scheduled(

@@ -26,10 +26,11 @@ class Sized:
         return self.problem.profile.minibatch
 
 
-def choose_size(problem: Problem, maximum_cuts: int) -> tuple[Problem, list[Sized]]:
+def choose_size(problem: Problem, maximum_cuts: int, batch: int | None = None) -> tuple[Problem, list[Sized]]:
     """The problem at its best size, and all sizes, best first. Of sizes equally fast the smallest is taken.
 
-    Raises `InputError` where the profile holds one size only, `InfeasibleError` where nothing fits at any.
+    With a `batch`, samples of one update, only sizes that it is a multiple of, each with as many
+    minibatches. Raises `InputError` where the profile holds one size only, `InfeasibleError` where nothing fits at any.
     """
     sizes = [size.minibatch for size in sizes_of(problem.profile)]
     if len(sizes) == 1:
@@ -38,8 +39,10 @@ def choose_size(problem: Problem, maximum_cuts: int) -> tuple[Problem, list[Size
             "in pipeplan profile MODEL --batch 8,16,32"
         )
     found = []
-    for size in sizes:
-        sized = replace(problem, profile=at(problem.profile, size))
+    for size in (one for one in sizes if batch is None or batch % one == 0):
+        accumulate = problem.options.accumulate if batch is None else batch // size
+        options = replace(problem.options, accumulate=accumulate)
+        sized = replace(problem, profile=at(problem.profile, size), options=options)
         best = best_plan(sized, enumerate_cuts(sized, maximum_cuts))
         found.append(
             Sized(sized, None if best is None else size / best.pace_s, "" if best is None else best.plan.config)

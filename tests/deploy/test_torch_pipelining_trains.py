@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planner"))
 
 from decoders import decoder, grid, problem
 
+from pipeplan.exports.target import File
 from pipeplan.exports.torch_pipelining import TARGET
 from pipeplan.exports.written import export, write
+from pipeplan.plan import Plan
+from pipeplan.profile_data import Profile
 
 pytestmark = pytest.mark.deploy
 
@@ -76,16 +80,30 @@ SAMPLES, UPDATES = 24, 3
 
 def test_a_grid_of_four_workers_trains_as_one_process_does(tmp_path: Path) -> None:
     """Two stages of two replicas; the first recomputes, and has more in flight than torch's own 1F1B would."""
-    torch = pytest.importorskip("torch")
-    (tmp_path / "job.py").write_text(JOB)
-    ref = f"{tmp_path / 'job.py'}:make"
-    profile = replace(decoder(4), model_ref=ref)
+    profile = decoder(4)
     plan = grid(profile, ["h.2.ln"], replicas=2, accumulate=SAMPLES // 4)
     first, last = plan.stages
     plan = replace(plan, stages=(replace(first, depth=3, recompute=True), last))
+    written = trains_as_one_process_does(tmp_path, profile, plan)
+    assert written["schedule.csv"].text == "0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"
+
+
+def test_fewer_microbatches_than_stages_train_too(tmp_path: Path) -> None:
+    """torch's own 1F1B refuses them, what loads the order from a file runs them."""
+    profile = decoder(4, minibatch=SAMPLES // 2)
+    plan = grid(profile, ["h.1.ln", "h.2.ln", "h.3.ln"], accumulate=2)
+    plan = replace(plan, stages=tuple(replace(stage, depth=min(stage.depth, 2)) for stage in plan.stages))
+    trains_as_one_process_does(tmp_path, profile, plan)
+
+
+def trains_as_one_process_does(tmp_path: Path, profile: Profile, plan: Plan) -> Mapping[str, File]:
+    """Losses and parameters are those of one process; what was written."""
+    torch = pytest.importorskip("torch")
+    (tmp_path / "job.py").write_text(JOB)
+    ref = f"{tmp_path / 'job.py'}:make"
+    profile = replace(profile, model_ref=ref)
     files = export(TARGET, problem(profile), plan)
     write(tmp_path / "out", files)
-    assert files["schedule.csv"].text == "0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     command += [str(tmp_path / "out" / "train.py"), "--updates", str(UPDATES), "--save", str(tmp_path / "saved")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -94,12 +112,15 @@ def test_a_grid_of_four_workers_trains_as_one_process_does(tmp_path: Path) -> No
 
     expected, state = alone(ref)
     assert [float(found) for found in re.findall(r"loss (\S+)", done.stdout)] == pytest.approx(expected, abs=2e-5)
-    stages = [torch.load(tmp_path / "saved" / f"stage-{number}.pt") for number in range(2)]
-    assert {name for name in stages[0] if name.startswith("h.1.")}
-    assert {name for name in stages[1] if name.startswith("h.2.")}
+    stages = [torch.load(tmp_path / "saved" / f"stage-{number}.pt") for number in range(len(plan.stages))]
+    for stage, planned in zip(stages, plan.stages, strict=True):
+        assert {name.removesuffix(".ln") for name in planned.layers if name.endswith(".ln")} == {
+            ".".join(name.split(".")[:2]) for name in stage if name.startswith("h.")
+        }
     assert {name for stage in stages for name in stage} == set(state)
     for name, value in (item for stage in stages for item in stage.items()):
         torch.testing.assert_close(value, state[name], rtol=1e-4, atol=1e-5)
+    return files
 
 
 def alone(ref: str) -> tuple[list[float], dict[str, object]]:

@@ -97,6 +97,19 @@ def test_the_order_has_every_pass_once_and_as_many_in_flight_as_planned(
     assert found["BY_ORDER"] == (depths == (5, 2, 1)), "torch's own 1F1B has 3, 2, 1 in flight"
 
 
+def test_fewer_microbatches_than_stages_go_by_the_plans_order() -> None:
+    """torch's own 1F1B refuses them."""
+    for each, schedule in ((2, FLUSH), (3, FLUSH), (2, GPIPE)):
+        plan = grid(DECODER, ["h.1.ln", "h.2.ln"], 2, each * 2, schedule=schedule)
+        plan = replace(plan, stages=tuple(replace(one, depth=min(one.depth, each)) for one in plan.stages))
+        few = schedule == FLUSH and each < 3
+        files = export(TORCH, problem(DECODER, 2), plan)
+        assert constants(files)["BY_ORDER"] is few
+        assert ("torch's own takes no fewer microbatches than stages" in files["pipeline.py"].text) is few
+        assert ("schedule.csv" in export(TITAN, problem(DECODER, 2), plan)) is few
+    assert files["schedule.csv"].text.splitlines()[0] == "0F0,0F1,0B0,0B1"
+
+
 def gap() -> Plan:
     plan = grid(DECODER, ["h.2.ln"])
     return replace(plan, stages=(plan.stages[0], replace(plan.stages[1], workers=(3,))))

@@ -20,12 +20,13 @@ from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.evaluate import evaluate
+from pipeplan.exports.aim import faster
 from pipeplan.exports.target import File
 from pipeplan.files import Node
 from pipeplan.grid import shape_of, shapes, sizes
 from pipeplan.plan import Plan
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Layer, Profile, Size, Tensor
 from pipeplan.rendering.documents import plan_document
 from pipeplan.solvers import dp, grids, ilp
 from pipeplan.solvers.result import Result, Status
@@ -257,6 +258,35 @@ def test_solving_for_a_trainer_writes_its_files_and_says_the_cost(run: Run) -> N
 
 
 @pytest.mark.usefixtures("told")
+def test_the_global_batch_is_what_was_asked_whatever_minibatch_is_chosen(run: Run) -> None:
+    whole = _spread(6, sent=30_000_000)
+    # Of 16 samples in as much time as of 8; of 48, which do not divide the batch, too.
+    sizes = tuple(Size(size, whole.layers, whole.tensors) for size in (16, 48))
+    replace(whole, sizes=sizes).save(Path("profile.json"))
+    asked = ("solve", "--cluster", "lab.toml", "--for", "told", "--minibatch", "auto", "--batch")
+    done = run(*asked, "64")
+    plan = json.loads(Path("plan/plan.json").read_text(encoding="utf-8"))
+    assert (plan["profile"]["minibatch"], plan["options"]["accumulate"]) == (16, 4)
+    assert ("minibatch 8:" in done.err, "minibatch 48:" in done.err) == (True, False)
+    # The same problem as at that size, and so the same loss by the restriction.
+    named = run("solve", "--cluster", "lab.toml", "--for", "told", "--minibatch", "16", "--accumulate", "4", "-o", "b")
+    assert named.out.splitlines()[-1] == done.out.splitlines()[-1]
+    assert "a batch of 20 samples cannot be cut into minibatches of 8 or 16 or 48" in run(*asked, "20", "-o", "c").err
+
+
+@pytest.mark.usefixtures("told")
+def test_fewer_workers_than_could_be_are_no_loss_by_the_trainer(run: Run) -> None:
+    done = run("solve", "--cluster", "lab.toml", "--for", "told", "--accumulate", "8", "--fewest-workers", "300%")
+    best = json.loads(Path("plan/plan.json").read_text(encoding="utf-8"))["plan"]["config"]
+    assert done.out.splitlines()[-1].endswith(f"{best} by 1f1b-flush, no faster; {best} by 1f1b-stashing, no faster.")
+
+
+def test_a_gain_that_rounds_to_nothing_is_no_factor() -> None:
+    said = [faster(gain) for gain in (0.9, 1.0, 1.003, 1.0051)]
+    assert said == ["no faster", "no faster", "less than 1% faster", "1.01x faster"]
+
+
+@pytest.mark.usefixtures("told")
 def test_what_a_trainer_cannot_express_is_not_written(run: Run) -> None:
     done = run("solve", "--cluster", "lab.toml", "--for", "told", "--accumulate", "8", "--max-stages", "1")
     assert (done.code, Path("plan").exists()) == (2, False)
@@ -267,7 +297,7 @@ def test_what_a_trainer_cannot_express_is_not_written(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--batch", "20"], "a batch of 20 samples cannot be cut into minibatches of 8"),
+        (["--batch", "20"], "a batch of 20 samples cannot be cut into minibatches of 8: "),
         (["--batch", "16", "--accumulate", "2"], "--accumulate follows from --batch"),
         (["--schedule", "auto", "--batch", "16"], "--for has a schedule of its own"),
     ],

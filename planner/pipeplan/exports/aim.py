@@ -36,17 +36,24 @@ class Aim:
 
         They are the dynamic program's alone.
         """
-        asked, found = self.free.options, []
+        # Workers that the user did without are no loss by the target.
+        asked, found = replace(self.free.options, max_workers=outcome.problem.options.max_workers), []
         same = replace(asked, schedule=outcome.problem.options.schedule, accumulate=outcome.problem.options.accumulate)
         for options in dict.fromkeys((same, _own(asked))):
             problem = replace(outcome.problem, options=options)
             best = best_plan(problem, enumerate_cuts(problem, maximum_cuts))
             if best is None:
                 continue
-            gain = outcome.objective_s / best.pace_s
-            faster = f"{gain:.2f}x faster" if gain > 1 + TOLERANCE else "no faster"
-            found.append(f"{best.plan.config} by {options.schedule}, {faster}")
+            gain = faster(outcome.objective_s / best.pace_s)
+            found.append(f"{best.plan.config} by {options.schedule}, {gain}")
         return f"Restricted to what {self.to.title} can express. Without the restriction: {'; '.join(found)}."
+
+
+def faster(gain: float) -> str:
+    """So many times as fast, in words. What rounds to once as fast is said to be less than a percent."""
+    if gain <= 1 + TOLERANCE:
+        return "no faster"
+    return "less than 1% faster" if gain < 1.005 else f"{gain:.2f}x faster"
 
 
 def _own(asked: Options) -> Options:

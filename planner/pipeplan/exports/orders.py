@@ -20,8 +20,18 @@ def csv(plan: Plan) -> str:
     return "".join(",".join(row) + "\n" for row in rows)
 
 
+def too_few(plan: Plan, grid: Degrees) -> bool:
+    """Whether torch's own schedule takes no such update: its 1F1B refuses fewer microbatches than stages.
+
+    What loads a CSV file has no such limit.
+    """
+    return plan.schedule != GPIPE and grid.microbatches < grid.stages
+
+
 def is_torchs(plan: Plan, grid: Degrees) -> bool:
     """Whether torch's schedule has the same order: its 1F1B has as many in flight as there are stages from here on."""
+    if too_few(plan, grid):
+        return False
     return plan.schedule == GPIPE or all(
         min(stage.depth, grid.microbatches) == min(grid.stages - index, grid.microbatches)
         for index, stage in enumerate(plan.stages)

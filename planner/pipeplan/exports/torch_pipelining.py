@@ -74,6 +74,7 @@ class TorchPipelining:
             schedule=orders.name_of(plan),
             order=orders.FILE,
             same=orders.is_torchs(plan, grid),
+            too_few=orders.too_few(plan, grid),
             recomputed=[index for index, stage in enumerate(plan.stages) if stage.recompute],
         )
 

@@ -68,6 +68,7 @@ class Torchtitan:
             stages=[_modules(stage, stack) for stage in plan.stages],
             schedule=orders.name_of(plan),
             order="" if own else orders.FILE,
+            too_few=orders.too_few(plan, grid),
             degrees=grid,
             # Without a pipeline torchtitan takes the microbatches of an update one by one.
             local=grid.microbatch * (grid.microbatches if grid.stages > 1 else 1),

@@ -3,7 +3,6 @@ cuts, stage by stage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -110,11 +109,6 @@ class GridBatches:
         for way, limit in zip(steady, limits[:-1], strict=True):
             good &= cost.flush_steady(way, self.minibatches, links) <= limit
         return np.where(good, ways[0] + ways[1] + 2 * latency_s, np.inf)
-
-
-def keys(batches: GridBatches) -> Iterator[tuple[float, ...]]:
-    """Not used."""
-    yield from ()
 
 
 def batch(grids: Grids, shape: Shape, deadline: float | None) -> flush.Answer:
