@@ -1,7 +1,9 @@
-"""Whether there is a torch here that the executor can use, found out without importing it. Torch-free."""
+"""Whether there is a torch here that the executor can use, found out without importing it where that will do.
+Torch-free."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import re
@@ -24,6 +26,20 @@ def lacking() -> tuple[str, str] | None:
     if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST:
         oldest = ".".join(str(number) for number in OLDEST)
         return f"torch {version} is too old, {oldest} is the oldest that will do", f"pip install 'torch>={oldest}'"
+    return None
+
+
+def unusable() -> tuple[str, str] | None:
+    """The same, of a torch that is imported now: a library that it needs may be missing."""
+    if why := lacking():
+        return why
+    try:
+        importlib.import_module("torch.distributed")
+    except Exception as error:  # whatever an import may raise
+        spec = importlib.util.find_spec("torch")
+        place = f" ({spec.origin})" if spec is not None and spec.origin is not None else ""
+        message = " ".join(str(error).split()) or type(error).__name__
+        return f"torch cannot be imported{place}: {message}", "install it anew: pip install 'pipeplan[torch]'"
     return None
 
 

@@ -25,6 +25,7 @@ from pipeplan_launch import children, restarts
 from pipeplan_launch.arguments import parser
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.interrupt import watch_signals
+from pipeplan_launch.torch_here import unusable
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -35,6 +36,7 @@ SAID = 2  # the status of a worker that has told what is wrong, or that another 
 STOPPED = restarts.INTERRUPTED  # of a worker that was asked to end
 QUIET = (SAID, STOPPED, restarts.LOST)
 STOPPED_LINE = "stopped: --resume goes on from the last checkpoint, if there is one"
+NOTHING_YET = "stopped before any worker was started"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,9 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         _say(f"error: {error}")
         return SAID
+    except KeyboardInterrupt:  # before signals are watched for
+        _say(NOTHING_YET)
+        return STOPPED
 
 
 def _launch(arguments: list[str], folder: Path) -> int:
+    if why := unusable():
+        raise LaunchError(f"running a plan needs torch: {why[0]}; {why[1]}")
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

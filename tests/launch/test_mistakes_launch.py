@@ -20,6 +20,7 @@ from toy_workers import stage_contents, write_plan
 
 import pipeplan
 from pipeplan import init
+from pipeplan_launch import torchrun
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "mistakes.md"
 ROW = re.compile(r"^\| ([^|`]+?) +\| `([^`]*launch\.sh[^`]*)` +\| `([^`]+)` +\|$", re.MULTILINE)
@@ -110,11 +111,15 @@ _PATH = ("sitecustomize.py", "torch", "torch/__init__.py", "torch/version.py")
 def _environment(mistake: str, folder: Path) -> dict[str, str]:
     """Where torch is not there, or of another time."""
     path = folder / "path"
-    if "torch is" not in mistake:
+    if not mistake.startswith("torch "):
         return {}
     if "missing" in mistake:
         path.mkdir()
         (path / "sitecustomize.py").write_text(ABSENT)
+    elif "imported" in mistake:
+        (path / "torch").mkdir(parents=True)
+        lacks = "raise ImportError('libcudart.so.12: cannot open shared object file')"
+        (path / "torch" / "__init__.py").write_text(lacks)
     else:
         (path / "torch").mkdir(parents=True)
         (path / "torch" / "__init__.py").write_text("from torch.version import __version__\n")
@@ -145,6 +150,15 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     profile = pipeplan.read_profile(place / "profile.json")
     pipeplan.render(pipeplan.solve(profile, pipeplan.cluster(place / "cluster.toml")), place / "plan")
     return place
+
+
+def test_ctrl_c_before_there_is_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torchrun, "unusable", interrupted)
+    assert torchrun.main([]) == 130
+    assert capsys.readouterr().err == "stopped before any worker was started\n"
 
 
 @pytest.mark.slow

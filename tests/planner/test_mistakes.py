@@ -28,7 +28,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "mistakes.md"
 ROW = re.compile(r"^\| ([^|`]+?) +\| `([^`]+)` +\| `([^`]+)` +\|$", re.MULTILINE)
 ROWS = {mistake: (typed, said) for mistake, typed, said in ROW.findall(PAGE.read_text(encoding="utf-8"))}
 HERE = [name for name, (typed, _) in ROWS.items() if typed.startswith("pipeplan ") and "Ctrl-C" not in name]
-ELSEWHERE = {"torch is missing", "torch is old", "a full disk"}
+ELSEWHERE = {"torch is missing", "torch is old", "torch cannot be imported", "a full disk"}
 QUICK = {"the answer over the job"}
 """Of those that are told to `pipeplan profile`: torch need not be imported for it."""
 FILES = {
@@ -137,9 +137,16 @@ def test_a_mistake_gets_its_line_and_leaves_nothing(
     assert content(tmp_path) == before
 
 
-@pytest.mark.parametrize("mistake", ["torch is missing", pytest.param("torch is old", marks=pytest.mark.slow)])
-def test_without_the_torch_that_is_needed(mistake: str, tmp_path: Path) -> None:
-    environment = without_torch(tmp_path / "path") if "missing" in mistake else with_old_torch(tmp_path / "path")
+@pytest.mark.parametrize(
+    ("mistake", "made"),
+    [
+        ("torch is missing", "without_torch"),
+        pytest.param("torch is old", "with_old_torch", marks=pytest.mark.slow),
+        ("torch cannot be imported", "with_broken_torch"),
+    ],
+)
+def test_without_the_torch_that_is_needed(mistake: str, made: str, tmp_path: Path) -> None:
+    environment = globals()[made](tmp_path / "path")
     typed, said = ROWS[mistake]
     init.write(tmp_path / "work", init.files())
     done = subprocess.run(
@@ -162,6 +169,14 @@ def with_old_torch(folder: Path) -> dict[str, str]:
     (folder / "torch").mkdir(parents=True)
     (folder / "torch" / "__init__.py").write_text("from torch.version import __version__\n")
     (folder / "torch" / "version.py").write_text("__version__ = '2.1.0'\n")
+    return os.environ | {"PYTHONPATH": str(folder)}
+
+
+def with_broken_torch(folder: Path) -> dict[str, str]:
+    """An environment in which torch lacks a library."""
+    (folder / "torch").mkdir(parents=True)
+    lacks = "raise ImportError('libcudart.so.12: cannot open shared object file')"
+    (folder / "torch" / "__init__.py").write_text(lacks)
     return os.environ | {"PYTHONPATH": str(folder)}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeplan.errors import InputError
-from pipeplan_launch.torch_here import lacking
+from pipeplan_launch.torch_here import unusable
 
-if why := lacking():
+if why := unusable():
     raise InputError(f"profiling needs torch: {why[0]}; {why[1]}")

@@ -27,6 +27,7 @@ from pipeplan.linkfit.series import Series
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.interrupt import watch_signals
 from pipeplan_launch.linkprobe.settings import Found, Measured, Settings, Share
+from pipeplan_launch.torch_here import unusable
 
 Show = Callable[[int, int, str], None]
 
@@ -164,13 +165,10 @@ def _measure(settings: Settings, workers: int | None, share: Share | None) -> Me
     """With the workers that torchrun started, or so many on this machine. None where another worker has the result."""
     # When a worker is lost torch's library prints pages; what there is to say is one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    try:
-        from pipeplan_launch.linkprobe.here import measure_here
-        from pipeplan_launch.linkprobe.joined import measure_joined
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise InputError("measuring links needs torch: pip install 'pipeplan[torch]'") from error
+    if why := unusable():
+        raise InputError(f"measuring links needs torch: {why[0]}; {why[1]}")
+    from pipeplan_launch.linkprobe.here import measure_here
+    from pipeplan_launch.linkprobe.joined import measure_joined
 
     def levels(found: Found) -> tuple[tuple[tuple[int, ...], ...], ...]:
         return _nesting(found, settings.device).partitions
