@@ -21,23 +21,30 @@ LEAST_BYTES = 2**20
 """What a run folder takes at the very least."""
 
 
-def check(given: Namespace, plan: LaunchPlan, environment: Mapping[str, str]) -> None:
-    """Raises `LaunchError` for options, folders, ports or a torch with which no run can begin."""
+def check(given: Namespace, plan: LaunchPlan, environment: Mapping[str, str], launches: int) -> None:
+    """Raises `LaunchError` for options, folders or ports with which no run can begin."""
     check_choice(given.resume, given.resume_from, given.weights, plan)
-    if why := lacking():
-        raise LaunchError(f"running a plan needs torch: {why[0]}; {why[1]}")
     if environment.get("NODE_RANK", "0") != "0":
         return  # folders and port are the first launch's
-    if given.resume:
-        runfolder.run_to_resume(given.plan_folder, given.run_dir)
-    else:
-        if given.run_dir is not None:
+    run = given.run_dir or given.plan_folder / "runs"
+    with explain_errors(run, "reading"):
+        if given.resume:
+            runfolder.run_to_resume(given.plan_folder, given.run_dir)
+        elif given.run_dir is not None:
             runfolder.refuse_taken(given.run_dir)
-        for start in (given.resume_from, given.weights):
-            if start is not None:
+    if not given.resume:
+        for start in filter(None, (given.resume_from, given.weights)):
+            with explain_errors(start, "reading"):
                 checkpoint.at(start)
-        _check_room(given.run_dir or given.plan_folder / "runs")
-    _check_port(environment)
+        _check_room(run)
+    if launches > 1:  # else they meet at a port that is found
+        _check_port(environment)
+
+
+def check_torch() -> None:
+    """Raises `LaunchError` where there is no torch that will do. That it can be imported is seen later."""
+    if why := lacking():
+        raise LaunchError(f"running a plan needs torch: {why[0]}; {why[1]}")
 
 
 def check_choice(resume: bool, resume_from: Path | None, weights: Path | None, plan: LaunchPlan) -> None:
@@ -52,12 +59,13 @@ def check_choice(resume: bool, resume_from: Path | None, weights: Path | None, p
 
 def _check_room(run: Path) -> None:
     """A full disk, and a folder of somebody else, are said now."""
-    if any(place.exists() and not place.is_dir() for place in (run, *run.parents)):
-        raise LaunchError(f"{run} is not a folder, nor can it be made one: choose another --run-dir")
-    there = next(place for place in (run, *run.absolute().parents) if place.is_dir())
-    with explain_errors(run, "writing the run folder"), tempfile.TemporaryFile(dir=there) as file:
-        file.write(bytes(LEAST_BYTES))
-        file.flush()
+    with explain_errors(run, "writing the run folder"):
+        if any(place.exists() and not place.is_dir() for place in (run, *run.parents)):
+            raise LaunchError(f"{run} is not a folder, nor can it be made one: choose another --run-dir")
+        there = next(place for place in (run, *run.absolute().parents) if place.is_dir())
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(bytes(LEAST_BYTES))
+            file.flush()
 
 
 def _check_port(environment: Mapping[str, str]) -> None:

@@ -144,10 +144,10 @@ class Attempt:
             time.sleep(POLL_S)
 
 
-def gather(timeout_s: float, devices: int = 0) -> Attempt:
+def gather(timeout_s: float, cards: Sequence[str] = ()) -> Attempt:
     """Wait until all processes of an attempt are there, as the environment that torchrun sets says who they are.
 
-    `devices`: the CUDA devices that this one sees.
+    `cards`: the UUIDs of the CUDA devices that this one sees, "" for one that has none.
 
     Raises `PeerLost` if some are not there in time, `AllOver` if there is to be no other attempt.
     """
@@ -155,7 +155,7 @@ def gather(timeout_s: float, devices: int = 0) -> Attempt:
     with explained("the workers' common store could not be reached"):
         base, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
         asked = Asked(base, timeout_s).under("pipeplan")
-        mine = written(here(os.environ, devices))
+        mine = written(here(os.environ, cards))
         number = _come(asked, rank, deadline, mine) if rank else _call_together(asked, world, deadline, mine)
         wheres = all_read(asked.get(f"{number}/go").decode())
     return Attempt(number, _under(str(number), _under("pipeplan", base)), asked, rank, world, wheres)

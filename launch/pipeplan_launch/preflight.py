@@ -28,11 +28,11 @@ def cores() -> int:
 
 
 def gpus() -> int:
-    """CUDA devices here; none where torch is missing."""
+    """CUDA devices here. Raises `LaunchError` where torch is broken."""
     try:
         import torch
-    except ImportError:
-        return 0
+    except (ImportError, OSError) as error:
+        raise LaunchError(f"running a plan needs torch, and importing it failed: {error}") from error
     return torch.cuda.device_count()
 
 
@@ -126,9 +126,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser(prog="launch.sh").parse_args(arguments)
     try:
         plan = load_plan(given.plan_folder)
+        beginning.check_torch()
         gpu_count = gpus() if plan.device == "cuda" else 0
         note = check(plan, os.environ, cores(), gpu_count)
-        beginning.check(given, plan, os.environ)
+        beginning.check(given, plan, os.environ, launches_of(plan, os.environ))
         print(workers_here(plan, os.environ, gpu_count))
     except LaunchError as error:
         print("error: " + " ".join(str(error).splitlines()), file=sys.stderr)

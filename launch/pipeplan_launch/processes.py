@@ -75,14 +75,14 @@ def join(plan: LaunchPlan, timeout_s: float) -> Groups:
     size = os.environ.get("WORLD_SIZE")
     if size is None or "RANK" not in os.environ:
         raise LaunchError("this is one worker of a plan, which torchrun starts: run the launch.sh of the plan folder")
-    attempt = gathering.gather(timeout_s, torch.cuda.device_count() if plan.device == "cuda" else 0)
+    attempt = gathering.gather(timeout_s, _cards() if plan.device == "cuda" else ())
     attempt, seats = _seated(plan, attempt)
     timeout, rank = timedelta(seconds=timeout_s), attempt.rank
     _attempt[:] = [attempt]
     last_words(lambda over: leave(over=over))
     succession.watch(attempt, _end_as_succeeded)
-    if seats.is_one_server and Path("/sys/class/net/lo").exists():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: nothing need listen to the network
+    if seats.is_one_server and seats.is_one_network and Path("/sys/class/net/lo").exists():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nothing need listen to the network
     backend = "cpu:gloo,cuda:nccl" if plan.device == "cuda" and seats.own_device_each() else "gloo"
     with explained(f"rank {rank} could not connect to the other workers"):
         dist.init_process_group(backend, store=attempt.store, rank=rank, world_size=plan.world, timeout=timeout)
@@ -97,6 +97,12 @@ def join(plan: LaunchPlan, timeout_s: float) -> Groups:
                 group = _group(list(stage.workers), backend, timeout)
                 mine = group if rank in stage.workers else mine
     return Groups(everyone, active, mine, flush, attempt, seats)
+
+
+def _cards() -> list[str]:
+    """The UUIDs of the CUDA devices here, "" where torch does not say."""
+    properties = (torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count()))
+    return [str(getattr(one, "uuid", "")) for one in properties]
 
 
 def _seated(plan: LaunchPlan, attempt: Attempt) -> tuple[Attempt, Seats]:

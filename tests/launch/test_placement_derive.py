@@ -117,10 +117,12 @@ def test_what_processes_say_comes_through_the_store() -> None:
 
 
 def test_a_process_finds_out_where_it_is() -> None:
-    mine = here({"GROUP_RANK": "3", "LOCAL_RANK": "2", "CUDA_VISIBLE_DEVICES": "4,5"}, 2)
+    mine = here({"GROUP_RANK": "3", "LOCAL_RANK": "2", "CUDA_VISIBLE_DEVICES": "4,5"}, ["u", "v"])
+    assert mine.cards == "u v"
+    assert here({}, ["u", ""]).cards == ""
     assert (mine.launcher, mine.local, mine.devices, mine.visible) == ("3", 2, 2, "4,5")
-    assert here({}, 0).server == mine.server
-    assert here({SERVER: "a"}, 0).server == here({SERVER: "a"}, 0).server != mine.server
+    assert here({}).server == mine.server
+    assert here({SERVER: "a"}).server == here({SERVER: "a"}).server != mine.server
 
 
 def on(hosts: str, devices: int = 0, **more: str) -> list[Where]:
@@ -146,3 +148,33 @@ def test_seats_know_who_is_apart_and_what_servers_are_called() -> None:
     twins = Seats.of([1, 1], [Where("boot 1", "node", ""), Where("boot 2", "node", "")])
     assert [twins.name(server) for server in (0, 1)] == ["node (1)", "node (2)"]
     assert Seats.of([2, 1], on("AAA")).is_one_server
+
+
+def pods(cards: Sequence[str], networks: str) -> Seats:
+    """A worker each, on machines that their user says are one server; numbers of devices begin at 0 in each."""
+    wheres = [
+        Where("boot", f"pod {number}", network, devices=1, cards=card, named="node")
+        for number, (card, network) in enumerate(zip(cards, networks, strict=True))
+    ]
+    return Seats.of([len(wheres)], wheres)
+
+
+def test_pods_that_count_as_one_server_have_networks_of_their_own() -> None:
+    """The loopback interface of one is not that of another."""
+    assert pods(["", ""], "AB").is_one_server
+    assert not pods(["", ""], "AB").is_one_network
+    assert pods(["", ""], "AA").is_one_network
+    assert pods(["", ""], "AB").started() == "2 on node"
+
+
+def test_a_device_is_known_by_its_uuid_whatever_its_number_and_container() -> None:
+    assert pods(["u", "v"], "AB").own_device_each()
+    assert pods(["", ""], "AB").own_device_each(), "a container has devices of its own, as far as is known"
+    assert not pods(["u", "u"], "AB").own_device_each(), "time-slicing"
+    both = [Where("boot", f"pod {number}", "", devices=2, cards="u v") for number in range(2)]
+    seats = Seats.of([1, 1], both)
+    assert [seats.device(process) for process in range(2)] == [0, 1]
+    assert seats.own_device_each()
+    # A step of SLURM that shows every task its own one, as number 0.
+    tasks = [Where("boot", "node", "", devices=1, visible="0", cards=card) for card in "uv"]
+    assert Seats.of([2], tasks).own_device_each()

@@ -170,7 +170,7 @@ def test_what_keeps_links_busiest_is_measured_first(tmp_path: Path) -> None:
     assert (ring.is_ring, ring.workers) == (True, tuple(range(len(ring.workers))))
     (line,) = notes(plan, seats_of(plan), {ring: 1e7})
     assert line.startswith(
-        "note: all-reduces of stage 1 reach 80 Mbit/s between servers, the plan was made for 560 Mbit"
+        "note: all-reduces of stage 0 reach 80 Mbit/s between servers, the plan was made for 560 Mbit"
     )
     several = loaded(solve(problem(0, GIVEN["1f1b-stashing"]), Settings(solver="dp", certify=False)), tmp_path / "two")
     shares = [team.share for team in teams(several, seats_of(several))]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from toy_workers import stage_contents, write_plan
 
+from pipeplan_launch import beginning, preflight
+from pipeplan_launch.arguments import parser
 from pipeplan_launch.config import LaunchPlan, load_plan
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.preflight import check
+from pipeplan_launch.preflight import check, main
 
 
 @pytest.fixture
@@ -55,3 +61,53 @@ def test_the_command_says_one_line_without_torch(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_torch_that_is_missing_or_broken_is_said_before_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_plan(tmp_path, [content | {"device": "cuda"} for content in stage_contents([1])])
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(beginning, "lacking", lambda: None)
+    assert main([str(folder)]) == 2
+    assert "running a plan needs torch, and importing it failed: " in capsys.readouterr().err
+    monkeypatch.setattr(beginning, "lacking", lambda: ("torch is not installed", "pip install it"))
+    monkeypatch.setattr(preflight, "gpus", lambda: 0)
+    assert main([str(folder)]) == 2
+    assert capsys.readouterr().err == "error: running a plan needs torch: torch is not installed; pip install it\n"
+
+
+@contextmanager
+def nobody() -> Iterator[None]:
+    """As somebody who may not enter every folder, where tests are run by root."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+@pytest.mark.parametrize("option", ["--run-dir", "--resume-from", "--weights"])
+def test_folders_that_may_not_be_entered(option: str, tmp_path: Path) -> None:
+    plan, closed = write_plan(tmp_path / "plan", stage_contents([1])), tmp_path / "closed"
+    closed.mkdir()
+    given = parser(prog="launch.sh").parse_args([str(plan), option, str(closed / "a" / "b")])
+    known = load_plan(plan)
+    closed.chmod(0)
+    try:
+        with nobody(), pytest.raises(LaunchError, match="failed: Permission denied"):
+            beginning.check(given, known, {}, 1)
+    finally:
+        closed.chmod(0o700)
+
+
+def test_a_port_that_is_not_used_may_be_taken(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, stage_contents([1]))
+    given, known = parser(prog="launch.sh").parse_args([str(plan)]), load_plan(plan)
+    with socket.create_server(("", 0)) as taken:
+        environment = {"NODE_RANK": "0", "MASTER_PORT": str(taken.getsockname()[1])}
+        beginning.check(given, known, environment, 1)
+        with pytest.raises(LaunchError, match="cannot be used on this machine"):
+            beginning.check(given, known, environment, 2)

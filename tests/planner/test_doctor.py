@@ -13,12 +13,17 @@ from typing import Any
 
 import pytest
 from commandline import Run
+from test_render import outcome
 
 import pipeplan
+from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.doctor import examine as examining
 from pipeplan.doctor import executor, machine
 from pipeplan.doctor.finding import MISSING, OK, WARNING, Finding
 from pipeplan.local import Hardware
+from pipeplan.problem import Problem
+from pipeplan.rendering.plan_folder import write_plan
+from pipeplan.solving import solve
 
 WELL = {"torch": "2.13.0", "cuda": None, "cuda_devices": 0, "nccl": None, "gloo": "", "sklearn": "1.5.0"}
 CARDS = [Hardware("A100", "cuda", 40 * 2**30, 1)] * 2
@@ -141,6 +146,19 @@ def test_a_plan_s_part_here(tmp_path: Path) -> None:
     assert found.state == MISSING
     assert "stage-0.json" in found.found
     assert not found.found.startswith("error")
+
+
+def test_a_plan_for_several_servers_is_looked_at_as_the_first_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NNODES", "WORKERS"):
+        monkeypatch.delenv(name, raising=False)
+    cluster = Cluster("two", Device("core", "cpu", 10_000), (Level("server", 1, 100.0), Level("cluster", 2, 10.0)))
+    write_plan(solve(Problem(outcome().problem.profile, cluster), pipeplan.Settings()), tmp_path / "plan")
+    found = executor.plan_finding(tmp_path / "plan")
+    assert (found.state, found.found) == (OK, f"{tmp_path}/plan can run here")
+    monkeypatch.setenv("NODE_RANK", "7")
+    assert "NODE_RANK is '7'" in executor.plan_finding(tmp_path / "plan").found
 
 
 @pytest.mark.slow

@@ -157,6 +157,8 @@ def test_values_cannot_break_it() -> None:
         ({"memory": "64 GB"}, "--memory '64 GB' is no quantity"),
         ({"gpu_resource": "a/b/c"}, "--gpu-resource"),
         ({"env": ["PET_NNODES=2"]}, "Kubeflow Trainer sets that itself"),
+        ({"env": ["NODE_RANK=1"]}, "--env NODE_RANK: the TrainJob sets that itself"),
+        ({"env": ["WORKERS=2"], "pod_per_worker": True}, "--env WORKERS: the TrainJob sets that itself"),
         ({"env": ["A B=2"]}, "--env takes NAME=VALUE"),
         ({"node_selector": ["pool"]}, "--node-selector takes NAME=VALUE"),
         ({"options": "--epochs '9"}, "--options"),
@@ -205,4 +207,6 @@ def test_a_pod_that_starts_again_goes_on_or_begins_anew(tmp_path: Path) -> None:
     (run / "checkpoints" / "epoch-0001" / "manifest.json").write_text("{}")
     for rank in (0, 1):
         assert ran(tmp_path, rank=rank)[:3] == ["--run-dir", str(run), "--resume"]
+    begun = "--weights D --seed 3 --resume-from=E --resume-from F"
+    assert ran(tmp_path, options=begun)[:5] == ["--run-dir", str(run), "--resume", "--seed", "3"]
     assert run.exists()

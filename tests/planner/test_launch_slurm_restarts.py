@@ -34,8 +34,7 @@ class Slurm:
         self.write(Problem(small.profile, Cluster("two", small.cluster.device, levels)))
         self.path.mkdir()
         for name, text in STAND_INS.items():
-            (self.path / name).write_text(f"#!/bin/bash\n{text}\n")
-            (self.path / name).chmod(0o755)
+            self.stand_in(name, text)
         self.copy = folder / "slurm_script"  # SLURM runs a copy that lies elsewhere
 
     def write(self, problem: Problem) -> None:
@@ -44,12 +43,23 @@ class Slurm:
         script = self.plan / kind.file_name
         launch_files.write(script, launch_files.text(self.plan, kind, {}), kind, force=True)
 
+    def stand_in(self, name: str, text: str) -> None:
+        (self.path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (self.path / name).chmod(0o755)
+
     def started(self, *options: str, restart: int = 0) -> list[str]:
         """What is given to launch.sh of every node."""
         return self.srun(*options, restart=restart)[-1]
 
     def srun(self, *options: str, restart: int = 0) -> tuple[list[str], list[str]]:
         """What is given to srun, and of it to launch.sh."""
+        done = self.job(*options, restart=restart)
+        lines = done.stdout.splitlines()
+        assert lines[:2] == ["node7", str(2)], done.stdout
+        return lines[2:], lines[lines.index(f"{self.plan}/launch.sh") + 1 :]
+
+    def job(self, *options: str, restart: int = 0) -> subprocess.CompletedProcess[str]:
+        """The job from start to end."""
         script = self.plan / "launch.slurm"
         self.copy.write_text(script.read_text())
         environment = {
@@ -59,12 +69,9 @@ class Slurm:
         }
         environment |= {"FILE": str(script)} | ({"SLURM_RESTART_COUNT": str(restart)} if restart else {})
         command = ["bash", self.copy, *options]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=True, cwd=self.plan.parent
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True, cwd=self.plan.parent, timeout=60
         )
-        lines = done.stdout.splitlines()
-        assert lines[:2] == ["node7", str(2)], done.stdout
-        return lines[2:], lines[lines.index(f"{self.plan}/launch.sh") + 1 :]
 
     def checkpoint(self, run: Path) -> None:
         (run / "checkpoints" / "epoch-0001").mkdir(parents=True)
@@ -105,7 +112,30 @@ def test_a_run_folder_that_was_named_is_kept(slurm: Slurm, tmp_path: Path) -> No
         mine,
     ]
     assert slurm.started("--resume", "--run-dir", mine, restart=4) == ["--resume", "--run-dir", mine]
-    assert slurm.started("--resume", restart=4) == ["--resume"], "the latest run of the plan"
+    assert slurm.started("--resume") == ["--resume"], "there is none: launch.sh says so"
+
+
+def test_the_latest_run_is_named_so_that_the_job_knows_it(slurm: Slurm) -> None:
+    older, latest, empty = (slurm.plan / "runs" / name for name in ("2026a b", "2026c", "2026d"))
+    slurm.checkpoint(older)
+    slurm.checkpoint(latest)
+    empty.mkdir()
+    assert slurm.started("--resume", "--seed", "3") == ["--resume", "--seed", "3", "--run-dir", str(latest)]
+
+
+def test_a_step_that_ends_while_it_is_asked_to_counts_as_it_ended(slurm: Slurm, tmp_path: Path) -> None:
+    """SLURM is slow to send the signal on: bash has seen the end of the step before its trap is done."""
+    slurm.stand_in(
+        "srun",
+        'run="${!#}"\nmkdir -p "$run"\nprintf \'"stopped": {}\' >"$run/summary.json"\n'
+        'cd "$(dirname "$0")"\necho $$ >pid\nsleep 0.1\nkill -USR1 $PPID\n'
+        "until [[ -f asked ]]; do sleep 0.02; done",
+    )
+    slurm.stand_in(
+        "scancel", 'cd "$(dirname "$0")"\ntouch asked\nwhile kill -0 "$(<pid)" 2>/dev/null; do sleep 0.02; done'
+    )
+    slurm.stand_in("scontrol", f'if [[ "$1" == requeue ]]; then echo requeued; else {STAND_INS["scontrol"]}; fi')
+    assert slurm.job().stdout.splitlines()[0] == "requeued"
 
 
 def test_components_are_one_step(slurm: Slurm) -> None:

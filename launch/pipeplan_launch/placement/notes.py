@@ -72,7 +72,7 @@ def _slow(plan: LaunchPlan, seats: Seats, team: Team, rate: float) -> str:
     planned = Reality(plan, seats).planned(team)
     if team.is_ring:
         return (
-            f"all-reduces of stage {team.stage + 1} reach {gbit(rate)} between servers, the plan was made for "
+            f"all-reduces of stage {team.stage} reach {gbit(rate)} between servers, the plan was made for "
             f"{gbit(planned)}"
         )
     ends = " and ".join(dict.fromkeys(seats.name(seats.servers[worker]) for worker in team.workers))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -28,42 +29,66 @@ LEAST_S = 0.02
 """A round is not begun for less."""
 
 
-def probe(
-    plan: LaunchPlan, rounds: Sequence[Sequence[Team]], groups: Groups, seconds: float, timeout_s: float
-) -> dict[Team, float]:
-    """Bytes/s that teams reached, known to all workers. They all call this, with the same rounds."""
+@dataclass(frozen=True)
+class Task:
+    """What is measured, for all workers alike: it travels between them."""
+
+    rounds: Sequence[Sequence[Team]]
+    sizes: Sequence[Sequence[int]]
+    """Bytes, of every round."""
+    links: Levels
+    seconds: float
+
+
+def task(plan: LaunchPlan, rounds: Sequence[Sequence[Team]], seconds: float) -> Task | None:
+    """None for a plan that does not say what links it was made for."""
+    if plan.links is None:
+        return None
+    return Task(rounds, [_sizes(plan, teams) for teams in rounds], plan.links, seconds)
+
+
+def _sizes(plan: LaunchPlan, teams: Sequence[Team]) -> tuple[int, ...]:
+    """None larger than what a stage reduces: smaller ones are slower, and so would it be."""
+    most = max((plan.predictions[team.stage].parameter_bytes or 0 for team in teams if team.is_ring), default=0)
+    return tuple(size for size in SIZES if not most or size <= max(most, SIZES[0]))
+
+
+def probe(plan: LaunchPlan, what: Task, groups: Groups, timeout_s: float) -> dict[Team, float]:
+    """Bytes/s that teams reached, known to all workers. They all call this, with the same task."""
     with explained("a link failed while it was measured"):
-        return _Probe(plan, rounds, groups, timeout_s).run(seconds)
+        return _Probe(plan, what, groups, timeout_s).run()
 
 
 class _Probe:
-    def __init__(self, plan: LaunchPlan, rounds: Sequence[Sequence[Team]], groups: Groups, timeout_s: float) -> None:
-        self._plan, self._rounds, self._groups = plan, rounds, groups
+    def __init__(self, plan: LaunchPlan, what: Task, groups: Groups, timeout_s: float) -> None:
+        self._task, self._groups = what, groups
         self._rank = dist.get_rank()
         self._device = processes.device_of(plan)
         self._messages = 0
         """So far, the same everywhere: no two have the same number."""
-        pairs = [team.workers for teams in rounds for team in teams if not team.is_ring and self._rank in team.workers]
+        pairs = [
+            team.workers for teams in what.rounds for team in teams if not team.is_ring and self._rank in team.workers
+        ]
         peers = sorted({worker for pair in pairs for worker in pair} - {self._rank})
         self._transport = Transport(0, self._rank, self._device, peers, timeout_s, groups.everyone)
         self._transport.open()
 
-    def run(self, seconds: float) -> dict[Team, float]:
-        """Measure for about so long."""
-        began = time.monotonic()
+    def run(self) -> dict[Team, float]:
+        """Measure for about as long as the task says."""
+        began, count = time.monotonic(), len(self._task.rounds)
         mine: dict[Team, float] = {}
-        for number, teams in enumerate(self._rounds):
-            left = processes.share(began + seconds - time.monotonic(), 0, self._groups.everyone)
+        for number, (teams, sizes) in enumerate(zip(self._task.rounds, self._task.sizes, strict=True)):
+            left = processes.share(began + self._task.seconds - time.monotonic(), 0, self._groups.everyone)
             if left < LEAST_S:
                 break
-            mine |= self._round(teams, Limits(left / (len(self._rounds) - number), ENOUGH_S))
+            mine |= self._round(teams, sizes, Limits(left / (count - number), ENOUGH_S))
         found: dict[Team, float] = {}
         for one in processes.exchange(mine, self._groups.everyone):
             for team, rate in one.items():  # who took longest knows best
                 found[team] = min(rate, found.get(team, rate))
         return found
 
-    def _round(self, teams: Sequence[Team], limits: Limits) -> dict[Team, float]:
+    def _round(self, teams: Sequence[Team], sizes: Sequence[int], limits: Limits) -> dict[Team, float]:
         """What this worker's team reached, if it has one."""
         team = next((one for one in teams if self._rank in one.workers), None)
 
@@ -76,19 +101,11 @@ class _Probe:
             peer = team.workers[0] if team.workers[1] == self._rank else team.workers[1]
             return Exchange(self._transport, self._rank, peer, size, self._messages + number, self._device)
 
-        samples, messages = over_sizes(self._sizes(teams), limits, self._agree, make)
+        samples, messages = over_sizes(sizes, limits, self._agree, make)
         self._messages += messages
         if team is None:
             return {}
-        assert self._plan.links is not None
-        return {team: rate_of(team, *samples[-1], self._plan.links)}
-
-    def _sizes(self, teams: Sequence[Team]) -> tuple[int, ...]:
-        """None larger than what a stage reduces: smaller ones are slower, and so would it be."""
-        most = max(
-            (self._plan.predictions[team.stage].parameter_bytes or 0 for team in teams if team.is_ring), default=0
-        )
-        return tuple(size for size in SIZES if not most or size <= max(most, SIZES[0]))
+        return {team: rate_of(team, *samples[-1], self._task.links)}
 
     def _agree(self, value: float) -> float:
         largest = torch.tensor([value], dtype=torch.float64)

@@ -44,9 +44,9 @@ class Seats:
         return len(set(self.servers)) == 1
 
     @property
-    def is_one_launch(self) -> bool:
-        """Whether one launcher started all of them."""
-        return len({(where.server, where.launcher) for where in self.wheres}) == 1
+    def is_one_network(self) -> bool:
+        """Whether all see one network of one machine, and so one loopback interface: containers of a server may not."""
+        return len({(where.machine, where.network) for where in self.wheres}) == 1
 
     @cached_property
     def apart(self) -> tuple[tuple[int, ...], ...]:
@@ -56,7 +56,7 @@ class Seats:
 
     def name(self, server: int) -> str:
         """Of a server, for people; with its number where names do not tell them apart."""
-        hosts = dict(zip(self.servers, (where.host for where in self._by_worker), strict=True))
+        hosts = dict(zip(self.servers, (where.name for where in self._by_worker), strict=True))
         same = [other for other in sorted(hosts) if hosts[other] == hosts[server]]
         return hosts[server] if len(same) == 1 else f"{hosts[server]} ({same.index(server) + 1})"
 
@@ -67,26 +67,33 @@ class Seats:
 
     def own_device_each(self) -> bool:
         """Whether no two processes share a device."""
+        if all(where.cards for where in self.wheres):
+            taken = {where.cards.split()[self.device(process)] for process, where in enumerate(self.wheres)}
+            return len(taken) == len(self.wheres)
         return all(len(self._fellows(process)) <= where.devices for process, where in enumerate(self.wheres))
 
     def started(self) -> str:
         """How many processes run where, for people: `4 on alpha and 2 on beta`."""
-        counts = Counter(where.host for where in self.wheres)
+        counts = Counter(where.name for where in self.wheres)
         parts = [f"{count} on {host}" for host, count in counts.items()]
         return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
     def _fellows(self, process: int) -> list[int]:
-        mine = self.wheres[process]
-        return self._sharing[mine.server, mine.visible]
+        return self._sharing[_view(self.wheres[process])]
 
     @cached_property
     def _sharing(self) -> dict[object, list[int]]:
         found: dict[object, list[int]] = {}
         for process, where in enumerate(self.wheres):
-            found.setdefault((where.server, where.visible), []).append(process)
+            found.setdefault(_view(where), []).append(process)
         return found
 
     @cached_property
     def _by_worker(self) -> tuple[Where, ...]:
         order = sorted(range(len(self.workers)), key=self.workers.__getitem__)
         return tuple(self.wheres[process] for process in order)
+
+
+def _view(where: Where) -> object:
+    """The same for processes that see the same devices: no two have a UUID, and all containers have numbers from 0."""
+    return where.cards or (where.container, where.visible)

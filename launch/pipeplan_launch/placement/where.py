@@ -33,27 +33,40 @@ class Where:
     """CUDA devices that it sees."""
     visible: str = ""
     """Which ones it is shown, where it is not shown all (CUDA_VISIBLE_DEVICES)."""
+    cards: str = ""
+    """The UUIDs of these devices, in their order, with a space between; empty where they are not known."""
+    named: str = ""
+    """What the user calls the server that it counts as (PIPEPLAN_SERVER); empty where that is found out."""
+
+    @property
+    def container(self) -> tuple[str, str, str]:
+        """The same for all processes of one container, or of a machine outside of all, whatever they count as."""
+        return self.machine, self.host, self.network
 
     @property
     def server(self) -> tuple[str, str, str]:
         """The same for all processes of one server."""
-        return self.machine, self.host, self.network
+        return ("", self.named, "") if self.named else self.container
+
+    @property
+    def name(self) -> str:
+        """Of the server, for people."""
+        return self.named or self.host
 
     @property
     def path(self) -> tuple[str, tuple[str, str], str]:
         """From the outermost: the machine, the container on it, the launcher in that."""
-        return self.machine, (self.host, self.network), self.launcher
+        machine, host, network = self.server
+        return machine, (host, network), self.launcher
 
 
-def here(environment: Mapping[str, str], devices: int) -> Where:
-    """Where this process is; `devices` are the CUDA devices that it sees."""
+def here(environment: Mapping[str, str], cards: Sequence[str] = ()) -> Where:
+    """Where this process is; `cards` are the UUIDs of the CUDA devices that it sees, "" for one that has none."""
     machine = host = platform.node()
     network = ""
     with suppress(OSError):
         machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         network = str(os.stat("/proc/self/ns/net").st_ino)
-    if environment.get(SERVER):
-        machine, host, network = "", environment[SERVER], ""
     local = environment.get("LOCAL_RANK", "")
     return Where(
         machine=machine,
@@ -61,8 +74,10 @@ def here(environment: Mapping[str, str], devices: int) -> Where:
         network=network,
         launcher=environment.get("GROUP_RANK", ""),
         local=int(local) if local.isdecimal() else 0,
-        devices=devices,
+        devices=len(cards),
         visible=environment.get("CUDA_VISIBLE_DEVICES", ""),
+        cards=" ".join(cards) if all(cards) else "",
+        named=environment.get(SERVER, ""),
     )
 
 

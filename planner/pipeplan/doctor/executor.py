@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -31,7 +33,7 @@ def plan_finding(folder: Path) -> Finding:
     if not (folder / "stages").is_dir():
         todo = "name a folder that `pipeplan solve` wrote"
         return Finding("plan", MISSING, f"{folder} holds no plan that can be run", need, todo)
-    done = _run(["-m", "pipeplan_launch.preflight", str(folder)])
+    done = _run(["-m", "pipeplan_launch.preflight", str(folder)], _as_first(os.environ))
     if done is None:
         return Finding("plan", MISSING, f"{folder}: no answer", need, "run its launch.sh, and see")
     line = (done.stderr.strip().splitlines() or [""])[-1]
@@ -89,9 +91,16 @@ def _ask() -> dict[str, Any]:
     return answer
 
 
-def _run(arguments: list[str]) -> subprocess.CompletedProcess[str] | None:
+def _as_first(environment: Mapping[str, str]) -> dict[str, str]:
+    """What launch.sh is told on the first of several servers, where the environment does not say which this is."""
+    with socket.create_server(("", 0)) as free:
+        first = {"NODE_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
+    return first | {name: value for name, value in environment.items() if value or name not in first}
+
+
+def _run(arguments: list[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str] | None:
     command = [sys.executable, *arguments]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment)
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -71,7 +71,7 @@ def _more(context: Context, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         "per_pod": per_pod,
         "each": each,
         "resources": _resources(context, settings, per_pod),
-        "environment": [(key, _expanded(value)) for key, value in _environment(settings["env"])],
+        "environment": [(key, _expanded(value)) for key, value in _environment(settings["env"], each)],
         "selector": _pairs("node-selector", settings["node_selector"], _QUALIFIED),
         "stages": context.config.count("-") + 1,
         "plan": _expanded("/etc/pipeplan/plan" if settings["config_map"] else folder),
@@ -133,11 +133,15 @@ def _resources(context: Context, settings: Mapping[str, Any], per_pod: int) -> l
     return [(name, quantity) for name, quantity in found if quantity is not None]
 
 
-def _environment(given: tuple[str, ...]) -> list[tuple[str, str]]:
+def _environment(given: tuple[str, ...], each: bool) -> list[tuple[str, str]]:
+    own = {"NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}
+    own |= {"WORKERS", "PIPEPLAN_SERVER", "PIPEPLAN_SHARED_MEMORY"} if each else set()
     pairs = _pairs("env", given, _VARIABLE)
     for name, _ in pairs:
         if name.startswith("PET_"):
             raise InputError(f"--env {name}: Kubeflow Trainer sets that itself")
+        if name in own:
+            raise InputError(f"--env {name}: the TrainJob sets that itself")
     return pairs
 
 
