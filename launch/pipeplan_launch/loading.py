@@ -81,10 +81,12 @@ def _find(ref: str) -> Callable[[], Any]:
         raise LaunchError(f"{ref!r} is not a model: write a bundled name, file.py:callable or package.module:callable")
     module = _import_file(ref, Path(head)) if _is_file_name(head) else _import_module(ref, head)
     found = getattr(module, attribute, None)
-    if not callable(found):
+    if found is not None and not callable(found):
+        kind = type(found).__name__
+        raise LaunchError(f"{attribute!r} of {head} is of type {kind}: name a function that returns the model or a Job")
+    if found is None:
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        what = "has no callable" if found is None else "has something that cannot be called under the name"
-        raise LaunchError(f"{head} {what} {attribute!r}: {nearest(attribute, known)}")
+        raise LaunchError(f"{head} has no callable {attribute!r}: {nearest(attribute, known)}")
     return found  # type: ignore[no-any-return]
 
 
@@ -100,6 +102,8 @@ def _find_bundled(name: str) -> Callable[[], Job]:
         known = _functions(path)
         choice = known[0] if known else "callable"
         raise LaunchError(f"{name!r} does not say which callable of the file builds the model: write {name}:{choice}")
+    if name.endswith(".json") and Path(name).is_file():
+        raise LaunchError(f"{name} is no model: a profile is planned with, by pipeplan solve {name}")
     hint = nearest(name, models.BUNDLED)
     raise LaunchError(f"there is no bundled model {name!r}: {hint} (your own is written file.py:callable)")
 

@@ -47,6 +47,8 @@ class EpochResult:
             parts.append(f"loss {self.loss:.4f}")
         if self.test_judged:
             parts.append(f"test {accuracy_text(self.test_correct, self.test_judged)}")
+        elif self.test_loss is not None:
+            parts.append(f"test loss {self.test_loss:.4f}")
         parts += [f"{name} {value:.4g}" for name, value in self.test_metrics.items()]
         if pace_s:
             parts.append(f"{1 / pace_s:.1f} minibatches/s")

@@ -163,6 +163,8 @@ class Runner:
             last = loop.results[-1]
             accuracy = accuracy_text(last.test_correct, last.test_judged)
             self._outcome = f"test {accuracy} after epoch {last.epoch}"
+        elif loop.results and loop.results[-1].test_loss is not None:
+            self._outcome = f"test loss {loop.results[-1].test_loss:.4f} after epoch {loop.results[-1].epoch}"
         return extra
 
     def _infer(self) -> dict[str, Any]:

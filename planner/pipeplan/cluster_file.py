@@ -34,6 +34,8 @@ def load(name: str) -> Cluster:
         if path.suffix == ".json":
             raise InputError(f"{name} is not a cluster file, which is TOML: `pipeplan init` writes one")
         return parse(path)
+    if path.is_dir():
+        raise InputError(f"{name} is a folder: a cluster is a TOML file, which `pipeplan init` writes")
     if path.suffix == ".toml" or len(path.parts) > 1:
         raise InputError(f"there is no cluster file {name}{near_files(path)}")
     raise InputError(

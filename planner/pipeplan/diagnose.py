@@ -100,6 +100,10 @@ class Diagnosis:
     growth: Growth | None
     relaxed: tuple[str, ...]
     """The options that, any one of them left out, make room for a plan."""
+    shared: bool = False
+    """Whether the workers share the memory of this machine."""
+    pinned: str = ""
+    """What is pinned to a stage that there cannot be."""
 
     @property
     def text(self) -> str:
@@ -109,7 +113,7 @@ class Diagnosis:
         if self.enough is None:
             # Without a single culprit, the two that are asked for most.
             which = " or ".join(self.relaxed or ("--stages", "--max-replicas"))
-            return f"no plan satisfies the constraints on {self.workers} workers: relax {which}"
+            return f"no plan satisfies the constraints on {self.workers} workers: {self.pinned}relax {which}"
         more = self.enough.memory_bytes - self.capacity_bytes
         line = (
             f"nothing fits in memory: every layer fits alone, but no plan for {self.workers} workers fits in "
@@ -125,11 +129,13 @@ class Diagnosis:
 
     def _oversized(self) -> str:
         first = self.oversized[0]
-        others = f" (and {len(self.oversized) - 1} others)" if len(self.oversized) > 1 else ""
+        more = len(self.oversized) - 1
+        others = f" (and {more} other layer{'s' * (more > 1)} more than it has)" if more else ""
+        advice = "fewer workers, which share this machine's memory" if self.shared else "larger devices"
         return (
             f"nothing fits in memory: layer {first.name!r} alone needs {show_size(first.needs_bytes)}, "
-            f"{show_size(first.missing_bytes)} more than the {show_size(self.capacity_bytes)} of a {self.device}"
-            f"{others}; use a smaller minibatch or larger devices"
+            f"{show_size(first.missing_bytes)} more than the {show_size(self.capacity_bytes)} of one {self.device}"
+            f"{others}; use a smaller minibatch or {advice}"
         )
 
 
@@ -157,6 +163,8 @@ def _diagnose(problem: Problem, cuts: Cuts) -> Diagnosis:
         enough=_enough_memory(problem, cuts, smallest.memory_bytes),
         growth=None if oversized else _enough_servers(problem, cuts),
         relaxed=() if oversized else _relaxed(problem),
+        shared=problem.cluster.name == "local" and problem.cluster.workers > 1 and smallest.kind == "cpu",
+        pinned=_pinned(problem),
     )
 
 
@@ -270,6 +278,13 @@ def _relaxed(problem: Problem) -> tuple[str, ...]:
         if dp.feasible(relaxed, enumerate_cuts(relaxed, _MOST_CUTS)):
             found.append(flag)
     return tuple(found)
+
+
+def _pinned(problem: Problem) -> str:
+    """The layer that is pinned beyond the stages that there can be."""
+    most = min(problem.cluster.workers, len(problem.units))
+    far = next((f"{name!r} is pinned to stage {stage}" for name, stage in problem.options.pins if stage > most), "")
+    return f"{far}, and there can be {most} at most; " if far else ""
 
 
 def _short(plan: Plan) -> str:

@@ -91,8 +91,10 @@ def read_document(path: Path, kind: str, version: int) -> Node:
     """Parse a versioned JSON document and check that it is of the expected `format` and not from a newer pipeplan."""
     root = read_json(path, kind)
     found = root.get("format")
-    if found is None or found.value != kind:
-        raise InputError(f"{path} is not a {kind} file: its `format` says {found.value if found else 'nothing'!r}")
+    if found is None:
+        raise InputError(f"{path} is not a {kind} file: it has no `format`")
+    if found.value != kind:
+        raise InputError(f"{path} is not a {kind} file: its `format` says {found.value!r}")
     number = root["version"].integer(minimum=1)
     if number > version:
         raise InputError(f"{path} is version {number} of {kind}; this pipeplan reads up to {version}: upgrade pipeplan")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -182,15 +183,16 @@ class Profile:
         text = json.dumps(self.to_json(), sort_keys=True)
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
-    def save(self, path: Path) -> None:
-        """Write the profile by atomic replace."""
-        write_json(path, self.to_json())
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the profile to a file by atomic replace."""
+        write_json(Path(path), self.to_json())
 
     @staticmethod
-    def load(path: Path) -> Profile:
+    def load(path: str | os.PathLike[str]) -> Profile:
         """Read and check a profile; an `InputError` names the file and the field that is wrong."""
         from pipeplan.profile_file import parse
 
+        path = Path(path)
         root = read_document(path, FORMAT, VERSION)
         try:
             return parse(root)

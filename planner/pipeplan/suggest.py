@@ -6,6 +6,9 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
+MOST_NAMES = 24
+"""That are listed."""
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`did you mean 'a' or 'b'?` for near misses, else the whole list of what there is."""
@@ -14,7 +17,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     near = [by_folded[match] for match in difflib.get_close_matches(name.lower(), by_folded, n=3, cutoff=0.5)]
     if near:
         return f"did you mean {' or '.join(repr(match) for match in near)}?"
-    return f"there are: {', '.join(names)}"
+    listed = ", ".join(names[:MOST_NAMES])
+    return f"there are: {listed}" + (f" and {len(names) - MOST_NAMES} others" if len(names) > MOST_NAMES else "")
 
 
 def near_files(path: Path) -> str:

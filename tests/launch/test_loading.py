@@ -108,7 +108,7 @@ def test_examples_that_are_none(tmp_path: Path, example: str) -> None:
         ("resnet5", "'resnet50'"),
         ("{file}", "which callable of the file builds the model: write {file}:make"),
         ("{file}:maek", "did you mean 'make'"),
-        ("{file}:constant", "cannot be called"),
+        ("{file}:constant", "is of type int: name a function that returns the model or a Job"),
         ("{file}:wrong", "returned dict: it must return a torch.nn.Module or a Job"),
         ("{file}:bare", "return pipeplan_launch.Job(model, inputs="),
         ("{file}:fails", 'ValueError: two lines ({file}:30: raise ValueError("two\\nlines"))'),

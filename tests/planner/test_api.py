@@ -33,6 +33,12 @@ def test_every_option_has_its_word() -> None:
     assert set(get_type_hints(Words)) == {field.name for field in fields(pipeplan.Options)} - internal
 
 
+def test_a_profile_is_saved_and_read_by_the_text_of_its_path(tmp_path: Path) -> None:
+    profile = pipeplan.read_profile("vgg16-v100")
+    profile.save(str(tmp_path / "profile.json"))
+    assert pipeplan.Profile.load(str(tmp_path / "profile.json")) == profile
+
+
 @pytest.mark.parametrize(
     ("words", "arguments"),
     [

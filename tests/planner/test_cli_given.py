@@ -89,7 +89,10 @@ def test_a_plan_under_constraints_is_explained_under_them(run: Run) -> None:
         (["--pin", "a"], "--pin: expected a layer and a stage from 1 on, as in conv1=1, found 'a'"),
         (["--pin", "=1"], "--pin: expected"),
         (["--pin", "a=0"], "a stage from 1 on"),
-        (["--pin", "a=99"], "no plan satisfies the constraints on 16 workers: relax --pin"),
+        (
+            ["--pin", "a=99"],
+            "no plan satisfies the constraints on 16 workers: 'a' is pinned to stage 99, and there can be",
+        ),
         (["--pin", "z=1"], "the profile has no layer 'z'"),
         (["--together", "a,z"], "the profile has no layer 'z'"),
         (["--no-cut-after", "z"], "the profile has no layer 'z'"),

@@ -137,7 +137,7 @@ def test_nothing_fits_names_the_layer_and_what_is_missing(run: Run) -> None:
     _save(saved=30 << 30)
     done = run("solve", "--cluster", "A")
     assert done.code == 2
-    assert "layer 'c' alone needs 30 GiB, 14 GiB more than the 16 GiB of a V100 16 GB" in done.err
+    assert "layer 'c' alone needs 30 GiB, 14 GiB more than the 16 GiB of one V100 16 GB" in done.err
     assert not Path("plan").exists()
 
 

@@ -11,6 +11,7 @@ from pipeplan.diagnose import diagnose
 from pipeplan.problem import Options, Problem
 from pipeplan.profile_data import Layer, Profile, Tensor
 from pipeplan.solvers import dp
+from pipeplan.suggest import did_you_mean
 
 CUTS = 2000
 
@@ -45,9 +46,22 @@ def test_a_layer_that_fits_nowhere_is_named_with_what_is_missing() -> None:
         ("l0", 1300.0),
     ]
     assert found.oversized[0].missing_bytes == 1000.0
-    assert "layer 'l3' alone needs 2.15 KiB, 1000 B more than the 1.17 KiB of a chip" in found.text
-    assert "(and 3 others)" in found.text
+    assert "layer 'l3' alone needs 2.15 KiB, 1000 B more than the 1.17 KiB of one chip" in found.text
+    assert "(and 3 other layers more than it has)" in found.text
     assert found.growth is None, "no number of servers makes a device larger"
+
+
+def test_workers_of_this_machine_are_told_to_be_fewer() -> None:
+    shared = Cluster("local", Device("chip", "cpu", 1200), (Level("server", 2, 1e3),))
+    text = diagnose(Problem(_profile(), shared, Options(recompute=False)), CUTS).text
+    assert text.endswith("use a smaller minibatch or fewer workers, which share this machine's memory")
+    assert diagnose(_problem(1200), CUTS).text.endswith("use a smaller minibatch or larger devices")
+
+
+def test_of_many_names_some_are_listed() -> None:
+    names = [f"layer{number}" for number in range(300)]
+    assert did_you_mean("x", names) == f"there are: {', '.join(names[:24])} and 276 others"
+    assert did_you_mean("x", names[:24]) == f"there are: {', '.join(names[:24])}"
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

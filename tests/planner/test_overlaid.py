@@ -133,7 +133,7 @@ def test_predicted_and_measured_have_one_shape_and_one_zero(run: Run, planned: P
 
 def test_the_replay_is_drawn_as_the_schedule_has_it(run: Run, planned: Path) -> None:
     """The first backward pass of stage 1 by hand: two passes there, the link each way, and the step at its end."""
-    assert run("trace", "plan", "--only", "predicted").code == 0
+    assert run("trace", "--only", "predicted").code == 0
     events = _events("trace.json")
     bars = {bar[:2]: bar[3:] for bar in _bars(events, 1)}
     begins = FORWARD_S + MOVE_S + FORWARD_S + BACKWARD_S + MOVE_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 
 import click
 
@@ -15,6 +16,8 @@ NEAR = 0.6
 def message_of(error: click.ClickException) -> str:
     """A complaint of click's in one line that names the nearest right word, or where all of them are listed."""
     message = error.format_message().rstrip(".")
+    if isinstance(error, click.BadOptionUsage) and "requires an argument" in message:
+        return f"{error.option_name} needs a value after it: see --help"
     if not isinstance(error, click.UsageError) or error.ctx is None:
         return message
     path = " ".join(error.ctx.command_path.split())
@@ -34,8 +37,21 @@ def message_of(error: click.ClickException) -> str:
 def _near(given: str, context: click.Context, path: str) -> str:
     options = [param for param in context.command.get_params(context) if isinstance(param, click.Option)]
     known = {name.lstrip("-"): name for option in options for name in option.opts if name.startswith("--")}
+    if owner := _owner(given, context):
+        return f"it is one of {owner}: write pipeplan {owner} {given}"
     near = difflib.get_close_matches(given.lstrip("-").lower(), known, n=2, cutoff=NEAR)
     return f"did you mean {' or '.join(known[name] for name in near)}?" if near else f"{path} --help lists its options"
+
+
+def _owner(given: str, context: click.Context) -> str | None:
+    """The command that has this option and was named behind it, where options of the whole stand."""
+    group = context.command
+    if context.parent is not None or not isinstance(group, click.Group):
+        return None
+    named = next((word for word in sys.argv[1:] if word in group.list_commands(context)), None)
+    command = None if named is None else group.get_command(context, named)
+    has = command is not None and any(given in param.opts for param in command.params)
+    return named if has else None
 
 
 def _choice(error: click.BadParameter, parameter: click.Parameter, kind: click.Choice[str]) -> str:

@@ -88,7 +88,8 @@ def _command_of(kind: Launcher) -> click.Command:
     text = f"Write {kind.file_name} of PLAN, which starts it: {kind.title}."
     text += f"\n\n\b\npipeplan render {kind.name} plan{again}"
     note = f"{kind.file_name} in the plan's folder"
-    return _with_shared_options(click.command(kind.name, help=text)(quiet_option(run)), kind.settings, note)
+    made = click.command(kind.name, help=text, short_help=kind.title)(quiet_option(run))
+    return _with_shared_options(made, kind.settings, note)
 
 
 def _own_command() -> click.Command:

@@ -22,7 +22,7 @@ USUAL_MINIBATCHES = 256
 
 
 @click.command("trace")
-@click.argument("plan_folder", metavar="PLAN", type=click.Path(path_type=Path))
+@click.argument("plan_folder", metavar="[PLAN]", type=click.Path(path_type=Path), default=Path("plan"))
 @click.argument("run_folder", metavar="[RUN]", required=False, type=click.Path(path_type=Path))
 @output_file(Path("trace.json"))
 @force_option
@@ -40,11 +40,12 @@ def command(
 ) -> None:
     """Write what the plan predicts and what a run of it measured as a trace: one above the other, on one clock.
 
-    RUN is a run folder of the plan, its latest unless given. Open the trace at ui.perfetto.dev or chrome://tracing.
+    PLAN is a plan folder, ./plan unless given; RUN a run folder of it, its latest unless given. Open the trace at
+    ui.perfetto.dev or chrome://tracing.
     An older trace is replaced, another file only with --force.
 
     \b
-    pipeplan trace plan
+    pipeplan trace
     pipeplan trace plan plan/runs/20260131T120000Z -o trace.json
     pipeplan trace plan --only predicted
     """
