@@ -41,6 +41,7 @@ from pipeplan_launch.transport import explained
 
 POLL_S = 0.01
 OVER = "over"
+STORE_LOST = "the workers' common store was lost"
 
 
 class Store(Protocol):
@@ -118,13 +119,15 @@ class Attempt:
 
     def remember_run(self, run: Path) -> None:
         """For the next attempt, whichever process is worker 0 then, on whichever server."""
-        self.launch.set("run", str(run.resolve()))
+        with explained(STORE_LOST):
+            self.launch.set("run", str(run.resolve()))
 
     def run_before(self) -> Path | None:
         """The run folder of the attempts before; None where there was none yet."""
-        if self.number == 1 or not self.launch.check(["run"]):
-            return None
-        return Path(self.launch.get("run").decode())
+        with explained(STORE_LOST):
+            if self.number == 1 or not self.launch.check(["run"]):
+                return None
+            return Path(self.launch.get("run").decode())
 
     def is_succeeded(self) -> bool:
         """Whether a worker of this attempt was started again, on another server. Raises `RuntimeError`."""

@@ -8,11 +8,13 @@ import torch.distributed as dist
 
 from pipeplan_launch import processes
 from pipeplan_launch.config import LaunchPlan
+from pipeplan_launch.gathering import STORE_LOST
 from pipeplan_launch.placement.crossing import rounds
 from pipeplan_launch.placement.notes import notes
 from pipeplan_launch.placement.probe import Task, probe, task
 from pipeplan_launch.processes import Groups
 from pipeplan_launch.progress import say
+from pipeplan_launch.transport import explained
 
 SAID = "placed"
 """Key of all attempts: the server of every worker when this was last looked at."""
@@ -42,15 +44,17 @@ def check(plan: LaunchPlan, groups: Groups, probe_s: float, timeout_s: float) ->
     if leads:
         for line in notes(plan, seats, measured):
             say(line)
-        groups.attempt.launch.set(SAID, _servers(groups))
+        with explained(STORE_LOST):
+            groups.attempt.launch.set(SAID, _servers(groups))
 
 
 def _agenda(plan: LaunchPlan, groups: Groups, probe_s: float) -> Agenda | None:
     """None where there is nothing to do."""
     launch = groups.attempt.launch
-    if plan.emulated or (launch.check([SAID]) and launch.get(SAID).decode() == _servers(groups)):
-        return None
-    teams = rounds(plan, groups.seats) if probe_s else []
+    with explained(STORE_LOST):
+        if plan.emulated or (launch.check([SAID]) and launch.get(SAID).decode() == _servers(groups)):
+            return None
+    teams = rounds(plan, groups.seats) if probe_s and plan.links is not None else []
     return Agenda(task(plan, teams, probe_s) if teams else None)
 
 
