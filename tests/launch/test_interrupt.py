@@ -100,7 +100,8 @@ def test_only_a_second_request_ends_what_goes_on_gracefully() -> None:
     worker.send(signal.SIGINT)
     status, said = worker.end()
     assert status == 0
-    assert said in ("asked SIGTERM", "asked SIGINT")  # of two that wait to be delivered, any may be the first
+    # Of two that wait to be delivered, any may be the first; and the threads that say this may overtake each other.
+    assert (said.count("asked"), said.replace("asked", "").strip() in ("SIGTERM", "SIGINT")) == (1, True)
 
 
 def test_a_request_that_is_long_in_handing_on_does_not_hide_the_second() -> None:

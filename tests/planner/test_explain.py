@@ -339,7 +339,7 @@ def test_reasons_name_the_larger_loss() -> None:
     assert found.plan.config == "1-1"
     assert lines[0].startswith("Data parallelism is ")
     assert "is lost to communication, it sends " in lines[0]
-    assert lines[1] == "This plan is the best straight pipeline."
+    assert lines[1] == "This plan is the best uniform grid."
 
 
 # The command.

@@ -64,8 +64,8 @@ def test_a_file_that_solve_takes(run: Run, tmp_path: Path) -> None:
         (["--timeout", "nan"], "--timeout takes a number of seconds above 0, not nan"),
         (["-o", "."], ". is a folder: name the file to write, as in -o cluster.toml"),
         (["-o", "file/cluster.toml"], "cannot write file/cluster.toml: "),
-        (["--device", "tpu"], "Invalid value for '--device'"),
-        (["MODEL"], "Got unexpected extra argument"),
+        (["--device", "tpu"], "--device: there is no 'tpu'; did you mean 'cpu'?"),
+        (["MODEL"], "pipeplan profile: got unexpected extra argument (MODEL)"),
     ],
     ids=["one", "none", "budget", "timeout", "folder", "below-a-file", "device", "model"],
 )
