@@ -15,11 +15,15 @@ from pipeplan.links import Links
 from pipeplan.plan import Plan
 from pipeplan.problem import Problem
 from pipeplan.solvers import dp
+from pipeplan.solvers.limits import Effort
 from pipeplan.stages import one_stage
 
 GRID, UNPIPELINED = "best uniform grid", "model parallelism"
 MOST_CELLS, MOST_WORKERS = 20_000, 256
 """Cuts times workers, and workers, up to which looking for a grid takes little beside looking for the plan."""
+LEAST_EFFORT, SHARE = 250_000, 0.2
+"""What looking for it may take: so many rows that searches go through, of which one takes about a microsecond, or such
+a share of what looking for the plan took."""
 EFFORT = 100
 """Of the search for a grid that shares cards better."""
 
@@ -40,11 +44,14 @@ class Baseline:
         return None if self.pace_s is None or pace_s == 0 else self.pace_s / pace_s
 
 
-def compare(problem: Problem, cuts: Cuts) -> list[Baseline]:
-    """The baselines of a problem. Data parallelism is scored even where it does not fit, with a remark."""
+def compare(problem: Problem, cuts: Cuts, effort: float = 0.0) -> list[Baseline]:
+    """The baselines of a problem. Data parallelism is scored even where it does not fit, with a remark.
+
+    `effort` is what the plan took to find (`Result.effort`); the uniform grid may take a part of that.
+    """
     found = [data_parallelism(problem)]
     if not problem.options.grid:
-        found.append(uniform_grid(problem, cuts))
+        found.append(uniform_grid(problem, cuts, effort))
     straight_problem = problem.straight()
     straight = dp.solve(straight_problem, cuts)
     if straight.plan is None:
@@ -71,13 +78,19 @@ def data_parallelism(problem: Problem) -> Baseline:
     return Baseline(name, score.pace_s, parallel.config, remark, parallel)
 
 
-def uniform_grid(problem: Problem, cuts: Cuts) -> Baseline:
-    """As many replicas of every stage, which is what most trainers know: of the best of each shape the fastest."""
+def uniform_grid(problem: Problem, cuts: Cuts, effort: float = 0.0) -> Baseline:
+    """As many replicas of every stage, which is what most trainers know: of the best of each shape the fastest.
+
+    Where that takes longer than is fit beside a plan that took so much `effort`, none is named.
+    """
     if len(cuts.ideals) * problem.cluster.workers > MOST_CELLS or problem.cluster.workers > MOST_WORKERS:
         return Baseline(GRID, None, "", "too many cuts and workers to look for it beside: --grid does")
     asked = replace(problem.options, grid=True, allow_copies=False, stages=None)
     grids = replace(problem, options=asked)
-    plan = dp.best_grid(grids, cuts, lambda plan: evaluate(plan, problem).pace_s)
+    allowed = Effort(max(LEAST_EFFORT, effort * SHARE))
+    plan = dp.best_grid(grids, cuts, lambda plan: evaluate(plan, problem).pace_s, effort=allowed)
+    if allowed.over:
+        return Baseline(GRID, None, "", "not looked for to the end, which would take longer: --grid does")
     if plan is None:
         return Baseline(GRID, None, "", "no uniform grid fits in memory")
     plan = improve(plan, grids, EFFORT)

@@ -15,14 +15,13 @@ from pipeplan.evaluate import Evaluation, evaluate
 from pipeplan.improve import improve, permitted
 from pipeplan.plan import STASHING, Plan
 from pipeplan.problem import Options, Problem
-from pipeplan.solvers import dp, ilp, published
+from pipeplan.solvers import dp, ilp, published, threshold
 from pipeplan.solvers.certificate import Certificate, certify
 from pipeplan.solvers.result import Result, Status
 from pipeplan.verdict import TOLERANCE, Verdict, judge
 
 MAXIMUM_CUTS = 50_000
 """Of graphs with more cuts the DP searches a selection; the ILP still sees the whole graph."""
-
 
 NO_CERTIFICATE = Certificate(None, "none was asked for")
 
@@ -106,7 +105,7 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
     if not verdict.agree:
         raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {verdict.text}", results)
     began = time.perf_counter()
-    answer = _improved(problem, cuts, results, verdict)
+    answer = _improved(problem, cuts, settings, results, verdict)
     phases["contention"] = time.perf_counter() - began
     began = time.perf_counter()
     if any(single.binds(result.plan, evaluate(result.plan, problem)) for result in results if result.plan is not None):
@@ -118,7 +117,8 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
         certificate = certify(answer.problem, cuts, answer.proven_s)
     phases["certificate"] = time.perf_counter() - began
     began = time.perf_counter()
-    compared = tuple(baselines.compare(problem, cuts))
+    effort = max(result.effort for result in (*results, *answer.results))
+    compared = tuple(baselines.compare(problem, cuts, effort))
     phases["baselines"] = time.perf_counter() - began
     bound = max(answer.bound_s, contention.least_s(problem))
     plan, score = _ahead_of(compared, problem, answer.plan, answer.score)
@@ -140,9 +140,11 @@ class _Answer:
     """What a certificate can show that no plan takes less than."""
 
 
-def _improved(problem: Problem, cuts: Cuts, results: tuple[Result, ...], verdict: Verdict) -> _Answer:
+def _improved(
+    problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...], verdict: Verdict
+) -> _Answer:
     """What the solvers found, improved where plans share cards or cores."""
-    plan, score = _best(problem, cuts, results)
+    plan, score = _best(problem, cuts, settings, results)
     bound = max(result.bound_s for result in results)
     proven = bound >= min(result.objective_s for result in results) * (1 - TOLERANCE)
     least = min(bound, score.alone_s, *_objectives(results)) if proven else None
@@ -162,7 +164,7 @@ def _with_one_stage(problem: Problem, cuts: Cuts, settings: Settings, first: _An
         verdict = judge(several, list(results))
         if not verdict.agree:
             raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {verdict.text}", results)
-        other = _improved(several, cuts, results, verdict)
+        other = _improved(several, cuts, left or settings, results, verdict)
         bound = min(other.bound_s, score.pace_s)
         proven = None if other.proven_s is None else min(other.proven_s, score.pace_s)
         if other.score.pace_s < score.pace_s * (1 - TOLERANCE):
@@ -207,7 +209,7 @@ def _objectives(results: tuple[Result, ...]) -> list[float]:
     return [result.objective_s for result in results if result.plan is not None]
 
 
-def _best(problem: Problem, cuts: Cuts, results: tuple[Result, ...]) -> tuple[Plan, Evaluation]:
+def _best(problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...]) -> tuple[Plan, Evaluation]:
     """The best of the solvers' plans, network cards shared, and of what can be made of them."""
     plans: list[Plan] = [result.plan for result in results if result.plan is not None]
     if not plans:
@@ -216,7 +218,7 @@ def _best(problem: Problem, cuts: Cuts, results: tuple[Result, ...]) -> tuple[Pl
         if all(result.status != Status.INFEASIBLE for result in results):
             raise InfeasibleError("no plan found within the time limit; give more with --time-limit, or --solver dp")
         raise InfeasibleError(why_infeasible(problem, cuts))
-    if problem.options.grid and (other := _best_shape(problem, cuts, results)):
+    if problem.options.grid and (other := _best_shape(problem, cuts, settings, results)):
         plans.append(other)
     # Plans within the tolerance are equal: then the first solver's, which has the fewest stages among its equals.
     scores = [evaluate(plan, problem) for plan in plans]
@@ -226,17 +228,19 @@ def _best(problem: Problem, cuts: Cuts, results: tuple[Result, ...]) -> tuple[Pl
     return (plan, score) if better is plan else (better, evaluate(better, problem))
 
 
-def _best_shape(problem: Problem, cuts: Cuts, results: tuple[Result, ...]) -> Plan | None:
+def _best_shape(problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...]) -> Plan | None:
     """Of the best uniform grids of every shape the one that shares cards and cores best, where that matters.
 
-    A local search does not go from one shape to another.
+    A local search does not go from one shape to another. It takes what is left of the time.
     """
-    if any(result.interrupted for result in results) or not cuts.complete:
+    left = _left(settings, results)
+    if left is None or not cuts.complete:
         return None
     scores = [evaluate(result.plan, problem) for result in results if result.plan is not None]
     if any(score.pace_s <= score.alone_s * (1 + TOLERANCE) for score in scores):
         return None
-    return dp.best_grid(problem, cuts, lambda plan: evaluate(plan, problem).pace_s)
+    ends = threshold.deadline(left.time_limit_s)
+    return dp.best_grid(problem, cuts, lambda plan: evaluate(plan, problem).pace_s, ends)
 
 
 def _ahead_of(compared: Iterable[Baseline], problem: Problem, plan: Plan, score: Evaluation) -> tuple[Plan, Evaluation]:

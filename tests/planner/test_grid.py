@@ -14,7 +14,7 @@ import pytest
 from commandline import Run
 from instances import ALL_SCHEDULES, Instance, crowded_instance, drawn, mixed_instance, unequal_instance
 
-from pipeplan import baselines, cluster_file, posing
+from pipeplan import baselines, cluster_file, posing, solving
 from pipeplan.check.verify import verify
 from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.cuts import enumerate_cuts
@@ -29,6 +29,7 @@ from pipeplan.problem import Options, Problem
 from pipeplan.profile_data import Layer, Profile, Size, Tensor
 from pipeplan.rendering.documents import plan_document
 from pipeplan.solvers import dp, grids, ilp
+from pipeplan.solvers.limits import Effort
 from pipeplan.solvers.result import Result, Status
 from pipeplan.solving import Outcome, Settings, solve
 
@@ -174,6 +175,37 @@ def test_the_grid_beside_a_plan_is_what_asking_for_it_finds() -> None:
         assert beside.plan is not None
         assert beside.pace_s == pytest.approx(asked.objective_s, rel=1e-6)
         assert beside.config == shape_text(asked.plan)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b-stashing", "1f1b-flush"])
+def test_the_grid_beside_a_plan_takes_a_part_of_its_effort(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = Options(schedule=schedule, accumulate=8 if schedule == "1f1b-flush" else None, allow_copies=False)
+    tight = _cluster(2, 2)
+    tight = replace(tight, device=replace(tight.device, memory_bytes=30_000_000))
+    problem = Problem(_spread(8, sent=3_000_000), tight, options)
+    cuts, whole = enumerate_cuts(problem, 10_000), Effort()
+    grids = replace(problem, options=replace(options, grid=True))
+    best = dp.best_grid(grids, cuts, lambda plan: evaluate(plan, problem).pace_s, effort=whole)
+    assert best is not None
+    for share in (0.0, 0.3, 0.6, 0.9):
+        less = Effort(share * whole.spent)
+        dp.best_grid(grids, cuts, lambda plan: evaluate(plan, problem).pace_s, effort=less)
+        assert less.over
+        assert less.spent < less.most + 5000, "it ends within a step"
+    monkeypatch.setattr(baselines, "LEAST_EFFORT", 0)
+    found = [baselines.uniform_grid(problem, cuts, times * whole.spent / baselines.SHARE) for times in (0.5, 1.0)]
+    assert [one.plan is None for one in found] == [True, False]
+    assert found[0].remark == "not looked for to the end, which would take longer: --grid does"
+    again = dp.solve(problem, cuts), dp.solve(problem, cuts)
+    assert again[0].effort == again[1].effort > 0, "the clock has no part in it"
+
+
+def test_better_shapes_are_looked_for_in_what_is_left_of_the_time() -> None:
+    _, problem = _grid(10, crowded_instance, None)
+    cuts = enumerate_cuts(problem, 10_000)
+    results = (dp.solve(problem, cuts),)
+    found = [solving._best_shape(problem, cuts, Settings(time_limit_s=limit), results) for limit in (None, 1e-9)]
+    assert [plan is None for plan in found] == [False, True]
 
 
 def shape_text(plan: Plan) -> str:

@@ -184,7 +184,7 @@ class DifferingSearch(Search):
             return
         size = max(1, _AT_ONCE // len(runs))
         for begin in range(0, len(targets), size):
-            self._check_time()
+            self.limits.step(len(runs) * min(size, len(targets) - begin))
             for recompute in (False, True) if self.limits.recompute else (False,):
                 stage = self.terms.stage(cut, targets[begin : begin + size], recompute=recompute)
                 depth, demand = self._sized(stage, states.demand[which], runs, transfer)

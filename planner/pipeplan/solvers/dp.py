@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeplan.cuts import Cuts
 from pipeplan.grid import Shape, shapes
@@ -19,6 +19,7 @@ from pipeplan.problem import Problem
 from pipeplan.solvers import depths, threshold
 from pipeplan.solvers.grids import Grids, minibatches_of
 from pipeplan.solvers.grids_flush import batch
+from pipeplan.solvers.limits import Effort
 from pipeplan.solvers.pipeline import Segment, Space, spaces
 from pipeplan.solvers.pipelines import Pipeline, Pipelines
 from pipeplan.solvers.result import Result, Status
@@ -45,7 +46,7 @@ class _SoFar:
             self.best = space.pace(problem, found.high), space, found.best.segments()
 
 
-def _spaces(problem: Problem, cuts: Cuts, deadline: float | None, gap: float) -> _SoFar:
+def _spaces(problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: Effort) -> _SoFar:
     """All spaces of plans, one after another."""
     so_far = _SoFar()
     for space in spaces(problem):
@@ -54,33 +55,39 @@ def _spaces(problem: Problem, cuts: Cuts, deadline: float | None, gap: float) ->
         if so_far.interrupted:
             so_far.bound = min(so_far.bound, space.pace(problem, 0.0))
             continue
-        so_far.add(problem, space, Pipelines(space.inner(problem), cuts, deadline, gap).best())
+        so_far.add(problem, space, Pipelines(space.inner(problem), cuts, deadline, gap, effort=effort).best())
     return so_far
 
 
-def _grids(problem: Problem, cuts: Cuts, deadline: float | None, gap: float) -> _SoFar:
+def _grids(problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: Effort) -> _SoFar:
     """All shapes of a uniform grid, each for what is faster than the best of those before."""
     so_far, space = _SoFar(), spaces(problem)[0]
 
     def below() -> float:
         return float("inf") if so_far.best is None else so_far.best[0] * (1 - PRECISION)
 
-    for found in _of_shapes(Pipelines(problem, cuts, deadline, gap), below):
+    for found in _of_shapes(Pipelines(problem, cuts, deadline, gap, effort=effort), below):
         so_far.add(problem, space, found)
     return so_far
 
 
-def best_grid(problem: Problem, cuts: Cuts, score: Callable[[Plan], float]) -> Plan | None:
+def best_grid(
+    problem: Problem,
+    cuts: Cuts,
+    score: Callable[[Plan], float],
+    deadline: float | None = None,
+    effort: Effort | None = None,
+) -> Plan | None:
     """Of the best plans of every shape of a uniform grid that of the least score, which no search minimises.
 
-    No score is less than what the solvers minimise.
+    No score is less than what the solvers minimise. At the deadline, or when the effort is over, of those found so far.
     """
     best, least, space = None, float("inf"), spaces(problem)[0]
 
     def below() -> float:
         return least * (1 - PRECISION)
 
-    for found in _of_shapes(Pipelines(problem, cuts), below):
+    for found in _of_shapes(Pipelines(problem, cuts, deadline, effort=effort or Effort()), below):
         if found.best is not None:
             plan = _plan(problem, space, found.best.segments(), space.pace(problem, found.high))
             if (value := score(plan)) < least:
@@ -100,7 +107,7 @@ def _of_shapes(whole: Pipelines, below: Callable[[], float]) -> Iterator[Interva
         limit = below()
         if bound >= limit:
             return
-        if interrupted or threshold.passed(whole.deadline):
+        if interrupted or whole.effort.over or threshold.passed(whole.deadline):
             yield Interval(bound * per_update, finished=False, interrupted=interrupted)
             return
         found = next(tighter)
@@ -117,12 +124,13 @@ def _bounds(whole: Pipelines, grids: Grids, shape: Shape) -> Iterator[float | In
     if not grids.few:
         yield None
         return
+    whole.effort.spent += grids.rows(shape)
     least, steps = grids.least(shape)
     yield least
     if grids.exact:
         yield Interval(least, least, Pipeline(grids.terms, steps))
     elif grids.exact_batches:
-        answer = batch(grids, shape, whole.deadline)
+        answer = batch(grids, shape, whole.deadline, whole.effort)
         yield answer.bound_s / minibatches_of(whole.problem)
         found = None if answer.steps is None else Pipeline(grids.terms, answer.steps)
         yield Interval(answer.bound_s, answer.total_s, found, answer.finished, answer.interrupted)
@@ -144,8 +152,13 @@ def solve(problem: Problem, cuts: Cuts, seconds: float | None = None, gap: float
     A limit of `seconds`, a relative `gap` that is small enough, or Ctrl-C ends it with the best plan so far and the
     bound reached.
     """
-    began, deadline = time.perf_counter(), threshold.deadline(seconds)
-    so_far = _grids(problem, cuts, deadline, gap) if problem.options.grid else _spaces(problem, cuts, deadline, gap)
+    began, deadline, effort = time.perf_counter(), threshold.deadline(seconds), Effort()
+    search = _grids if problem.options.grid else _spaces
+    found = _result(problem, cuts, search(problem, cuts, deadline, gap, effort), began)
+    return replace(found, effort=effort.spent)
+
+
+def _result(problem: Problem, cuts: Cuts, so_far: _SoFar, began: float) -> Result:
     best, bound, finished, interrupted = so_far.best, so_far.bound, so_far.finished, so_far.interrupted
     floor = problem.work_s / problem.cluster.total_speed
     note = "within the gap asked for" if finished else "stopped before it was proven"

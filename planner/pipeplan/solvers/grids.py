@@ -27,6 +27,8 @@ from pipeplan.solvers.terms import Terms
 
 MOST_CUTS = 1500
 """Pairs of more cuts take longer to go through than a search takes."""
+PAIRS = 50
+"""Of cuts that are gone through as quickly as a row of a search."""
 
 
 @dataclass
@@ -62,6 +64,10 @@ class Grids:
         """Whether `grids_flush` finds the fastest batch."""
         options = self.terms.problem.options
         return options.flushes and not options.pins
+
+    def rows(self, shape: Shape) -> float:
+        """What going over all pairs of cuts takes, stage by stage, in rows that a search goes through."""
+        return len(self.terms.cuts.ideals) ** 2 * shape.stages / PAIRS
 
     def least(self, shape: Shape) -> tuple[float, list[Step]]:
         """The least pace of a shape without a limit on memory, and what reaches it; where not `exact` a bound."""

@@ -11,10 +11,10 @@ import numpy as np
 from pipeplan import cost
 from pipeplan.cuts import Floats
 from pipeplan.grid import Shape
-from pipeplan.solvers import flush, threshold
+from pipeplan.solvers import flush
 from pipeplan.solvers.flush import Batches, Bounds
 from pipeplan.solvers.grids import Grids, steps_of
-from pipeplan.solvers.limits import SLACK, OutOfTime, Step, limits_of
+from pipeplan.solvers.limits import SLACK, Effort, Step, limits_of
 from pipeplan.solvers.machines import batches
 from pipeplan.solvers.states import Flags
 from pipeplan.solvers.terms import Terms
@@ -54,8 +54,7 @@ class GridBatches:
 
     def search(self, bounds: Bounds) -> tuple[float, list[Step]] | None:
         """The least that adds up over stages under limits on the bounds, and a pipeline that reaches it."""
-        if threshold.passed(self.batches.limits.deadline):
-            raise OutOfTime
+        self.batches.limits.step(self.grids.rows(self.shape))
         limits = tuple(bound * (1 + SLACK) for bound in bounds)
         allowed: dict[tuple[float, ...], Floats] = {}
         values, choices = np.zeros(0), []
@@ -111,7 +110,7 @@ class GridBatches:
         return np.where(good, ways[0] + ways[1] + 2 * latency_s, np.inf)
 
 
-def batch(grids: Grids, shape: Shape, deadline: float | None) -> flush.Answer:
-    """The fastest batch of a shape, as far as it is known by a deadline."""
-    limits = limits_of(grids.terms.problem, memory=False, deadline=deadline, shape=shape)
+def batch(grids: Grids, shape: Shape, deadline: float | None, effort: Effort) -> flush.Answer:
+    """The fastest batch of a shape, as far as it is known by a deadline, and by what it may take."""
+    limits = limits_of(grids.terms.problem, memory=False, deadline=deadline, shape=shape, effort=effort)
     return flush.best(GridBatches(grids, shape, batches(grids.terms, limits)))

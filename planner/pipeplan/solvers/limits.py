@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from pipeplan.grid import Shape
@@ -12,8 +13,25 @@ from pipeplan.solvers.states import Counting
 SLACK = 1e-12
 
 
+_STEP = 1000
+"""Rows that take as long as what a step takes besides."""
+
+
 class OutOfTime(Exception):
-    """The deadline passed in the middle of a search."""
+    """The deadline passed in the middle of a search, or it took more than it may."""
+
+
+@dataclass(eq=False)
+class Effort:
+    """What searches take, in rows of tables that they go through: the same on every machine, however busy."""
+
+    most: float = float("inf")
+    spent: float = 0.0
+
+    @property
+    def over(self) -> bool:
+        """Whether it was more than it may be."""
+        return self.spent > self.most
 
 
 @dataclass(frozen=True)
@@ -32,13 +50,28 @@ class Limits:
     max_workers: int | None = None
     deadline: float | None = None
     """By `time.perf_counter`."""
+    effort: Effort = field(default_factory=Effort)
+    """What this and other searches may take together."""
     every_cut: bool = False
     """Whether the states of all cuts are wanted, also of those that another cut makes superfluous."""
     shape: Shape | None = None
     """Where a uniform grid is looked for, which: that fixes the workers of every stage."""
 
+    def step(self, rows: float = 0) -> None:
+        """Count a step through so many rows. Raises `OutOfTime` at the deadline, or where it is one too many."""
+        self.effort.spent += _STEP + rows
+        if self.effort.over or (self.deadline is not None and time.perf_counter() > self.deadline):
+            raise OutOfTime
 
-def limits_of(problem: Problem, *, memory: bool, deadline: float | None, shape: Shape | None = None) -> Limits:
+
+def limits_of(
+    problem: Problem,
+    *,
+    memory: bool,
+    deadline: float | None,
+    shape: Shape | None = None,
+    effort: Effort | None = None,
+) -> Limits:
     """What a problem's options ask of a search in one copy of the pipeline, with the limit on memory or without."""
     options = problem.options
     limited = memory and options.memory
@@ -56,6 +89,7 @@ def limits_of(problem: Problem, *, memory: bool, deadline: float | None, shape: 
         # The option counts the workers of all copies together.
         max_workers=None if options.max_workers is None else options.max_workers // problem.copies,
         deadline=deadline,
+        effort=effort or Effort(),
         shape=shape,
     )
 

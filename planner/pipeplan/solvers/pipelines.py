@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pipeplan.cuts import Cuts
 from pipeplan.grid import Shape
 from pipeplan.problem import Problem
 from pipeplan.solvers import flush, threshold
-from pipeplan.solvers.limits import Limits, OutOfTime, Step, limits_of
+from pipeplan.solvers.limits import Effort, Limits, OutOfTime, Step, limits_of
 from pipeplan.solvers.machines import batches, fits, pace_of, search, terms_of
 from pipeplan.solvers.pipeline import Segment
 from pipeplan.solvers.reduce import reduced
@@ -69,6 +69,7 @@ class Pipelines:
     """Known to be a bound, in the unit of `best`."""
     below: float = float("inf")
     """Slower pipelines are not looked for."""
+    effort: Effort = field(default_factory=Effort)
 
     without: Interval[Pipeline] | None = None
     """What is the best without a limit on memory, where that is known."""
@@ -175,7 +176,7 @@ class Pipelines:
         return list(range(lowest, highest + 1))
 
     def _limits(self, *, memory: bool) -> Limits:
-        return limits_of(self.problem, memory=memory, deadline=self.deadline, shape=self.shape)
+        return limits_of(self.problem, memory=memory, deadline=self.deadline, shape=self.shape, effort=self.effort)
 
     def _least(self, terms: Terms, limits: Limits, low: float) -> Interval[Pipeline]:
         def ask(limit: float) -> tuple[float, Pipeline] | None:
@@ -213,5 +214,8 @@ class Pipelines:
         terms = self.free
         if len(terms.cuts.ideals) * terms.workers > _TIDY or limits.counting.any:
             return None
-        steps = self._search(terms, pace * (1 + 1e-10), replace(limits, counting=Counting(stages=True)))
+        try:
+            steps = self._search(terms, pace * (1 + 1e-10), replace(limits, counting=Counting(stages=True)))
+        except OutOfTime:
+            return None
         return None if steps is None else Pipeline(terms, steps)

@@ -39,6 +39,8 @@ class Result:
     """Variables and rows of the largest integer program that was asked."""
     interrupted: bool = False
     """Whether Ctrl-C ended it."""
+    effort: float = 0.0
+    """What a search took, as `limits.Effort` counts it."""
 
     @property
     def gap(self) -> float:

@@ -13,13 +13,12 @@ Everything is decided for all I and all states of one J at once.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import numpy as np
 
 from pipeplan.cuts import Floats, Ints
-from pipeplan.solvers.limits import Limits, OutOfTime, Step
+from pipeplan.solvers.limits import Limits, Step
 from pipeplan.solvers.pool import Pool
 from pipeplan.solvers.sizing import Sizing
 from pipeplan.solvers.states import Flags, States, undominated
@@ -49,10 +48,10 @@ class Search(Sizing):
         pool = Pool(self.last + 1)
         pool.add(np.array([self.last]), self.start())
         for cut in range(self.last, -1, -1):
-            self._check_time()
             found = pool.take(cut)
             if found is None:
                 continue
+            self.limits.step(len(found))
             states = self._undominated(found)
             self.kept[cut] = states
             if cut == 0:
@@ -60,10 +59,6 @@ class Search(Sizing):
             for targets, fresh in self._extend(cut, states):
                 pool.add(targets, fresh)
         return None
-
-    def _check_time(self) -> None:
-        if self.limits.deadline is not None and time.perf_counter() > self.limits.deadline:
-            raise OutOfTime
 
     def _undominated(self, found: States) -> States:
         return undominated(found, self.layout, self.limits.counting)
