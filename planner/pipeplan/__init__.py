@@ -41,10 +41,12 @@ _API = (
 )
 
 
-def __getattr__(name: str) -> Any:
-    if name in _API:
-        return getattr(importlib.import_module("pipeplan.api"), name)
-    raise AttributeError(f"module 'pipeplan' has no attribute {name!r}")
+if not TYPE_CHECKING:  # which would take any name for one of these
+
+    def __getattr__(name: str) -> Any:
+        if name in _API:
+            return getattr(importlib.import_module("pipeplan.api"), name)
+        raise AttributeError(f"module 'pipeplan' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

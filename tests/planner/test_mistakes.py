@@ -273,6 +273,18 @@ def test_a_profile_of_other_hardware_is_noted(kind: str, name: str, cluster: str
     assert bool(mismatch(small_profile(kind, name), pipeplan.cluster(cluster))) is noted
 
 
+@pytest.mark.parametrize("threads", [1, 10_000])
+def test_more_threads_than_cores_are_noted(threads: int, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeplan.cli.profile.measure._measure", lambda model, given: small_profile())
+    done = run("profile", "job.py:build", "--threads", str(threads))
+    assert done.code == 0
+    assert done.err.splitlines()[:2] == [
+        "written: profile.json",
+        "next: pipeplan solve --cluster local --workers 3",
+    ]
+    assert (f"note: {threads} threads share " in done.err) is (threads > 1)
+
+
 def test_the_note_on_other_hardware_is_the_page_s(run: Run) -> None:
     done = run("solve", "mnist-v100", "--cluster", "C", "--no-write", "--solver", "dp")
     note = next(line for line in done.err.splitlines() if line.startswith("note: "))

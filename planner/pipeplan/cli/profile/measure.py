@@ -29,6 +29,7 @@ from pipeplan.cli.profile.table import print_profile
 from pipeplan.errors import InputError
 from pipeplan.files import refuse_unwritable
 from pipeplan.init import CLUSTER
+from pipeplan.local import processors
 from pipeplan.profile_data import GRANULARITIES, Profile
 
 
@@ -103,7 +104,9 @@ def command(
         click.echo(json.dumps(measured.to_json(), indent=1))
     else:
         print_profile(measured, Console())
-        click.echo(f"Wrote {output}. Next: {_next(measured, output)}", err=True)
+        click.echo(f"written: {output}\nnext: {_next(measured, output)}", err=True)
+        if given["device"] == "cpu" and given["threads"] > (cores := processors().cores):
+            click.echo(f"note: {given['threads']} threads share {cores} cores: fewer would be as quick", err=True)
 
 
 def _next(profile: Profile, output: Path) -> str:
