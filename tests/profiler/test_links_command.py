@@ -42,9 +42,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_a_file_that_solve_takes(run: Run, tmp_path: Path) -> None:
     code, _, err = run("profile", "--links", "--workers", "2", "--device", "cpu", "-o", "here.toml", "--budget", "0.5")
     assert code == 0, err
-    *meanwhile, last = err.splitlines()
+    *meanwhile, written, last = err.splitlines()
     assert meanwhile == ["measuring pairs of workers", "measuring level 1"]
-    assert last == "Wrote here.toml. Next: pipeplan solve --cluster here.toml"
+    assert (written, last) == ("written: here.toml", "next: pipeplan solve --cluster here.toml")
     cluster = cluster_file.load("here.toml")
     assert (cluster.name, cluster.workers, cluster.servers, cluster.device.kind) == ("here", 2, 1, "cpu")
     assert cluster.levels[0].source.startswith("measured 20")
@@ -263,5 +263,5 @@ def test_by_torchrun(tmp_path: Path) -> None:
     command = [*torchrun, "-m", "pipeplan", "profile", "--links", "-o", "made.toml", "--budget", "2"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("Wrote made.toml") == 1
+    assert done.stderr.count("written: made.toml") == 1
     assert cluster_file.load(str(tmp_path / "made.toml")).workers == 2

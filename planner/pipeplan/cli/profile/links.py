@@ -112,7 +112,7 @@ def command(
         print_links(built, Console())
     for note in built.notes:
         click.echo(f"note: {note}", err=True)
-    click.echo(f"Wrote {output}. Next: pipeplan solve --cluster {output}", err=True)
+    click.echo(f"written: {output}\nnext: pipeplan solve --cluster {output}", err=True)
 
 
 def _share(servers: int) -> Share | None:
