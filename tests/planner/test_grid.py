@@ -326,6 +326,30 @@ def test_what_a_trainer_cannot_express_is_not_written(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("told")
+def test_a_trainers_files_that_cannot_be_written_leave_the_older_plan(run: Run) -> None:
+    asked = ("solve", "--cluster", "lab.toml", "--accumulate", "8", "--schedule", "1f1b-flush", "--max-workers")
+    assert run(*asked, "2").code == 0
+    before = Path("plan/plan.json").read_bytes()
+    Path("plan/told").write_text("of someone", encoding="utf-8")
+    done = run(*asked, "3", "--for", "told", "--force")
+    assert (done.code, done.err) == (
+        2,
+        "error: plan/told is not a folder; an export is written to one: give another with -o\n",
+    )
+    assert Path("plan/plan.json").read_bytes() == before
+
+
+@pytest.mark.usefixtures("told")
+def test_what_is_of_an_older_plan_is_named(run: Run) -> None:
+    asked = ("solve", "--cluster", "lab.toml", "--accumulate", "8", "--for", "told", "--force")
+    assert "older plan" not in run(*asked).err
+    for name in ("megatron", "torchrun.sh"):
+        Path("plan", name).write_text("", encoding="utf-8")
+    (line,) = (line for line in run(*asked, "--max-workers", "2").err.splitlines() if "older plan" in line)
+    assert line == "still of the older plan, to be rendered or exported anew: torchrun.sh, megatron in plan"
+
+
+@pytest.mark.usefixtures("told")
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

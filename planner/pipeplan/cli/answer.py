@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,9 @@ from typing import Any
 import click
 
 from pipeplan.errors import InputError
+from pipeplan.exports.target import NAMES
 from pipeplan.rendering import plan_folder
+from pipeplan.rendering.launchers import LAUNCHERS, LOCAL
 from pipeplan.solving import Disagreement, Outcome, Settings
 
 _ARGUMENTS = (
@@ -55,7 +57,20 @@ def disagreement_in(folder: Path | None) -> Iterator[None]:
         raise Disagreement(f"{error}; both plans are in {places}", error.results) from None
 
 
-def written(outcome: Outcome, folder: Path) -> str:
-    """The line that says what was written, and whether it can be run."""
+def written(outcome: Outcome, folder: Path, *, fresh: Collection[str] = ()) -> str:
+    """The line that says what was written, and whether it can be run; and one on what there is of an older plan.
+
+    `fresh` is what was written besides.
+    """
     runnable = "" if outcome.problem.profile.model_ref else " (its profile names no model that could be run)"
-    return f"written: {folder}/plan.json, stages/, launch.sh{runnable}"
+    line = f"written: {folder}/plan.json, stages/, launch.sh{runnable}"
+    older = [name for name in _beside() if name not in fresh and (folder / name).exists()]
+    if not older:
+        return line
+    return f"{line}\nstill of the older plan, to be rendered or exported anew: {', '.join(older)} in {folder}"
+
+
+def _beside() -> list[str]:
+    """What `pipeplan render` and `pipeplan export` write into a plan's folder unless told otherwise."""
+    launchers = [one.file_name for one in LAUNCHERS.values() if one is not LOCAL]
+    return [*launchers, *NAMES]

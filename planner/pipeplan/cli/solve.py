@@ -23,6 +23,7 @@ from pipeplan.cli.options import force_option, json_option, output_folder, quiet
 from pipeplan.cli.solve_for import for_option
 from pipeplan.cli.solve_for import write as write_for
 from pipeplan.errors import InputError
+from pipeplan.exports import written as exports
 from pipeplan.fewest import Fewest
 from pipeplan.fewest import fewest_workers as search_fewest
 from pipeplan.hardware import mismatch
@@ -119,8 +120,10 @@ def command(
             fewest = None if within is None else search_fewest(problem, within, settings)
             outcome = solve(problem, settings) if fewest is None else fewest.outcome
     if aim is not None:
-        # What it cannot express is said before anything is written.
-        aim.files(outcome)
+        # What it cannot express, or cannot be written, is said before anything is written.
+        files = aim.files(outcome)
+        if not no_write:
+            exports.refuse_to_overwrite(output / aim.to.name, files, force)
     if not no_write:
         # Before the table: whoever closes our output early, as `| head` does, still has the plan.
         plan_folder.write_plan(outcome, output, force=force)
@@ -138,7 +141,7 @@ def command(
         if aim is not None:
             click.echo(aim.cost(outcome, settings.maximum_cuts))
     if not no_write:
-        for line in [written(outcome, output), *exported]:
+        for line in [written(outcome, output, fresh=() if aim is None else (aim.to.name,)), *exported]:
             notes.print(line, markup=False, soft_wrap=True)
         if with_report:
             notes.print(_report(outcome, output), markup=False, soft_wrap=True)
