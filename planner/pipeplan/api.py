@@ -5,8 +5,8 @@
     print(outcome.plan.config, outcome.objective_s)
     pipeplan.render(outcome, "plan")
 
-Whatever is wrong with a file, a name or an option raises `PipeplanError`, whose message is one line. Only `profile`
-needs torch. Nothing here prints.
+Whatever is wrong with a file, a name or an option raises `PipeplanError`, whose message is one line; a keyword that
+there is not, or a value of another type, is Python's own `TypeError`. Only `profile` needs torch. Nothing here prints.
 """
 
 from __future__ import annotations
@@ -153,6 +153,10 @@ def solve(
     `outcome.gap` by how much one could be. Raises `InputError`, `InfeasibleError` where nothing fits, and
     `DisagreementError` where the two solvers contradict each other, which is a defect of pipeplan.
     """
+    if not isinstance(profile, Profile):
+        raise InputError(f"solve takes a profile, as pipeplan.read_profile({str(profile)!r}) reads one")
+    if not isinstance(cluster, Cluster):
+        raise InputError(f"solve takes a cluster, as pipeplan.cluster({str(cluster)!r}) is one")
     settings = settings or Settings()
     posed = pose(
         profile,

@@ -101,6 +101,11 @@ def test_each_mistake_is_one_line() -> None:
         lambda: pipeplan.profile(lambda: None),
         lambda: pipeplan.profile(print),
         lambda: pipeplan.render_launcher("sulrm"),
+        lambda: pipeplan.solve("profile.json", pipeplan.cluster("A")),  # type: ignore[arg-type]
+        lambda: pipeplan.solve(pipeplan.read_profile("mnist-v100"), "A"),  # type: ignore[arg-type]
+        lambda: pipeplan.solve(
+            pipeplan.read_profile("mnist-v100"), pipeplan.cluster("A"), target="megatron", schedule="2bw", accumulate=4
+        ),
     ):
         with pytest.raises(pipeplan.PipeplanError) as told:
             mistake()

@@ -6,6 +6,7 @@ This is the only place that prints an error and decides the exit code: docs/exit
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 
@@ -131,6 +132,9 @@ def cli(context: click.Context) -> None:
 
 def main() -> None:
     """Run the command line and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that has no arrows or dashes gets question marks
+            stream.reconfigure(errors="replace")
     try:
         status = cli.main(standalone_mode=False, prog_name="pipeplan")
         sys.stdout.flush()

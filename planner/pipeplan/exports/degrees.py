@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from pipeplan.errors import InputError
 from pipeplan.exports.target import Target, refused
-from pipeplan.plan import FLUSH, FLUSHING, Plan
+from pipeplan.plan import FLUSH, FLUSHING, STASHING, Plan
 from pipeplan.problem import Options, Problem
 
 
@@ -72,6 +72,11 @@ def synchronous(to: Target, options: Options) -> Options:
         raise InputError(
             f"{to.title} makes one update for a number of microbatches, pipeplan's minibatches: say for how many with "
             "--accumulate, as in --accumulate 32"
+        )
+    if options.schedule not in (*FLUSHING, STASHING):  # stashing is what nobody has to ask for
+        raise InputError(
+            f"{to.title} cannot run the schedule {options.schedule}, whose weights are old: leave out --schedule, or "
+            f"give {FLUSH}"
         )
     schedule = options.schedule if options.schedule in FLUSHING else FLUSH
     return replace(options, schedule=schedule, grid=True, allow_copies=False)
