@@ -83,7 +83,31 @@ def test_the_page_of_slurm(slurm: Slurm, plan: Path) -> None:
     assert run.name.endswith(f"-slurm-{path.stem.rpartition('-')[2]}")
 
 
-def test_a_time_limit_ends_in_a_checkpoint_from_which_the_job_goes_on(slurm: Slurm, plan: Path) -> None:
+def test_a_time_limit_ends_in_a_checkpoint_and_the_job_is_queued_again(slurm: Slurm, plan: Path) -> None:
+    job, _, _ = _at_its_limit(slurm, plan)
+    slurm.said("scancel", job.number)
+
+
+@pytest.mark.slow
+def test_the_queued_job_goes_on_from_the_checkpoint(slurm: Slurm, plan: Path) -> None:
+    """SLURM waits for two minutes, unless it is told not to; on a busy machine that can mix up the old start and the new.
+
+    `test_launch_slurm_restarts.py` has what the script does at its second start.
+    """
+    job, run, reached = _at_its_limit(slurm, plan)
+    # In those two minutes what is left of the job is gone.
+    slurm.wait_until(lambda: not slurm.has_step(job.number), "end of the steps")
+    slurm.said("scontrol", "update", f"JobId={job.number}", "StartTime=now")
+    job.until(f"resumed from {run}/checkpoints/{reached}")
+    slurm.wait_until(lambda: checkpoints(run)[-1] > reached, "checkpoint")
+    slurm.said("scancel", job.number)
+    assert job.end() == "CANCELLED"
+    slurm.wait_until(lambda: "stopped after" in job.log.rpartition("resumed from")[2], "last checkpoint")
+    assert runs(run.parents[1]) == [run]
+
+
+def _at_its_limit(slurm: Slurm, plan: Path) -> tuple[Job, Path, str]:
+    """A job that got the signal of its time limit and waits in the queue; its run, and the checkpoint there."""
     rendered(plan, "slurm")
     moved = plan.rename(plan.parent / "moved to")
     job = Job(slurm, moved, "--epochs", "100000", "--log-every", "0", SAMPLE_S="0.01")
@@ -93,17 +117,8 @@ def test_a_time_limit_ends_in_a_checkpoint_from_which_the_job_goes_on(slurm: Slu
     job.until("the job is queued again")
     slurm.wait_until(lambda: slurm.state(job.number) == "PENDING", "queued job")
     (run,) = runs(moved)
-    reached = checkpoints(run)[-1]
     assert summary(run)["stopped"] is not None
-    # SLURM waits for two minutes, in which what is left of the job is gone.
-    slurm.wait_until(lambda: not slurm.has_step(job.number), "end of the steps")
-    slurm.said("scontrol", "update", f"JobId={job.number}", "StartTime=now")
-    job.until(f"resumed from {run}/checkpoints/{reached}")
-    slurm.wait_until(lambda: checkpoints(run)[-1] > reached, "checkpoint")
-    slurm.said("scancel", job.number)
-    assert job.end() == "CANCELLED"
-    slurm.wait_until(lambda: "stopped after" in job.log.rpartition("resumed from")[2], "last checkpoint")
-    assert runs(moved) == [run]
+    return job, run, checkpoints(run)[-1]
 
 
 def test_servers_of_different_sizes_are_components_of_one_job(slurm: Slurm, tmp_path: Path) -> None:
