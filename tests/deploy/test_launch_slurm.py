@@ -90,7 +90,7 @@ def test_a_time_limit_ends_in_a_checkpoint_and_the_job_is_queued_again(slurm: Sl
 
 @pytest.mark.slow
 def test_the_queued_job_goes_on_from_the_checkpoint(slurm: Slurm, plan: Path) -> None:
-    """SLURM waits for two minutes, unless it is told not to; on a busy machine that can mix up the old start and the new.
+    """SLURM waits for two minutes, unless it is told not to: a busy one can then mix up the old start and the new.
 
     `test_launch_slurm_restarts.py` has what the script does at its second start.
     """
