@@ -21,6 +21,7 @@ assert counts[-1] < 100 < counts[0], counts
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
 def test_large_blocks_are_kept() -> None:
     subprocess.run([sys.executable, "-c", CODE], check=True)

@@ -30,7 +30,13 @@ def under_autocast() -> torch.autocast:
     return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("gpt", "resnet-tiny", "translator") else name
+        for name in ZOO
+    ],
+)
 def test_split_equals_whole(name: str) -> None:
     """Training, its gradients, and evaluation, for random cuts and another minibatch size."""
     job = mixed(name)

@@ -114,7 +114,9 @@ def test_tied_tensors_are_written_once(tmp_path: Path) -> None:
     assert content.keys() == model.state_dict().keys()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ("gpt", "resnet-tiny") else name for name in MODELS]
+)
 def test_the_stages_of_another_cut_take_it(tmp_path: Path, name: str) -> None:
     """Also those of one process."""
     model, programs = trained(name)

@@ -59,6 +59,7 @@ def check_stages(job: Job, minibatch: int, stages: int) -> None:
             assert torch.equal(own.grad, other.grad), name
 
 
+@pytest.mark.slow
 def test_gnmt_splits() -> None:
     check_stages(gnmt.job(TINY_GNMT, "tiny"), minibatch=3, stages=4)
 

@@ -56,6 +56,7 @@ def test_split_equals_whole_for_all(name: str, granularity: str) -> None:
     check(name, granularity, 3)
 
 
+@pytest.mark.slow
 def test_the_job_of_the_documentation(tmp_path: Path) -> None:
     """It learns, in two stages, from dictionaries that are inputs and target in one."""
     _, source = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), flags=re.DOTALL)

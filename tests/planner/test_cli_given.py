@@ -73,6 +73,7 @@ def test_what_is_asked_for_stands_in_the_plan(run: Run) -> None:
     assert options["pins"] == [["a", 1]]
 
 
+@pytest.mark.slow
 def test_a_plan_under_constraints_is_explained_under_them(run: Run) -> None:
     arguments = ("--pin", "c=1", "--together", "e,f", "--max-workers", "5", "--schedule", "2bw", "--accumulate", "12")
     assert run("solve", "--cluster", "A", "--solver", "dp", *arguments).code == 0

@@ -52,6 +52,7 @@ def test_a_profile_in_this_folder_comes_first(run: Run) -> None:
     assert not Path("plan").exists()
 
 
+@pytest.mark.slow
 def test_every_server_count_and_the_papers_sizes(run: Run) -> None:
     _save()
     for name, servers, workers in (("A", [], 16), ("B", [], 16), ("C", [], 4), ("A", ["--servers", "2"], 8)):

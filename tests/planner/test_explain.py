@@ -375,6 +375,7 @@ def test_json_says_the_same(run: Run) -> None:
     assert [one["name"] for one in document["comparison"]][:2] == ["this plan", "data parallelism"]
 
 
+@pytest.mark.slow
 def test_a_written_plan_is_explained_with_its_profile(run: Run) -> None:
     _save()
     assert run("solve", "--cluster", "A", "--overlap", "0.5", "--minibatch", "16", "--solver", "dp").code == 0

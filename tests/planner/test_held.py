@@ -24,6 +24,7 @@ def solved(seed: int) -> Outcome | None:
         return None
 
 
+@pytest.mark.slow
 def test_a_replay_shows_the_same_shares_of_a_workers_time() -> None:
     """Where one pipeline trains and the replay keeps the predicted pace: without backward passes stages run ahead."""
     compared = replicated = 0

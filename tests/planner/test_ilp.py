@@ -76,6 +76,7 @@ def test_it_finds_what_brute_force_finds_under_all_options_at_length(schedule: s
         check(ilp.solve(problem, ilp.Limits()), brute_force.best(instance), problem)
 
 
+@pytest.mark.slow
 def test_vertical_sync_is_solved_where_memory_does_not_limit_and_else_refused() -> None:
     refused = 0
     for seed in range(40):

@@ -227,6 +227,7 @@ def test_scaling_all_times_scales_the_answer() -> None:
         assert _same(_pace(scaled), factor * _pace(problem)), problem
 
 
+@pytest.mark.slow
 def test_the_order_and_the_names_of_layers_do_not_matter() -> None:
     for seed, problem in enumerate(_problems(540)):
         profile, new = _relabelled(problem.profile, seed)

@@ -88,6 +88,7 @@ def test_without_the_profile_the_wait_of_plain_data_parallelism_still_binds() ->
     assert told["words"]["bounds"][0].endswith("waits: 3.88 s a minibatch, 100% of the pace.")
 
 
+@pytest.mark.slow
 def test_without_the_profile_a_card_that_stages_share_still_binds() -> None:
     """Two stages on two servers of two, each replicated across both, so that everything crosses the cards."""
     layers = tuple(Layer(f"l{i}", 1e-3, 2e-3, 10**6, 1000) for i in range(4))

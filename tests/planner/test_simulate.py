@@ -73,6 +73,7 @@ def _solved(seed: int) -> Outcome | None:
 
 
 @cache
+@cache
 def _solved_scenarios() -> list[tuple[int, Scenario]]:
     found = ((seed, _solved(seed)) for seed in range(110))
     return [(seed, from_document(Node(plan_document(outcome), f"seed {seed}"))) for seed, outcome in found if outcome]

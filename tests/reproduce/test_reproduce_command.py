@@ -40,6 +40,7 @@ def test_what_is_wrong_is_said_in_a_line(arguments: tuple[str, ...], complaint: 
     assert complaint in str(result.exception)
 
 
+@pytest.mark.slow
 def test_a_row_without_a_pipeline_needs_no_experiment(tmp_path: Path) -> None:
     file = tmp_path / "table.md"
     result = run("table1", "--rows", "gnmt8-2x8", "--solver", "dp", "--json", "-o", str(file))
