@@ -84,7 +84,8 @@ def test_the_page_of_slurm(slurm: Slurm, plan: Path) -> None:
 
 
 def test_a_time_limit_ends_in_a_checkpoint_and_the_job_is_queued_again(slurm: Slurm, plan: Path) -> None:
-    job, _, _ = _at_its_limit(slurm, plan)
+    job, run, reached = _at_its_limit(slurm, plan)
+    assert (summary(run)["stopped"] is not None, reached in checkpoints(run)) == (True, True)
     slurm.said("scancel", job.number)
 
 
@@ -117,7 +118,6 @@ def _at_its_limit(slurm: Slurm, plan: Path) -> tuple[Job, Path, str]:
     job.until("the job is queued again")
     slurm.wait_until(lambda: slurm.state(job.number) == "PENDING", "queued job")
     (run,) = runs(moved)
-    assert summary(run)["stopped"] is not None
     return job, run, checkpoints(run)[-1]
 
 
