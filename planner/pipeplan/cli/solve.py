@@ -182,10 +182,7 @@ def _samples(text: str | None) -> int | Literal["auto"] | None:
 
 
 def _size(sized: Sized) -> str:
-    rate = (
-        "nothing fits" if sized.samples_per_s is None else f"{show_pace(sized.samples_per_s)} samples/s, {sized.config}"
-    )
-    return f"  minibatch {sized.minibatch}: {rate}"
+    return f"  minibatch {sized.minibatch}: {_rate(sized.samples_per_s, sized.config)}"
 
 
 def _choice(choice: Choice) -> str:
