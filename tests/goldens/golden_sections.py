@@ -9,7 +9,7 @@ import golden_plans
 import golden_streams
 import golden_texts
 
-SECTIONS: Mapping[str, Callable[[], dict[str, Any]]] = {
+SECTIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "plans": golden_plans.plans,
     "random": golden_plans.random_problems,
     "files": golden_texts.files,
@@ -18,3 +18,4 @@ SECTIONS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "streams": golden_streams.streams,
 }
 SLOW = ("plans", "random")
+"""The sections that take minutes. They can be asked for a part of their entries, by `every`."""
