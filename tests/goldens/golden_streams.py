@@ -1,0 +1,57 @@
+"""Goldens of the instruction streams: what every rank of a random pipeline does, in order, under every schedule."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from typing import Any
+
+import entry_points
+
+PIPELINES = 500
+
+
+def streams() -> dict[str, dict[str, Any]]:
+    """For every pipeline its shape, the digest of all ranks' actions and that of the weight versions they use."""
+    schedules = entry_points.schedules()
+    names = sorted(schedules)
+    return {f"{seed:03}": _pipeline(seed, names[seed % len(names)], schedules) for seed in range(PIPELINES)}
+
+
+def _pipeline(seed: int, name: str, schedules: dict[str, Any]) -> dict[str, Any]:
+    chance, schedule = random.Random(f"streams {seed}"), schedules[name]
+    replicas = [chance.randint(1, 8) for _ in range(chance.randint(1, 6))]
+    depths: list[int] = []
+    behind = 0  # minibatches in flight behind the stage
+    for count in reversed(replicas):
+        depths.insert(0, 1 + math.ceil(behind / count) + chance.choice([0, 0, 1]))
+        behind = depths[0] * count
+    accumulate = None
+    if name in ("2bw", "gpipe", "1f1b-flush"):
+        least = max(r * d for r, d in zip(replicas, depths, strict=True)) if name == "2bw" else 1
+        accumulate = least + chance.randint(0, 12)
+    if name == "gpipe" and accumulate:
+        depths = [math.ceil(accumulate / count) for count in replicas]
+    minibatches = chance.randint(1, 3 * max(r * d for r, d in zip(replicas, depths, strict=True)))
+    pipeline = [entry_points.stage_shape(r, d, accumulate) for r, d in zip(replicas, depths, strict=True)]
+    actions = hashlib.sha256()
+    versions = hashlib.sha256()
+    first = ""
+    for stage, count in enumerate(replicas):
+        for replica in range(count):
+            line = " ".join(entry_points.stream(schedule, pipeline, stage, replica, minibatches))
+            first = first or line
+            actions.update(f"{stage}.{replica}: {line}\n".encode())
+        used = [entry_points.weight_version(schedule, pipeline, stage, number) for number in range(minibatches)]
+        versions.update(f"{stage}: {used}\n".encode())
+    shape = " ".join(f"{r}x{d}" for r, d in zip(replicas, depths, strict=True))
+    return {
+        "schedule": name,
+        "replicas x depth": shape,
+        "accumulate": accumulate,
+        "minibatches": minibatches,
+        "begins": first[:60],
+        "actions": actions.hexdigest()[:16],
+        "versions": versions.hexdigest()[:16],
+    }

@@ -1,0 +1,214 @@
+"""Goldens that are texts: the files of plans, the help of every command, and the names of the public API."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import inspect
+import io
+import os
+import re
+import shlex
+import sys
+import tempfile
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import entry_points
+
+import pipeplan
+
+INPUTS = Path(__file__).resolve().parent / "inputs"
+COLUMNS = "100"
+FILE_PLANS = {
+    # A small plan, by both solvers and with its certificate.
+    "mnist-C": "mnist-v100 --cluster C",
+    # Weight versions, replicas, and a model that branches.
+    "gnmt8-C": "gnmt8-v100 --cluster C --solver dp --no-certificate",
+    "s2vt-A-2bw": "s2vt-v100 --cluster A --servers 2 --schedule 2bw --accumulate 32 --solver dp --no-certificate",
+    "alexnet-mixed-vertical": "alexnet-v100 --cluster mixed.toml --schedule vertical-sync --solver dp --no-certificate",
+    "alexnet-B-inference": "alexnet-v100 --cluster B --inference --max-replicas 8 --solver dp --no-certificate",
+    "mnist-C-gpipe": "mnist-v100 --cluster C --straight --stages 4 --schedule gpipe --accumulate 8 --solver dp"
+    " --no-certificate",
+    # Every target can express this one. Most of the others are refused, with a reason.
+    "decoder-A-grid": "decoder.json --cluster A --servers 2 --for megatron --stages 4 --accumulate 32 --solver dp"
+    " --no-certificate",
+}
+RENDERED = {
+    "local": "local plan --force",
+    "local --python": "local plan --python /opt/python3 -o named.sh",
+    "ssh": "ssh plan",
+    "slurm": "slurm plan",
+    "slurm with options": "slurm plan --partition gpu --time 12:00:00 --cpus 3 --setup 'module load x' -o other.slurm",
+    "torchrun": "torchrun plan",
+    "kubernetes": "kubernetes plan",
+    "kubernetes with options": "kubernetes plan --pod-per-worker --env A=b --options '--epochs 9' -o other.yaml",
+}
+EXPORTED = ("torch-pipelining", "torchtitan", "megatron", "deepspeed")
+
+
+def files() -> dict[str, str]:
+    """Every file of some plans: of the plan folder, of every kind of `render` and of every target of `export`."""
+    found = {}
+    for name, arguments in FILE_PLANS.items():
+        with _empty_folder():
+            for path in INPUTS.iterdir():
+                Path(path.name).write_bytes(path.read_bytes())
+            given = {path.name for path in INPUTS.iterdir()}
+            code, _, complaint = command("solve", *shlex.split(arguments))
+            assert code == 0, complaint
+            refused: dict[str, str] = {}
+            profile = arguments.split()[0]
+            beside = ("--profile", profile) if profile in given else ()  # others are found by themselves
+            for kind, words in RENDERED.items():
+                code, _, complaint = command("render", *shlex.split(words))
+                if code:
+                    refused[f"render {kind}"] = complaint
+            for target in EXPORTED:
+                code, _, complaint = command("export", target, "-o", f"exported/{target}", *beside)
+                if code:
+                    refused[f"export {target}"] = complaint
+            for path in sorted(path for path in Path().rglob("*") if path.is_file() and path.name not in given):
+                found[f"{name}/{path.as_posix()}"] = _normalised(path.read_bytes().decode("utf-8"))
+            found |= {f"{name}/refused/{what}": text for what, text in refused.items()}
+    return found
+
+
+def help_texts() -> dict[str, str]:
+    """`--help` of every command, by its words, and of the executor."""
+    found = {}
+    for words in _commands(click.Context(entry_points.command_line(), info_name="pipeplan")):
+        code, text, complaint = command(*words, "--help")
+        found[" ".join(["pipeplan", *words])] = text if code == 0 else f"exit code {code}: {complaint}"
+    found["pipeplan render --template"] = command("render", "--template", "mine.j2", "--help")[1]
+    found["no arguments"] = command()[1]
+    with _environment(COLUMNS=COLUMNS):
+        found["launch.sh"] = entry_points.launch_parser().format_help()
+    return found
+
+
+def api() -> dict[str, str]:
+    """The public names of both packages with their signatures, and those of classes with their public members."""
+    launch = importlib.import_module("pipeplan_launch")
+    public = [name for name in dir(pipeplan) if not name.startswith("_") and _is_own(getattr(pipeplan, name))]
+    packages = {"pipeplan": (pipeplan, public), "pipeplan_launch": (launch, sorted(launch.__all__))}
+    return {
+        package: "\n".join(line for name in names for line in _described(name, getattr(module, name))) + "\n"
+        for package, (module, names) in packages.items()
+    }
+
+
+def command(*words: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `pipeplan` with these arguments, in this process."""
+    out, err, before = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv = ["pipeplan", *words]
+    code: object = 0
+    try:
+        with _environment(COLUMNS=COLUMNS), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            entry_points.run_command_line()
+    except SystemExit as stopped:
+        code = stopped.code or 0
+    finally:
+        sys.argv = before
+    return int(str(code)), out.getvalue(), err.getvalue()
+
+
+def _normalised(text: str) -> str:
+    """A file without what differs between machines and runs: paths, the version, seconds spent."""
+    text = text.replace(str(Path.cwd()), "<folder>").replace(sys.executable, "<python>")
+    text = text.replace(f"pipeplan {pipeplan.__version__}", "pipeplan <version>")
+    text = re.sub(r'("pipeplan": )"[^"]*"', r'\1"<version>"', text)
+    text = re.sub(r'("seconds": )[0-9.e+-]+', r'\1"<seconds>"', text)
+    # The phases of a search by their names, at the end of plan.json.
+    return re.sub(r'("seconds": \{)[^}]*\}', lambda found: re.sub(r": [0-9.e+-]+", ': "<seconds>"', found[0]), text)
+
+
+def _commands(context: click.Context) -> Iterator[list[str]]:
+    """The words of every command after `pipeplan`, those inside others after them."""
+    yield context.command_path.split()[1:]
+    group = context.command
+    if isinstance(group, click.Group):
+        for name in group.list_commands(context):
+            inner = group.get_command(context, name)
+            assert inner is not None
+            yield from _commands(click.Context(inner, info_name=name, parent=context))
+
+
+def _described(name: str, value: Any) -> list[str]:
+    """A function by its signature; a class by that and by its public members; a constant by its value."""
+    if not inspect.isclass(value):
+        return [f"{name}{_signature(value)}" if callable(value) else f"{name} = {value!r}"]
+    bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
+    lines = [f"class {name}({bases}){': dataclass' if dataclasses.is_dataclass(value) else ''}"]
+    lines.append(f"  {name}{_signature(value)}")
+    fields = {field.name: field for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else {}
+    for member in sorted({*fields, *dir(value)}):
+        if member.startswith("_") or (issubclass(value, BaseException) and hasattr(Exception, member)):
+            continue
+        if member in fields:
+            lines.append(f"  {member}: {_plain(str(fields[member].type))}")
+            continue
+        found = inspect.getattr_static(value, member)
+        if isinstance(found, staticmethod | classmethod):
+            lines.append(f"  {type(found).__name__} {member}{_signature(getattr(value, member))}")
+        elif isinstance(found, types.FunctionType):
+            lines.append(f"  {member}{_signature(found)}")
+        elif isinstance(found, property):
+            lines.append(f"  property {member}{_signature(found.fget).partition(')')[2]}")
+        else:
+            lines.append(f"  {member}: {type(found).__name__}")
+    return lines
+
+
+def _signature(value: Any) -> str:
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return "(…)"
+    text = _plain(str(signature))
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD and "Unpack" in str(parameter.annotation):
+            # What a TypedDict allows, in the place of its name.
+            words = typing.get_args(typing.get_type_hints(value)[parameter.name])[0]
+            keys = ", ".join(sorted(words.__annotations__))
+            text = re.sub(r"\*\*(\w+): '?Unpack\[\w+\]'?", rf"**\1: {{{keys}}}", text)
+    return text
+
+
+def _plain(text: str) -> str:
+    """A signature without the paths of modules and the addresses of functions."""
+    text = re.sub(r" at 0x[0-9a-f]+", "", text.replace("'", ""))
+    return re.sub(r"\b(?:[a-z_][a-z_0-9]*\.)+(?=[A-Za-z_])", "", text)
+
+
+def _is_own(value: object) -> bool:
+    """Whether a name of the package is its own, neither a module nor imported from elsewhere."""
+    if inspect.ismodule(value):
+        return False
+    home = getattr(value, "__module__", "") or ""
+    return home.split(".")[0] == "pipeplan"
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _empty_folder() -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        yield

@@ -1,0 +1,31 @@
+"""The code answers what it answered when the goldens were frozen; CONTRIBUTING.md says how to freeze them anew."""
+
+from __future__ import annotations
+
+import golden_store
+import pytest
+from golden_sections import SECTIONS, SLOW
+
+
+@pytest.mark.parametrize(
+    "section", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in SECTIONS]
+)
+def test_a_section_is_as_it_was_frozen(section: str) -> None:
+    found = golden_store.differences(golden_store.read(section), SECTIONS[section]())
+    assert not found, f"{len(found)} entries differ, such as:\n" + "\n".join(found[:5])
+
+
+def test_a_difference_of_the_last_digit_is_found_unless_it_is_tolerated() -> None:
+    before, after = {"key": {"pace": 0.1, "parts": [0.1, 2]}}, {"key": {"pace": 0.1 + 2e-17, "parts": [0.1 + 2e-17, 2]}}
+    assert golden_store.differences(before, after) == [
+        "key\n  pace: 0.1 -> 0.10000000000000002\n  parts: [0.1, 2] -> [0.10000000000000002, 2]"
+    ]
+    assert golden_store.differences(before, after, tolerance=1e-12) == []
+
+
+def test_a_text_differs_by_its_lines() -> None:
+    assert golden_store.differences({"a": "one\ntwo\n", "b": ""}, {"a": "one\n2\n", "c": ""}) == [
+        "missing now: b",
+        "not in the goldens: c",
+        "--- a (frozen)\n+++ a (now)\n@@ -1,2 +1,2 @@\n one\n-two\n+2",
+    ]
