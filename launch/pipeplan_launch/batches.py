@@ -41,13 +41,13 @@ class Sizes:
         count = whole + (1 if rest and (self.dynamic or not self.training) else 0)
         return count if self.limit is None else min(count, self.limit)
 
-    def real(self, minibatch: int) -> int:
+    def real_samples(self, minibatch: int) -> int:
         """Samples of the data set in this minibatch."""
         return min(self.minibatch, self.samples - minibatch * self.minibatch)
 
-    def run(self, minibatch: int) -> int:
+    def padded_samples(self, minibatch: int) -> int:
         """Samples that the model runs on in this minibatch, including padding samples."""
-        return self.real(minibatch) if self.dynamic else self.minibatch
+        return self.real_samples(minibatch) if self.dynamic else self.minibatch
 
     @property
     def note(self) -> str | None:
@@ -73,7 +73,7 @@ class Batches:
         self._seed = seed
         self._epoch = epoch
         self._collate, self._processes = (None, 0) if reading is None else (reading.collate, reading.processes)
-        self._ahead: Ahead | None = None
+        self._prefetcher: Ahead | None = None
         self._order: list[int] | range = range(sizes.samples)
         if sizes.training and reading is not None and reading.order is not None:
             self._order = order_of_job(reading, seed, epoch)
@@ -87,29 +87,29 @@ class Batches:
             self._order = torch.randperm(sizes.samples, generator=generator).tolist()
 
     @contextmanager
-    def ahead(self, minibatches: Sequence[int]) -> Iterator[None]:
+    def prefetch(self, minibatches: Sequence[int]) -> Iterator[None]:
         """Context in which these minibatches are loaded in this order. Prefetches them if the job's data asks for
         that.
         """
         if not self._processes or not minibatches:
             yield
             return
-        self._ahead = Ahead(self._read, minibatches, min(self._processes, len(minibatches)))
+        self._prefetcher = Ahead(self._read, minibatches, min(self._processes, len(minibatches)))
         try:
             yield
         finally:
-            self._ahead.close()
-            self._ahead = None
+            self._prefetcher.close()
+            self._prefetcher = None
 
     def load(self, minibatch: int) -> Batch:
         """A minibatch's inputs and target."""
-        batch = self._ahead.take(minibatch) if self._ahead is not None else None
+        batch = self._prefetcher.take(minibatch) if self._prefetcher is not None else None
         return self._read(minibatch) if batch is None else batch
 
     def _read(self, minibatch: int) -> Batch:
         start = minibatch * self.sizes.minibatch
-        chosen = list(self._order[start : start + self.sizes.real(minibatch)])
-        chosen += chosen[-1:] * (self.sizes.run(minibatch) - len(chosen))
+        chosen = list(self._order[start : start + self.sizes.real_samples(minibatch)])
+        chosen += chosen[-1:] * (self.sizes.padded_samples(minibatch) - len(chosen))
         if self._collate is None and type(self._dataset) is TensorDataset and len(self._dataset.tensors) == 2:
             inputs, target = (tensor[chosen] for tensor in self._dataset.tensors)
             return Batch((inputs,), target)

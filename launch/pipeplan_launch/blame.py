@@ -27,11 +27,11 @@ def module_of_error(model: nn.Module, error: BaseException) -> str | None:
 
 
 def _innermost(paths: dict[int, str], trace: TracebackType | None) -> str | None:
-    found = None
+    path = None
     while trace is not None:
-        found = paths.get(id(trace.tb_frame.f_locals.get("self")), found)
+        path = paths.get(id(trace.tb_frame.f_locals.get("self")), path)
         trace = trace.tb_next
-    return found
+    return path
 
 
 def module_of_node(model: nn.Module, node: fx.Node) -> str | None:

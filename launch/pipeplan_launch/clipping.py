@@ -70,6 +70,6 @@ def note(place: Place) -> str | None:
     if place.job.clip_norm is None or stages == 1 or place.plan.schedule.flushes:
         return None
     return (
-        f"{place.plan.schedule.name} updates each stage when it gets there, so clip_norm {place.job.clip_norm:g} "
+        f"{place.plan.schedule.name} updates each stage at its own time, so clip_norm {place.job.clip_norm:g} "
         "limits the norm of each stage by itself"
     )

@@ -107,7 +107,7 @@ class LaunchPlan:
     profile: str = ""
     """Source of the predicted times: `measured`, `modelled`, `imported` or `calibrated`; empty if unknown."""
     emulated: tuple[EmulatedStage, ...] = ()
-    """What every stage does instead of computing; empty if the model itself runs."""
+    """What every stage emulates instead of computing; empty if the model itself runs."""
     links: Levels | None = None
     """The link rates that the plan was made for, if its files hold them."""
 

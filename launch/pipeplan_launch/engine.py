@@ -148,7 +148,7 @@ class Engine:
         self._to_post = () if place.is_first else own_minibatches(place.replica, place.replicas, self._count)
         for _ in range(WINDOW):
             self._post_next()
-        with segment.batches.ahead(self._to_read()):
+        with segment.batches.prefetch(self._to_read()):
             for action in self._actions():
                 check_interrupt()
                 self._handlers[action.kind](action.index)
@@ -190,7 +190,7 @@ class Engine:
 
     def size(self, index: int) -> int:
         """Samples that the model runs on in this minibatch, including padding samples."""
-        return self.segment.batches.sizes.run(self.segment.number(index))
+        return self.segment.batches.sizes.padded_samples(self.segment.number(index))
 
     def read(self, index: int) -> tuple[list[Tensor], Any]:
         """(model inputs of this stage, target at the last stage) from the data set, where the stage needs them."""
@@ -222,12 +222,12 @@ class Engine:
         """Start the record of a minibatch on this worker."""
         number = self.segment.number(index)
         step = self.recorder.begin(self.segment.epoch, number)
-        step.samples = self.segment.batches.sizes.real(number)
+        step.samples = self.segment.batches.sizes.real_samples(number)
         return step
 
     def step_of(self, index: int) -> Step:
         """The record of a minibatch that has started and is not finished."""
-        return self.recorder.of(self.segment.number(index))
+        return self.recorder.started(self.segment.number(index))
 
     def note(self, kind: str, index: int, lap: Lap, *, even_brief: bool = True) -> None:
         """Record in the timeline that the stopwatch's last lap was spent on a minibatch."""

@@ -221,7 +221,7 @@ class EpochLoop:
                 minibatch=step.minibatch,
                 samples=step.samples,
                 loss=step.loss,
-                learning_rate=None if rates is None else rates.now,
+                learning_rate=None if rates is None else rates.current,
                 minibatches_per_s=1 / pace_s if pace_s else None,
             )
         )

@@ -31,14 +31,14 @@ def watched() -> Iterator[None]:
     """
     apply, register = torch.autograd.Function.__dict__["apply"], Tensor.register_hook
     torch.autograd.Function.apply = classmethod(partial(_apply, _unbound(apply)))  # type: ignore[method-assign,assignment]
-    Tensor.register_hook = _refuse_hook  # type: ignore[method-assign]
+    Tensor.register_hook = _refuse_tensor_hook  # type: ignore[method-assign]
     random_watch = _RandomNumberWatch()
     hooks = register_module_forward_pre_hook(random_watch.before), register_module_forward_hook(random_watch.after)
     try:
         yield
     finally:
-        for one in hooks:
-            one.remove()
+        for hook in hooks:
+            hook.remove()
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]
         Tensor.register_hook = register  # type: ignore[method-assign]
 
@@ -71,7 +71,7 @@ def _apply(original: Any, function: type, *args: Any, **kwargs: Any) -> Any:
     return call.returns.filled(outputs)
 
 
-def _refuse_hook(tensor: Tensor, hook: Any) -> Any:
+def _refuse_tensor_hook(tensor: Tensor, hook: Any) -> Any:
     raise Untraceable("forward() registers a hook on a tensor, which would not be in the graph")
 
 
@@ -81,10 +81,10 @@ class _RandomNumberWatch:
     def __init__(self) -> None:
         self._open: list[tuple[nn.Module, Any]] = []
 
-    def before(self, module: nn.Module, given: Any) -> None:
+    def before(self, module: nn.Module, inputs: Any) -> None:
         self._open.append((module, _generator_states()))
 
-    def after(self, module: nn.Module, given: Any, value: Any) -> None:
+    def after(self, module: nn.Module, inputs: Any, output: Any) -> None:
         while self._open:
             opened, before = self._open.pop()
             if opened is module:

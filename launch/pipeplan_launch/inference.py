@@ -99,7 +99,7 @@ class ForwardEngine(Engine):
         self.finish_step(index)
 
     def _judge(self, index: int, output: object, target: object) -> None:
-        real, padded = self.segment.batches.sizes.real(self.segment.number(index)), self.size(index)
+        real, padded = self.segment.batches.sizes.real_samples(self.segment.number(index)), self.size(index)
         if real < padded:  # padding samples do not count
             output, target = (
                 map_tensors(value, lambda tensor: _first(tensor, real, padded)) for value in (output, target)

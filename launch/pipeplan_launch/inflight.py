@@ -39,10 +39,10 @@ class Given:
 class InFlight:
     """Start and end of a minibatch's backward pass: the inputs of its forward pass, and its outputs."""
 
-    given: Given
+    inputs: Given
     outputs: Sequence[Tensor]
     """The outputs; empty if the stage recomputes."""
     conditions: Conditions | None = None
     """The conditions of the forward pass, if the stage recomputes."""
-    spoilt: bool = False
+    inputs_modified: bool = False
     """Whether the forward pass wrote to data that was read for it. Such data is not kept but read again."""

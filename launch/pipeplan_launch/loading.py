@@ -108,7 +108,7 @@ def _find_bundled(name: str) -> Callable[[], Job]:
         choice = functions[0] if functions else "callable"
         raise LaunchError(f"{name!r} does not say which callable of the file builds the model: write {name}:{choice}")
     if name.endswith(".json") and Path(name).is_file():
-        raise LaunchError(f"{name} is no model: a profile is planned with, by pipeplan solve {name}")
+        raise LaunchError(f"{name} is not a model: to plan with a profile, run pipeplan solve {name}")
     hint = nearest(name, models.BUNDLED)
     raise LaunchError(f"there is no bundled model {name!r}: {hint} (your own is written file.py:callable)")
 

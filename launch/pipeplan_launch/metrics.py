@@ -122,7 +122,7 @@ class Recorder:
         self._open[minibatch] = step = Step(epoch, minibatch)
         return step
 
-    def of(self, minibatch: int) -> Step:
+    def started(self, minibatch: int) -> Step:
         """The record of a minibatch that has started."""
         return self._open[minibatch]
 

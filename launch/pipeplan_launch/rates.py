@@ -26,8 +26,7 @@ class Rates:
     """Steps the job's scheduler, if it has one."""
 
     keys: frozenset[str]
-    """The optimiser's settings that follow from the job, the plan and how far training has come: not from a
-    checkpoint."""
+    """Optimiser settings that follow from the job, the plan and the progress of training, and not from a checkpoint."""
 
     def __init__(self, job: Job, optimizer: Optimizer, stage: StageInfo) -> None:
         """`optimizer`: as the job built it. Raises `LaunchError` for a scheduler that cannot be stepped this way."""
@@ -48,11 +47,9 @@ class Rates:
         }
         determined = self._scheduler is not None or job.rate_depends_on_stage
         self.keys = frozenset({"lr"} | changed if determined else ())
-        """Optimiser settings that follow from the job, the plan and the progress of training, and are not taken from
-        a checkpoint."""
 
     @property
-    def now(self) -> float:
+    def current(self) -> float:
         """The present rate of the first parameter group."""
         rate: float | Tensor = self._optimizer.param_groups[0]["lr"]
         return float(rate)

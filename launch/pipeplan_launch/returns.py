@@ -29,12 +29,12 @@ class Seen:
 
     minibatch: int
     """Samples in the minibatch."""
-    given: tuple[tuple[int, ...], ...]
+    argument_shapes: tuple[tuple[int, ...], ...]
     """Shapes of the tensors among the arguments."""
     written: tuple[int, ...]
     """Indices of the argument tensors that the module wrote to."""
     structure: Structure
-    made: tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
+    outputs: tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
     """For each returned tensor its shape, its type, and whether it requires a gradient."""
 
 
@@ -98,11 +98,11 @@ def returns_of(path: str, calls: Sequence[Seen]) -> Returns:
         (call.structure.spec, call.structure.places) != (first.structure.spec, first.structure.places) for call in calls
     ):
         raise Refused(path, "returns another structure with another minibatch")
-    results = tuple(_result(path, calls, index) for index in range(len(first.made)))
+    results = tuple(_result(path, calls, index) for index in range(len(first.outputs)))
     samples = None
-    for tensor, shape in enumerate(first.given):
+    for tensor, shape in enumerate(first.argument_shapes):
         for dimension in range(len(shape)):
-            size = _size(calls, [call.given[tensor] for call in calls], dimension)
+            size = _size(calls, [call.argument_shapes[tensor] for call in calls], dimension)
             if size is not None and size.each and (samples is None or size == Size(0, 1) != samples[2]):
                 samples = tensor, dimension, size
     if samples is None and any(size.each for result in results for size in result.shape):
@@ -111,7 +111,7 @@ def returns_of(path: str, calls: Sequence[Seen]) -> Returns:
 
 
 def _result(path: str, calls: Sequence[Seen], index: int) -> Result:
-    shapes, types, gradients = zip(*(call.made[index] for call in calls), strict=True)
+    shapes, types, gradients = zip(*(call.outputs[index] for call in calls), strict=True)
     if len({*map(len, shapes)}) != 1 or len({*types}) != 1:
         raise Refused(path, "returns tensors of another kind with another minibatch")
     sizes = [_size(calls, shapes, dimension) for dimension in range(len(shapes[0]))]

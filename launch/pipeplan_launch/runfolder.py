@@ -101,17 +101,17 @@ def keep_until(path: Path, end: tuple[int, int]) -> None:
         while size and not is_final:
             start = max(0, size - block)
             file.seek(start)
-            kept, is_final = _kept_bytes(file.read(size - start), whole=start == 0, end=end)
+            kept, is_final = _kept_bytes(file.read(size - start), is_start=start == 0, end=end)
             size, block = start + kept, 2 * block
         file.truncate(size)
 
 
-def _kept_bytes(block: bytes, *, whole: bool, end: tuple[int, int]) -> tuple[int, bool]:
-    """(bytes of this end of a file to keep, whether that number is final). `whole`: the block is the whole file."""
+def _kept_bytes(block: bytes, *, is_start: bool, end: tuple[int, int]) -> tuple[int, bool]:
+    """(bytes of this end of a file to keep, whether that number is final). `is_start`: the block starts the file."""
     kept = block.rfind(b"\n") + 1
     while kept:
         start = block.rfind(b"\n", 0, kept - 1) + 1
-        if start == 0 and not whole:
+        if start == 0 and not is_start:
             return kept, False  # this line starts before the block
         if _is_before(block[start:kept], end):
             return kept, True

@@ -168,8 +168,9 @@ def _accumulated(shape: StageShape) -> int:
 
 
 def update_lag(pipeline: Sequence[StageShape], stage: int) -> int:
-    """How many updates late a stage runs: 1 if its replicas must agree and other stages make training asynchronous
-    anyway.
+    """How many updates late a stage runs: 1 if it has replicas in a pipeline of several stages, otherwise 0.
+
+    Replicas must agree on an update before it, and several stages make training asynchronous anyway.
     """
     return int(len(pipeline) > 1 and pipeline[stage].replicas > 1)
 

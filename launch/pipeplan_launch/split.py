@@ -16,6 +16,7 @@ from pipeplan_launch.naming import Naming, naming_of
 from pipeplan_launch.precision import autocast
 from pipeplan_launch.segment import cut
 from pipeplan_launch.trace import TensorSpec, TracedModel, size_at
+from pipeplan_launch.whole import shape_text
 
 
 def stage_program(
@@ -73,13 +74,13 @@ class StageProgram(nn.Module):
     """One stage. Its parameters and buffers have the names that they have in the model."""
 
     receives: tuple[TensorSpec, ...]
-    """What arrives from the previous stage, in wire order; what later stages need passes through."""
+    """Tensors from the previous stage, in wire order, including relayed tensors that only later stages need."""
     sends: tuple[TensorSpec, ...]
-    """What goes to the next stage, in wire order; empty at the last stage."""
+    """Tensors for the next stage, in wire order; empty at the last stage."""
     model_inputs: tuple[int, ...]
     """Indices of the model's inputs that this stage reads from the data."""
     naming: Naming
-    """How the model's state_dict is made of what the stages hold."""
+    """Names in the model's state_dict for the tensors of the stages."""
 
     def __init__(
         self,
@@ -92,10 +93,8 @@ class StageProgram(nn.Module):
         super().__init__()
         self.is_last = stage == len(pipeline_layers) - 1
         self.receives = _crossing(traced, stage_of, stage)
-        """Tensors from the previous stage, in wire order, including relayed tensors that only later stages need."""
         self.sends = _crossing(traced, stage_of, stage + 1)
-        """Tensors for the next stage, in wire order; empty at the last stage."""
-        received, sent = [one.name for one in self.receives], [one.name for one in self.sends]
+        received, sent = [tensor.name for tensor in self.receives], [tensor.name for tensor in self.sends]
         layers = pipeline_layers[stage]
         self._train = cut(traced, layers, received, sent, training=True, device=device)
         self._eval = cut(traced, layers, received, sent, training=False, device=device)
@@ -103,7 +102,6 @@ class StageProgram(nn.Module):
         self.output_spec = output_spec(traced)
         self._hold(traced, device)
         self.naming = naming_of(traced, keep_unread=stage == 0)
-        """Names of the model's state_dict for the tensors of the stages."""
         self._evaluation_problem = traced.evaluation_problem
         self._input_dimensions = {index: traced.input_dimensions(index) for index in self.model_inputs}
         self._seen_shapes: set[tuple[int, int, torch.Size]] = set()
@@ -184,8 +182,8 @@ class StageProgram(nn.Module):
             expected = tuple(size_at(dimension, batch) for dimension in self._input_dimensions[index])
             if tuple(tensor.shape) != expected:
                 raise LaunchError(
-                    f"input {index} of the model is {_shape_text(tensor.shape)} for {batch} samples, and was "
-                    f"{_shape_text(expected)} where the model was traced: only the number of samples may differ "
+                    f"input {index} of the model is {shape_text(tensor.shape)} for {batch} samples, and was "
+                    f"{shape_text(expected)} where the model was traced: only the number of samples may differ "
                     "between minibatches"
                 )
             self._seen_shapes.add(key)
@@ -200,10 +198,6 @@ class StageProgram(nn.Module):
         if tensor is None:
             tensor = self._buffers.get(name)
         return self._constants[name] if tensor is None else tensor
-
-
-def _shape_text(shape: Sequence[int]) -> str:
-    return "×".join(map(str, shape)) or "a single number"
 
 
 def _crossing(traced: TracedModel, stage_of: Mapping[str, int], stage: int) -> tuple[TensorSpec, ...]:

@@ -107,9 +107,9 @@ class WeightVersions:
     def _find(self, number: int) -> _Version:
         if number == self._current.number:
             return self._current
-        found = next((version for version in self._kept if version.number == number), None)
-        assert found is not None, f"version {number} is not kept: {[version.number for version in self._kept]}"
-        return found
+        kept = next((version for version in self._kept if version.number == number), None)
+        assert kept is not None, f"version {number} is not kept: {[version.number for version in self._kept]}"
+        return kept
 
     def _is_to_come(self, version: _Version) -> bool:
         """Whether a minibatch that has not started will use a version that exists."""

@@ -142,14 +142,14 @@ class TrainingEngine(Engine):
         conditions = Conditions.now(self.place.program, self.place.device)
         writes = stage_inputs.writes
         outputs = self._compute(index, stage_inputs, saving=keeping_nothing())
-        spoilt = stage_inputs.writes != writes
-        kept = Given(stage_inputs.received, (), None) if spoilt else stage_inputs
-        return [output.detach() for output in outputs], InFlight(kept, (), conditions, spoilt)
+        inputs_modified = stage_inputs.writes != writes
+        kept = Given(stage_inputs.received, (), None) if inputs_modified else stage_inputs
+        return [output.detach() for output in outputs], InFlight(kept, (), conditions, inputs_modified)
 
     def _compute_again(self, index: int, state: InFlight, conditions: Conditions) -> Sequence[Tensor]:
         """The outputs of the forward pass again, with the same weights, and with the tensors that backward needs."""
         with unchanged_random_numbers(self.place.device):
-            stage_inputs = Given(state.given.received, *self.read(index)) if state.spoilt else state.given
+            stage_inputs = Given(state.inputs.received, *self.read(index)) if state.inputs_modified else state.inputs
             with conditions.restored() as buffers:
                 return self._compute(index, stage_inputs, buffers)
 
@@ -190,7 +190,7 @@ class TrainingEngine(Engine):
         step.backward_s += lap()
         self.note(BACKWARD, index, lap)
         if not place.is_first:  # before anything else, because the previous stage may be waiting
-            self._send_gradients(index, state.given.received)
+            self._send_gradients(index, state.inputs.received)
         step.send_s += lap()
         self._reducer.add(self._versions.release(index), self._share(index))
         step.backward_s += lap()
@@ -280,7 +280,7 @@ class TrainingEngine(Engine):
     def _share(self, index: int) -> float:
         """Weight of a minibatch in the mean of its group: 1, or less for a short last minibatch."""
         sizes = self.segment.batches.sizes
-        return sizes.real(self.segment.number(index)) / sizes.minibatch
+        return sizes.real_samples(self.segment.number(index)) / sizes.minibatch
 
     def _own_of(self, group: int) -> range:
         """This replica's minibatches of a group; empty if a short last group has none for it."""

@@ -48,7 +48,7 @@ def is_user_code(filename: str) -> bool:
     path = Path(filename)
     if filename.startswith("<") or "site-packages" in path.parts or "dist-packages" in path.parts:
         return False
-    package = Path(__file__).parent
+    package = _package_folder()
     if package in path.parents:
         return package / "models" in path.parents
     libraries = [Path(os.__file__).parent]
@@ -56,3 +56,10 @@ def is_user_code(filename: str) -> bool:
     if torch is not None and torch.__file__:
         libraries.append(Path(torch.__file__).parent)
     return not any(library in path.parents for library in libraries)
+
+
+def _package_folder() -> Path:
+    """The folder of pipeplan_launch."""
+    package = sys.modules[__name__.partition(".")[0]]
+    assert package.__file__ is not None
+    return Path(package.__file__).parent

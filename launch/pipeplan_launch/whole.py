@@ -76,9 +76,10 @@ class ModuleCall(Opaque):
         _, tensors, _ = Structure.of(value)
         samples = self.returns.minibatch(arguments)
         shapes = [tuple(size.at(samples) for size in result.shape) for result in self.returns.results]
-        if [tuple(tensor.shape) for tensor in tensors] != shapes:
+        returned = [tuple(tensor.shape) for tensor in tensors]
+        if returned != shapes:
             raise LaunchError(
-                f"the module {self.path!r}, which is taken whole, returned {_shapes_text(tensors)} where it returned "
+                f"the module {self.path!r}, which is taken whole, returned {_shapes_text(returned)} where it returned "
                 f"{_shapes_text(shapes)} when the model was traced: sizes may follow from the number of samples only"
             )
         operand_storages = {tensor.untyped_storage()._cdata for tensor in operands if isinstance(tensor, Tensor)}
@@ -140,10 +141,13 @@ class _Shapes(torch.autograd.Function):
         return (None, None, *(tensor if tensor.is_floating_point() else None for tensor in gradient_tensors))
 
 
-def _shapes_text(shapes: Sequence[Any]) -> str:
-    """Shapes of some tensors for people."""
-    texts = ["×".join(map(str, getattr(tensor, "shape", tensor))) or "a single number" for tensor in shapes]
-    return ", ".join(texts) or "no tensor"
+def shape_text(shape: Sequence[int]) -> str:
+    """A shape for people, as in `2×3`."""
+    return "×".join(map(str, shape)) or "a single number"
+
+
+def _shapes_text(shapes: Sequence[Sequence[int]]) -> str:
+    return ", ".join(map(shape_text, shapes)) or "no tensor"
 
 
 def recorders(model: nn.Module, calls: Calls) -> dict[str, Callable[..., Any]]:
