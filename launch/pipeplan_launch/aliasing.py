@@ -65,7 +65,7 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, list | tuple):
-        return [tensor for one in value for tensor in tensors_in(one)]
+        return [tensor for member in value for tensor in tensors_in(member)]
     return []
 
 
@@ -137,7 +137,7 @@ def _statistics(node: fx.Node) -> list[fx.Node]:
     """The running statistics among the arguments of a norm."""
     if operator_name(node) not in NORMS_WITH_STATE:
         return []
-    return [one for one in node.args[3:5] if isinstance(one, fx.Node)]
+    return [argument for argument in node.args[3:5] if isinstance(argument, fx.Node)]
 
 
 def operator_name(node: fx.Node) -> str:

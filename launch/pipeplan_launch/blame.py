@@ -53,9 +53,9 @@ def alike(model: nn.Module, path: str) -> list[str]:
     """The paths of all submodules of the same class as this one that do not lie inside another of them."""
     kind = type(model.get_submodule(path))
     paths: list[str] = []
-    for other, module in model.named_modules():
-        if other and type(module) is kind and not any(inside(other, one) for one in paths):
-            paths.append(other)
+    for candidate, module in model.named_modules():
+        if candidate and type(module) is kind and not any(inside(candidate, chosen) for chosen in paths):
+            paths.append(candidate)
     return paths
 
 

@@ -24,14 +24,14 @@ class Clipping:
     """Scales the gradients of each update down to a largest norm."""
 
     def __init__(
-        self, limit: float, group: dist.ProcessGroup | None, *, counts: bool = True, speaks: bool, where: str
+        self, limit: float, group: dist.ProcessGroup | None, *, contributes: bool = True, warns: bool, where: str
     ) -> None:
         """`group`: all workers of all stages if the norm is that of the whole model. Its norm sums the gradients of
-        workers with `counts`, one replica of each stage. Workers with `speaks` print warnings, which call the
+        workers with `contributes`, one replica of each stage. Workers with `warns` print warnings, which call the
         gradients those `where`.
         """
-        self._limit, self._group, self._counts = limit, group, counts
-        self._speaks, self._where = speaks, where
+        self._limit, self._group, self._contributes = limit, group, contributes
+        self._warns, self._where = warns, where
 
     def clip(self, gradients: Collection[Tensor]) -> float:
         """Scale gradients in place; returns their norm before that."""
@@ -40,12 +40,12 @@ class Clipping:
         own = torch.nn.utils.get_total_norm(gradients)
         norm = float(own)
         if self._group is not None:
-            squares = torch.tensor([norm * norm if self._counts else 0.0], dtype=torch.float64)
+            squares = torch.tensor([norm * norm if self._contributes else 0.0], dtype=torch.float64)
             dist.all_reduce(squares, group=self._group)
             norm = math.sqrt(float(squares))
-        if not math.isfinite(norm) and self._speaks:
+        if not math.isfinite(norm) and self._warns:
             say(f"warning: the norm of the gradients {self._where}became non-finite ({norm})")
-            self._speaks = False
+            self._warns = False
         factor = self._limit / (norm + _EPSILON)
         if gradients and not factor >= 1.0:
             torch._foreach_mul_(list(gradients), factor)
@@ -59,9 +59,9 @@ def of(place: Place, flush: dist.ProcessGroup | None) -> Clipping | None:
         return None
     is_first = place.replica == 0
     if stages == 1 or not schedule.flushes:
-        return Clipping(limit, None, speaks=is_first, where="" if stages == 1 else f"of stage {place.stage} ")
+        return Clipping(limit, None, warns=is_first, where="" if stages == 1 else f"of stage {place.stage} ")
     assert flush is not None
-    return Clipping(limit, flush, counts=is_first, speaks=is_first and place.is_last, where="of all stages ")
+    return Clipping(limit, flush, contributes=is_first, warns=is_first and place.is_last, where="of all stages ")
 
 
 def note(place: Place) -> str | None:

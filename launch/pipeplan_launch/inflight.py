@@ -23,7 +23,7 @@ class Given:
     target: Any
 
     @property
-    def writes(self) -> list[int]:
+    def write_counts(self) -> list[int]:
         """How often each tensor that was read from the data has been written to."""
         tensors: list[Tensor] = []
 

@@ -256,7 +256,7 @@ def strong_components(count: int, arrows: Iterable[tuple[int, int]]) -> list[int
             elif node not in seen:
                 seen.add(node)
                 stack.append((node, True))
-                stack += [(one, False) for one in successors[node] if one not in seen]
+                stack += [(successor, False) for successor in successors[node] if successor not in seen]
     component = [-1] * count
     for root in reversed(finished):
         if component[root] >= 0:
@@ -266,10 +266,10 @@ def strong_components(count: int, arrows: Iterable[tuple[int, int]]) -> list[int
         while stack_back:
             node = stack_back.pop()
             members.append(node)
-            for one in predecessors[node]:
-                if component[one] < 0:
-                    component[one] = root
-                    stack_back.append(one)
+            for predecessor in predecessors[node]:
+                if component[predecessor] < 0:
+                    component[predecessor] = root
+                    stack_back.append(predecessor)
         for member in members:
             component[member] = min(members)
     return component

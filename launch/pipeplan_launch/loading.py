@@ -134,7 +134,7 @@ def _makes_a_job(node: ast.FunctionDef) -> bool:
 def _near(path: Path) -> str:
     """A "did you mean" clause with the most similar Python file in the same folder, or an empty string."""
     folder = path.parent if path.parent.is_dir() else None
-    candidates = [] if folder is None else [one.name for one in folder.glob("*.py") if one.is_file()]
+    candidates = [] if folder is None else [file.name for file in folder.glob("*.py") if file.is_file()]
     matches = difflib.get_close_matches(path.name, candidates, n=1, cutoff=0.6)
     return f"; did you mean {str(path.with_name(matches[0]))!r}?" if matches else ""
 
@@ -197,14 +197,14 @@ def _job_of(ref: str, model: nn.Module) -> Job:
         raise LaunchError(f"{ref!r} returned a bare module, {type(model).__name__}: {JOB_FILE_HINT}")
     examples = list(example.values()) if isinstance(example, Mapping) else example
     examples = examples if isinstance(examples, list | tuple) else [examples]
-    if not examples or not all(isinstance(one, Tensor) and one.ndim and len(one) for one in examples):
+    if not examples or not all(isinstance(tensor, Tensor) and tensor.ndim and len(tensor) for tensor in examples):
         raise LaunchError(
             f"the example_input_array of {ref!r} must be a tensor of at least one sample, or a tuple or a dictionary "
             "of such tensors"
         )
     if isinstance(example, Mapping):
-        return Job(model, inputs=lambda n: {name: repeat_to(one, n) for name, one in example.items()})
-    return Job(model, inputs=lambda n: tuple(repeat_to(one, n) for one in examples))
+        return Job(model, inputs=lambda n: {name: repeat_to(tensor, n) for name, tensor in example.items()})
+    return Job(model, inputs=lambda n: tuple(repeat_to(tensor, n) for tensor in examples))
 
 
 def _short_name(ref: str) -> str:

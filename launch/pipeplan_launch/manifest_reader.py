@@ -53,7 +53,7 @@ def _manifest(folder: Path, content: dict[str, Any], where: str) -> Manifest:
         stages=tuple(_layers(stage, where) for stage in fields.listing(content, "stages", where)),
         state_dict=_names(fields.mapping(content, "state_dict", where), where),
         optimizer=_optimizer(fields.mapping(content, "optimizer", where), where),
-        tensors={name: _tensor(name, one, files, where) for name, one in tensors.items()},
+        tensors={name: _tensor(name, tensor, files, where) for name, tensor in tensors.items()},
         files=files,
     )
     if manifest.finished > manifest.position.epoch + manifest.position.whole:
@@ -94,7 +94,7 @@ def _names(content: Mapping[str, Any], where: str) -> dict[str, str]:
 
 def _optimizer(content: dict[str, Any], where: str) -> dict[str, Any]:
     groups, state = content.get("groups"), content.get("state")
-    if not isinstance(state, dict) or not all(isinstance(one, dict) for one in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(entry, dict) for entry in state.values()):
         raise LaunchError(f"{where}: the optimiser's 'state' must hold an object for each parameter")
     if not isinstance(groups, list) or not all(_is_group(group) for group in groups):
         raise LaunchError(f"{where}: the optimiser's 'groups' must hold 'kind', 'names' and 'settings'")
@@ -127,7 +127,7 @@ def _tensor(name: str, content: Any, files: Mapping[str, int], where: str) -> Sa
     )
     # An element takes at least one bit, so no shape can ask for more memory than the file's size justifies.
     if tensor.offset + tensor.size > files.get(tensor.file, -1) or math.prod(shape) > 8 * tensor.size:
-        raise LaunchError(f"{where}: tensor {name!r} does not fit into its file")
+        raise LaunchError(f"{where}: tensor {name!r} does not fit into the file that it names")
     return tensor
 
 

@@ -47,7 +47,9 @@ def plain(value: Any, left_out: dict[str, None]) -> Any:
 def register(value: Any) -> None:
     """Register the dataclasses in a value with torch's pytree, so that their fields count like members of a list."""
     while True:
-        classes = {type(one) for one in tree_flatten(value)[0] if dataclasses.is_dataclass(one)} - set(SUPPORTED_NODES)
+        classes = {type(leaf) for leaf in tree_flatten(value)[0] if dataclasses.is_dataclass(leaf)} - set(
+            SUPPORTED_NODES
+        )
         if not classes:
             return
         for kind in classes:

@@ -73,7 +73,7 @@ def _commit(stage: Stage, run: Path, position: Position, history: History, parts
         graph_hash=stage.graph_hash,
         stages=place.plan.layers,
         state_dict=dict(_naming(place.program).state_dict),
-        optimizer=optimizers.merge(one for one, _ in parts if one is not None),
+        optimizer=optimizers.merge(optimizer for optimizer, _ in parts if optimizer is not None),
         tensors={name: tensor for _, tensors in parts for name, tensor in sorted(tensors.items())},
         files=files,
     )

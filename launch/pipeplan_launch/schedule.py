@@ -189,8 +189,10 @@ def version_of_input(pipeline: Sequence[StageShape], stage: int, minibatch: int)
     """Vertical sync: the newest version at this stage that holds no minibatch which the first stage's version does
     not.
 
-    With one replica everywhere that is the same number at every stage. Every stage has made it by then if (d_1 +
-    lag_1 - 1) r_1 ≥ (d_s + lag_s - 1) r_s, which holds wherever depths cover what is in flight behind a stage.
+    With one replica everywhere that is the same number at every stage. Every stage has made it by then wherever
+    depths cover what is in flight behind a stage, because then
+
+        (d_1 + lag_1 - 1) r_1 ≥ (d_s + lag_s - 1) r_s
     """
     return version_stashed(pipeline, 0, minibatch) * pipeline[0].replicas // pipeline[stage].replicas
 

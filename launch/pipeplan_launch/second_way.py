@@ -61,7 +61,7 @@ class _OpaqueModules:
             path = blame.module_of_node(self.model, error.node)
         else:
             path = blame.module_of_error(self.model, error)
-        while path is not None and any(blame.inside(path, one) for one in self.paths):
+        while path is not None and any(blame.inside(path, opaque_path) for opaque_path in self.paths):
             path = blame.around(self.model, path)
         return path
 

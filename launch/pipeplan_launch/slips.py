@@ -82,7 +82,7 @@ def check_samples(name: str, samples: Any) -> None:
             f"the data's `{name}` is a DataLoader: give its data set, {name}=loader.dataset; the number of samples in "
             "a minibatch is Job(..., minibatch=N)"
         )
-    if isinstance(samples, tuple | Tensor) and all(isinstance(one, Tensor) for one in samples):
+    if isinstance(samples, tuple | Tensor) and all(isinstance(tensor, Tensor) for tensor in samples):
         raise LaunchError(
             f"the data's `{name}` must be a data set of pairs: write {name}=torch.utils.data.TensorDataset(inputs, "
             f"targets); it is {_describe_type(samples)}"

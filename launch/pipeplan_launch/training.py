@@ -140,9 +140,9 @@ class TrainingEngine(Engine):
     def _compute_and_forget(self, index: int, stage_inputs: Given) -> tuple[Sequence[Tensor], InFlight]:
         """(outputs of the stage, what is needed to compute them again)."""
         conditions = Conditions.now(self.place.program, self.place.device)
-        writes = stage_inputs.writes
+        writes = stage_inputs.write_counts
         outputs = self._compute(index, stage_inputs, saving=keeping_nothing())
-        inputs_modified = stage_inputs.writes != writes
+        inputs_modified = stage_inputs.write_counts != writes
         kept = Given(stage_inputs.received, (), None) if inputs_modified else stage_inputs
         return [output.detach() for output in outputs], InFlight(kept, (), conditions, inputs_modified)
 

@@ -28,13 +28,13 @@ class ModuleCall(Opaque):
     def __init__(self, path: str, module: nn.Module, arguments: Structure, returns: Returns) -> None:
         super().__init__("whole", type(module).__name__)
         self.path, self.returns, self._module, self._arguments = path, returns, module, arguments
-        self._modes = [(one, one.training) for one in module.modules()]
+        self._modes = [(submodule, submodule.training) for submodule in module.modules()]
         self._slots, self._parameters, self._state = _state_slots(module)
 
     def evaluated(self) -> ModuleCall:
         """The same call in evaluation mode."""
         changed = copy.copy(self)
-        changed._modes = [(one, False) for one, _ in self._modes]
+        changed._modes = [(submodule, False) for submodule, _ in self._modes]
         return changed
 
     def __call__(self, *operands: Any) -> list[Tensor]:

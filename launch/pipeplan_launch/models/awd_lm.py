@@ -90,7 +90,7 @@ class AWDLM(nn.Module):
         widths = [size.embedding] + [size.hidden] * (size.layers - 1) + [size.embedding]
         self.embedding = WordDropEmbedding(size.vocabulary, size.embedding)
         self.drop = LockedDropout(INPUT_DROP)
-        self.lstms = nn.ModuleList(WeightDropLSTM(one, other) for one, other in pairwise(widths))
+        self.lstms = nn.ModuleList(WeightDropLSTM(inputs, outputs) for inputs, outputs in pairwise(widths))
         self.drops = nn.ModuleList(
             LockedDropout(HIDDEN_DROP if layer < size.layers - 1 else OUTPUT_DROP) for layer in range(size.layers)
         )

@@ -49,7 +49,7 @@ class Encoder(nn.Module):
         self.embedding = nn.Embedding(size.vocabulary, width, padding_idx=PAD)
         self.bidirectional = nn.LSTM(width, width, batch_first=True, bidirectional=True)
         widths = [2 * width] + [width] * (size.layers - 2)
-        self.lstms = nn.ModuleList(nn.LSTM(one, width, batch_first=True) for one in widths)
+        self.lstms = nn.ModuleList(nn.LSTM(inputs, width, batch_first=True) for inputs in widths)
         self.dropout = nn.Dropout(DROPOUT)
 
     def forward(self, source: Tensor) -> Tensor:
