@@ -22,7 +22,7 @@ last group may be short, and replicas without a minibatch in it still join its a
     F0 F1 | B0 R0 U0 F2 | B1 R1 U1 | B2 R2 U2
     fill  | steady      | drain
 
-so the forward of minibatch i runs on the weights after max(0, i div r - d + 1) updates of the segment (`version_used`).
+So the forward of minibatch i runs on the weights after max(0, i div r - d + 1) updates of the segment (`version_used`).
 Vertical sync has the same order and differs only in the weights (`version_of_input`).
 A stage with several replicas waits for the all-reduce only after its next backward, so that computing hides it:
 
