@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeplan_launch.callbacks import Callback, MinibatchInfo, RunInfo
+    from pipeplan_launch.callbacks import Callback, EpochResult, MinibatchInfo, RunInfo
     from pipeplan_launch.errors import LaunchError
     from pipeplan_launch.job import Data, Job, StageInfo
     from pipeplan_launch.loading import load_job
-    from pipeplan_launch.progress import EpochResult
 
 __all__ = [
     "Callback",
@@ -30,7 +29,7 @@ __all__ = [
 _HOMES = {
     "Callback": "callbacks",
     "Data": "job",
-    "EpochResult": "progress",
+    "EpochResult": "callbacks",
     "Job": "job",
     "LaunchError": "errors",
     "MinibatchInfo": "callbacks",

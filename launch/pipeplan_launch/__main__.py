@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except worker.Unexpected as error:
         status = _ended(1, f"error: {one_line(error)}")
     except Exception as error:  # before there is a run folder to keep a traceback in
-        from pipeplan_launch.loading import describe
+        from pipeplan_launch.usercode import describe
 
         rank = os.environ.get("RANK", "0")
         status = _ended(1, f"error: something failed unexpectedly (rank {rank}): {describe(error)}")

@@ -1,6 +1,7 @@
-"""Reading minibatches ahead, in processes of their own, while the stage computes: torch's own `DataLoader`.
+"""Prefetching minibatches in separate processes while the stage computes, by torch's own `DataLoader`.
 
-Random augmentation is seeded by the minibatch and not by who reads it, so that nothing depends on their number.
+Random augmentation is seeded by the minibatch and not by the process, so results do not depend on the number of
+processes.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ from torch.utils.data import DataLoader, Dataset
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.interrupt import die_with_parent
 from pipeplan_launch.job import Batch
-from pipeplan_launch.loading import describe
+from pipeplan_launch.usercode import describe
 
 Read = Callable[[int], Batch]
 
 
 @dataclass(frozen=True)
 class _Failed:
-    """An exception of the user's code, in one line: the exception itself may not travel between processes."""
+    """An exception in the user's code, as one line, because the exception itself may not be picklable."""
 
-    what: str
+    message: str
 
 
 class _Minibatches(Dataset[Batch | _Failed]):
+    """The minibatches as a data set, each of which is read when it is asked for."""
+
     def __init__(self, read: Read) -> None:
         self._read = read
 
@@ -40,7 +43,7 @@ class _Minibatches(Dataset[Batch | _Failed]):
 
 
 class Ahead:
-    """Minibatches in the order in which they will be asked for, each read by one of several processes."""
+    """Prefetches minibatches in the order in which they will be asked for, each in one of several processes."""
 
     def __init__(self, read: Read, minibatches: Sequence[int], processes: int) -> None:
         self._expected = list(reversed(minibatches))
@@ -49,35 +52,36 @@ class Ahead:
             batch_size=None,
             sampler=minibatches,
             num_workers=processes,
-            collate_fn=_as_it_is,
-            worker_init_fn=_begin,
-            generator=torch.Generator(),  # else it would draw from the one that dropout draws from
+            collate_fn=_unchanged,
+            worker_init_fn=_start_process,
+            generator=torch.Generator(),  # otherwise the loader would draw from the generator that dropout uses
             multiprocessing_context="fork",
         )
-        self._made: Iterator[Batch | _Failed] | None = iter(loader)
+        self._batches: Iterator[Batch | _Failed] | None = iter(loader)
 
     def take(self, minibatch: int) -> Batch | None:
-        """The minibatch if it is the next one; None for any other, such as one that is read a second time."""
-        if self._made is None or not self._expected or self._expected[-1] != minibatch:
+        """The minibatch if it is the next in order; None for any other, such as one that is read a second time."""
+        if self._batches is None or not self._expected or self._expected[-1] != minibatch:
             return None
         self._expected.pop()
-        batch = next(self._made)
+        batch = next(self._batches)
         if isinstance(batch, _Failed):
-            raise LaunchError(f"reading the job's data for minibatch {minibatch} failed: {batch.what}")
+            raise LaunchError(f"reading the job's data for minibatch {minibatch} failed: {batch.message}")
         return batch
 
     def close(self) -> None:
         """End the processes."""
-        self._made = None  # torch ends them with the iterator
+        self._batches = None  # torch ends them with the iterator
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch
 
 
-def _begin(_number: int) -> None:
-    """In a new process: signals that ask a whole launch to stop are the worker's to answer, which still reads on; and
-    there is no life after it."""
+def _start_process(_number: int) -> None:
+    """Set up a prefetch process: the worker handles stop signals while it still reads, and the process dies with the
+    worker.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()

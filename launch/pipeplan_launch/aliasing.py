@@ -1,8 +1,8 @@
-"""Which nodes of a graph share memory, and in-place operators written out of place where that changes nothing.
+"""Nodes of a graph that share memory, and rewriting of in-place operators out of place where that changes nothing.
 
-A cut through a pair of tensors that share memory would lose the writes of one side. Most in-place operators
-(`relu_`, `+=` on a fresh tensor) have no second reader and become ordinary ones here, exactly; the nodes of the rest
-must stay in one stage, with whoever reads that memory before it is written for the last time.
+A cut between tensors that share memory would lose the writes of one side. Most in-place operators (`relu_`, `+=` on a
+fresh tensor) have no second reader of their memory and are replaced by ordinary ones here, exactly. The nodes of the
+others must stay in one stage, together with all nodes that read the memory before its last write.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.opaque import is_impure
+from pipeplan_launch.usercode import is_user_code
 
 NORMS_WITH_STATE = ("batch_norm", "instance_norm")
-"""Operators that write their running statistics without saying so in their schema."""
+"""Operators that write their running statistics although their schema does not say so."""
 
 OTHER_BACKWARD = ("elu_", "celu_", "selu_", "rrelu_", "rrelu_with_noise_")
-"""In-place operators whose backward pass computes from the result what others compute from the argument: it rounds
-elsewhere."""
+"""In-place operators whose backward pass computes from the result instead of the argument, and so rounds differently
+from the out-of-place operator."""
 
 
 class DependsOnData(LaunchError):
@@ -41,12 +42,12 @@ class DependsOnData(LaunchError):
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What a run of the graph on tensors without data showed, by node."""
+    """Results of running the graph on fake tensors, by node."""
 
     values: dict[fx.Node, Any]
     """The node's output, made of fake tensors."""
     written: dict[fx.Node, tuple[fx.Node, ...]]
-    """For nodes that write to memory: the arguments that they write to."""
+    """For nodes that write to memory, the arguments that they write to."""
     gradient_functions: frozenset[Any]
     """The autograd functions that the backward pass from the model's outputs reaches."""
 
@@ -55,7 +56,7 @@ class Behaviour:
         return {tensor.untyped_storage()._cdata for tensor in tensors_in(self.values.get(node))}
 
     def gets_gradient(self, node: fx.Node) -> bool:
-        """Whether the backward pass reaches the node's tensor. One that requires a gradient need not get one."""
+        """Whether the backward pass reaches the node's tensor. A tensor that requires a gradient need not get one."""
         return any(tensor.grad_fn in self.gradient_functions for tensor in tensors_in(self.values.get(node)))
 
 
@@ -64,23 +65,23 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, list | tuple):
-        return [tensor for one in value for tensor in tensors_in(one)]
+        return [tensor for member in value for tensor in tensors_in(member)]
     return []
 
 
 def observe(graph_module: fx.GraphModule, inputs: tuple[Tensor, ...]) -> Behaviour:
-    """Run the graph on fake tensors, with gradients on, and note aliases, writes and what requires a gradient."""
+    """Run the graph on fake tensors with gradients on, and record aliases, writes and gradients."""
     values: dict[fx.Node, Any] = {}
     written: dict[fx.Node, tuple[fx.Node, ...]] = {}
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    given = iter(inputs)
+    remaining_inputs = iter(inputs)
     with mode, torch.enable_grad():
         for node in graph_module.graph.nodes:
             if node.op == "placeholder":
-                values[node] = mode.from_tensor(next(given))
+                values[node] = mode.from_tensor(next(remaining_inputs))
             elif node.op == "get_attr":
-                found = attribute(graph_module, node.target)
-                values[node] = mode.from_tensor(found) if isinstance(found, Tensor) else found
+                value = attribute(graph_module, node.target)
+                values[node] = mode.from_tensor(value) if isinstance(value, Tensor) else value
             elif node.op == "call_function":
                 values[node], writes = _call(node, values)
                 if writes:
@@ -92,6 +93,7 @@ def observe(graph_module: fx.GraphModule, inputs: tuple[Tensor, ...]) -> Behavio
 
 
 def _reached(outputs: list[Tensor]) -> frozenset[Any]:
+    """The autograd functions that can be reached from these tensors."""
     waiting: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
     reached = set(waiting)
     while waiting:
@@ -104,15 +106,16 @@ def _reached(outputs: list[Tensor]) -> frozenset[Any]:
 
 def attribute(module: nn.Module, path: str) -> Any:
     """The parameter, buffer, constant or submodule at a dotted path."""
-    found: Any = module
+    value: Any = module
     for name in path.split("."):
-        found = getattr(found, name)
-    return found
+        value = getattr(value, name)
+    return value
 
 
 def _call(node: fx.Node, values: dict[fx.Node, Any]) -> tuple[Any, tuple[fx.Node, ...]]:
-    arguments = [one for one in node.all_input_nodes if tensors_in(values[one])]
-    before = {one: [tensor._version for tensor in tensors_in(values[one])] for one in arguments}
+    """(output of a node, the arguments that it writes to), by running it on fake tensors."""
+    arguments = [argument for argument in node.all_input_nodes if tensors_in(values[argument])]
+    before = {argument: [tensor._version for tensor in tensors_in(values[argument])] for argument in arguments}
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
     assert callable(node.target)
     try:
@@ -121,15 +124,20 @@ def _call(node: fx.Node, values: dict[fx.Node, Any]) -> tuple[Any, tuple[fx.Node
         if "data" not in type(error).__name__.lower() and "Dynamic" not in type(error).__name__:
             raise
         raise DependsOnData(node) from error
-    writes = [one for one in arguments if before[one] != [tensor._version for tensor in tensors_in(values[one])]]
-    writes += [one for one in _statistics(node) if one not in writes]
+    writes = [
+        argument
+        for argument in arguments
+        if before[argument] != [tensor._version for tensor in tensors_in(values[argument])]
+    ]
+    writes += [argument for argument in _statistics(node) if argument not in writes]
     return result, tuple(writes)
 
 
 def _statistics(node: fx.Node) -> list[fx.Node]:
+    """The running statistics among the arguments of a norm."""
     if operator_name(node) not in NORMS_WITH_STATE:
         return []
-    return [one for one in node.args[3:5] if isinstance(one, fx.Node)]
+    return [argument for argument in node.args[3:5] if isinstance(argument, fx.Node)]
 
 
 def operator_name(node: fx.Node) -> str:
@@ -142,7 +150,6 @@ def operator_name(node: fx.Node) -> str:
 
 def source_line(node: fx.Node) -> str:
     """`file:line: code` of the user's line that made this node."""
-    from pipeplan_launch.loading import is_user_code
 
     lines = (node.meta.get("stack_trace") or "").splitlines()
     places = []
@@ -155,7 +162,9 @@ def source_line(node: fx.Node) -> str:
 
 
 def functionalise(graph_module: fx.GraphModule, behaviour: Behaviour) -> bool:
-    """Write in-place operators out of place where no other reader of the memory would notice; whether any was."""
+    """Replace in-place operators by out-of-place ones where no other reader of the memory would notice. Returns
+    whether any was replaced.
+    """
     graph = graph_module.graph
     position = {node: index for index, node in enumerate(graph.nodes)}
     members = _by_storage(behaviour)
@@ -166,14 +175,14 @@ def functionalise(graph_module: fx.GraphModule, behaviour: Behaviour) -> bool:
         fresh = _replace(graph, node, behaviour, position)
         if fresh is not None:
             changed = True
-            # Later writes see the new node where the old one stood, as a member of the same memory: the safe side.
+            # Later writes still count the new node as sharing the old memory, which is the safe side.
             position[fresh] = position[node]
             for storage in behaviour.storages(node):
                 members[storage] = [fresh if member is node else member for member in members[storage]]
             behaviour.values[fresh] = behaviour.values.pop(node)
             del behaviour.written[node]
             for writer, arguments in behaviour.written.items():
-                behaviour.written[writer] = tuple(fresh if one is node else one for one in arguments)
+                behaviour.written[writer] = tuple(fresh if argument is node else argument for argument in arguments)
     if changed:
         graph.eliminate_dead_code(is_impure)
         graph_module.recompile()
@@ -181,6 +190,7 @@ def functionalise(graph_module: fx.GraphModule, behaviour: Behaviour) -> bool:
 
 
 def _by_storage(behaviour: Behaviour) -> dict[int, list[fx.Node]]:
+    """For each storage the nodes whose output lies in it."""
     members: dict[int, list[fx.Node]] = defaultdict(list)
     for node in behaviour.values:
         for storage in behaviour.storages(node):
@@ -191,7 +201,7 @@ def _by_storage(behaviour: Behaviour) -> dict[int, list[fx.Node]]:
 def _is_private(
     node: fx.Node, behaviour: Behaviour, members: dict[int, list[fx.Node]], position: dict[fx.Node, int]
 ) -> bool:
-    """Whether after this write the memory is read through its result and its first argument only."""
+    """Whether the memory is read after this write only through its result and its first argument."""
     if len(behaviour.written[node]) != 1 or behaviour.written[node][0] is not node.args[0]:
         return False
     base = node.args[0]
@@ -207,6 +217,7 @@ def _is_private(
 
 
 def _replace(graph: fx.Graph, node: fx.Node, behaviour: Behaviour, position: dict[fx.Node, int]) -> fx.Node | None:
+    """The out-of-place node that replaces an in-place one, or None if no operator computes exactly the same."""
     counterpart = _out_of_place(node)
     if counterpart is None:
         return None
@@ -215,8 +226,8 @@ def _replace(graph: fx.Graph, node: fx.Node, behaviour: Behaviour, position: dic
     with torch.no_grad():
         result = counterpart(*args, **kwargs)
     if not isinstance(result, Tensor) or (result.shape, result.dtype) != (before.shape, before.dtype):
-        # The in-place operator casts back to the dtype of its memory. A cast after the other one gives the same
-        # output, but its backward pass rounds elsewhere.
+        # The in-place operator casts back to the dtype of its memory. An explicit cast would give the same output,
+        # but its backward pass would round differently.
         return None
     with graph.inserting_before(node):
         fresh = graph.call_function(counterpart, node.args, node.kwargs)
@@ -237,37 +248,41 @@ def _out_of_place(node: fx.Node) -> Any:
     name = operator_name(node)
     if not name.endswith("_") or name.endswith("__") or name in OTHER_BACKWARD:
         return None
-    if "generator" in {one.name for one in target._schema.arguments}:
+    if "generator" in {argument.name for argument in target._schema.arguments}:
         return None
     packet = getattr(torch.ops.aten, name[:-1], None)
     counterpart = getattr(packet, target._overloadname, None) if packet is not None else None
     if counterpart is None or counterpart._schema.is_mutable:
         return None
-    takes = [(one.name, str(one.type)) for one in target._schema.arguments]
-    return counterpart if takes == [(one.name, str(one.type)) for one in counterpart._schema.arguments] else None
+    signature = [(argument.name, str(argument.type)) for argument in target._schema.arguments]
+    return (
+        counterpart
+        if signature == [(argument.name, str(argument.type)) for argument in counterpart._schema.arguments]
+        else None
+    )
 
 
 def inseparable(graph: fx.Graph, behaviour: Behaviour) -> list[set[fx.Node]]:
-    """Groups of nodes that must stay in one stage, because some of them write to memory that others see."""
+    """Groups of nodes that must stay in one stage, because some of them write to memory that others read."""
     position = {node: index for index, node in enumerate(graph.nodes)}
     members = _by_storage(behaviour)
     last_write: dict[int, int] = {}
     writers: dict[int, set[fx.Node]] = defaultdict(set)
     for node, arguments in behaviour.written.items():
-        for storage in {storage for one in arguments for storage in behaviour.storages(one)}:
+        for storage in {storage for member in arguments for storage in behaviour.storages(member)}:
             last_write[storage] = max(last_write.get(storage, 0), position[node])
             writers[storage].add(node)
     groups = []
     for storage, last in last_write.items():
         group = set(members[storage]) | writers[storage]
-        group |= {user for one in members[storage] for user in one.users if position[user] < last}
+        group |= {user for member in members[storage] for user in member.users if position[user] < last}
         if any(member.op in ("get_attr", "placeholder") for member in members[storage]):
-            # State, or an input that every stage reads anew: whoever reads it later must see the writes, too.
-            group |= {user for one in members[storage] for user in one.users}
+            # State, or an input that every stage reads for itself: later readers must see the writes too.
+            group |= {user for member in members[storage] for user in member.users}
         groups.append({node for node in group if node.op == "call_function"})
     return groups
 
 
 def overlapping(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
-    """An identity of the memory behind each named tensor: equal where two names are tied."""
+    """The storage behind each named tensor; two names with the same storage are tied."""
     return {name: tensor.untyped_storage()._cdata for name, tensor in tensors}

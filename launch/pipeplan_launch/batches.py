@@ -1,4 +1,4 @@
-"""Which samples make which minibatch, and reading them. Every worker works this out alone, and finds the same."""
+"""The assignment of samples to minibatches, and reading them. Every worker computes the same assignment on its own."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ from pipeplan_launch.usercode import user_code
 
 @dataclass(frozen=True)
 class Sizes:
-    """How so many samples fall into minibatches.
+    """How the samples of a data set are divided into minibatches.
 
-    A model that takes any batch size gets a smaller last minibatch. One that was traced for a single size does not: in
-    training the last samples are left out, in evaluation the last minibatch is filled up and the filling not counted.
+    A model that takes any batch size gets a smaller last minibatch. A model traced for a single size does not:
+    training leaves the last samples out, and evaluation fills up the last minibatch with padding samples that do not
+    count.
     """
 
     samples: int
     minibatch: int
     dynamic: bool
+    """Whether the model takes any batch size."""
     training: bool
     limit: int | None = None
-    """At most so many minibatches."""
+    """Largest number of minibatches."""
 
     @property
     def count(self) -> int:
@@ -39,17 +41,17 @@ class Sizes:
         count = whole + (1 if rest and (self.dynamic or not self.training) else 0)
         return count if self.limit is None else min(count, self.limit)
 
-    def real(self, minibatch: int) -> int:
+    def real_samples(self, minibatch: int) -> int:
         """Samples of the data set in this minibatch."""
         return min(self.minibatch, self.samples - minibatch * self.minibatch)
 
-    def run(self, minibatch: int) -> int:
-        """Samples that the model runs on, filling included."""
-        return self.real(minibatch) if self.dynamic else self.minibatch
+    def padded_samples(self, minibatch: int) -> int:
+        """Samples that the model runs on in this minibatch, including padding samples."""
+        return self.real_samples(minibatch) if self.dynamic else self.minibatch
 
     @property
     def note(self) -> str | None:
-        """What the user should know about the last samples, if anything."""
+        """A note for the user about samples that are left out, otherwise None."""
         rest = self.samples % self.minibatch
         if self.dynamic or not rest or not self.training:
             return None
@@ -63,13 +65,15 @@ class Batches:
     """The minibatches of one pass over a data set."""
 
     def __init__(self, dataset: Dataset[Any], sizes: Sizes, seed: int, epoch: int, reading: Data | None = None) -> None:
-        """Training shuffles, by (seed, epoch); evaluation keeps the order of the data set. `reading`: how to read."""
+        """Training shuffles by (seed, epoch); evaluation keeps the order of the data set. `reading`: the job's data,
+        which says how to collate, order and prefetch.
+        """
         self.sizes = sizes
         self._dataset = dataset
         self._seed = seed
         self._epoch = epoch
         self._collate, self._processes = (None, 0) if reading is None else (reading.collate, reading.processes)
-        self._ahead: Ahead | None = None
+        self._prefetcher: Ahead | None = None
         self._order: list[int] | range = range(sizes.samples)
         if sizes.training and reading is not None and reading.order is not None:
             self._order = order_of_job(reading, seed, epoch)
@@ -83,27 +87,29 @@ class Batches:
             self._order = torch.randperm(sizes.samples, generator=generator).tolist()
 
     @contextmanager
-    def ahead(self, minibatches: Sequence[int]) -> Iterator[None]:
-        """Inside, these will be loaded, in this order: read them ahead if the job's data says so."""
+    def prefetch(self, minibatches: Sequence[int]) -> Iterator[None]:
+        """Context in which these minibatches are loaded in this order. Prefetches them if the job's data asks for
+        that.
+        """
         if not self._processes or not minibatches:
             yield
             return
-        self._ahead = Ahead(self._read, minibatches, min(self._processes, len(minibatches)))
+        self._prefetcher = Ahead(self._read, minibatches, min(self._processes, len(minibatches)))
         try:
             yield
         finally:
-            self._ahead.close()
-            self._ahead = None
+            self._prefetcher.close()
+            self._prefetcher = None
 
     def load(self, minibatch: int) -> Batch:
         """A minibatch's inputs and target."""
-        batch = self._ahead.take(minibatch) if self._ahead is not None else None
+        batch = self._prefetcher.take(minibatch) if self._prefetcher is not None else None
         return self._read(minibatch) if batch is None else batch
 
     def _read(self, minibatch: int) -> Batch:
         start = minibatch * self.sizes.minibatch
-        chosen = list(self._order[start : start + self.sizes.real(minibatch)])
-        chosen += chosen[-1:] * (self.sizes.run(minibatch) - len(chosen))
+        chosen = list(self._order[start : start + self.sizes.real_samples(minibatch)])
+        chosen += chosen[-1:] * (self.sizes.padded_samples(minibatch) - len(chosen))
         if self._collate is None and type(self._dataset) is TensorDataset and len(self._dataset.tensors) == 2:
             inputs, target = (tensor[chosen] for tensor in self._dataset.tensors)
             return Batch((inputs,), target)
@@ -112,24 +118,24 @@ class Batches:
 
 
 def order_of_job(data: Data, seed: int, epoch: int) -> list[int]:
-    """The user's own order of an epoch's samples; what it draws at random follows from (seed, epoch)."""
+    """The user's own order of an epoch's samples. Random numbers that it draws follow from (seed, epoch)."""
     assert data.order is not None
-    before, train = RandomState.now(torch.device("cpu")), data.train
+    random_state, train = RandomState.now(torch.device("cpu")), data.train
     seed_everything(mix("order", seed, epoch))
     try:
         with user_code("the data's `order`"):
             order = [int(index) for index in data.order(epoch)]
     finally:
-        before.restore()
+        random_state.restore()
     count = len(train)  # type: ignore[arg-type]
     wrong = next((index for index in order if not 0 <= index < count), None)
     if wrong is not None:
-        raise LaunchError(f"the data's `order` names sample {wrong} for epoch {epoch}, of {count} that there are")
+        raise LaunchError(f"the data's `order` names sample {wrong} for epoch {epoch}, but there are only {count}")
     return order
 
 
 def sizes_of(dataset: Any, minibatch: int, dynamic: bool, training: bool, limit: int | None = None) -> Sizes:
-    """The sizes for a map-style data set. Raises `LaunchError` where it gives no minibatch at all."""
+    """The minibatch sizes for a map-style data set. Raises `LaunchError` if the data set gives no minibatch at all."""
     try:
         samples = len(dataset)
     except TypeError as error:

@@ -1,69 +1,90 @@
-"""What the user may do while a run goes on: logging, plotting, telling someone. Torch-free.
+"""Callbacks of the user's own during a run, for logging, plotting or notification. Torch-free.
 
-Callbacks are called in one process only, the first replica of the last stage. It knows the loss of its own minibatches:
-all of them, or every r-th where that stage has r replicas.
+Callbacks are called in one process only, the first replica of the last stage. It knows the loss of its own
+minibatches: all of them, or every r-th where that stage has r replicas.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from pipeplan_launch.progress import EpochResult
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run that begins, or goes on."""
+    """A run that starts or resumes."""
 
     folder: Path
     """The run folder."""
     plan: str
-    """The plan as people write it: `2-1`."""
+    """The plan's replica counts, as in `2-1`."""
     minibatch: int
     """Samples in a minibatch."""
     epochs: int
-    """To be done, all in all."""
+    """Epochs in the whole run, including finished ones."""
     minibatches: int
-    """In an epoch."""
+    """Minibatches in an epoch."""
     epoch: int
-    """Where this process begins, counted from 0; above 0 for a run that goes on."""
+    """The epoch in which this process starts, counted from 0; above 0 for a resumed run."""
     minibatch_of_epoch: int
-    """The first minibatch of that epoch that it runs, counted from 0."""
+    """The first minibatch of that epoch that this process runs, counted from 0."""
 
 
 @dataclass(frozen=True)
 class MinibatchInfo:
-    """A minibatch that is done with, at the last stage."""
+    """A minibatch that the last stage has finished."""
 
     epoch: int
-    """Counted from 0."""
+    """The epoch, counted from 0."""
     minibatch: int
-    """In the epoch, counted from 0."""
+    """The minibatch's number in the epoch, counted from 0."""
     samples: int
     loss: float
-    """With the weights that the minibatch used; not finite where training has failed."""
+    """The loss with the weights that the minibatch used; not finite where training has diverged."""
     learning_rate: float | None
-    """Of the last stage's first parameter group, now; None where nothing of that stage is trained."""
+    """The current rate of the last stage's first parameter group; None where that stage trains nothing."""
     minibatches_per_s: float | None
-    """Pace of the whole pipeline over the last 50 minibatches; None before there are two."""
+    """Pace of the whole pipeline over the last 50 minibatches; None before two are finished."""
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """Result of one epoch, over all workers."""
+
+    epoch: int
+    """The epoch, counted from 1."""
+    loss: float | None
+    """Mean training loss over the minibatches, each with the weights that it used."""
+    test_correct: float
+    """Test samples that the job's metric counted as right."""
+    test_judged: float
+    """Test samples that the job's metric could judge; 0 where the epoch was not evaluated."""
+    test_loss: float | None
+    test_metrics: dict[str, float] = field(default_factory=dict)
+    """The job's `metrics`, by name; empty where the epoch was not evaluated."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The epoch's entry in summary.json and in a checkpoint's manifest."""
+        accuracy = self.test_correct / self.test_judged if self.test_judged else None
+        content = {"epoch": self.epoch, "loss": self.loss, "test_accuracy": accuracy, "test_loss": self.test_loss}
+        return content | ({"test_metrics": self.test_metrics} if self.test_metrics else {})
 
 
 class Callback:
-    """Does nothing; override what you need. An exception ends the run."""
+    """Base class of callbacks, whose methods do nothing: override those you need. An exception ends the run."""
 
     def on_start(self, run: RunInfo) -> None:
-        """Training begins, or goes on. Open files here: the job is built in every process."""
+        """Training starts or resumes. Open files here, not in the constructor: the job is built in every process."""
 
     def on_minibatch(self, info: MinibatchInfo) -> None:
-        """A minibatch of this process is done. The pipeline waits meanwhile."""
+        """This process has finished a minibatch. The pipeline waits until the method returns."""
 
     def on_epoch(self, result: EpochResult) -> None:
-        """An epoch is trained and, if that was its turn, evaluated."""
+        """An epoch is trained and, if it is one that is evaluated, evaluated."""
 
     def on_checkpoint(self, folder: Path) -> None:
-        """A checkpoint is complete in that folder."""
+        """A complete checkpoint is in that folder."""
 
     def on_end(self, summary: dict[str, Any]) -> None:
-        """The run has ended, as summary.json says; not called where an error ended it."""
+        """The run has ended; `summary` is the content of summary.json. Not called if an error ended the run."""

@@ -1,7 +1,7 @@
-"""Checkpoints in a run folder: where they are, when they count, and which of them are kept.
+"""Checkpoints in a run folder: their paths, when they are valid, and which of them are kept.
 
-A checkpoint is a folder. It is filled beside its place, and moved there when all of it is on disk: one that was
-interrupted is never found, and the one before it is still whole.
+A checkpoint is a folder. It is written beside its final path, and moved there once it is complete on disk. So an
+interrupted checkpoint is never found, and the previous one stays intact.
 """
 
 from __future__ import annotations
@@ -16,44 +16,47 @@ from pipeplan_launch.files import explain_errors
 from pipeplan_launch.manifest import NAME, Manifest, Position
 from pipeplan_launch.manifest_reader import read_manifest
 
-KEPT = 2  # the latest and, in case its disk is not, the one before
+KEPT = 2
+"""Number of checkpoints kept: the latest, and the previous one in case the latest is damaged."""
 PART = ".checkpoint.part"
-"""The folder in a run folder where a checkpoint is being written."""
+"""Folder in a run folder in which a checkpoint is being written."""
 _NAME = re.compile(r"epoch-(\d+)-sample-(\d+)")
 
 
 def folder_for(run: Path, position: Position, minibatch_samples: int) -> Path:
-    """Where a checkpoint goes. Epochs count from 1 here, and samples tell the order when minibatches change."""
+    """Folder of a checkpoint. Its name counts epochs from 1, and samples instead of minibatches, whose size may
+    change.
+    """
     samples = position.minibatch * minibatch_samples
     return run / "checkpoints" / f"epoch-{position.epoch + 1:04d}-sample-{samples:08d}"
 
 
 def complete(run: Path) -> list[Path]:
-    """The complete checkpoints of a run, the earliest first."""
-    found = []
+    """Folders of a run's complete checkpoints, earliest first."""
+    checkpoints = []
     for path in (run / "checkpoints").glob(f"epoch-*/{NAME}"):
         if match := _NAME.fullmatch(path.parent.name):
-            found.append((int(match[1]), int(match[2]), path.parent))
-    return [folder for _, _, folder in sorted(found)]
+            checkpoints.append((int(match[1]), int(match[2]), path.parent))
+    return [folder for _, _, folder in sorted(checkpoints)]
 
 
 def latest(run: Path) -> Manifest | None:
     """The last complete checkpoint of a run folder, None if there is none. Raises `LaunchError` if it is damaged."""
-    found = complete(run)
-    if not found:
+    folders = complete(run)
+    if not folders:
         for path in (run / "checkpoints").glob(f"epoch-*/{NAME}"):
-            read_manifest(path.parent)  # says that an older pipeplan wrote it
+            read_manifest(path.parent)  # raises if an older pipeplan wrote it
         return None
     try:
-        return read_manifest(found[-1])
+        return read_manifest(folders[-1])
     except LaunchError as error:
-        if len(found) == 1:
+        if len(folders) == 1:
             raise
-        raise LaunchError(f"{error}; the checkpoint before is {found[-2]}, for --resume-from") from error
+        raise LaunchError(f"{error}; the previous checkpoint is {folders[-2]}, for --resume-from") from error
 
 
 def at(path: Path) -> Manifest:
-    """The checkpoint that `path` is, or the last of the run folder that it is. Raises `LaunchError`."""
+    """The checkpoint at `path`, or the last one of the run folder at `path`. Raises `LaunchError`."""
     if (path / NAME).is_file():
         return read_manifest(path)
     manifest = latest(path)
@@ -63,7 +66,7 @@ def at(path: Path) -> Manifest:
 
 
 def begin(run: Path) -> Path:
-    """An empty folder to write a checkpoint into; what was half written or half removed before is removed."""
+    """Make an empty folder to write a checkpoint into, and remove the remains of unfinished ones."""
     part = run / PART
     with explain_errors(part, "making"):
         abandon(run)
@@ -75,27 +78,26 @@ def begin(run: Path) -> Path:
 
 
 def abandon(run: Path) -> None:
-    """Remove what has been written of a checkpoint that is not to be."""
+    """Remove the files of an unfinished checkpoint."""
     shutil.rmtree(run / PART, ignore_errors=True)
 
 
 def commit(run: Path, manifest: Manifest) -> Path:
-    """Make the checkpoint valid that was written into `manifest.folder`, then remove all but the latest.
-
-    Returns where it is.
+    """Make the checkpoint that was written into `manifest.folder` valid, and remove old ones. Returns its final
+    folder.
     """
     manifest.write(manifest.folder)
-    place = folder_for(run, manifest.position, manifest.minibatch_samples)
-    with explain_errors(place, "moving a checkpoint to"):
+    folder = folder_for(run, manifest.position, manifest.minibatch_samples)
+    with explain_errors(folder, "moving a checkpoint to"):
         _sync(manifest.folder)
-        place.parent.mkdir(exist_ok=True)
-        _remove(place)
-        os.rename(manifest.folder, place)
-        _sync(place.parent)
+        folder.parent.mkdir(exist_ok=True)
+        _remove(folder)
+        os.rename(manifest.folder, folder)
+        _sync(folder.parent)
         _sync(run)
     for old in complete(run)[:-KEPT]:
         _remove(old)
-    return place
+    return folder
 
 
 def check_fits(manifest: Manifest, model_ref: str, graph_hash: str) -> None:
@@ -108,12 +110,12 @@ def check_fits(manifest: Manifest, model_ref: str, graph_hash: str) -> None:
 
 
 def _remove(folder: Path) -> None:
-    (folder / NAME).unlink(missing_ok=True)  # first: a folder half deleted must not look valid
+    (folder / NAME).unlink(missing_ok=True)  # first, because a half-deleted folder must not look valid
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sync(folder: Path) -> None:
-    """Have the names in a folder on disk, too."""
+    """Flush the directory entries of a folder to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,7 +1,7 @@
-"""Clipping gradients by their norm, as `torch.nn.utils.clip_grad_norm_` does.
+"""Gradient clipping by norm, as `torch.nn.utils.clip_grad_norm_` does it.
 
-With a flush all stages update at the same place of the schedule, and the norm is that of the whole model. Without one
-each stage updates when it gets there: waiting for the others would drain the pipeline, so its norm is its own.
+If the schedule flushes, all stages update at the same point, and the norm is that of the whole model. Otherwise each
+stage updates at its own time, and waiting for the others would drain the pipeline, so each stage uses its own norm.
 """
 
 from __future__ import annotations
@@ -17,33 +17,35 @@ from pipeplan_launch.engine import Place
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.progress import say
 
-_EPSILON = 1e-6  # torch's
+_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
 class Clipping:
-    """Scales the gradients of one update after another down to a norm."""
+    """Scales the gradients of each update down to a largest norm."""
 
     def __init__(
-        self, limit: float, group: dist.ProcessGroup | None, *, counts: bool = True, speaks: bool, where: str
+        self, limit: float, group: dist.ProcessGroup | None, *, contributes: bool = True, warns: bool, where: str
     ) -> None:
-        """`group`: all workers of all stages, where the norm is over all; in it the gradients of those that `counts`
-        are summed, one replica of each stage. `where`: of what they are; said by those that speak."""
-        self._limit, self._group, self._counts = limit, group, counts
-        self._speaks, self._where = speaks, where
+        """`group`: all workers of all stages if the norm is that of the whole model. Its norm sums the gradients of
+        workers with `contributes`, one replica of each stage. Workers with `warns` print warnings, which call the
+        gradients those `where`.
+        """
+        self._limit, self._group, self._contributes = limit, group, contributes
+        self._warns, self._where = warns, where
 
     def clip(self, gradients: Collection[Tensor]) -> float:
-        """Scale them, in place; returns the norm that they had."""
+        """Scale gradients in place; returns their norm before that."""
         if any(gradient.layout is not torch.strided for gradient in gradients):
             raise LaunchError("sparse gradients cannot be clipped: build the layer with sparse=False")
         own = torch.nn.utils.get_total_norm(gradients)
         norm = float(own)
         if self._group is not None:
-            squares = torch.tensor([norm * norm if self._counts else 0.0], dtype=torch.float64)
+            squares = torch.tensor([norm * norm if self._contributes else 0.0], dtype=torch.float64)
             dist.all_reduce(squares, group=self._group)
             norm = math.sqrt(float(squares))
-        if not math.isfinite(norm) and self._speaks:
+        if not math.isfinite(norm) and self._warns:
             say(f"warning: the norm of the gradients {self._where}became non-finite ({norm})")
-            self._speaks = False
+            self._warns = False
         factor = self._limit / (norm + _EPSILON)
         if gradients and not factor >= 1.0:
             torch._foreach_mul_(list(gradients), factor)
@@ -51,23 +53,23 @@ class Clipping:
 
 
 def of(place: Place, flush: dist.ProcessGroup | None) -> Clipping | None:
-    """What the job of a worker asks for, None for nothing. `flush`: all workers, where they update together."""
+    """The clipping that a worker's job asks for, or None. `flush`: all workers, if the schedule flushes."""
     limit, schedule, stages = place.job.clip_norm, place.plan.schedule, len(place.plan.pipeline)
     if limit is None:
         return None
-    first = place.replica == 0
+    is_first = place.replica == 0
     if stages == 1 or not schedule.flushes:
-        return Clipping(limit, None, speaks=first, where="" if stages == 1 else f"of stage {place.stage} ")
+        return Clipping(limit, None, warns=is_first, where="" if stages == 1 else f"of stage {place.stage} ")
     assert flush is not None
-    return Clipping(limit, flush, counts=first, speaks=first and place.is_last, where="of all stages ")
+    return Clipping(limit, flush, contributes=is_first, warns=is_first and place.is_last, where="of all stages ")
 
 
 def note(place: Place) -> str | None:
-    """What the user should know about it, if anything."""
+    """A note for the user if clipping works stage by stage, otherwise None."""
     stages = len(place.plan.pipeline)
     if place.job.clip_norm is None or stages == 1 or place.plan.schedule.flushes:
         return None
     return (
-        f"{place.plan.schedule.name} updates each stage when it gets there, so clip_norm {place.job.clip_norm:g} "
+        f"{place.plan.schedule.name} updates each stage at its own time, so clip_norm {place.job.clip_norm:g} "
         "limits the norm of each stage by itself"
     )

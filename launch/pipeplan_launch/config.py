@@ -1,7 +1,7 @@
-"""The plan that the executor obeys, read from `stages/stage-*.json` and checked before anything runs. Torch-free.
+"""The plan that the executor runs, read from `stages/stage-*.json` and checked before anything starts. Torch-free.
 
-Every stage file says everything that all stages share, so that one that was changed, lost or taken from another plan is
-noticed. What is wrong comes out as one `LaunchError` line.
+Every stage file repeats what all stages share, so that a file that was changed, lost or taken from another plan is
+noticed. Each problem is reported as a one-line `LaunchError`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from pipeplan_launch.schedule import SCHEDULES, Schedule, StageShape
 
 FORMAT = "pipeplan-stage"
 VERSION = 1
-MOST_DEPTH = 100_000  # and workers: whatever is above was not meant
+MOST_DEPTH = 100_000
+"""Largest depth and number of workers that is accepted; larger values are taken for damage."""
 MOST_MINIBATCH = 10**7
 REPLAYED = 2000
-"""Minibatches that the check of the schedule replays, at most."""
+"""Largest number of minibatches that the check of the schedule replays."""
 
 _NAME = re.compile(r"stage-(\d+)\.json")
 _SHARED = (
@@ -37,44 +38,44 @@ _SHARED = (
 
 @dataclass(frozen=True)
 class StagePlacement:
-    """Where a stage runs and how deep its pipeline is."""
+    """The workers of a stage, and how deep its pipeline is."""
 
     workers: tuple[int, ...]
-    """Ranks of its replicas: minibatch i goes to workers[i mod r]."""
+    """Ranks of the stage's replicas: minibatch i goes to workers[i mod r]."""
     depth: int
-    """Minibatches in flight per replica, at most."""
+    """Most minibatches that a replica has in flight."""
     versions: int
-    """Versions of the weights that a replica may hold at once."""
+    """Most weight versions that a replica holds at once."""
     recompute: bool = False
-    """Whether it keeps only its input for backward, and runs forward again then."""
+    """Whether the stage keeps only its input for the backward pass, and runs forward again before it."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the planner expects, per minibatch on one replica of the stage; None where it did not say."""
+    """The planner's predictions for one replica of a stage, per minibatch; None where the plan has none."""
 
     minibatch_s: float | None = None
     """The pipeline's pace: seconds between two minibatches, the same for all stages."""
     forward_s: float | None = None
     backward_s: float | None = None
     update_s: float | None = None
-    """The optimiser's step, as far as it falls to one minibatch."""
+    """Time of the optimiser's step, divided by the minibatches of an update."""
     sync_s: float | None = None
     exposed_s: float | None = None
-    """What of the all-reduces holds the replica up."""
+    """Exposed all-reduce time, which computing does not hide."""
     wait_s: float | None = None
-    """What is left of the time between two of its minibatches."""
+    """Idle time of the replica between two of its minibatches."""
     boundary_s: float | None = None
-    """How long a minibatch of the pipeline keeps what joins the stage to the next busy."""
+    """Time that a minibatch of the pipeline occupies the link from this stage to the next."""
     cores: float | None = None
-    """Cores that the workers of the stage's server share, where they are more; else 0."""
+    """Cores that the workers of the stage's server share, if there are fewer cores than workers; otherwise 0."""
     receive_bytes: float | None = None
     send_bytes: float | None = None
     receive_gradient_bytes: float | None = None
     parameter_bytes: float | None = None
-    """One version of the weights."""
+    """Bytes of one weight version."""
     memory_bytes: float | None = None
-    """On one worker: weights, gradients, optimiser state, saved activations."""
+    """Memory on one worker: weights, gradients, optimiser state and saved activations."""
 
 
 @dataclass(frozen=True)
@@ -91,53 +92,53 @@ class LaunchPlan:
     """`cpu` or `cuda`."""
     servers: int
     workers_per_server: int
-    """On the largest, where servers differ."""
+    """Workers on every server, or on the largest if servers differ."""
     schedule: Schedule
     pipeline: tuple[StagePlacement, ...]
     layers: tuple[tuple[str, ...], ...]
-    """Names of each stage's layers."""
+    """Names of the layers of each stage."""
     predictions: tuple[Prediction, ...]
     server_sizes: tuple[int, ...] = ()
-    """Workers on every server, where servers differ in that."""
+    """Workers on each server, if servers differ in that; otherwise empty."""
     accumulate: int | None = None
-    """Minibatches per update, the same at all stages, where the schedule takes a number of them."""
+    """Minibatches per update, the same at all stages, for schedules that take that number."""
     granularity: str = "layer"
-    """What one layer is: the model is traced as its profile was."""
+    """Size of the layers: the model is traced at the granularity of its profile."""
     profile: str = ""
-    """Where the predicted times are from: `measured`, `modelled`, `imported` or `calibrated`; empty: not known."""
+    """Source of the predicted times: `measured`, `modelled`, `imported` or `calibrated`; empty if unknown."""
     emulated: tuple[EmulatedStage, ...] = ()
-    """What every stage does in place of computing; empty where the model is to run."""
+    """What every stage emulates instead of computing; empty if the model itself runs."""
     links: Levels | None = None
-    """The rates that the plan was made for, where its files say them."""
+    """The link rates that the plan was made for, if its files hold them."""
 
     @property
     def world(self) -> int:
-        """Workers that launch.sh starts, idle ones included."""
+        """Number of workers that launch.sh starts, including idle ones."""
         return sum(self.server_sizes) if self.server_sizes else self.servers * self.workers_per_server
 
     def workers_on(self, server: int) -> int:
-        """Workers on one server."""
+        """Number of workers on one server."""
         return self.server_sizes[server] if self.server_sizes else self.workers_per_server
 
     @property
     def active(self) -> tuple[int, ...]:
-        """Ranks that belong to a stage, sorted."""
+        """Sorted ranks of the workers that belong to a stage."""
         return tuple(sorted(worker for stage in self.pipeline for worker in stage.workers))
 
     @property
     def shapes(self) -> tuple[StageShape, ...]:
-        """The pipeline as schedules see it."""
+        """The pipeline in the form that schedules take."""
         return tuple(StageShape(len(stage.workers), stage.depth, self.accumulate) for stage in self.pipeline)
 
     def place(self, rank: int) -> tuple[int, int] | None:
-        """(stage, replica) of a rank, or None for an idle one."""
+        """The (stage, replica) of a rank, or None for an idle worker."""
         for index, stage in enumerate(self.pipeline):
             if rank in stage.workers:
                 return index, stage.workers.index(rank)
         return None
 
     def written(self) -> str:
-        """The plan by its replica counts, as in 2-1-1."""
+        """The plan's replica counts, as in 2-1-1."""
         return "-".join(str(len(stage.workers)) for stage in self.pipeline)
 
 
@@ -147,7 +148,7 @@ def load_plan(folder: Path) -> LaunchPlan:
     raw = {index: _read(path) for index, path in files.items()}
     first = raw[0] if 0 in raw else raw[min(raw)]
     stages = fields.listing(first, "pipeline", str(files[min(raw)]))
-    _check_all_there(folder, files, len(stages))
+    _check_complete(folder, files, len(stages))
     for index, content in raw.items():
         _check_agrees(files[0], first, files[index], content)
         if fields.integer(content, "stage", str(files[index]), least=0) != index:
@@ -178,7 +179,7 @@ def _stage_files(folder: Path) -> dict[int, Path]:
     return files
 
 
-def _check_all_there(folder: Path, files: Mapping[int, Path], count: int) -> None:
+def _check_complete(folder: Path, files: Mapping[int, Path], count: int) -> None:
     missing = [index for index in range(count) if index not in files]
     if missing:
         raise LaunchError(f"{folder}/stages/stage-{missing[0]}.json is missing: the plan has {count} stages")
@@ -211,7 +212,7 @@ def _check_agrees(reference: Path, first: Mapping[str, Any], path: Path, content
 
 
 def _shared(content: dict[str, Any], where: str) -> LaunchPlan:
-    """All but what differs between stages."""
+    """The part of the plan that all stages share, from the content of one stage file."""
     model = fields.mapping(content, "model", where)
     mode = fields.choice(content, "mode", where, ("training", "inference"))
     if not isinstance(model.get("ref"), str) or not model["ref"]:
@@ -242,7 +243,7 @@ def _shared(content: dict[str, Any], where: str) -> LaunchPlan:
 
 
 def _server_sizes(content: dict[str, Any], where: str) -> tuple[int, ...]:
-    """Workers on every server; () where the file says that all have the same number."""
+    """Workers on every server; () if all servers have the same number."""
     if content.get("server_sizes") is None:
         return ()
     sizes = fields.listing(content, "server_sizes", where)
@@ -266,10 +267,10 @@ def _schedule(content: dict[str, Any], mode: str, where: str) -> Schedule:
 def _accumulate(content: dict[str, Any], schedule: Schedule, where: str) -> int | None:
     if not schedule.accumulates:
         return None
-    given = fields.mapping(content, "schedule", where)
-    if given.get("accumulate") is None:
+    schedule_fields = fields.mapping(content, "schedule", where)
+    if schedule_fields.get("accumulate") is None:
         raise LaunchError(f"{where}: schedule {schedule.name!r} needs 'accumulate', the minibatches per update")
-    return fields.integer(given, "accumulate", where, least=1, most=MOST_DEPTH)
+    return fields.integer(schedule_fields, "accumulate", where, least=1, most=MOST_DEPTH)
 
 
 def _placement(stage: Any, where: str) -> StagePlacement:
@@ -290,19 +291,21 @@ def _placement(stage: Any, where: str) -> StagePlacement:
 
 
 def _prediction(content: dict[str, Any], where: str) -> Prediction:
-    given = content.get("prediction") or {}
-    if not isinstance(given, dict):
+    predicted = content.get("prediction") or {}
+    if not isinstance(predicted, dict):
         raise LaunchError(f"{where}: prediction must be an object")
-    known = {name: fields.amount(given, name, where) for name in Prediction.__dataclass_fields__ if name in given}
-    return Prediction(**known)
+    amounts = {
+        name: fields.amount(predicted, name, where) for name in Prediction.__dataclass_fields__ if name in predicted
+    }
+    return Prediction(**amounts)
 
 
 def _emulated(stages: Sequence[tuple[dict[str, Any], str]]) -> tuple[EmulatedStage, ...]:
-    found = [emulated_stage(content, where) for content, where in stages]
-    given = tuple(stage for stage in found if stage is not None)
-    if given and len(given) < len(found):
-        raise LaunchError(f"{stages[found.index(None)][1]} says nothing of its emulation, other stages do")
-    return given
+    parsed = [emulated_stage(content, where) for content, where in stages]
+    emulated = tuple(stage for stage in parsed if stage is not None)
+    if emulated and len(emulated) < len(parsed):
+        raise LaunchError(f"{stages[parsed.index(None)][1]} has no 'emulation', although other stages do")
+    return emulated
 
 
 def _check_workers(plan: LaunchPlan, where: str) -> None:
@@ -327,11 +330,11 @@ def _check_layers(plan: LaunchPlan, where: str) -> None:
 
 
 def _check_schedule(plan: LaunchPlan, where: str) -> None:
-    """Replay a few rounds: depths that would deadlock are found here and not after an hour."""
+    """Replay a few rounds of the schedule, so that depths that would deadlock are found before training starts."""
     widest = max(shape.replicas for shape in plan.shapes)
     deepest = max(shape.replicas * shape.depth for shape in plan.shapes)
     rounds = 2 * max(deepest, plan.accumulate or 1) + widest
     try:
         replay(plan.schedule, plan.shapes, min(rounds, REPLAYED))
-    except ValueError as error:  # a ReplayError, or shapes that the schedule cannot do with
+    except ValueError as error:  # a ReplayError, or shapes that the schedule does not allow
         raise LaunchError(f"{where}: {error}; solve again with --force") from error

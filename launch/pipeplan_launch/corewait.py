@@ -1,4 +1,4 @@
-"""How long a thread waited for a core while it could have run: what other programs on its processor took of it."""
+"""Run-queue wait: how long a thread was runnable without a core, because other threads had it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _PATH = "/proc/thread-self/schedstat"
 
 
 class CoreWait:
-    """Of the thread that makes it. Linux only, and not where the kernel keeps no such account: then it says 0."""
+    """Run-queue wait of the thread that creates it. Always 0 where the kernel keeps no such account (it is Linux's)."""
 
     def __init__(self) -> None:
         self._file = -1
@@ -17,16 +17,16 @@ class CoreWait:
             self._file = os.open(_PATH, os.O_RDONLY | os.O_CLOEXEC)
 
     def total_s(self) -> float:
-        """Since the thread began."""
+        """Run-queue wait since the thread started, in seconds."""
         if self._file < 0:
             return 0.0
-        try:  # time on a core, time of waiting for one, both in ns, and how often it got one
+        try:  # the fields are time on a core (ns), run-queue wait (ns) and number of time slices
             return int(os.pread(self._file, 64, 0).split()[1]) * 1e-9
         except (OSError, IndexError, ValueError):
             return 0.0
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -1,8 +1,8 @@
-"""Running a stream of actions on one worker: a table from the kind of action to what does it.
+"""Runs a stream of actions on one worker, dispatching each kind of action to its handler.
 
 An engine runs drained segments (an epoch or a part of one, or a pass over the test data): nothing is in flight before
-or after. Within a segment, schedules, replicas and versions of the weights count minibatches from 0, the *index*; data,
-random numbers, messages and metrics go by the epoch's own *number* of the minibatch.
+or after. Within a segment, schedules, replicas and weight versions count minibatches from 0, the *index*. Data,
+random seeds, messages and metrics use the minibatch's *number* in the epoch.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ from pipeplan_launch.transport import Direction, Transport
 from pipeplan_launch.usercode import user_code
 
 Handler = Callable[[int], None]
-"""Does an action, given its index."""
+"""Runs an action, given its index."""
 Limit = Callable[[int], int | None]
-"""Asked before the forward of a minibatch, by its index, and before the all-reduce of a group, by that of its first:
-None to go on, else where the segment ends, that index or before. All workers of a segment must be told the same end."""
-WINDOW = 2  # receives of activations posted ahead: one in use, one under way; each costs a minibatch's memory
+"""Asked for the end of the segment before the forward of a minibatch, with its index, and before the all-reduce of a
+group, with the index of the group's first minibatch. Returns None to go on, or the index at which the segment ends,
+which is at most that index. All workers of a segment must get the same end."""
+WINDOW = 2
+"""Receives of activations posted in advance: one in use and one under way. Each costs the memory of a minibatch."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which worker this is, and what it runs."""
+    """A worker's position in the plan, and the program and job that it runs."""
 
     plan: LaunchPlan
     stage: int
@@ -48,12 +50,12 @@ class Place:
     device: torch.device
     program: Program
     job: Job
-    """With its model taken out: a worker keeps its own stage only."""
+    """The job without its model, because a worker keeps only its own stage."""
     seed: int = 0
 
     @property
     def is_first(self) -> bool:
-        """Whether activations come from nowhere."""
+        """Whether this stage receives no activations."""
         return self.stage == 0
 
     @property
@@ -63,16 +65,18 @@ class Place:
 
     @property
     def recomputes(self) -> bool:
-        """Whether this stage runs forward again for backward, and keeps no more than its input in between."""
+        """Whether this stage keeps only its input between forward and backward, and runs forward again before
+        backward.
+        """
         return self.plan.pipeline[self.stage].recompute
 
     @property
     def replicas(self) -> int:
-        """Replicas of this stage."""
+        """Number of replicas of this stage."""
         return len(self.plan.pipeline[self.stage].workers)
 
     def peer(self, stage: int, index: int) -> int:
-        """Rank of the replica of a stage that runs a minibatch of the segment."""
+        """Rank of the replica of a stage that runs the minibatch with this index."""
         workers = self.plan.pipeline[stage].workers
         return workers[index % len(workers)]
 
@@ -84,22 +88,24 @@ class Segment:
     epoch: int
     batches: Batches
     first: int = 0
-    """The number of its first minibatch."""
+    """Number of its first minibatch."""
     end: int | None = None
-    """The number after its last; None: the end of the epoch."""
+    """Number after its last minibatch; None means the end of the epoch."""
 
     @property
     def count(self) -> int:
-        """Minibatches in it."""
+        """Number of minibatches in the segment."""
         return (self.batches.sizes.count if self.end is None else self.end) - self.first
 
     def number(self, index: int) -> int:
-        """What the epoch calls the minibatch with this index in the segment."""
+        """The number in the epoch of the minibatch with this index in the segment."""
         return self.first + index
 
 
 class Engine:
-    """What training and forward-only runs share: dispatch, posted receives, reading samples, reporting progress."""
+    """Common part of training and forward-only engines: dispatch, posted receives, reading samples and reporting
+    progress.
+    """
 
     schedule: Schedule
 
@@ -125,7 +131,7 @@ class Engine:
         self.on_minibatch: Callable[[Step], None] | None = None
         """Called after each of this worker's minibatches."""
         self.limit: Limit = _no_limit
-        """Whoever may have to end a segment early sets this."""
+        """Set from outside if a segment may have to end early."""
         self._handlers = handlers
         self._segment: Segment | None = None
         self._count = 0
@@ -133,14 +139,16 @@ class Engine:
         self._wires: dict[tuple[str, int], Wire] = {}
 
     def run(self, segment: Segment) -> int:
-        """Run this worker's share of a segment; returns the segment's minibatches, fewer where `limit` ended it."""
+        """Run this worker's share of a segment. Returns the number of minibatches of the segment, fewer if `limit`
+        ended it.
+        """
         place = self.place
         self.transport.open()
         self._segment, self._count = segment, segment.count
         self._to_post = () if place.is_first else own_minibatches(place.replica, place.replicas, self._count)
         for _ in range(WINDOW):
             self._post_next()
-        with segment.batches.ahead(self._to_read()):
+        with segment.batches.prefetch(self._to_read()):
             for action in self._actions():
                 check_interrupt()
                 self._handlers[action.kind](action.index)
@@ -155,11 +163,11 @@ class Engine:
 
     @property
     def count(self) -> int:
-        """Minibatches in the segment being run; fewer once `limit` has ended it."""
+        """Minibatches in the segment being run, fewer once `limit` has ended it."""
         return self._count
 
     def take_activations(self, index: int) -> list[Tensor]:
-        """What the previous stage sends for this minibatch; posts the next receive."""
+        """The activations of this minibatch from the previous stage. Posts the next receive."""
         if self.place.is_first:
             return []
         received = self.transport.take(Direction.ACTIVATIONS, self.segment.number(index))
@@ -167,75 +175,79 @@ class Engine:
         return received
 
     def send_activations(self, index: int, outputs: Sequence[Tensor]) -> None:
-        """Send a minibatch on to the next stage."""
+        """Send the activations of a minibatch to the next stage."""
         destination = self.place.peer(self.place.stage + 1, index)
         self.transport.send(Direction.ACTIVATIONS, self.segment.number(index), destination, outputs)
 
     def settle_activations(self, index: int) -> None:
-        """Wait until a minibatch has left for the next stage, if it was sent."""
+        """Wait until the activations of a minibatch have left for the next stage, if they were sent."""
         self.transport.settle(Direction.ACTIVATIONS, self.segment.number(index))
 
     def wires(self, tensors: Sequence[CutTensor], index: int) -> list[Wire]:
-        """Shapes of the tensors that cross a cut, for this minibatch's size."""
+        """Shapes and types of the tensors that cross a cut, for this minibatch's size."""
         size = self.size(index)
         return [self._wire(tensor, size) for tensor in tensors]
 
     def size(self, index: int) -> int:
-        """Samples that the model runs on in this minibatch."""
-        return self.segment.batches.sizes.run(self.segment.number(index))
+        """Samples that the model runs on in this minibatch, including padding samples."""
+        return self.segment.batches.sizes.padded_samples(self.segment.number(index))
 
     def read(self, index: int) -> tuple[list[Tensor], Any]:
-        """(this stage's model inputs, target at the last stage), from the data set, where the stage needs it."""
+        """(model inputs of this stage, target at the last stage) from the data set, where the stage needs them."""
         wanted = self.place.program.model_inputs
         if not wanted and not self.place.is_last:
             return [], None
         with self.calling("reading the job's data", index):
             batch: Batch = self.segment.batches.load(self.segment.number(index))
         self.place.job.check_names(batch)
-        inputs = [batch.inputs[index].to(self.place.device) for index in wanted]
+        inputs = [batch.inputs[position].to(self.place.device) for position in wanted]
         target = to_device(batch.target, self.place.device) if self.place.is_last else None
         return inputs, target
 
     def _to_read(self) -> list[int]:
-        """The minibatches that this worker will read, in their order, by number."""
+        """Numbers of the minibatches that this worker will read, in order."""
         place = self.place
         if not place.program.model_inputs and not place.is_last:
             return []
         return [self.segment.number(index) for index in own_minibatches(place.replica, place.replicas, self._count)]
 
     def calling(self, what: str, index: int) -> AbstractContextManager[None]:
-        """Around what the user wrote: an error becomes one line that names `what`, this stage and the minibatch."""
+        """Context for calling the user's code: an error becomes one line that names `what`, this stage and the
+        minibatch.
+        """
         number = self.segment.number(index)
         return user_code(f"{what} at stage {self.place.stage} (rank {self.place.rank}), minibatch {number},")
 
     def begin_step(self, index: int) -> Step:
-        """A minibatch begins on this worker."""
+        """Start the record of a minibatch on this worker."""
         number = self.segment.number(index)
         step = self.recorder.begin(self.segment.epoch, number)
-        step.samples = self.segment.batches.sizes.real(number)
+        step.samples = self.segment.batches.sizes.real_samples(number)
         return step
 
     def step_of(self, index: int) -> Step:
-        """What is noted of a minibatch that has begun and is not finished."""
-        return self.recorder.of(self.segment.number(index))
+        """The record of a minibatch that has started and is not finished."""
+        return self.recorder.started(self.segment.number(index))
 
     def note(self, kind: str, index: int, lap: Lap, *, even_brief: bool = True) -> None:
-        """Record that the stopwatch's last lap was spent on a minibatch."""
+        """Record in the timeline that the stopwatch's last lap was spent on a minibatch."""
         self.timeline.note(kind, self.segment.number(index), lap, even_brief=even_brief)
 
     def begin_timeline(self, epoch: int, first: int, count: int, met_s: float) -> None:
-        """An epoch of `count` minibatches begins, or goes on, with minibatch `first`; all workers met at `met_s`."""
+        """Start the timeline of an epoch of `count` minibatches at minibatch `first`; all workers met at time
+        `met_s`.
+        """
         self.timeline.begin(epoch, first, count, met_s)
 
     def finish_step(self, index: int) -> None:
-        """A minibatch is done with on this worker."""
+        """Finish the record of a minibatch on this worker."""
         step = self.recorder.end(self.segment.number(index))
         if self.on_minibatch is not None:
             self.on_minibatch(step)
 
     def _actions(self) -> Iterator[Action]:
-        """The schedule's stream. Where `limit` ends the segment, it goes on as that of a segment that ends there."""
-        done: dict[Kind, int] = {}  # a worker's actions of one kind come in the order of their indices
+        """The schedule's stream. If `limit` ends the segment, the rest is the stream of a segment that ends there."""
+        done: dict[Kind, int] = {}  # the last index of each kind, whose actions come in the order of their indices
         for action in self._stream():
             end = self._end_before(action)
             if end is not None:
@@ -250,9 +262,10 @@ class Engine:
                 yield action
 
     def _end_before(self, action: Action) -> int | None:
-        """Where the segment ends if that is before this action, as far as the action can begin something beyond it.
+        """The index at which the segment ends, if this action would go beyond it; otherwise None.
 
-        A replica joins the all-reduce of a group in which it has no minibatch: what counts is the group's first.
+        A replica joins the all-reduce of a group even if it has no minibatch in it, so the group's first minibatch
+        counts.
         """
         if action.kind is Kind.FORWARD:
             return self.limit(action.index)
@@ -265,7 +278,9 @@ class Engine:
         return self.schedule.stream(place.plan.shapes, place.stage, place.replica, self._count)
 
     def _wire(self, tensor: CutTensor, size: int) -> Wire:
-        """Remembered, because evaluating a symbolic shape takes longer than sending a small tensor."""
+        """The shape and type of a tensor at this size. Cached, because evaluating a symbolic shape takes longer than
+        sending a small tensor.
+        """
         wire = self._wires.get((tensor.name, size))
         if wire is None:
             wire = self._wires[tensor.name, size] = Wire(tuple(tensor.shape(size)), tensor.dtype)
@@ -284,11 +299,12 @@ def _no_limit(_: int) -> int | None:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Move the tensors of a nested structure."""
+    """Move the tensors of a nested structure to a device."""
     return map_tensors(value, lambda tensor: tensor.to(device))
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Apply `change` to the tensors in nested tuples, lists, dicts and what torch's pytree knows besides, such as a
-    registered dataclass; other values stay."""
+    """Apply `change` to the tensors in nested tuples, lists, dicts and other types that torch's pytree knows, such as
+    a registered dataclass. Other values stay as they are.
+    """
     return tree_map_only(Tensor, change, value)

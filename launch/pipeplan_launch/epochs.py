@@ -1,4 +1,4 @@
-"""Training, epoch after epoch: segments between checkpoints, evaluation, and where a stop request ends it."""
+"""Training epoch by epoch: segments between checkpoints, evaluation, and the reaction to a stop request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeplan_launch import clipping, exchanges, processes, saving
 from pipeplan_launch.batches import Batches, Sizes
-from pipeplan_launch.callbacks import RunInfo
+from pipeplan_launch.callbacks import EpochResult, MinibatchInfo, RunInfo
 from pipeplan_launch.config import LaunchPlan
 from pipeplan_launch.engine import Engine, Segment
 from pipeplan_launch.errors import LaunchError
@@ -18,7 +18,7 @@ from pipeplan_launch.listeners import Listeners
 from pipeplan_launch.manifest import History, Manifest, Position
 from pipeplan_launch.metrics import Step
 from pipeplan_launch.processes import Groups
-from pipeplan_launch.progress import EpochResult, Progress, say
+from pipeplan_launch.progress import Progress, epoch_line, say
 from pipeplan_launch.restarts import announce_stop
 from pipeplan_launch.setup import Options, Stage
 from pipeplan_launch.start import Start, epochs_of
@@ -27,12 +27,14 @@ from pipeplan_launch.together import together
 
 
 class EpochLoop:
-    """An active worker's training. All of them go through the same segments, checkpoints and evaluations."""
+    """Training on an active worker. All workers go through the same segments, checkpoints and evaluations."""
 
     def __init__(
         self, options: Options, groups: Groups, stage: Stage, start: Start, resumed: Manifest | None, stopping: Stopping
     ) -> None:
-        """`resumed`: the checkpoint that the stage was restored from. `LaunchError` if it cannot go on here."""
+        """`resumed`: the checkpoint that the stage was restored from. Raises `LaunchError` if training cannot resume
+        from it.
+        """
         assert stage.training is not None
         assert stage.train_sizes is not None
         self._options, self._groups, self._stage, self._start = options, groups, stage, start
@@ -40,31 +42,31 @@ class EpochLoop:
         self._epochs = epochs_of(options)
         place = stage.place
         self._leads = place.rank == place.plan.active[0]
-        self._speaks = place.is_last and place.replica == 0
+        self._reports = place.is_last and place.replica == 0
         self._saved: tuple[Position, Path] | None = None
-        """This run's last checkpoint."""
+        """Position and folder of this run's last checkpoint."""
         self._pace: float | None = None
         self.results: list[EpochResult] = []
-        """Of the epochs that this process has finished."""
+        """Results of the epochs that this process has finished."""
         self.stopped: Position | None = None
-        """Where a stop request has ended the run."""
+        """Position at which a stop request ended the run."""
         self._at, self._history = Position(0, 0, self._sizes.count), History()
         if resumed is not None:
             self._at, self._history = position_in(resumed, self._sizes), resumed.history
             self._saved = None if start.goes_on_elsewhere else (self._at, resumed.folder)
         self._set_rates()
-        self._listeners = Listeners(place.job.callbacks if self._speaks else ())
-        if self._speaks:
-            self._say_start(resumed)
+        self._listeners = Listeners(place.job.callbacks if self._reports else ())
+        if self._reports:
+            self._print_start(resumed)
 
     def run(self) -> dict[str, Any]:
-        """Train until the epochs are done or a stop is asked for; returns what summary.json says of it."""
+        """Train until all epochs are done or a stop is requested. Returns training's part of summary.json."""
         progress = Progress(self._training.recorder, self._options.log_every, self._epochs, self._sizes.count)
-        if self._speaks:
-            self._training.on_minibatch = lambda step: self._tell(step, progress)
+        if self._reports:
+            self._training.on_minibatch = lambda step: self._report_minibatch(step, progress)
             self._listeners.start(self._run_info())
         if self._start.goes_on_elsewhere:
-            self._save()  # from now on this run stands by itself
+            self._save()  # from now on this run does not depend on the other run's folder
         while self._at.epoch < self._epochs:
             stop = self._train_epoch() or self._finish_epoch(progress)
             if stop:
@@ -78,7 +80,9 @@ class EpochLoop:
         }
 
     def _train_epoch(self) -> bool:
-        """What is left of the epoch, with a checkpoint every so many minibatches. Whether to stop before its end."""
+        """Train the rest of the epoch, with checkpoints at the requested interval. Returns whether to stop before its
+        end.
+        """
         batches = Batches(self._stage.data.train, self._sizes, self._start.seed, self._at.epoch, self._stage.data)
         met_s = processes.meet(self._groups.active)
         self._training.begin_timeline(self._at.epoch, self._at.minibatch, self._sizes.count, met_s)
@@ -102,7 +106,7 @@ class EpochLoop:
         return False
 
     def _finish_epoch(self, progress: Progress) -> bool:
-        """Checkpoint and evaluate. Whether to stop here."""
+        """Write a checkpoint and evaluate. Returns whether to stop here."""
         number, last = self._at.epoch + 1, self._at.epoch + 1 == self._epochs
         if last or number % self._options.checkpoint_every == 0:
             self._save()
@@ -116,15 +120,17 @@ class EpochLoop:
         self._save_result()
         if self._training.rates is not None:
             self._training.rates.after_epoch(result.test_loss)
-        if self._speaks:
-            say(result.line(self._epochs, self._pace))
+        if self._reports:
+            say(epoch_line(result, self._epochs, self._pace))
             if result.loss is not None:
                 progress.warn_unless_finite(result.loss, self._at.epoch, None)
             self._listeners.epoch(result)
         return stop and not last
 
     def _evaluate(self) -> tuple[Score | None, bool]:
-        """(what this worker counted, whether to stop now); no score where that came before the end."""
+        """(this worker's score, whether to stop now). The score is None if the stop came before the end of the test
+        data.
+        """
         stage = self._stage
         if stage.test_sizes is None:
             return self._no_score(), False
@@ -138,6 +144,7 @@ class EpochLoop:
         return Score.empty(self._stage.place.job)
 
     def _result(self, score: Score) -> EpochResult:
+        """The epoch's result over all workers."""
         total = score.of_all(processes.sum_over(score.as_list(), self._groups.active))
         has_loss = self._stage.place.job.loss is not None and total.samples
         return EpochResult(
@@ -150,7 +157,7 @@ class EpochLoop:
         )
 
     def _run(self, engine: Engine, segment: Segment) -> tuple[int, bool]:
-        """(minibatches run, whether to stop now). Here, and nowhere else, a stop request comes in."""
+        """(minibatches run, whether to stop now). Stop requests take effect only here."""
         self._stopping.begin()
         engine.limit = self._stopping.limit
         engine.run(segment)
@@ -158,33 +165,36 @@ class EpochLoop:
         return self._stopping.reached(segment.count), stop
 
     def _stop(self) -> None:
+        """Save a checkpoint and record where training stopped."""
         self._save()
         self.stopped = self._at
         if self._leads:
             announce_stop(f"stopped after {self._at}: --resume goes on from there")
 
     def _save(self) -> None:
-        """A checkpoint of where training is, unless there is one."""
+        """Write a checkpoint of the current position, unless there is one already."""
         if self._saved is None or self._saved[0] != self._at:
             folder = saving.save(self._stage, self._groups, self._start.run, self._at, self._history)
             self._saved = self._at, folder
             self._listeners.checkpoint(folder)
 
     def _save_result(self) -> None:
-        """The epoch is evaluated: add that to its checkpoint, if it has one."""
+        """Add the evaluation's result to the epoch's checkpoint, if it has one."""
         if self._saved is not None and self._saved[0] == self._at:
             _, folder = self._saved
             together(self._groups.active, lambda: saving.add_result(folder, self._history) if self._leads else None)
 
     def _set_rates(self) -> None:
-        """The learning rates of where training begins. Raises `LaunchError` for a scheduler that cannot be run."""
+        """Set the learning rates for the position where training starts. Raises `LaunchError` for a scheduler that
+        cannot run.
+        """
         rates = self._training.rates
         if rates is None:
             return
         if rates.needs_test_loss and self._stage.test_sizes is None:
             raise LaunchError("ReduceLROnPlateau follows the test loss: give the job's data a test set")
-        done = self._at.epoch * self._sizes.count + self._at.minibatch
-        rates.catch_up(done, [result.get("test_loss") for result in self._history.results])
+        minibatches = self._at.epoch * self._sizes.count + self._at.minibatch
+        rates.catch_up(minibatches, [result.get("test_loss") for result in self._history.results])
 
     def _run_info(self) -> RunInfo:
         plan, at = self._stage.place.plan, self._at
@@ -198,15 +208,26 @@ class EpochLoop:
             minibatch_of_epoch=at.minibatch,
         )
 
-    def _tell(self, step: Step, progress: Progress) -> None:
-        """A minibatch is done at the last stage."""
+    def _report_minibatch(self, step: Step, progress: Progress) -> None:
+        """Report a minibatch that the last stage has finished: on stderr, and to the job's callbacks."""
         progress(step)
-        if self._listeners:
-            rates = self._training.rates
-            self._listeners.minibatch(step, None if rates is None else rates.now, self._training.recorder.pace_s())
+        if not self._listeners:
+            return
+        assert step.loss is not None
+        rates, pace_s = self._training.rates, self._training.recorder.pace_s()
+        self._listeners.minibatch(
+            MinibatchInfo(
+                epoch=step.epoch,
+                minibatch=step.minibatch,
+                samples=step.samples,
+                loss=step.loss,
+                learning_rate=None if rates is None else rates.current,
+                minibatches_per_s=1 / pace_s if pace_s else None,
+            )
+        )
 
-    def _say_notes(self) -> None:
-        """What the user should know before training begins."""
+    def _print_notes(self) -> None:
+        """Print notes about options that the user may not expect to work as they do with this plan."""
         place = self._stage.place
         for note in (clipping.note(place), exchanges.note(self._options.averaging, place.plan)):
             if note is not None:
@@ -218,34 +239,38 @@ class EpochLoop:
                 "average fewer minibatches"
             )
 
-    def _say_start(self, resumed: Manifest | None) -> None:
+    def _print_start(self, resumed: Manifest | None) -> None:
+        """Print the notes, and where training resumes."""
         after_fault = self._groups.attempt.after_fault()
-        if not after_fault:  # or they have been said
-            self._say_notes()
+        if not after_fault:  # the first attempt has printed them
+            self._print_notes()
         if resumed is None:
             if after_fault:
                 say(f"{after_fault}training begins anew, as there is no checkpoint yet")
             return
         say(f"{after_fault}resumed from {resumed.folder}, after {resumed.position}")
-        again = resumed.position.minibatch * resumed.minibatch_samples - self._at.minibatch * self._sizes.minibatch
-        if not resumed.position.whole and again:
-            say(f"note: with minibatches of {self._sizes.minibatch}, {again} samples of this epoch are run again")
+        repeated = resumed.position.minibatch * resumed.minibatch_samples - self._at.minibatch * self._sizes.minibatch
+        if not resumed.position.whole and repeated:
+            say(f"note: with minibatches of {self._sizes.minibatch}, {repeated} samples of this epoch are run again")
 
 
 def segment_end(first: int, count: int, every: int | None) -> int:
-    """Where the segment that begins with minibatch `first` ends: before a multiple of `every`, or with the epoch."""
+    """The end of the segment that starts with minibatch `first`: the next multiple of `every`, or the end of the
+    epoch.
+    """
     return count if every is None else min(count, (first // every + 1) * every)
 
 
 def minibatches_per_round(plan: LaunchPlan) -> int:
-    """After so many minibatches every stage has made a whole number of updates."""
+    """Number of minibatches after which every stage has made a whole number of updates."""
     return lcm(*(plan.schedule.group_size(shape) for shape in plan.shapes))
 
 
 def position_in(manifest: Manifest, sizes: Sizes) -> Position:
-    """Where a checkpoint is in epochs of minibatches of these sizes. Raises `LaunchError` for other data.
+    """The position of a checkpoint, in epochs of minibatches of these sizes. Raises `LaunchError` for other training
+    data.
 
-    The order of the samples does not depend on the minibatch, so that its samples say where it is.
+    The order of the samples does not depend on the minibatch size, so the number of samples determines the position.
     """
     at = manifest.position
     if at.whole:

@@ -1,7 +1,8 @@
-"""`python -m pipeplan_launch.export RUN_OR_CHECKPOINT -o model.pt`: a checkpoint as the model's ordinary state_dict.
+"""`python -m pipeplan_launch.export RUN_OR_CHECKPOINT -o model.pt` exports a checkpoint as the model's ordinary
+state_dict.
 
-The file is what `torch.save(model.state_dict(), …)` writes for the user's own module, which no plan has touched. Read
-it with `model.load_state_dict(torch.load("model.pt", weights_only=True))`. Writing it runs no code of the user's.
+The file is the same as from `torch.save(model.state_dict(), …)` for the user's own module. Read it with
+`model.load_state_dict(torch.load("model.pt", weights_only=True))`. Writing it runs none of the user's code.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pipeplan_launch.manifest import MODEL, Manifest
 
 
 def state_dict(manifest: Manifest) -> dict[str, Tensor]:
-    """The model's state_dict, on the CPU. Tied parameters share their memory, as in the model. Raises `LaunchError`."""
+    """The model's state_dict on the CPU. Tied parameters share their memory, as in the model. Raises `LaunchError`."""
     from pipeplan_launch import storage
 
     names = manifest.state_dict
@@ -33,7 +34,9 @@ def state_dict(manifest: Manifest) -> dict[str, Tensor]:
 
 
 def export(source: Path, output: Path) -> tuple[Manifest, int]:
-    """(the checkpoint, bytes written): `source` is it, or the run folder whose last one it is. Raises `LaunchError`."""
+    """(the checkpoint, bytes written). `source` is the checkpoint, or a run folder, of which the last is taken.
+    Raises `LaunchError`.
+    """
     manifest = checkpoint.at(source)
     if output.is_dir():
         raise LaunchError(f"{output} is a folder: name the file to write")
@@ -42,7 +45,7 @@ def export(source: Path, output: Path) -> tuple[Manifest, int]:
     def save(file: IO[bytes]) -> None:
         try:
             torch.save(content, file)
-        except RuntimeError as error:  # how torch's writer of archives reports a full disk
+        except RuntimeError as error:  # torch's archive writer reports a full disk this way
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise LaunchError(f"writing {output} failed: {str(error).partition(chr(10))[0]}") from error
@@ -51,20 +54,20 @@ def export(source: Path, output: Path) -> tuple[Manifest, int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status, 2 after an error that was said in one line."""
+    """Run the command line. Returns the exit status: 0, or 2 after printing a one-line error."""
     parser = argparse.ArgumentParser(
         prog="python -m pipeplan_launch.export",
         description="Write a checkpoint as the state_dict of the model that was trained.",
     )
-    parser.add_argument("source", type=Path, metavar="RUN_OR_CHECKPOINT", help="a run's last checkpoint, or this one")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="model.pt, say")
-    given = parser.parse_args(arguments)
+    parser.add_argument("source", type=Path, metavar="RUN_OR_CHECKPOINT", help="a checkpoint, or a run folder")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="file to write, e.g. model.pt")
+    options = parser.parse_args(arguments)
     try:
-        manifest, size = export(given.source, given.output)
+        manifest, size = export(options.source, options.output)
     except LaunchError as error:
         print("error: " + " ".join(str(error).splitlines()), file=sys.stderr)
         return 2
-    print(f"{given.output}: {len(manifest.state_dict)} tensors, {size / 2**20:.1f} MiB, after {manifest.position}")
+    print(f"{options.output}: {len(manifest.state_dict)} tensors, {size / 2**20:.1f} MiB, after {manifest.position}")
     return 0
 
 

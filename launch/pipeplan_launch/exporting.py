@@ -20,14 +20,14 @@ from pipeplan_launch.aliasing import Behaviour, DependsOnData, observe, operator
 from pipeplan_launch.hazards import watched
 from pipeplan_launch.job import Batch, Job
 from pipeplan_launch.learning import learn
-from pipeplan_launch.loading import describe
 from pipeplan_launch.outputs import plain_outputs
 from pipeplan_launch.precision import autocast
 from pipeplan_launch.returns import Calls
+from pipeplan_launch.usercode import describe
 from pipeplan_launch.whole import forwards, recorders
 
 DynamicShapes = tuple[dict[int, object], ...]
-"""For each input the dimensions that are dynamic."""
+"""For each input its dynamic dimensions."""
 
 
 @dataclass(frozen=True)
@@ -37,53 +37,56 @@ class Exported:
     graph_module: fx.GraphModule
     """Its placeholders follow the order of the job's inputs."""
     behaviour: Behaviour
-    """What a run of the graph on tensors without data showed."""
+    """Results of running the graph on fake tensors."""
     dynamic_batch: bool
-    """Whether the graph holds for any minibatch size, or only for the one it was traced at."""
+    """Whether the graph is valid for any minibatch size, or only for the one that it was traced with."""
     minibatch: int
-    """Samples in the minibatch that it was traced at."""
+    """Samples in the minibatch that it was traced with."""
     batch: Batch
     """The inputs that it was traced with."""
     evaluation_problem: str | None
-    """Why the graph cannot stand for the model in evaluation mode, or None."""
+    """Why the graph cannot represent the model in evaluation mode, or None."""
     left_out: tuple[str, ...]
     """Classes of objects that the model returns and the graph does not."""
 
 
 def export(job: Job, minibatch: int, whole: Sequence[str] = ()) -> Exported:
-    """Export the job's model at this minibatch size, with a dynamic one where the model allows it.
+    """Export the job's model at this minibatch size, with a dynamic minibatch size if the model allows it.
 
-    `whole` are the paths of submodules to take whole. Raises whatever torch.export does, `Refused`, or `DependsOnData`.
+    `whole`: paths of the submodules to export as opaque modules. Raises any exception of torch.export, `Refused`, or
+    `DependsOnData`.
     """
-    # A dimension of size 1 is always taken as a constant, and so would make the graph static.
+    # Export takes a dimension of size 1 for a constant, which would make the graph static.
     traced_at = max(2, minibatch)
     batch = job.example(traced_at)
     dynamic = _batch_dimensions(batch.inputs, job.example_inputs(traced_at + 1), traced_at)
     if any(dynamic):
         try:
-            # Sizes that depend on the data are not likely to agree with a line through them four times.
-            calls = _learn(job, whole, (traced_at, traced_at + 1, traced_at + 2, traced_at))
-            made = _Attempt(job, batch, traced_at, dynamic, calls).run()
+            # Sizes that depend on the data are unlikely to be linear in the minibatch size in four runs.
+            calls = _observe_calls(job, whole, (traced_at, traced_at + 1, traced_at + 2, traced_at))
+            exported = _Attempt(job, batch, traced_at, dynamic, calls).run()
         except Exception as error:
             if depends_on_data(error):
                 raise
-            # What is really wrong shows again below, where nothing is dynamic.
-            made = None
-        if made is not None and _is_dynamic(made.graph_module, dynamic):
-            return made
+            # An error that has nothing to do with dynamic sizes occurs again in the static export below.
+            exported = None
+        if exported is not None and _is_dynamic(exported.graph_module, dynamic):
+            return exported
     if traced_at != minibatch:
         batch = job.example(minibatch)
     static: DynamicShapes = tuple({} for _ in batch.inputs)
-    return _Attempt(job, batch, minibatch, static, _learn(job, whole, (minibatch, minibatch))).run()
+    return _Attempt(job, batch, minibatch, static, _observe_calls(job, whole, (minibatch, minibatch))).run()
 
 
 def depends_on_data(error: BaseException) -> bool:
-    """Whether an error says that what the model does depends on its data."""
+    """Whether an error means that the model's control flow or sizes depend on its data."""
     kind = type(error).__name__
     return "data-dependent" in str(error).lower() or "DataDependent" in kind or isinstance(error, DependsOnData)
 
 
-def _learn(job: Job, whole: Sequence[str], minibatches: Sequence[int]) -> Calls:
+def _observe_calls(job: Job, whole: Sequence[str], minibatches: Sequence[int]) -> Calls:
+    """Run the model at these minibatch sizes to see what its opaque modules return."""
+
     def run(minibatch: int) -> None:
         with mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")):
             job.example(minibatch).call(job.model)
@@ -93,7 +96,7 @@ def _learn(job: Job, whole: Sequence[str], minibatches: Sequence[int]) -> Calls:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """To export a model, with some dimensions dynamic and some submodules taken whole."""
+    """One attempt to export a model, with given dynamic dimensions and opaque modules."""
 
     job: Job
     batch: Batch
@@ -102,7 +105,7 @@ class _Attempt:
     calls: Calls
 
     def run(self) -> Exported:
-        """Export, in training mode, and in evaluation mode where that might give another graph."""
+        """Export in training mode, and also in evaluation mode if that might give another graph."""
         graph_module, left_out = self._export()
         with mode(self.job.model, train=True), autocast(self.job.autocast, torch.device("cpu")):
             behaviour = observe(graph_module, self.batch.inputs)
@@ -118,11 +121,13 @@ class _Attempt:
             args, kwargs = (), dict(zip(self.batch.names, self.batch.inputs, strict=True))
             dynamic = dict(zip(self.batch.names, self.dynamic, strict=True))
         with ExitStack() as stack:
-            for one in (mode(job.model, train), autocast(job.autocast, torch.device("cpu")), _quiet(), watched()):
-                stack.enter_context(one)
+            stack.enter_context(mode(job.model, train))
+            stack.enter_context(autocast(job.autocast, torch.device("cpu")))
+            stack.enter_context(_quiet())
+            stack.enter_context(watched())
             stack.enter_context(forwards(job.model, recorders(job.model, self.calls)))
             left_out = stack.enter_context(plain_outputs(job.model))
-            # Export warns of what an LSTM does to itself while it is traced, which has no effect afterwards.
+            # Export warns that an LSTM changes itself while it is traced, which has no effect afterwards.
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             stack.callback(opaque.forget)
@@ -135,15 +140,16 @@ class _Attempt:
         return _cleaned(module), left_out
 
     def _evaluation_problem(self, trained: fx.GraphModule) -> str | None:
-        """Why the graph cannot stand for the model in evaluation mode, or None.
+        """Why the graph cannot represent the model in evaluation mode, or None.
 
-        Operators carry their mode and are changed, but a branch of the user's own on `self.training` is not in the
-        graph. Only where the user's code mentions it is the model exported in evaluation mode as well, and compared.
+        Operators that carry their mode are converted, but a branch in the user's code on `self.training` is not in
+        the graph. Only if the user's code mentions it, the model is also exported in evaluation mode, and the graphs
+        are compared.
         """
         traced = [
             type(module)
             for path, module in self.job.model.named_modules()
-            if not any(path == one or path.startswith(f"{one}.") for one in self.calls)
+            if not any(path == opaque_path or path.startswith(f"{opaque_path}.") for opaque_path in self.calls)
         ]
         suspects = sorted({kind.__name__ for kind in dict.fromkeys(traced) if _mentions_mode(kind)})
         if not suspects:
@@ -158,7 +164,7 @@ class _Attempt:
 
 @contextmanager
 def mode(model: nn.Module, train: bool) -> Iterator[None]:
-    """Training or evaluation mode for a while; every submodule gets its own mode back."""
+    """Context in training or evaluation mode. Afterwards every submodule has its own mode back."""
     modes = {module: module.training for module in model.modules()}
     model.train(train)
     try:
@@ -170,7 +176,7 @@ def mode(model: nn.Module, train: bool) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch logs and prints about a failure, which is reported once, in our own words."""
+    """Context that hides torch's own logs about a failure, which is reported once, in our own words."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -181,20 +187,22 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _batch_dimensions(some: tuple[Tensor, ...], more: tuple[Tensor, ...], minibatch: int) -> DynamicShapes:
-    """For each input, the dimensions that follow the minibatch size, as `torch.export` wants them."""
+def _batch_dimensions(inputs: tuple[Tensor, ...], larger: tuple[Tensor, ...], minibatch: int) -> DynamicShapes:
+    """For each input, the dimensions that follow the minibatch size, in the form that `torch.export` takes."""
     return tuple(
         {
             dimension: torch.export.Dim.AUTO
-            for dimension, sizes in enumerate(zip(one.shape, other.shape, strict=False))
+            for dimension, sizes in enumerate(zip(tensor.shape, larger_tensor.shape, strict=False))
             if sizes == (minibatch, minibatch + 1)
         }
-        for one, other in zip(some, more, strict=False)
+        for tensor, larger_tensor in zip(inputs, larger, strict=False)
     )
 
 
 def _is_dynamic(graph_module: fx.GraphModule, dynamic: DynamicShapes) -> bool:
-    """Whether every dimension that was asked to be dynamic is: AUTO quietly gives in where the model fixes it."""
+    """Whether every dimension that was requested as dynamic is: AUTO silently gives up where the model fixes the
+    size.
+    """
     values = [node.meta["val"] for node in graph_module.graph.nodes if node.op == "placeholder"]
     return all(
         isinstance(value.shape[dimension], torch.SymInt) and value.shape[dimension].node.maybe_as_int() is None
@@ -204,7 +212,7 @@ def _is_dynamic(graph_module: fx.GraphModule, dynamic: DynamicShapes) -> bool:
 
 
 def _cleaned(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Without the checks that export leaves behind and without dead code; mutations and random numbers stay."""
+    """The graph without export's assertions and without dead code. Mutations and random operators stay."""
     for node in reversed(graph_module.graph.nodes):
         if node.op == "call_function" and not node.users and "_assert" in str(node.target):
             graph_module.graph.erase_node(node)
@@ -212,9 +220,9 @@ def _cleaned(graph_module: fx.GraphModule) -> fx.GraphModule:
     return graph_module
 
 
-def _order(graph: fx.Graph, given: Sequence[str], wanted: Sequence[str]) -> None:
-    """Put placeholders, which export may have put in the order of forward()'s parameters, into the wanted order."""
-    by_name = dict(zip(given, graph.find_nodes(op="placeholder"), strict=True))
+def _order(graph: fx.Graph, names: Sequence[str], wanted: Sequence[str]) -> None:
+    """Reorder the placeholders, which export may have put in the order of forward()'s parameters."""
+    by_name = dict(zip(names, graph.find_nodes(op="placeholder"), strict=True))
     start = next(iter(graph.nodes))
     for name in wanted:
         if by_name[name] is not start:
@@ -224,6 +232,7 @@ def _order(graph: fx.Graph, given: Sequence[str], wanted: Sequence[str]) -> None
 
 
 def _mentions_mode(kind: type) -> bool:
+    """Whether the source of a user's module class mentions `.training`."""
     if kind.__module__.startswith("torch.nn."):
         return False
     try:
@@ -234,12 +243,12 @@ def _mentions_mode(kind: type) -> bool:
 
 def _operators(graph_module: fx.GraphModule) -> list[str]:
     calls = [node for node in graph_module.graph.nodes if node.op == "call_function"]
-    # Attention lays its result out in memory by whether there is dropout: what is then contiguous needs no copy.
-    kept = [one for one in calls if not evalmode.is_training_only(one) and operator_name(one) != "contiguous"]
+    # The memory layout of attention's result depends on dropout, and so does whether `contiguous` is called on it.
+    kept = [call for call in calls if not evalmode.is_training_only(call) and operator_name(call) != "contiguous"]
     return [operator(node) for node in kept]
 
 
 def operator(node: fx.Node) -> str:
-    """A name of what a node does that is the same in every process: an overload's own, where there is one."""
-    # A plain function would print its address.
+    """A name of the node's operator that is the same in every process: the overload's own name if it is an overload."""
+    # str() of a plain function contains its address.
     return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else operator_name(node)

@@ -1,4 +1,7 @@
-"""Typed access to the fields of a JSON object; what is missing or of another type is one `LaunchError` line."""
+"""Typed access to the fields of a JSON object. A missing or mistyped field is a one-line `LaunchError`.
+
+`where` names the file in errors.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pipeplan_launch.errors import LaunchError
 
 
 def integer(content: Mapping[str, Any], key: str, where: str, least: int, most: int = 2**63 - 1) -> int:
-    """A whole number, at least `least` and at most `most`."""
+    """A whole number from `least` to `most`."""
     value = content.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise LaunchError(f"{where}: {key!r} must be a whole number of at least {least}, not {_short(value)}")
@@ -20,7 +23,7 @@ def integer(content: Mapping[str, Any], key: str, where: str, least: int, most: 
 
 
 def text(content: Mapping[str, Any], key: str, where: str) -> str:
-    """A string that is not empty."""
+    """A non-empty string."""
     value = content.get(key)
     if not isinstance(value, str) or not value:
         raise LaunchError(f"{where}: {key!r} must be a string, not {value!r}")
@@ -28,7 +31,7 @@ def text(content: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def choice(content: Mapping[str, Any], key: str, where: str, known: Sequence[str]) -> str:
-    """One of a few strings."""
+    """One of a few known strings."""
     value = content.get(key)
     if value not in known:
         raise LaunchError(f"{where}: {key!r} must be one of {', '.join(known)}, not {value!r}")
@@ -36,7 +39,7 @@ def choice(content: Mapping[str, Any], key: str, where: str, known: Sequence[str
 
 
 def mapping(content: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
-    """An object."""
+    """A JSON object."""
     value = content.get(key)
     if not isinstance(value, dict):
         raise LaunchError(f"{where}: {key!r} must be an object, not {value!r}")
@@ -44,7 +47,7 @@ def mapping(content: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
 
 
 def listing(content: Mapping[str, Any], key: str, where: str) -> list[Any]:
-    """A list that is not empty."""
+    """A non-empty list."""
     value = content.get(key)
     if not isinstance(value, list) or not value:
         raise LaunchError(f"{where}: {key!r} must be a list with at least one entry, not {value!r}")
@@ -52,7 +55,7 @@ def listing(content: Mapping[str, Any], key: str, where: str) -> list[Any]:
 
 
 def names(content: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
-    """A list of strings, not empty."""
+    """A non-empty list of strings."""
     value = listing(content, key, where)
     if not all(isinstance(name, str) for name in value):
         raise LaunchError(f"{where}: {key!r} must be a list of names")
@@ -60,7 +63,7 @@ def names(content: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
 
 
 def amount(content: Mapping[str, Any], key: str, where: str) -> float | None:
-    """A number that is finite and not negative, or null."""
+    """A finite number of at least 0, or None for null or a missing field."""
     value = content.get(key)
     if value is None:
         return None

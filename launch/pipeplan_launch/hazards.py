@@ -1,7 +1,7 @@
-"""What torch.export would trace without a word, and wrongly.
+"""Code that torch.export would trace silently and wrongly.
 
-Gradients that the user writes would be lost, and so would hooks on tensors; random numbers of Python and NumPy would be
-drawn once, for all minibatches.
+Custom gradients and tensor hooks would be lost. Random numbers of Python and NumPy would be drawn once and used for
+all minibatches.
 """
 
 from __future__ import annotations
@@ -21,28 +21,30 @@ from pipeplan_launch.opaque import FunctionCall, Structure, record
 
 
 class Untraceable(Exception):
-    """Something in forward() whose effect would not be in the graph."""
+    """forward() does something whose effect would not be in the graph."""
 
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Inside, what is traced keeps the user's own gradients; hooks on tensors and others' numbers are `Untraceable`."""
+    """Context in which tracing keeps the user's own gradients, and raises `Untraceable` for tensor hooks and foreign
+    random numbers.
+    """
     apply, register = torch.autograd.Function.__dict__["apply"], Tensor.register_hook
     torch.autograd.Function.apply = classmethod(partial(_apply, _unbound(apply)))  # type: ignore[method-assign,assignment]
-    Tensor.register_hook = _refuse_hook  # type: ignore[method-assign]
-    draws = _Draws()
-    hooks = register_module_forward_pre_hook(draws.before), register_module_forward_hook(draws.after)
+    Tensor.register_hook = _refuse_tensor_hook  # type: ignore[method-assign]
+    random_watch = _RandomNumberWatch()
+    hooks = register_module_forward_pre_hook(random_watch.before), register_module_forward_hook(random_watch.after)
     try:
         yield
     finally:
-        for one in hooks:
-            one.remove()
+        for hook in hooks:
+            hook.remove()
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]
         Tensor.register_hook = register  # type: ignore[method-assign]
 
 
 def _unbound(method: Any) -> Callable[..., Any]:
-    """The function of a class method, which is given the class first; newer torch has written this one in C."""
+    """The function of a class method, with the class as its first parameter. Newer torch has written `apply` in C."""
     if isinstance(method, classmethod):
         return method.__func__
 
@@ -53,40 +55,40 @@ def _unbound(method: Any) -> Callable[..., Any]:
 
 
 def _apply(original: Any, function: type, *args: Any, **kwargs: Any) -> Any:
-    """In place of `function.apply`."""
+    """Replaces `function.apply`."""
     if function is torch.utils.checkpoint.CheckpointFunction:
-        # Only memory is at stake; traced as it is written, it has no gradient.
+        # Checkpointing only saves memory, and its traced forward would have no gradient.
         run, _, *rest = args
         return run(*rest)
     if function.__module__.startswith(("torch.", "pipeplan_launch.")):
         return original(function, *args, **kwargs)
     arguments, tensors, sizes = Structure.of((args, kwargs))
-    if any(callable(one) or isinstance(one, nn.Module) for one in arguments.leaves):
+    if any(callable(leaf) or isinstance(leaf, nn.Module) for leaf in arguments.leaves):
         raise Untraceable(f"the autograd function {function.__name__} takes a function: its tensors cannot be followed")
     call = FunctionCall(partial(original, function), function, arguments)
-    made = record(call, tensors, sizes)
+    outputs = record(call, tensors, sizes)
     assert call.returns is not None
-    return call.returns.filled(made)
+    return call.returns.filled(outputs)
 
 
-def _refuse_hook(tensor: Tensor, hook: Any) -> Any:
+def _refuse_tensor_hook(tensor: Tensor, hook: Any) -> Any:
     raise Untraceable("forward() registers a hook on a tensor, which would not be in the graph")
 
 
-class _Draws:
-    """Finds the innermost module that draws random numbers which are not torch's."""
+class _RandomNumberWatch:
+    """Finds the innermost module that draws random numbers from Python's or NumPy's generators."""
 
     def __init__(self) -> None:
         self._open: list[tuple[nn.Module, Any]] = []
 
-    def before(self, module: nn.Module, given: Any) -> None:
-        self._open.append((module, _numbers()))
+    def before(self, module: nn.Module, inputs: Any) -> None:
+        self._open.append((module, _generator_states()))
 
-    def after(self, module: nn.Module, given: Any, value: Any) -> None:
+    def after(self, module: nn.Module, inputs: Any, output: Any) -> None:
         while self._open:
             opened, before = self._open.pop()
             if opened is module:
-                if before != _numbers():
+                if before != _generator_states():
                     self._refuse(module)
                 return
 
@@ -97,8 +99,8 @@ class _Draws:
         )
 
 
-def _numbers() -> Any:
-    """Where the generators of Python and NumPy are."""
+def _generator_states() -> Any:
+    """States of Python's generator, and of NumPy's if it is imported."""
     if "numpy" not in sys.modules:
         return random.getstate()
     _, keys, place, *_ = sys.modules["numpy"].random.get_state()

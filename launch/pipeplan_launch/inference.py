@@ -1,4 +1,4 @@
-"""Forward only: evaluation between epochs, and pipelined inference."""
+"""Forward-only engine: evaluation between epochs, and pipelined inference."""
 
 from __future__ import annotations
 
@@ -18,56 +18,57 @@ from pipeplan_launch.seeds import seed_forward
 from pipeplan_launch.timeline import FORWARD, WAIT
 from pipeplan_launch.transport import Transport
 
-KEPT_SENDS = 2  # activations under way to the next stage, per replica: a faster stage waits rather than pile them up
+KEPT_SENDS = 2
+"""Activations that a replica may have on the way to the next stage. A faster stage waits instead of queueing more."""
 
 
 @dataclass
 class Score:
-    """What the last stage's replicas counted; a sum of these over the replicas is the result."""
+    """Counts of one replica of the last stage. The sum over the replicas is the result."""
 
     correct: float = 0.0
     samples: float = 0.0
     judged: float = 0.0
-    """Samples whose output could be right or wrong: those that a metric was there for."""
+    """Samples whose output a metric could judge."""
     loss_sum: float = 0.0
-    """Over the samples, where the job has a loss."""
+    """Sum of the loss over the samples, if the job has a loss."""
     sums: dict[str, float] = field(default_factory=dict)
-    """Of the job's other metrics, over the samples."""
+    """Sums of the job's other metrics over the samples."""
 
     @staticmethod
     def empty(job: Job) -> Score:
-        """Before anything is counted."""
+        """A score without samples."""
         return Score(sums=dict.fromkeys(job.metrics, 0.0))
 
     def as_list(self) -> list[float]:
-        """For a reduce."""
+        """The counts as a list, to be summed by an all-reduce."""
         return [self.correct, self.samples, self.judged, self.loss_sum, *self.sums.values()]
 
     def of_all(self, reduced: Sequence[float]) -> Score:
-        """From the sum over all workers of what `as_list` gives."""
-        correct, samples, judged, loss_sum, *others = reduced
-        return Score(correct, samples, judged, loss_sum, dict(zip(self.sums, others, strict=True)))
+        """The score of all workers, from the sum of their `as_list`."""
+        correct, samples, judged, loss_sum, *sums = reduced
+        return Score(correct, samples, judged, loss_sum, dict(zip(self.sums, sums, strict=True)))
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The job's other metrics: means over the samples."""
+        """Means of the job's other metrics over the samples."""
         return {name: total / self.samples for name, total in self.sums.items()} if self.samples else {}
 
     @property
     def accuracy(self) -> float | None:
-        """Share of right outputs; None where the job has no metric that fits."""
+        """Share of right outputs, or None if the job has no metric that applies."""
         return self.correct / self.judged if self.judged else None
 
 
 class ForwardEngine(Engine):
-    """Runs the forward-only schedule on one replica of one stage, with the current weights, in evaluation mode."""
+    """Runs the forward-only schedule on one replica of one stage, with the current weights in evaluation mode."""
 
     def __init__(self, place: Place, transport: Transport, recorder: Recorder) -> None:
         super().__init__(place, SCHEDULES["forward-only"], transport, recorder, {Kind.FORWARD: self._forward})
         self.score = Score.empty(place.job)
 
     def run(self, segment: Segment) -> int:
-        """Run a segment; `score` then holds what this worker counted."""
+        """Run a segment. Afterwards `score` holds this worker's counts."""
         self.score = Score.empty(self.place.job)
         self.place.program.eval()
         try:
@@ -98,10 +99,10 @@ class ForwardEngine(Engine):
         self.finish_step(index)
 
     def _judge(self, index: int, output: object, target: object) -> None:
-        real, run = self.segment.batches.sizes.real(self.segment.number(index)), self.size(index)
-        if real < run:  # the filling does not count
+        real, padded = self.segment.batches.sizes.real_samples(self.segment.number(index)), self.size(index)
+        if real < padded:  # padding samples do not count
             output, target = (
-                map_tensors(value, lambda tensor: _first(tensor, real, run)) for value in (output, target)
+                map_tensors(value, lambda tensor: _first(tensor, real, padded)) for value in (output, target)
             )
         job = self.place.job
         self.score.samples += real
@@ -135,5 +136,6 @@ def _mean(name: str, value: object) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-def _first(tensor: Tensor, real: int, run: int) -> Tensor:
-    return tensor[:real] if tensor.ndim and tensor.shape[0] == run else tensor
+def _first(tensor: Tensor, real: int, padded: int) -> Tensor:
+    """A tensor without its padding samples, if its first dimension is the minibatch."""
+    return tensor[:real] if tensor.ndim and tensor.shape[0] == padded else tensor

@@ -1,4 +1,4 @@
-"""What a stage keeps of a minibatch between its forward and its backward pass."""
+"""State that a stage keeps for a minibatch between its forward and its backward pass."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from pipeplan_launch.recompute import Conditions
 
 @dataclass(frozen=True)
 class Given:
-    """What a stage computes a minibatch from."""
+    """The inputs of a stage's forward pass for one minibatch."""
 
     received: Sequence[Tensor]
+    """Activations from the previous stage."""
     inputs: Sequence[Tensor]
+    """Model inputs read from the data set."""
     target: Any
 
     @property
-    def writes(self) -> list[int]:
-        """How often each tensor that came from the data was written to."""
+    def write_counts(self) -> list[int]:
+        """How often each tensor that was read from the data has been written to."""
         tensors: list[Tensor] = []
 
         def note(tensor: Tensor) -> Tensor:
@@ -35,12 +37,12 @@ class Given:
 
 @dataclass(frozen=True)
 class InFlight:
-    """What the backward of a minibatch starts from and ends at."""
+    """Start and end of a minibatch's backward pass: the inputs of its forward pass, and its outputs."""
 
-    given: Given
+    inputs: Given
     outputs: Sequence[Tensor]
-    """Empty where the stage recomputes."""
+    """The outputs; empty if the stage recomputes."""
     conditions: Conditions | None = None
-    """Those of the forward pass, where the stage recomputes."""
-    spoilt: bool = False
-    """Whether the forward pass wrote to what was read from the data: it is then not kept, but read again."""
+    """The conditions of the forward pass, if the stage recomputes."""
+    inputs_modified: bool = False
+    """Whether the forward pass wrote to data that was read for it. Such data is not kept but read again."""

@@ -1,4 +1,4 @@
-"""A job: a model as its author wrote it, and the little that training it needs besides."""
+"""A job: a model as its author wrote it, with the data, loss and optimiser that training it takes."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ from torch.utils.data import Dataset, default_collate
 from pipeplan_launch import precision, slips
 from pipeplan_launch.callbacks import Callback
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.usercode import user_code
 
 
 @dataclass(frozen=True)
 class Data:
     """The samples of a job: map-style data sets whose samples are `(input, target)`.
 
-    The input is a tensor, a tuple of tensors, or a dictionary of tensors, with which the model is called by keywords.
-    A sample that is such a dictionary itself is input and target in one.
+    The input is a tensor, a tuple of tensors, or a dictionary of tensors that the model takes as keyword arguments. A
+    sample that is itself such a dictionary is both input and target.
     """
 
     train: Dataset[Any]
     test: Dataset[Any] | None = None
     collate: Callable[[list[Any]], Any] | None = None
-    """collate(samples): a minibatch `(input, target)`, or one dictionary that is both, from a list of samples; by
-    default torch's `default_collate`."""
+    """collate(samples): makes a minibatch from a list of samples, as a pair `(input, target)` or as one dictionary
+    that is both; by default torch's `default_collate`."""
     order: Callable[[int], Sequence[int]] | None = None
-    """order(epoch): indices of the training samples to use in that epoch, as many in each; by default all, shuffled."""
+    """order(epoch): indices of the training samples to use in that epoch, the same number in every epoch; by default
+    all of them, shuffled."""
     processes: int = 0
-    """Processes that read ahead, for each worker that reads; with none a worker reads when it needs the samples."""
+    """Number of prefetch processes for each worker that reads data. With 0 a worker reads its samples when it needs
+    them."""
 
     def __post_init__(self) -> None:
         slips.check_samples("train", self.train)
@@ -52,21 +55,21 @@ class Batch:
     inputs: tuple[Tensor, ...]
     target: Any
     names: tuple[str, ...] = ()
-    """The keywords that the inputs are given by, in the same order; empty where they are positional."""
+    """The keywords of the inputs, in the same order; empty if the model takes them by position."""
 
     def call(self, model: nn.Module) -> Any:
-        """What the model returns for this minibatch."""
+        """The model's output for this minibatch."""
         return call_model(model, self.inputs, self.names)
 
 
 def call_model(model: nn.Module, inputs: Sequence[Tensor], names: Sequence[str] = ()) -> Any:
-    """Run a model on inputs, by keywords where they have names."""
+    """Run a model on inputs, as keyword arguments where they have names."""
     return model(**dict(zip(names, inputs, strict=True))) if names else model(*inputs)
 
 
 @dataclass(frozen=True)
 class StageInfo:
-    """What the optimiser and the scheduler of one stage may want to know of it."""
+    """Facts about one stage that its optimiser and scheduler may depend on."""
 
     stage: int = 0
     stages: int = 1
@@ -74,52 +77,54 @@ class StageInfo:
     minibatch: int = 1
     """Samples in a minibatch."""
     minibatches_per_update: int = 1
-    """Minibatches of the pipeline whose mean gradient makes an update of this stage."""
+    """Minibatches of the pipeline whose gradients are averaged for one update of this stage."""
     schedule: str = "1f1b-stashing"
     named_parameters: tuple[tuple[str, nn.Parameter], ...] = ()
-    """The stage's parameters that are trained, under the model's names."""
+    """The trainable parameters of the stage, under the model's names."""
 
     @property
     def samples_per_update(self) -> int:
-        """The effective batch of the stage."""
+        """The effective batch size of the stage."""
         return self.minibatch * self.minibatches_per_update
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to train. Only `model` and one of `inputs` and `data` are needed to profile and plan."""
+    """A model and how to train it. Profiling and planning need only `model` and one of `inputs` and `data`."""
 
     model: nn.Module
-    """The model, unmodified."""
+    """The unmodified model."""
     inputs: Callable[[int], Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]] | None = None
-    """Example inputs for a minibatch of n samples, a dictionary for keywords; without it, the first n samples of
-    `data.train`."""
+    """Makes example inputs for a minibatch of n samples, as a dictionary if the model takes keyword arguments; by
+    default the first n samples of `data.train`."""
     loss: Callable[[Any, Any], Tensor] | None = None
     """loss(output, target): a scalar, the mean over the minibatch."""
     data: Callable[[], Data] | None = None
     """Builds the data sets; see `datasets`."""
     optimizer: Callable[..., Optimizer] | None = None
     """Builds the optimiser for some of the model's parameters, as optimizer(parameters) or optimizer(parameters,
-    stage), with a `StageInfo`; by default SGD, rate 0.01, momentum 0.9."""
+    stage) with a `StageInfo`; by default SGD with rate 0.01 and momentum 0.9."""
     scale_lr: Literal["linear", "sqrt"] | None = None
-    """Multiply each stage's rate by its minibatches per update, or by the square root of that."""
+    """Multiplies each stage's learning rate by its minibatches per update, or by the square root of that number."""
     scheduler: Callable[..., LRScheduler] | None = None
-    """Builds a scheduler of torch's for a stage's optimiser, as scheduler(optimizer) or scheduler(optimizer, stage)."""
+    """Builds a torch scheduler for a stage's optimiser, as scheduler(optimizer) or scheduler(optimizer, stage)."""
     scheduler_interval: Literal["epoch", "minibatch"] = "epoch"
     """When the scheduler steps: after every epoch, or for every minibatch of the pipeline."""
     clip_norm: float | None = None
-    """Scale gradients down to this norm at every update: over all stages with a flush, else over each by itself."""
+    """Largest norm of the gradients of an update. Larger gradients are scaled down: over all stages together if the
+    schedule flushes, otherwise each stage by itself."""
     callbacks: Sequence[Callback] = ()
-    """Told of the run's progress, in one process only."""
+    """Callbacks that follow the run, called in one process only."""
     metric: Callable[[Any, Any], Tensor] | None = None
-    """metric(output, target): how many samples of the minibatch are right; by default by argmax for class ids."""
+    """metric(output, target): how many samples of the minibatch are right; by default by argmax over class scores."""
     autocast: torch.dtype | None = None
-    """`torch.bfloat16` to run the model and the loss under torch's autocast; parameters stay as they are."""
+    """`torch.bfloat16` runs the model and the loss under torch's autocast; parameters keep their own type."""
     metrics: Mapping[str, Callable[[Any, Any], Tensor | float]] = field(default_factory=dict)
-    """Others, by name: metric(output, target) is a mean over the minibatch, to be averaged over the test samples."""
+    """Further metrics by name: metric(output, target) is a mean over the minibatch, which is averaged over the test
+    samples."""
     name: str = ""
     minibatch: int = 32
-    """Samples in a minibatch, unless the command line says otherwise."""
+    """Samples in a minibatch, unless the command line overrides it."""
 
     def __post_init__(self) -> None:
         slips.check_model(self.model)
@@ -145,22 +150,22 @@ class Job:
 
     @cached_property
     def datasets(self) -> Data:
-        """The job's data sets, built when first asked for."""
+        """The job's data sets, built on first access."""
         if self.data is None:
             raise LaunchError(f"the job {self.name!r} has no data: give it a `data` that returns pipeplan_launch.Data")
-        made = self.data()
-        if not isinstance(made, Data):
-            raise LaunchError(f"the job's `data` must return pipeplan_launch.Data, not {type(made).__name__}")
-        return made
+        data = self.data()
+        if not isinstance(data, Data):
+            raise LaunchError(f"the job's `data` must return pipeplan_launch.Data, not {type(data).__name__}")
+        return data
 
     @cached_property
     def input_names(self) -> tuple[str, ...]:
-        """The keywords that the model's inputs are given by, in wire order; empty where they are positional."""
+        """The keywords of the model's inputs, in wire order; empty if the model takes them by position."""
         with torch.random.fork_rng(devices=[]):
             return self.example(1).names
 
     def check_names(self, batch: Batch) -> None:
-        """Raises `LaunchError` for a minibatch with other inputs than those that the model was traced with."""
+        """Raises `LaunchError` if a minibatch has other inputs than the ones that the model was traced with."""
         if batch.names and batch.names != self.input_names:
             raise LaunchError(
                 f"a minibatch has the inputs {', '.join(batch.names)}, and the model was traced with "
@@ -168,24 +173,22 @@ class Job:
             )
 
     def example_inputs(self, minibatch: int) -> tuple[Tensor, ...]:
-        """The model's inputs for a minibatch of that many samples."""
+        """Example inputs of the model for a minibatch of that many samples."""
         return self.example(minibatch).inputs
 
     def example(self, minibatch: int) -> Batch:
-        """The model's inputs for a minibatch of that many samples, with their names; maybe without a target."""
-        from pipeplan_launch.usercode import user_code  # which knows what a job is
-
+        """A minibatch of example inputs with that many samples; its target may be None."""
         if self.inputs is None:
             return self.example_batch(minibatch)
         with user_code("the job's inputs"):
-            made = self.inputs(minibatch)
-        inputs, names = _as_inputs(made, "the job's `inputs`")
+            value = self.inputs(minibatch)
+        inputs, names = _as_inputs(value, "the job's `inputs`")
         return Batch(inputs, None, names)
 
     def example_batch(self, minibatch: int) -> Batch:
-        """The first samples of the training data, repeated where there are too few; else the inputs alone."""
-        from pipeplan_launch.usercode import user_code
-
+        """A minibatch of the first training samples, repeated where there are too few; example inputs alone if there
+        is no data.
+        """
         if self.data is None:
             return self.example(minibatch)
         with user_code("the job's data"):
@@ -195,37 +198,38 @@ class Job:
             return collate([train[index % len(train)] for index in range(minibatch)], self.datasets.collate)
 
     def make_optimizer(self, parameters: list[nn.Parameter], stage: StageInfo = StageInfo()) -> Optimizer:
-        """The job's optimiser over the parameters of a stage, its rates scaled."""
+        """The job's optimiser for the parameters of a stage, with its learning rates scaled as `scale_lr` says."""
         if self.optimizer is None:
-            made: Optimizer = SGD(parameters, lr=0.01, momentum=0.9)
+            optimizer: Optimizer = SGD(parameters, lr=0.01, momentum=0.9)
         else:
-            made = _call(self.optimizer, parameters, stage)
-        if not isinstance(made, Optimizer):
-            raise LaunchError(f"the job's `optimizer` must return a torch optimiser, not {type(made).__name__}")
+            optimizer = _call(self.optimizer, parameters, stage)
+        if not isinstance(optimizer, Optimizer):
+            raise LaunchError(f"the job's `optimizer` must return a torch optimiser, not {type(optimizer).__name__}")
         if self.scale_lr is not None:
             factor = stage.minibatches_per_update ** (1.0 if self.scale_lr == "linear" else 0.5)
-            for group in made.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] = group["lr"] * factor
-        return made
+        return optimizer
 
     def make_scheduler(self, optimizer: Optimizer, stage: StageInfo) -> LRScheduler | None:
-        """The job's scheduler of a stage's learning rate, or None."""
+        """The job's scheduler for a stage's learning rate, or None."""
         if self.scheduler is None:
             return None
-        made = _call(self.scheduler, optimizer, stage)
-        if not isinstance(made, LRScheduler):
+        scheduler = _call(self.scheduler, optimizer, stage)
+        if not isinstance(scheduler, LRScheduler):
             raise LaunchError(
-                f"the job's `scheduler` must return a scheduler of torch.optim.lr_scheduler, not {type(made).__name__}"
+                "the job's `scheduler` must return a scheduler of torch.optim.lr_scheduler, not "
+                f"{type(scheduler).__name__}"
             )
-        return made
+        return scheduler
 
     @property
     def rate_depends_on_stage(self) -> bool:
-        """Whether another plan means other learning rates."""
+        """Whether another plan may give other learning rates."""
         return self.scale_lr is not None or (self.optimizer is not None and _takes_stage(self.optimizer))
 
     def correct(self, output: Any, target: Any) -> Tensor | None:
-        """How many samples of the minibatch are right, or None where that is not known."""
+        """How many samples of the minibatch are right, or None if no metric applies."""
         if self.metric is not None:
             return self.metric(output, target)
         if not (isinstance(output, Tensor) and isinstance(target, Tensor)):
@@ -233,31 +237,37 @@ class Job:
         if target.is_floating_point() or not target.ndim or output.ndim != target.ndim + 1:
             return None
         if output.shape[:1] + output.shape[2:] != target.shape:
-            return None  # classes stand elsewhere than in dimension 1, as in a language model
+            return None  # dimension 1 does not hold the classes, as in a language model
         return (output.argmax(dim=1) == target).reshape(len(target), -1).all(dim=1).sum()
 
 
 def _takes_stage(build: Callable[..., Any]) -> bool:
-    """Whether a function has a second parameter for the stage: one without a default, or named so.
+    """Whether a function has a second positional parameter for the stage: one without a default, or one called
+    `stage`.
 
-    Not just any second one: torch's own optimisers take a learning rate there.
+    Other second parameters do not count, because torch's own optimisers take a learning rate there.
     """
     try:
         parameters = list(inspect.signature(build).parameters.values())
     except (TypeError, ValueError):
         return False
-    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    positional = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
     return len(positional) > 1 and (positional[1].default is inspect.Parameter.empty or positional[1].name == "stage")
 
 
-def _call(build: Callable[..., Any], what: Any, stage: StageInfo) -> Any:
-    return build(what, stage) if _takes_stage(build) else build(what)
+def _call(build: Callable[..., Any], argument: Any, stage: StageInfo) -> Any:
+    return build(argument, stage) if _takes_stage(build) else build(argument)
 
 
 def collate(samples: Sequence[Any], stack: Callable[[list[Any]], Any] | None = None) -> Batch:
-    """Stack samples `(input, target)` into a minibatch, or whatever `stack` makes such a pair of.
+    """Stack samples `(input, target)` into a minibatch, with `stack` if it is given.
 
-    Where that gives one dictionary instead, as the collators of Hugging Face do, it is the input and the target, too.
+    If stacking gives one dictionary instead, as the collators of Hugging Face do, it is both the input and the
+    target.
     """
     stacked = (stack or default_collate)(list(samples))
     if isinstance(stacked, Mapping):
@@ -269,30 +279,30 @@ def collate(samples: Sequence[Any], stack: Callable[[list[Any]], Any] | None = N
     return Batch(inputs, stacked[1], names)
 
 
-def _as_inputs(value: Any, whence: str) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
-    """Tensors and names in the order that all workers agree on: that of a dictionary is often an accident."""
+def _as_inputs(value: Any, source: str) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
+    """The input tensors and their names. A dictionary is sorted by name, because workers must agree on the order."""
     names: tuple[str, ...] = ()
     if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
         names = tuple(sorted(value))
         inputs: Any = [value[name] for name in names]
     else:
         inputs = (value,) if isinstance(value, Tensor) else value
-    if not isinstance(inputs, list | tuple) or not inputs or not all(isinstance(one, Tensor) for one in inputs):
+    if not isinstance(inputs, list | tuple) or not inputs or not all(isinstance(tensor, Tensor) for tensor in inputs):
         raise LaunchError(
-            f"{whence} must be a tensor, a tuple of tensors or a dictionary of tensors, not {_kind(value)}"
+            f"{source} must be a tensor, a tuple of tensors or a dictionary of tensors, not {_describe_type(value)}"
         )
     return tuple(inputs), names
 
 
-def _kind(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     if isinstance(value, Mapping):
         wrong = next(
-            (f"{name!r} {type(one).__name__}" for name, one in value.items() if not isinstance(one, Tensor)), ""
+            (f"{name!r} {type(entry).__name__}" for name, entry in value.items() if not isinstance(entry, Tensor)), ""
         )
         return f"a dictionary with {wrong}" if wrong else "an empty dictionary"
     return type(value).__name__
 
 
 def repeat_to(example: Tensor, minibatch: int) -> Tensor:
-    """`minibatch` samples by repeating those of an example along dimension 0."""
+    """A minibatch made by repeating the samples of an example along dimension 0."""
     return example[torch.arange(minibatch) % len(example)]

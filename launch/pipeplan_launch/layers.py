@@ -1,8 +1,9 @@
 """Group the nodes of an exported graph into layers.
 
-One layer per call of a leaf module, one per free operator. Shape operators (`view`, `flatten`, picking a tuple's
-member) belong to the layer whose output they look at. What depends on neither parameters, data nor chance (masks,
-positions, sizes) and views of the model's inputs belong to no layer: every stage that reads them makes its own copy.
+Each call of a leaf module is one layer, and so is each operator outside leaf modules. Shape operators (`view`,
+`flatten`, picking a member of a tuple) belong to the layer whose output they look at. Values that depend on neither
+parameters, data nor random numbers (masks, positions, sizes) and views of the model's inputs belong to no layer:
+every stage that reads them computes its own copy.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ SHAPE_OPERATORS = frozenset(
     | {"select", "slice", "narrow", "chunk", "split", "split_with_sizes", "unbind", "getitem"}
 )
 CONTAINERS = "torch.nn.modules.container"
-"""Where torch keeps its lists, dictionaries and sequences of modules; a class derived from them is not there."""
+"""Torch's module for lists, dictionaries and sequences of modules. User classes derived from them are defined
+elsewhere."""
 LOSS = "loss"
 """The last layer, which consumes the model's outputs."""
 
@@ -34,7 +36,8 @@ class LayerInfo:
     """One layer: the unit that a plan assigns to stages."""
 
     name: str
-    """Unique: the module's path, with the operator for a free one, with `#2` … on repeated calls."""
+    """Unique name: the module's path, followed by the operator if it is outside leaf modules, and by `#2` … on
+    repeated calls."""
     module: str
     """Path of the module that was called."""
     op: str
@@ -47,11 +50,11 @@ class LayerInfo:
 
 @dataclass(frozen=True)
 class Grouping:
-    """Layers in topological order, and which nodes each one runs."""
+    """The layers in topological order, and the nodes of each."""
 
     names: tuple[str, ...]
     modules: dict[str, tuple[str, str]]
-    """For each layer the module's path and what it does."""
+    """For each layer the path of its module, and the module's class or the operator."""
     layer_of: dict[fx.Node, str]
     """The layer of every node that belongs to one; the output node belongs to `loss`."""
 
@@ -59,9 +62,9 @@ class Grouping:
 def group(graph_module: fx.GraphModule, model: nn.Module, behaviour: Behaviour, granularity: str = "layer") -> Grouping:
     """Assign every node that does work to a layer, so that the layers form a DAG.
 
-    With granularity `op` every operator is a layer. With `module` one layer is the outermost module around an operator
-    that stands in a list, a dictionary or a sequence of modules and is none itself: a block of a transformer, with the
-    experts inside. Elsewhere it is the call of a leaf module, as with `layer`.
+    With granularity `op` every operator is a layer. With `module` a layer is the outermost module around an operator
+    that is a member of a list, dictionary or sequence of modules and not itself such a container: a block of a
+    transformer, with its experts. Elsewhere it is the call of a leaf module, as with `layer`.
     """
     nodes = list(graph_module.graph.nodes)
     copied = _copied(graph_module, behaviour)
@@ -85,12 +88,14 @@ def group(graph_module: fx.GraphModule, model: nn.Module, behaviour: Behaviour, 
 
 
 class _Namer:
+    """Gives each layer a unique name."""
+
     def __init__(self) -> None:
         self.taken = {LOSS}
         self.calls: dict[str, int] = defaultdict(int)
 
     def unique(self, label: str) -> str:
-        """The label itself, or with `#2`, `#3` … when it is taken."""
+        """The label itself, or the label with `#2`, `#3` … if it is taken."""
         while True:
             self.calls[label] += 1
             name = label if self.calls[label] == 1 else f"{label}#{self.calls[label]}"
@@ -105,9 +110,12 @@ def is_size(node: fx.Node) -> bool:
 
 
 def _copied(graph_module: fx.GraphModule, behaviour: Behaviour) -> set[fx.Node]:
-    """Nodes that every reader's stage computes anew: sizes, constants, and views of the model's inputs."""
+    """Nodes that every reader's stage computes for itself: sizes, constants, and views of the model's inputs."""
     touched = {
-        storage for arguments in behaviour.written.values() for one in arguments for storage in behaviour.storages(one)
+        storage
+        for arguments in behaviour.written.values()
+        for argument in arguments
+        for storage in behaviour.storages(argument)
     }
     constant: set[fx.Node] = set()
     of_input: set[fx.Node] = set()
@@ -123,16 +131,18 @@ def _copied(graph_module: fx.GraphModule, behaviour: Behaviour) -> set[fx.Node]:
                 constant.add(node)
             elif _is_random(node) or behaviour.storages(node) & touched or node in behaviour.written:
                 continue
-            elif all(one in constant for one in node.all_input_nodes):
+            elif all(argument in constant for argument in node.all_input_nodes):
                 constant.add(node)
-            elif _is_shape_only(node) and all(one in constant or one in of_input for one in node.all_input_nodes):
+            elif _is_shape_only(node) and all(
+                argument in constant or argument in of_input for argument in node.all_input_nodes
+            ):
                 of_input.add(node)
     return constant | of_input
 
 
 def _is_random(node: fx.Node) -> bool:
     if isinstance(node.target, torch._ops.HigherOrderOperator | Opaque):
-        return True  # Anything may be inside.
+        return True  # its region or module may contain any operator
     return isinstance(node.target, torch._ops.OpOverload) and (
         torch.Tag.nondeterministic_seeded in node.target.tags or "dropout" in operator_name(node)
     )
@@ -145,7 +155,7 @@ def _is_shape_only(node: fx.Node) -> bool:
 def _leaf_call(node: fx.Node, model: nn.Module, granularity: str) -> tuple[str, str] | None:
     """(identity of the call, module path) of the outermost module around the node that counts as one layer."""
     if granularity == "op":
-        return _whole_call(node)
+        return _opaque_call(node)
     for call, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
         if not path or not _has_module(model, path):
             continue
@@ -156,20 +166,20 @@ def _leaf_call(node: fx.Node, model: nn.Module, granularity: str) -> tuple[str, 
         composite = home.startswith((CONTAINERS, "torch.nn.modules.transformer"))
         if (home.startswith("torch.nn.") and not composite) or not any(True for _ in module.children()):
             return call, path
-    return _whole_call(node)
+    return _opaque_call(node)
 
 
-def _whole_call(node: fx.Node) -> tuple[str, str] | None:
-    """(identity of the call, module path) of a module that is taken whole."""
+def _opaque_call(node: fx.Node) -> tuple[str, str] | None:
+    """(identity of the call, module path) of an opaque module, or None for any other node."""
     if not isinstance(node.target, Opaque) or node.target.path is None:
         return None
     return f"{node.target.path} as {node.name}", node.target.path
 
 
 def _is_member(model: nn.Module, path: str) -> bool:
-    """Whether a module stands in a list, a dictionary or a sequence of modules."""
-    around = model.get_submodule(path.rpartition(".")[0])
-    return type(around).__module__.startswith(CONTAINERS)
+    """Whether a module is a member of a list, dictionary or sequence of modules."""
+    container = model.get_submodule(path.rpartition(".")[0])
+    return type(container).__module__.startswith(CONTAINERS)
 
 
 def _has_module(model: nn.Module, path: str) -> bool:
@@ -181,14 +191,17 @@ def _has_module(model: nn.Module, path: str) -> bool:
 
 
 def _key(node: fx.Node, key_of: dict[fx.Node, Hashable], leaf: tuple[str, str] | None) -> Hashable:
-    producers = [one for one in node.all_input_nodes if one in key_of]
+    """The identity of a node's layer: that of the tensor that a shape operator looks at, of a leaf call, or of the
+    node itself.
+    """
+    producers = [argument for argument in node.all_input_nodes if argument in key_of]
     if _is_shape_only(node) and len(producers) == 1:
         return key_of[producers[0]]
     return leaf[0] if leaf is not None else node
 
 
 def _describe(node: fx.Node, model: nn.Module, granularity: str) -> tuple[str, str, str]:
-    """(module path, what it does, label) of the layer that starts with this node."""
+    """(module path, class or operator, label) of the layer that starts with this node."""
     leaf = _leaf_call(node, model, granularity)
     if leaf is not None:
         path = leaf[1]
@@ -202,44 +215,48 @@ def _describe(node: fx.Node, model: nn.Module, granularity: str) -> tuple[str, s
 def _contract(
     work: list[fx.Node], key_of: dict[fx.Node, Hashable], behaviour: Behaviour
 ) -> tuple[list[int], dict[fx.Node, int]]:
-    """Merge keys that lie on a cycle; the merged components in topological order, earliest node first."""
+    """Merge keys that lie on a cycle. Returns the merged components in topological order, earliest node first, and
+    the component of each node.
+    """
     number: dict[Hashable, int] = {}
     for node in work:
         number.setdefault(key_of[node], len(number))
     arrows: set[tuple[int, int]] = set()
     for node in work:
         target = number[key_of[node]]
-        for one in node.all_input_nodes:
-            if one in key_of and number[key_of[one]] != target:
-                arrows.add((number[key_of[one]], target))
-                if not isinstance(behaviour.values[one], Tensor):
-                    # A list or a number cannot be sent: the reader joins the producer's layer.
-                    arrows.add((target, number[key_of[one]]))
+        for argument in node.all_input_nodes:
+            if argument in key_of and number[key_of[argument]] != target:
+                arrows.add((number[key_of[argument]], target))
+                if not isinstance(behaviour.values[argument], Tensor):
+                    # A list or a number cannot be sent to another stage, so the reader joins the producer's layer.
+                    arrows.add((target, number[key_of[argument]]))
     component = strong_components(len(number), arrows)
     component_of = {node: component[number[key_of[node]]] for node in work}
     between = {(component[a], component[b]) for a, b in arrows if component[a] != component[b]}
-    return topological(sorted(set(component)), between, lambda one: one), component_of
+    return topological(sorted(set(component)), between, lambda number: number), component_of
 
 
 def strong_components(count: int, arrows: Iterable[tuple[int, int]]) -> list[int]:
-    """For each of the nodes 0 … count-1, the smallest node that it shares a cycle with (itself where there is none)."""
-    ahead: dict[int, list[int]] = defaultdict(list)
-    behind: dict[int, list[int]] = defaultdict(list)
+    """Kosaraju's algorithm: for each of the nodes 0 … count-1, the smallest node that it shares a cycle with, or
+    itself.
+    """
+    successors: dict[int, list[int]] = defaultdict(list)
+    predecessors: dict[int, list[int]] = defaultdict(list)
     for source, target in arrows:
-        ahead[source].append(target)
-        behind[target].append(source)
+        successors[source].append(target)
+        predecessors[target].append(source)
     finished: list[int] = []
     seen: set[int] = set()
     for root in range(count):
         stack = [(root, False)]
         while stack:
-            node, left = stack.pop()
-            if left:
+            node, is_finished = stack.pop()
+            if is_finished:
                 finished.append(node)
             elif node not in seen:
                 seen.add(node)
                 stack.append((node, True))
-                stack += [(one, False) for one in ahead[node] if one not in seen]
+                stack += [(successor, False) for successor in successors[node] if successor not in seen]
     component = [-1] * count
     for root in reversed(finished):
         if component[root] >= 0:
@@ -249,30 +266,30 @@ def strong_components(count: int, arrows: Iterable[tuple[int, int]]) -> list[int
         while stack_back:
             node = stack_back.pop()
             members.append(node)
-            for one in behind[node]:
-                if component[one] < 0:
-                    component[one] = root
-                    stack_back.append(one)
+            for predecessor in predecessors[node]:
+                if component[predecessor] < 0:
+                    component[predecessor] = root
+                    stack_back.append(predecessor)
         for member in members:
             component[member] = min(members)
     return component
 
 
 def topological(nodes: list[int], arrows: Iterable[tuple[int, int]], rank: Callable[[int], int]) -> list[int]:
-    """A topological order that takes the node of least rank first wherever there is a choice."""
+    """Kahn's algorithm: a topological order that takes the node of least rank wherever there is a choice."""
     waiting = dict.fromkeys(nodes, 0)
-    ahead: dict[int, list[int]] = defaultdict(list)
+    successors: dict[int, list[int]] = defaultdict(list)
     for source, target in arrows:
         waiting[target] += 1
-        ahead[source].append(target)
+        successors[source].append(target)
     ready = [(rank(node), node) for node in nodes if not waiting[node]]
     heapq.heapify(ready)
     order = []
     while ready:
         _, node = heapq.heappop(ready)
         order.append(node)
-        for one in ahead[node]:
-            waiting[one] -= 1
-            if not waiting[one]:
-                heapq.heappush(ready, (rank(one), one))
+        for successor in successors[node]:
+            waiting[successor] -= 1
+            if not waiting[successor]:
+                heapq.heappush(ready, (rank(successor), successor))
     return order

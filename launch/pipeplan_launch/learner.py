@@ -1,4 +1,6 @@
-"""What a stage learns with: its trained parameters, their versions, the job's optimiser, its rates, and clipping."""
+"""The stage optimiser: trained parameters, their weight versions, the job's optimiser, its learning rates, and
+clipping.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ class Learner:
     """Turns averaged gradients into the next version of a stage's weights."""
 
     def __init__(self, place: Place, flush: dist.ProcessGroup | None) -> None:
-        """`flush`: all workers of all stages, where they update together. Raises `LaunchError`."""
+        """`flush`: all workers of all stages, if the schedule flushes. Raises `LaunchError`."""
         parameters = place.program.parameters_by_name()
         self.trained: dict[str, nn.Parameter] = _trainable(parameters)
         self.optimizer: Optimizer | None = None
-        """None where nothing is trained."""
+        """None if the stage trains nothing."""
         self.rates: Rates | None = None
         if self.trained:
             info = _stage_info(place, self.trained)
@@ -40,20 +42,20 @@ class Learner:
             self._clipping.clip(averaged.values())
 
     def step(self, averaged: Mapping[str, Tensor]) -> None:
-        """Make the next version of the weights, from gradients by parameter name."""
+        """Make the next version of the weights from gradients by parameter name."""
         changed = []
         for name, gradient in averaged.items():
             parameter = self.trained[name]
             parameter.grad = gradient
             changed.append(parameter)
-        # Also where nothing is trained: minibatches ask for their weights by the number of updates.
-        self.versions.update(changed, self.optimizer.step if self.optimizer is not None else _nothing)
+        # Stages that train nothing count updates too: minibatches ask for their weights by the number of updates.
+        self.versions.update(changed, self.optimizer.step if self.optimizer is not None else _no_step)
         for parameter in changed:
             parameter.grad = None
 
 
-def _nothing() -> None:
-    """An update of a stage whose parameters are all frozen, or that has none."""
+def _no_step() -> None:
+    """The optimiser step of a stage that trains nothing."""
 
 
 def _stage_info(place: Place, trained: Mapping[str, nn.Parameter]) -> StageInfo:
@@ -70,7 +72,7 @@ def _stage_info(place: Place, trained: Mapping[str, nn.Parameter]) -> StageInfo:
 
 
 def _trainable(parameters: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
-    """The parameters that training changes, a tied one under its first name only."""
+    """The trainable parameters by name, a tied one under its first name only."""
     seen: set[int] = set()
     result: dict[str, nn.Parameter] = {}
     for name, parameter in parameters.items():

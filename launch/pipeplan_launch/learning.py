@@ -1,4 +1,4 @@
-"""Running a model as it is, to see what some of its modules return."""
+"""Running a model unchanged to observe what some of its modules return."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from pipeplan_launch.returns import Calls, Refused, Seen, returns_of
 from pipeplan_launch.whole import forwards
 
 KNOWN = (type(None), *CONSTANTS, slice, type(...), torch.layout, torch.memory_format, enum.Enum)
-"""What an argument may be besides a tensor."""
+"""Types that an argument of an opaque module may have besides tensors."""
 
 
 def learn(model: nn.Module, paths: Sequence[str], run: Callable[[int], Any], minibatches: Sequence[int]) -> Calls:
-    """See what the modules return while `run(n)` runs the model on n samples. Raises `Refused` for one that cannot."""
+    """Observe what the modules return while `run(n)` runs the model on n samples. Raises `Refused` for a module that
+    cannot be opaque.
+    """
     seen: dict[str, list[list[Seen]]] = {path: [] for path in paths}
     with unchanged(model):
         for minibatch in minibatches:
@@ -29,14 +31,14 @@ def learn(model: nn.Module, paths: Sequence[str], run: Callable[[int], Any], min
             recorders = {path: _recorder(path, model.get_submodule(path), minibatch, seen[path][-1]) for path in paths}
             with forwards(model, recorders):
                 run(minibatch)
-    found = {}
+    returns = {}
     for path, runs in seen.items():
-        if len({len(one) for one in runs}) != 1:
+        if len({len(calls) for calls in runs}) != 1:
             raise Refused(path, "is called more or less often with another minibatch")
         if not runs[0]:
-            raise Refused(path, "is used otherwise than by calling it")
-        found[path] = tuple(returns_of(path, calls) for calls in zip(*runs, strict=True))
-    return found
+            raise Refused(path, "is used in another way than by calling it")
+        returns[path] = tuple(returns_of(path, calls) for calls in zip(*runs, strict=True))
+    return returns
 
 
 def _recorder(path: str, module: nn.Module, minibatch: int, calls: list[Seen]) -> Callable[..., Any]:
@@ -44,17 +46,17 @@ def _recorder(path: str, module: nn.Module, minibatch: int, calls: list[Seen]) -
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         arguments, tensors, _ = Structure.of((args, kwargs))
-        strange = next((one for one in arguments.leaves if not isinstance(one, KNOWN)), None)
-        if strange is not None:
-            raise Refused(path, f"is given an object of class {type(strange).__name__}, which may hold tensors")
-        given, before = tuple(tuple(one.shape) for one in tensors), [one._version for one in tensors]
+        unknown = next((leaf for leaf in arguments.leaves if not isinstance(leaf, KNOWN)), None)
+        if unknown is not None:
+            raise Refused(path, f"is given an object of class {type(unknown).__name__}, which may hold tensors")
+        shapes, before = tuple(tuple(tensor.shape) for tensor in tensors), [tensor._version for tensor in tensors]
         value = original(*args, **kwargs)
         register(value)
         structure, returned, _ = Structure.of(value)
-        # Not the tensors themselves: each would keep the activations of the whole run.
-        made = [(tuple(one.shape), one.dtype, one.requires_grad) for one in returned]
-        written = tuple(index for index, one in enumerate(tensors) if one._version != before[index])
-        calls.append(Seen(minibatch, given, written, structure, tuple(made)))
+        # Records no tensors, which would keep the activations of the whole run alive.
+        outputs = [(tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for tensor in returned]
+        written = tuple(index for index, tensor in enumerate(tensors) if tensor._version != before[index])
+        calls.append(Seen(minibatch, shapes, written, structure, tuple(outputs)))
         return value
 
     return forward
@@ -62,16 +64,16 @@ def _recorder(path: str, module: nn.Module, minibatch: int, calls: list[Seen]) -
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Buffers and plain attributes are afterwards what they were."""
+    """Context after which buffers and plain attributes of the model are as before."""
     plain = {module: {k: v for k, v in vars(module).items() if _is_plain(v)} for module in model.modules()}
     buffers = {module: dict(module._buffers) for module in model.modules()}
-    values = [(one, one.detach().clone()) for one in model.buffers()]
+    values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         yield
     finally:
         with torch.no_grad():
-            for one, value in values:
-                one.copy_(value)
+            for buffer, value in values:
+                buffer.copy_(value)
         for module in plain:
             vars(module).update(plain[module])
             module._buffers.update(buffers[module])

@@ -1,4 +1,4 @@
-"""Calling the job's callbacks, and what they are told."""
+"""Calls the job's callbacks in their order, and reports which of them failed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeplan_launch.callbacks import Callback, MinibatchInfo, RunInfo
-from pipeplan_launch.metrics import Step
-from pipeplan_launch.progress import EpochResult
+from pipeplan_launch.callbacks import Callback, EpochResult, MinibatchInfo, RunInfo
 from pipeplan_launch.usercode import user_code
 
 
 class Listeners:
-    """A job's callbacks, called one after the other, in their order. An exception of one becomes a `LaunchError`."""
+    """A job's callbacks, called one after another. An exception in one of them becomes a `LaunchError`."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = tuple(callbacks)
@@ -22,35 +20,26 @@ class Listeners:
         return bool(self._callbacks)
 
     def start(self, run: RunInfo) -> None:
-        """Training begins."""
-        self._tell("on_start", lambda one: one.on_start(run))
+        """Call `on_start` of each."""
+        self._call_each("on_start", lambda callback: callback.on_start(run))
 
-    def minibatch(self, step: Step, rate: float | None, pace_s: float | None) -> None:
-        """A minibatch is done at the last stage, with that learning rate, so many seconds after the one before."""
-        assert step.loss is not None
-        info = MinibatchInfo(
-            epoch=step.epoch,
-            minibatch=step.minibatch,
-            samples=step.samples,
-            loss=step.loss,
-            learning_rate=rate,
-            minibatches_per_s=1 / pace_s if pace_s else None,
-        )
-        self._tell("on_minibatch", lambda one: one.on_minibatch(info))
+    def minibatch(self, info: MinibatchInfo) -> None:
+        """Call `on_minibatch` of each."""
+        self._call_each("on_minibatch", lambda callback: callback.on_minibatch(info))
 
     def epoch(self, result: EpochResult) -> None:
-        """An epoch is done."""
-        self._tell("on_epoch", lambda one: one.on_epoch(result))
+        """Call `on_epoch` of each."""
+        self._call_each("on_epoch", lambda callback: callback.on_epoch(result))
 
     def checkpoint(self, folder: Path) -> None:
-        """A checkpoint is complete."""
-        self._tell("on_checkpoint", lambda one: one.on_checkpoint(folder))
+        """Call `on_checkpoint` of each."""
+        self._call_each("on_checkpoint", lambda callback: callback.on_checkpoint(folder))
 
     def end(self, summary: dict[str, Any]) -> None:
-        """The run has ended."""
-        self._tell("on_end", lambda one: one.on_end(summary))
+        """Call `on_end` of each."""
+        self._call_each("on_end", lambda callback: callback.on_end(summary))
 
-    def _tell(self, what: str, call: Callable[[Callback], None]) -> None:
-        for one in self._callbacks:
-            with user_code(f"the job's callback {type(one).__name__}.{what}"):
-                call(one)
+    def _call_each(self, method: str, call: Callable[[Callback], None]) -> None:
+        for callback in self._callbacks:
+            with user_code(f"the job's callback {type(callback).__name__}.{method}"):
+                call(callback)

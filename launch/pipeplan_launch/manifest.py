@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, in `manifest.json`. Torch-free."""
+"""The manifest of a checkpoint, `manifest.json`. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ FORMAT = "pipeplan-checkpoint"
 VERSION = 2
 NAME = "manifest.json"
 MODEL = "model."
-"""Before the name of a parameter or buffer, among the names of tensors."""
+"""Prefix of the names of parameters and buffers among the names of tensors."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """How far training has come."""
+    """Progress of training."""
 
     epoch: int
-    """Counted from 0."""
+    """The epoch, counted from 0."""
     minibatch: int
-    """So many minibatches of the epoch are done."""
+    """Number of finished minibatches of the epoch."""
     minibatches: int
-    """Minibatches of the epoch, all in all."""
+    """Number of minibatches in the epoch."""
 
     @property
     def whole(self) -> bool:
-        """Whether the epoch's training is done; its evaluation may not be."""
+        """Whether the epoch's training is finished; its evaluation may not be."""
         return self.minibatch == self.minibatches
 
     def __str__(self) -> str:
@@ -38,65 +38,65 @@ class Position:
 
 @dataclass
 class History:
-    """What training has shown so far."""
+    """Losses and results of training so far."""
 
     results: list[dict[str, Any]] = field(default_factory=list)
-    """Of the epochs that are finished, as summary.json lists them."""
+    """Results of the finished epochs, as in summary.json."""
     loss_sum: float = 0.0
-    """Over the minibatches done of the epoch that is under way."""
+    """Sum of the losses of the present epoch's finished minibatches."""
     losses: int = 0
-    """How many minibatches that is the sum of."""
+    """Number of losses in that sum."""
 
     @property
     def loss(self) -> float | None:
-        """Mean over the minibatches of the epoch under way."""
+        """Mean loss of the present epoch's minibatches, or None before the first."""
         return self.loss_sum / self.losses if self.losses else None
 
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """Where a tensor is, and what it is."""
+    """Location, type and shape of a saved tensor."""
 
     dtype: str
-    """As in torch: `float32`."""
+    """Torch's name of the type, such as `float32`."""
     shape: tuple[int, ...]
     file: str
     offset: int
-    """Bytes from the beginning of the file to the tensor's archive."""
+    """Bytes from the start of the file to the tensor's archive."""
     size: int
     """Bytes of the archive."""
     crc32: int
-    """Of the tensor's own bytes, in C order."""
+    """Checksum of the tensor's own bytes, in C order."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A checkpoint, without its tensors."""
+    """A checkpoint without its tensors."""
 
     folder: Path
     position: Position
     history: History
     minibatch_samples: int
-    """Of a full minibatch."""
+    """Samples in a full minibatch."""
     samples: int
-    """Of the training data."""
+    """Samples in the training data."""
     seed: int
     plan: str
     model_ref: str
     graph_hash: str
     stages: tuple[tuple[str, ...], ...]
-    """Layers of each stage of the plan that wrote it."""
+    """Layers of each stage of the plan that wrote the checkpoint."""
     state_dict: dict[str, str]
-    """For every name in the model's state_dict, the tensor's name here: tied parameters are kept once."""
+    """For every name in the model's state_dict, the name of the saved tensor: tied parameters are saved once."""
     optimizer: dict[str, Any]
-    """`groups` and `state`, as `optimizers` writes them."""
+    """`groups` and `state`, in the form that `optimizers` writes."""
     tensors: dict[str, SavedTensor]
     files: dict[str, int]
-    """Bytes of every file beside the manifest."""
+    """Size in bytes of every file beside the manifest."""
 
     @property
     def finished(self) -> int:
-        """Epochs that need nothing more."""
+        """Number of epochs that are trained and evaluated."""
         return len(self.history.results)
 
     def as_json(self) -> dict[str, Any]:
@@ -124,17 +124,17 @@ class Manifest:
             "optimizer": self.optimizer,
             "tensors": {
                 name: {
-                    "dtype": one.dtype,
-                    "shape": list(one.shape),
-                    "file": one.file,
-                    "offset": one.offset,
-                    "bytes": one.size,
-                    "crc32": one.crc32,
+                    "dtype": tensor.dtype,
+                    "shape": list(tensor.shape),
+                    "file": tensor.file,
+                    "offset": tensor.offset,
+                    "bytes": tensor.size,
+                    "crc32": tensor.crc32,
                 }
-                for name, one in self.tensors.items()
+                for name, tensor in self.tensors.items()
             },
         }
 
     def write(self, folder: Path) -> None:
-        """Write it into a folder: whatever was there before stays until it is complete."""
+        """Write the manifest into a folder. An older manifest stays until the new one is complete."""
         write_json(folder / NAME, self.as_json())

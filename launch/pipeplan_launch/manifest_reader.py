@@ -1,4 +1,4 @@
-"""Reading `manifest.json`, and checking whatever it says. It is JSON: none of it is run. Torch-free."""
+"""Reading and checking `manifest.json`, which is JSON, so that nothing in it is run. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeplan_launch.manifest import FORMAT, NAME, VERSION, History, Manifest, P
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check a checkpoint's manifest, and that its files have their sizes. Raises `LaunchError`."""
+    """Read and check a checkpoint's manifest, and the sizes of its files. Raises `LaunchError`."""
     path = folder / NAME
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -53,11 +53,11 @@ def _manifest(folder: Path, content: dict[str, Any], where: str) -> Manifest:
         stages=tuple(_layers(stage, where) for stage in fields.listing(content, "stages", where)),
         state_dict=_names(fields.mapping(content, "state_dict", where), where),
         optimizer=_optimizer(fields.mapping(content, "optimizer", where), where),
-        tensors={name: _tensor(name, one, files, where) for name, one in tensors.items()},
+        tensors={name: _tensor(name, tensor, files, where) for name, tensor in tensors.items()},
         files=files,
     )
     if manifest.finished > manifest.position.epoch + manifest.position.whole:
-        raise LaunchError(f"{where}: it has the results of {manifest.finished} epochs, and ends before: it was damaged")
+        raise LaunchError(f"{where}: it has the results of {manifest.finished} epochs but ends earlier: it was damaged")
     return manifest
 
 
@@ -69,11 +69,11 @@ def _position(content: dict[str, Any], where: str) -> Position:
 
 def _history(content: dict[str, Any], where: str) -> History:
     results = content.get("results")
-    if not isinstance(results, list) or not all(isinstance(one, dict) for one in results):
+    if not isinstance(results, list) or not all(isinstance(result, dict) for result in results):
         raise LaunchError(f"{where}: 'results' must be a list of objects")
-    if [one.get("epoch") for one in results] != list(range(1, len(results) + 1)):
-        raise LaunchError(f"{where}: 'results' must be of the epochs from 1 on")
-    total = content.get("loss_sum")  # negative for some losses, null where it was not finite
+    if [result.get("epoch") for result in results] != list(range(1, len(results) + 1)):
+        raise LaunchError(f"{where}: 'results' must list the epochs from 1 on")
+    total = content.get("loss_sum")  # negative for some losses, null if it was not finite
     if total is not None and (not isinstance(total, int | float) or isinstance(total, bool)):
         raise LaunchError(f"{where}: 'loss_sum' must be a number or null")
     losses = fields.integer(content, "losses", where, least=0)
@@ -94,7 +94,7 @@ def _names(content: Mapping[str, Any], where: str) -> dict[str, str]:
 
 def _optimizer(content: dict[str, Any], where: str) -> dict[str, Any]:
     groups, state = content.get("groups"), content.get("state")
-    if not isinstance(state, dict) or not all(isinstance(one, dict) for one in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(entry, dict) for entry in state.values()):
         raise LaunchError(f"{where}: the optimiser's 'state' must hold an object for each parameter")
     if not isinstance(groups, list) or not all(_is_group(group) for group in groups):
         raise LaunchError(f"{where}: the optimiser's 'groups' must hold 'kind', 'names' and 'settings'")
@@ -125,9 +125,9 @@ def _tensor(name: str, content: Any, files: Mapping[str, int], where: str) -> Sa
         fields.integer(content, "bytes", where, least=0),
         fields.integer(content, "crc32", where, least=0, most=2**32 - 1),
     )
-    # An element takes a bit at least: no shape asks for more memory than the file has bytes for.
+    # An element takes at least one bit, so no shape can ask for more memory than the file's size justifies.
     if tensor.offset + tensor.size > files.get(tensor.file, -1) or math.prod(shape) > 8 * tensor.size:
-        raise LaunchError(f"{where}: tensor {name!r} does not fit into the file that it is said to be in")
+        raise LaunchError(f"{where}: tensor {name!r} does not fit into the file that it names")
     return tensor
 
 
@@ -141,6 +141,6 @@ def _check_files(manifest: Manifest) -> None:
     for name, size in manifest.files.items():
         path = manifest.folder / name
         with explain_errors(path, "reading"):
-            there = path.stat().st_size if path.is_file() else None
-        if there != size:
+            actual = path.stat().st_size if path.is_file() else None
+        if actual != size:
             raise LaunchError(f"{path} is missing or not of the {size} bytes that {NAME} says: it was damaged")

@@ -1,4 +1,4 @@
-"""Memory of this process, from /proc where there is one. Torch-free."""
+"""Memory of this process, from /proc where it exists. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes() -> int:
-    """Resident memory now (where there is no /proc: its peak)."""
+    """Resident memory now, or its peak on systems without /proc."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * _PAGE
@@ -22,7 +22,7 @@ def resident_bytes() -> int:
 
 
 def peak_resident_bytes() -> int:
-    """The most that was resident since `reset_peak` (where there is no /proc: since the process started)."""
+    """Peak of resident memory since `reset_peak`, or since the process started on systems without /proc."""
     try:
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
             if line.startswith("VmHWM:"):
@@ -34,7 +34,7 @@ def peak_resident_bytes() -> int:
 
 
 def reset_peak() -> None:
-    """Give freed memory back to the system and measure the peak from here on, where the system lets us."""
+    """Return freed memory to the system and restart the measurement of the peak, where the system allows it."""
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)

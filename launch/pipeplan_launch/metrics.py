@@ -1,4 +1,4 @@
-"""What one worker measures: times of every minibatch, as JSON lines in the run folder, and its steady state."""
+"""Measurements of one worker: the times of every minibatch, as JSON lines in the run folder, and its steady state."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from pipeplan_launch.corewait import CoreWait
 from pipeplan_launch.files import explain_errors
 from pipeplan_launch.memory import resident_bytes
 
-MEMORY_EVERY_S = 1.0  # asking the system for it takes as long as all else that a line does
+MEMORY_EVERY_S = 1.0
+"""Seconds between two readings of resident memory, each of which takes as long as the rest of a line."""
 LINES_AT_ONCE = 16
+"""Lines that are collected before they are written."""
 _ENCODE = json.JSONEncoder(check_circular=False).encode
 TIMES = ("load_s", "wait_s", "forward_s", "backward_s", "sync_s", "update_s", "send_s")
 SUMS = (*TIMES, "cpu_s", "core_wait_s")
 
 
 class Lap:
-    """A stopwatch: every call returns the seconds since the one before."""
+    """A stopwatch: every call returns the seconds since the previous call."""
 
     def __init__(self) -> None:
         self.start_s = self.end_s = time.perf_counter()
-        """Between them is what the last call returned."""
+        """Start and end of the last lap, on the clock of `time.perf_counter`."""
 
     def __call__(self) -> float:
         self.start_s, self.end_s = self.end_s, time.perf_counter()
@@ -35,7 +37,7 @@ class Lap:
 
 @dataclass
 class Step:
-    """One minibatch on one worker, in seconds of wall time."""
+    """The record of one minibatch on one worker, in seconds of wall time unless stated otherwise."""
 
     epoch: int
     minibatch: int
@@ -46,36 +48,36 @@ class Step:
     forward_s: float = 0.0
     backward_s: float = 0.0
     sync_s: float = 0.0
-    """Starting and awaiting the all-reduce of the minibatch's group."""
+    """Starting the all-reduce of the minibatch's group, and waiting for it."""
     update_s: float = 0.0
-    """The optimiser, and copying the weights that older minibatches still need."""
+    """The optimiser step, and copying weights that older minibatches still need."""
     send_s: float = 0.0
     """Handing tensors to the transport."""
     cpu_s: float = 0.0
-    """Computing by all threads of this process since the minibatch before was finished."""
+    """CPU time of all threads of this process since the previous minibatch was finished."""
     core_wait_s: float = 0.0
-    """Waiting for a core since then, by this thread: it is in the times above."""
+    """Run-queue wait of this thread since then, which the times above include."""
     loss: float | None = None
-    """At the last stage."""
+    """The loss, at the last stage."""
     samples: int = 0
     done_s: float = 0.0
-    """When it was finished, by this worker's clock."""
+    """Time at which it was finished, on this worker's clock."""
 
 
 @dataclass
 class Steady:
-    """Sums over the minibatches of the steady state, as they are told to the worker that prints the summary."""
+    """Sums over the minibatches of the steady state, which are sent to the worker that prints the summary."""
 
     minibatches: int = 0
-    """Minibatches counted, on this worker."""
+    """Number of minibatches counted on this worker."""
     seconds: dict[str, float] | None = None
-    """Sum of each of `SUMS`."""
+    """Sum of each field of `SUMS`."""
     span_s: float = 0.0
-    """Time from the first counted minibatch to the last, over the epochs."""
+    """Time from the first counted minibatch to the last, summed over the epochs."""
     intervals: int = 0
-    """Minibatches of the whole pipeline that were finished in that time."""
+    """Minibatches that the whole pipeline finished in that time."""
     includes_fill: bool = False
-    """The epochs were too short to leave the pipeline's fill out."""
+    """Whether the epochs were too short to exclude the filling of the pipeline."""
 
     @property
     def pace_s(self) -> float | None:
@@ -86,13 +88,14 @@ class Steady:
 class Recorder:
     """Collects the steps of one worker.
 
-    The steady state is what is left of every epoch without its first `skip` minibatches: those that are in the pipeline
-    when its first one is finished. The drain does not slow the last stage, where the pace is read.
+    The steady state is the rest of every epoch after its first `skip` minibatches, which are in the pipeline when the
+    first one is finished. The drain is included, because it does not slow the last stage, where the pace is read.
     """
 
     def __init__(self, path: Path | None, rank: int, stage: int, replica: int, stride: int, skip: int) -> None:
-        """`path`: the file for the JSON lines, None for none. `stride`: from one of this worker's minibatches to its
-        next, so the stage's replicas. `skip`: minibatches of the pipeline left out of the steady state.
+        """`path`: the file for the JSON lines, or None. `stride`: distance between two of this worker's minibatches,
+        which is the number of replicas of the stage. `skip`: minibatches of the pipeline that are excluded from the
+        steady state.
         """
         self.stride = stride
         self._identity = {"rank": rank, "stage": stage, "replica": replica}
@@ -100,9 +103,10 @@ class Recorder:
         self._open: dict[int, Step] = {}
         self._epoch: list[Step] = []
         self._lines: list[tuple[Step, float, float | None, int]] = []
-        """Steps whose lines are to be written: when they were finished, the pace then, and the memory."""
+        """Steps whose lines are to be written, each with the time when it was finished, the pace then, and the
+        resident memory."""
         self._memory = (-math.inf, 0)
-        """When the memory was last asked for, and what it was."""
+        """Time of the last reading of resident memory, and its result."""
         self._file: IO[str] | None = None
         self._path = path
         if path is not None:
@@ -114,28 +118,28 @@ class Recorder:
         self._waited_s = self._core_wait.total_s()
 
     def begin(self, epoch: int, minibatch: int) -> Step:
-        """A minibatch starts here."""
+        """Start the record of a minibatch."""
         self._open[minibatch] = step = Step(epoch, minibatch)
         return step
 
-    def of(self, minibatch: int) -> Step:
-        """The step of a minibatch that has begun."""
+    def started(self, minibatch: int) -> Step:
+        """The record of a minibatch that has started."""
         return self._open[minibatch]
 
     def end(self, minibatch: int) -> Step:
-        """A minibatch is finished: write its line."""
+        """Finish the record of a minibatch, and queue its line."""
         step = self._open.pop(minibatch)
         step.done_s = time.perf_counter()
-        before, self._computed_s = self._computed_s, time.process_time()
-        step.cpu_s = self._computed_s - before
-        before, self._waited_s = self._waited_s, self._core_wait.total_s()
-        step.core_wait_s = max(0.0, self._waited_s - before)
+        previous, self._computed_s = self._computed_s, time.process_time()
+        step.cpu_s = self._computed_s - previous
+        previous, self._waited_s = self._waited_s, self._core_wait.total_s()
+        step.core_wait_s = max(0.0, self._waited_s - previous)
         self._epoch.append(step)
         self._note(step)
         return step
 
     def end_epoch(self, first: int = 0) -> list[Step]:
-        """The segment that began with minibatch `first` is drained: add it to the steady state. Returns its steps."""
+        """Add the drained segment that started with minibatch `first` to the steady state. Returns its steps."""
         steps, self._epoch = self._epoch, []
         counted = [step for step in steps if step.minibatch >= first + self._skip]
         if len(counted) < 2:
@@ -152,14 +156,16 @@ class Recorder:
         return steps
 
     def pace_s(self, steps: int = 50) -> float | None:
-        """Seconds between the pipeline's minibatches, over the epoch's last few; None before there are two."""
+        """Seconds between two minibatches of the pipeline, over the epoch's last `steps`; None before two are
+        finished.
+        """
         recent = self._epoch[-steps:]
         if len(recent) < 2:
             return None
         return (recent[-1].done_s - recent[0].done_s) / (recent[-1].minibatch - recent[0].minibatch)
 
     def close(self) -> None:
-        """Write what is left, and close the file."""
+        """Write the remaining lines and close the file."""
         self._core_wait.close()
         self._write()
         if self._file is not None:
@@ -175,7 +181,9 @@ class Recorder:
             self._write()
 
     def _write(self) -> None:
-        """All at once: once a model has computed, code that runs seldom is no longer in the processor's caches."""
+        """Write several lines at once, because this code has left the processor's caches after each computation of
+        the model.
+        """
         steps, self._lines = self._lines, []
         if self._file is None:
             return
@@ -198,13 +206,13 @@ class Recorder:
         return explain_errors(self._path, "writing")
 
     def _resident(self, now_s: float) -> int:
-        asked, resident = self._memory
-        if now_s - asked >= MEMORY_EVERY_S:
+        read_s, resident = self._memory
+        if now_s - read_s >= MEMORY_EVERY_S:
             resident = resident_bytes()
             self._memory = (now_s, resident)
         return resident
 
 
 def _rounded(value: float | None) -> float | None:
-    """Seven digits are enough; JSON has no NaN or infinity."""
+    """The value with seven digits, or None if it is not finite, which JSON cannot hold."""
     return float(f"{value:.7g}") if value is not None and math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""From the tensors of a checkpoint to the state_dict of the user's own module."""
+"""Names in the state_dict of the user's own module, for the tensors of a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from pipeplan_launch.trace import TracedModel
 
 @dataclass(frozen=True)
 class Naming:
-    """How a model's state_dict is made of its parameters and buffers."""
+    """The names of a model's state_dict."""
 
     state_dict: Mapping[str, str] = field(default_factory=dict)
-    """For every name in it, in its order, the first name of that parameter or buffer: tied ones have several."""
+    """For every name in the state_dict, in its order, the first name of that parameter or buffer: tied ones have
+    several."""
     unread: Mapping[str, Tensor] = field(default_factory=dict)
-    """What is in it though no layer reads it, by first name; it never changes, and only the first stage keeps it."""
+    """Tensors of the state_dict that no layer reads, by first name. They never change, and only the first stage keeps
+    them."""
 
 
 def naming_of(traced: TracedModel, *, keep_unread: bool) -> Naming:
-    """The naming of a traced model. What a state_dict holds besides parameters and buffers is left out."""
+    """The naming of a traced model. Entries of the state_dict that are neither parameters nor buffers are left out."""
     model = traced.model
     owned = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     first = {id(tensor): traced.state_names[name] for name, tensor in owned}

@@ -1,7 +1,8 @@
-"""An optimiser's state as plain data, by parameter name, and back: also into the optimisers of other stages.
+"""Conversion of optimiser state to plain data by parameter name, and back, also into the optimisers of other stages.
 
-Every stage makes its optimiser over its own parameters. Under another cut of the model a stage's parameters may come
-from several stages' optimisers: state follows the parameter, and a group takes the settings that its members had.
+Every stage builds its optimiser for its own parameters. Under another cut of the model a stage's parameters may come
+from several stages' optimisers. State then follows the parameter, and a parameter group takes the settings that its
+members had.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ Loader = Callable[[Iterable[str]], dict[str, Tensor]]
 def optimizer_state(
     optimizer: Optimizer | None, parameters: Mapping[str, nn.Parameter]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(`groups` and `state` as JSON, the tensors that they name). `parameters`: what it trains, by name.
+    """(`groups` and `state` as JSON, the tensors that they name). `parameters`: the parameters that it trains, by
+    name.
 
-    Raises `LaunchError` for what a file without code cannot hold.
+    Raises `LaunchError` for state that a file without code cannot hold.
     """
     content: dict[str, Any] = {"groups": [], "state": {}}
     tensors: dict[str, Tensor] = {}
@@ -55,18 +57,18 @@ def optimizer_state(
 
 
 def tensors_of(optimizer: Optimizer | None) -> list[Tensor]:
-    """The tensors of an optimiser's state."""
+    """The tensors in an optimiser's state."""
     states = optimizer.state.values() if optimizer is not None else ()
     return [value for state in states for value in state.values() if isinstance(value, Tensor)]
 
 
 def merge(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The optimisers of all stages as one."""
-    whole: dict[str, Any] = {"groups": [], "state": {}}
+    """The optimiser states of all stages as one."""
+    merged: dict[str, Any] = {"groups": [], "state": {}}
     for part in parts:
-        whole["groups"] += part["groups"]
-        whole["state"] |= part["state"]
-    return whole
+        merged["groups"] += part["groups"]
+        merged["state"] |= part["state"]
+    return merged
 
 
 def load_optimizer(
@@ -77,21 +79,26 @@ def load_optimizer(
     where: str,
     own: Collection[str] = (),
 ) -> None:
-    """Give an optimiser the state and the settings that were saved for its parameters, whichever stages had them.
+    """Load the saved state and settings of an optimiser's parameters, whichever stages they were saved by.
 
-    `own`: settings that it keeps. Raises `LaunchError` where the saved groups cannot become this optimiser's.
+    `own`: settings that the optimiser keeps. Raises `LaunchError` if the saved groups do not fit this optimiser.
     """
     if optimizer is None:
         return
     name_of = {id(parameter): name for name, parameter in parameters.items()}
     group_of = {name: group for group in saved["groups"] for name in group["names"]}
     state = {name: values for name in parameters if (values := saved["state"].get(name)) is not None}
-    ours = [[name_of[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
-    wanted = [*state.values(), *(group_of[name]["settings"] for names in ours for name in names if name in group_of)]
-    tensors = load({tensor: None for values in wanted for one in values.values() for tensor in plain.tensors_in(one)})
-    numbers = {name: index for index, name in enumerate(name for names in ours for name in names)}
+    own_names = [[name_of[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+    wanted = [
+        *state.values(),
+        *(group_of[name]["settings"] for names in own_names for name in names if name in group_of),
+    ]
+    tensors = load(
+        {tensor: None for values in wanted for encoded in values.values() for tensor in plain.tensors_in(encoded)}
+    )
+    numbers = {name: index for index, name in enumerate(name for names in own_names for name in names)}
     groups = []
-    for names, group in zip(ours, optimizer.param_groups, strict=True):
+    for names, group in zip(own_names, optimizer.param_groups, strict=True):
         settings = {key: value for key, value in group.items() if key != "params"}
         settings |= _settings(names, group_of, _kind(optimizer), tensors, where, own)
         groups.append({**settings, "params": [numbers[name] for name in names]})
@@ -111,8 +118,10 @@ def _settings(
     where: str,
     own: Collection[str],
 ) -> dict[str, Any]:
-    """What the members of a group were saved with, which must be the same for all; without the group's own settings."""
-    found: dict[str, Any] | None = None
+    """The saved settings of a group's members, which must be the same for all, without those that the optimiser
+    keeps.
+    """
+    common: dict[str, Any] | None = None
     first = ""
     for name in names:
         group = group_of.get(name)
@@ -120,23 +129,25 @@ def _settings(
             raise LaunchError(f"{where}: it has no settings of the optimiser for {name!r}, which was not trained then")
         if group["kind"] != kind:
             raise LaunchError(f"{where} was saved with the optimiser {group['kind']}, and the job's is {kind} now")
-        settings = {key: one for key, one in _decode(group["settings"], tensors, where).items() if key not in own}
-        if found is None:
-            found, first = settings, name
-        for key in found.keys() | settings.keys():
-            if not _equal(found.get(key), settings.get(key)):
+        settings = {key: value for key, value in _decode(group["settings"], tensors, where).items() if key not in own}
+        if common is None:
+            common, first = settings, name
+        for key in common.keys() | settings.keys():
+            if not _equal(common.get(key), settings.get(key)):
                 raise LaunchError(
                     f"{where}: the job's optimiser puts {first!r} and {name!r} into one group, and they were saved "
-                    f"with {key!r} {_short(found.get(key))} and {_short(settings.get(key))}: resume with a plan that "
+                    f"with {key!r} {_short(common.get(key))} and {_short(settings.get(key))}: resume with a plan that "
                     "has them in different stages, as then"
                 )
-    return found or {}
+    return common or {}
 
 
 def _keep_dtypes(
     optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], decoded: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """`load_state_dict` casts state to the dtype of its parameter, such as moments in float32 of one in bfloat16."""
+    """Restore saved dtypes, because `load_state_dict` casts state to its parameter's dtype, such as float32 moments
+    to bfloat16.
+    """
     for name, values in decoded.items():
         state = optimizer.state[parameters[name]]
         for key, value in values.items():
@@ -162,12 +173,12 @@ def _kind(optimizer: Optimizer) -> str:
     return type(optimizer).__name__
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, list | tuple) and type(one) is type(other) and len(one) == len(other):
-        return all(_equal(*pair) for pair in zip(one, other, strict=True))
-    return type(one) is type(other) and bool(one == other or (one != one and other != other))
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return first.dtype == second.dtype and torch.equal(first, second)
+    if isinstance(first, list | tuple) and type(first) is type(second) and len(first) == len(second):
+        return all(_equal(*pair) for pair in zip(first, second, strict=True))
+    return type(first) is type(second) and bool(first == second or (first != first and second != second))
 
 
 def _short(value: Any) -> str:

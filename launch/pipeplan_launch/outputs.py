@@ -1,4 +1,4 @@
-"""What a model returns, made known to torch.export: its own dataclasses, and objects that only the model needs."""
+"""Model outputs that torch.export does not know: dataclasses are registered, other objects are left out."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ CONSTANTS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.Sy
 
 @contextmanager
 def plain_outputs(model: nn.Module) -> Iterator[dict[str, None]]:
-    """Inside, the model returns None in place of objects that torch does not know; their classes are yielded by name.
+    """Context in which the model returns None in place of objects that torch does not know. Yields the names of their
+    classes.
 
-    Dataclasses are made known instead, for good. Others, such as the caches of keys and values in Hugging Face models,
-    hold what a generation goes on with, and the loss does not need.
+    Dataclasses are registered with torch instead, permanently. Other objects, such as the key-value caches of Hugging
+    Face models, are needed to continue a generation and not by the loss.
     """
     left_out: dict[str, None] = {}
-    hook = model.register_forward_hook(lambda _, given, value: plain(value, left_out))
+    hook = model.register_forward_hook(lambda _module, _inputs, value: plain(value, left_out))
     try:
         yield left_out
     finally:
@@ -30,21 +31,25 @@ def plain_outputs(model: nn.Module) -> Iterator[dict[str, None]]:
 
 
 def plain(value: Any, left_out: dict[str, None]) -> Any:
-    """The value with None for every object that torch does not know."""
+    """The value with None in place of every object that torch does not know, whose class names are added to
+    `left_out`.
+    """
     register(value)
     leaves, spec = tree_flatten(value)
-    unknown = [one for one in leaves if one is not None and not isinstance(one, (Tensor, *CONSTANTS))]
+    unknown = [leaf for leaf in leaves if leaf is not None and not isinstance(leaf, (Tensor, *CONSTANTS))]
     if not unknown:
         return value
-    left_out.update(dict.fromkeys(type(one).__name__ for one in unknown))
-    strange = set(map(id, unknown))
-    return tree_unflatten([None if id(one) in strange else one for one in leaves], spec)
+    left_out.update(dict.fromkeys(type(leaf).__name__ for leaf in unknown))
+    unknown_ids = set(map(id, unknown))
+    return tree_unflatten([None if id(leaf) in unknown_ids else leaf for leaf in leaves], spec)
 
 
 def register(value: Any) -> None:
-    """Make the dataclasses in a value known to torch: their fields then count as what a list holds."""
+    """Register the dataclasses in a value with torch's pytree, so that their fields count like members of a list."""
     while True:
-        classes = {type(one) for one in tree_flatten(value)[0] if dataclasses.is_dataclass(one)} - set(SUPPORTED_NODES)
+        classes = {type(leaf) for leaf in tree_flatten(value)[0] if dataclasses.is_dataclass(leaf)} - set(
+            SUPPORTED_NODES
+        )
         if not classes:
             return
         for kind in classes:

@@ -1,7 +1,7 @@
-"""Values as JSON with the tensors taken out: how a checkpoint holds an optimiser's settings, which are not code.
+"""Encoding of values as JSON with their tensors taken out, for an optimiser's settings in a checkpoint without code.
 
-A value is encoded as itself where JSON has it. What JSON has not is an object with one key: `tensor` (the name under
-which the tensor is kept), `tuple`, `dict` or `float` (one that is not finite).
+Values that JSON has are encoded as themselves. Other values are objects with one key: `tensor` (the name under which
+the tensor is kept), `tuple`, `dict`, or `float` (for a number that is not finite).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 
 
 class NotPlain(Exception):
-    """A value that only code could make again; the argument says what it is."""
+    """A value that only code could rebuild; the argument describes it."""
 
 
 def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """`value` as JSON; its tensors go into `tensors`, under names that begin with `name`. Raises `NotPlain`."""
+    """`value` as JSON. Its tensors are added to `tensors`, under names that start with `name`. Raises `NotPlain`."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -27,18 +27,18 @@ def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         tensors[name] = value
         return {"tensor": name}
     if isinstance(value, list | tuple):
-        inner = [encode(one, f"{name}.{index}", tensors) for index, one in enumerate(value)]
+        inner = [encode(member, f"{name}.{index}", tensors) for index, member in enumerate(value)]
         return {"tuple": inner} if isinstance(value, tuple) else inner
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: encode(one, f"{name}.{key}", tensors) for key, one in value.items()}}
+        return {"dict": {key: encode(member, f"{name}.{key}", tensors) for key, member in value.items()}}
     raise NotPlain(type(value).__name__)
 
 
 def tensors_in(encoded: Any) -> Iterator[str]:
-    """The names of the tensors that an encoded value needs."""
+    """The names of the tensors in an encoded value."""
     if isinstance(encoded, list):
-        for one in encoded:
-            yield from tensors_in(one)
+        for member in encoded:
+            yield from tensors_in(member)
     elif isinstance(encoded, dict):
         for kind, inner in encoded.items():
             if kind == "tensor" and isinstance(inner, str):
@@ -50,18 +50,18 @@ def tensors_in(encoded: Any) -> Iterator[str]:
 
 
 def decode(encoded: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of `encode`. Raises `NotPlain` for what it never writes."""
+    """The inverse of `encode`. Raises `NotPlain` for input that `encode` never writes."""
     if isinstance(encoded, list):
-        return [decode(one, tensors) for one in encoded]
+        return [decode(member, tensors) for member in encoded]
     if not isinstance(encoded, dict):
         return encoded
     match list(encoded.items()):
         case [("tensor", str(name))] if name in tensors:
             return tensors[name]
         case [("tuple", list(inner))]:
-            return tuple(decode(one, tensors) for one in inner)
+            return tuple(decode(member, tensors) for member in inner)
         case [("dict", dict(inner))]:
-            return {key: decode(one, tensors) for key, one in inner.items()}
+            return {key: decode(member, tensors) for key, member in inner.items()}
         case [("float", "nan" | "inf" | "-inf" as text)]:
             return float(text)
     raise NotPlain(f"an object with {', '.join(encoded) or 'nothing'} in it")

@@ -1,8 +1,8 @@
-"""Autocast: computing in bfloat16 what may be, with weights, gradients and updates in the model's own precision.
+"""Autocast: computing in bfloat16 where possible, with weights, gradients and updates in the model's own precision.
 
-`torch.export` records operators as the model calls them, above autocast: no cast is in the graph, and the types that it
-notes are those under the autocast that was on. So a stage runs under the same autocast, and computes what the model
-would, bit by bit.
+`torch.export` records operators as the model calls them, above autocast: the graph holds no casts, and the types that
+it notes are those under the autocast that was on. So a stage runs under the same autocast, and computes the same as
+the model, bit by bit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeplan_launch.errors import LaunchError
 
 
 def check(dtype: object) -> None:
-    """Raises `LaunchError` for what a job cannot compute in."""
+    """Raises `LaunchError` for a type that a job cannot autocast to."""
     if dtype is None or dtype is torch.bfloat16:
         return
     if dtype is torch.float16:
@@ -24,7 +24,7 @@ def check(dtype: object) -> None:
 
 
 def autocast(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[object]:
-    """Around a forward pass and its loss; None: as they are."""
+    """Context for a forward pass and its loss; with None nothing is cast."""
     if dtype is None:
         return nullcontext()
     return torch.autocast(device.type, dtype=dtype)

@@ -1,4 +1,4 @@
-"""What the engine needs of a stage's part of the model: the interface that `split.StageProgram` has."""
+"""The interface of a stage's part of the model that the engine needs; `split.StageProgram` implements it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class CutTensor(Protocol):
     def requires_grad(self) -> bool: ...
 
     def shape(self, batch: int) -> tuple[int, ...]:
-        """Its shape for a minibatch of `batch` samples."""
+        """Shape for a minibatch of `batch` samples."""
 
 
 class Program(Protocol):
-    """One stage's layers, functional in their parameters."""
+    """One stage's layers as a function of their parameters."""
 
     @property
     def receives(self) -> Sequence[CutTensor]: ...
@@ -42,12 +42,12 @@ class Program(Protocol):
     def buffers_by_name(self) -> Mapping[str, Tensor]: ...
 
     def changing_state(self) -> Mapping[str, Tensor]:
-        """Buffers, and tensors that are constant to autograd, that a forward in training mode may write, by name."""
+        """Buffers, and tensors that are constants to autograd, that a forward in training mode may write, by name."""
 
     def call(
         self, parameters: Mapping[str, Tensor], received: Sequence[Tensor], inputs: Sequence[Tensor], batch: int
     ) -> Any:
-        """Run the stage. A tensor of `changing_state` may be among `parameters`: it is then used in its own's place."""
+        """Run the stage. If a tensor of `changing_state` is among `parameters`, it replaces the program's own."""
 
     def train(self, mode: bool = True) -> Any: ...
 

@@ -1,11 +1,11 @@
-"""Recomputation: a forward pass that keeps nothing but what went in, and the same once more when backward needs it.
+"""Recomputation: a forward pass that keeps only its inputs, and a second forward pass when backward needs the rest.
 
-The idea is Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016. Both passes are the same, bit by bit:
+The idea is from Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016. Both passes are equal bit by bit:
 
-    weights         kept anyway until backward (weight stashing)
-    random numbers  the generators are put back to where they were, and afterwards to where they are now
-    autocast        as it was
-    buffers         the first pass writes them; the second reads and writes a copy from before the first
+    weights         kept until backward anyway (weight stashing)
+    random numbers  the generators are set back to their earlier state, and afterwards to their present state
+    autocast        set as in the first pass
+    buffers         the first pass writes them; the second uses a copy made before the first
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ from pipeplan_launch.seeds import RandomState
 
 
 def awaits_gradient(minibatch: int, latest: int, replicas: int, depth: int) -> bool:
-    """Whether a replica that has sent the activations of minibatch `latest` has by then posted a receive for the
-    gradient of `minibatch`, which it runs too.
+    """Whether a replica that has sent the activations of minibatch `latest` has posted a receive for the gradient of
+    `minibatch`, which belongs to it too.
 
-    One that recomputes posts the first with its first forward, and each of the others when it takes the one before, so
-    that no more than one takes memory. Its n-th forward comes after its backward number n - depth.
+    A replica that recomputes posts the first receive with its first forward, and each further one when it takes the
+    previous gradient, so that at most one receive takes memory. Its n-th forward comes after its backward number n -
+    depth.
     """
     return minibatch // replicas <= max(latest // replicas - depth, -1) + 1
 
 
 def keeping_nothing() -> AbstractContextManager[object]:
-    """Inside, autograd saves no tensor for backward.
+    """Context in which autograd saves no tensor for backward.
 
-    Gradients stay on, unlike with `no_grad`: some operators choose their kernel by that, and the second pass must give
-    what the first one gave.
+    Gradients stay enabled, unlike with `no_grad`: some operators choose their kernel by that, and both passes must
+    give the same result.
     """
-    return torch.autograd.graph.saved_tensors_hooks(_drop, _missed)
+    return torch.autograd.graph.saved_tensors_hooks(_drop_tensor, _fail_unpacking)
 
 
-def _drop(_: Tensor) -> None:
+def _drop_tensor(_: Tensor) -> None:
     return None
 
 
-def _missed(_: None) -> Tensor:
+def _fail_unpacking(_: None) -> Tensor:
     raise RuntimeError(
         "the forward pass differentiates inside itself, which a stage that recomputes cannot do: "
         "solve again with --no-recompute"
@@ -53,7 +54,7 @@ def _missed(_: None) -> Tensor:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a forward pass depends on besides its weights and what it is given."""
+    """State that a forward pass depends on besides its weights and inputs."""
 
     random: RandomState
     autocast: tuple[torch.autocast, ...]
@@ -62,14 +63,16 @@ class Conditions:
 
     @staticmethod
     def now(program: Program, device: torch.device) -> Conditions:
-        """Those of a forward pass that starts now."""
+        """The conditions of a forward pass that starts now."""
         kinds = dict.fromkeys(("cpu", device.type))
         state = {name: tensor.detach().clone() for name, tensor in program.changing_state().items()}
         return Conditions(RandomState.now(device), tuple(map(_autocast, kinds)), state)
 
     @contextmanager
     def restored(self) -> Iterator[Mapping[str, Tensor]]:
-        """Inside, a forward pass sees what it would have seen then, given the state that this yields. Once only."""
+        """Context in which a forward pass sees the earlier conditions, if it uses the buffers that this yields.
+        Usable once.
+        """
         with ExitStack() as stack:
             for autocast in self.autocast:
                 stack.enter_context(autocast)
@@ -79,7 +82,7 @@ class Conditions:
 
 @contextmanager
 def unchanged_random_numbers(device: torch.device) -> Iterator[None]:
-    """What is drawn inside does not change what is drawn after."""
+    """Context that leaves the random generators as they were."""
     present = RandomState.now(device)
     try:
         yield
@@ -88,7 +91,7 @@ def unchanged_random_numbers(device: torch.device) -> Iterator[None]:
 
 
 def _autocast(kind: str) -> torch.autocast:
-    """A context with the autocast settings of now for one type of device."""
+    """A context with the present autocast settings for one type of device."""
     return torch.autocast(
         kind,
         dtype=torch.get_autocast_dtype(kind),

@@ -1,7 +1,8 @@
-"""Replaying a schedule without running it: does every worker finish, and with the minibatches that its peers mean?
+"""Replay of a schedule without running it, to check that every worker finishes with the minibatches that its peers
+mean.
 
-Sends never block, receives do, and an update waits until every replica of its stage has started the group's all-reduce:
-these are the executor's own rules, so a schedule that replays here does not deadlock there. Torch-free.
+Sends never block, receives do, and an update waits until every replica of its stage has started the group's
+all-reduce. These are the executor's own rules, so a schedule that replays here does not deadlock there. Torch-free.
 """
 
 from __future__ import annotations
@@ -13,26 +14,29 @@ from dataclasses import dataclass, field
 from pipeplan_launch.schedule import Action, Kind, Schedule, StageShape, group_count, own_minibatches, replica_of
 
 Worker = tuple[int, int]
-"""(stage, replica)."""
+"""A worker as (stage, replica)."""
 
 
 class ReplayError(ValueError):
-    """The schedule would deadlock, mix up minibatches, or exceed a depth: one line that says where."""
+    """The schedule would deadlock, mix up minibatches, or exceed a depth. The message is one line that says where."""
 
 
 @dataclass
-class _Board:
-    """Which messages have been sent and which all-reduces started, so far."""
+class _Messages:
+    """The messages that have been sent and the all-reduces that have started so far."""
 
     activations: set[tuple[int, int]] = field(default_factory=set)
-    """(receiving stage, minibatch)."""
+    """Activations that have been sent, as (receiving stage, minibatch)."""
     gradients: set[tuple[int, int]] = field(default_factory=set)
+    """Gradients that have been sent, as (receiving stage, minibatch)."""
     reductions: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(stage, group) -> replicas that have started it."""
+    """For each (stage, group) the number of replicas that have started its all-reduce."""
 
 
 @dataclass
 class _Replica:
+    """A replica of a stage during the replay: its remaining actions and what it has done so far."""
+
     stage: int
     replica: int
     todo: deque[Action]
@@ -45,13 +49,13 @@ class _Replica:
 
 
 def replay(schedule: Schedule, pipeline: Sequence[StageShape], minibatches: int) -> dict[Worker, int]:
-    """Run every stream to its end; returns the most minibatches that each worker had in flight.
+    """Run every stream to its end; returns for each worker the most minibatches that it had in flight.
 
     Raises ReplayError on a deadlock, a minibatch that is not the replica's own, one that runs twice or never, a
     backward without its forward, updates out of order, weights that do not exist yet, or more minibatches in flight
-    than the stage's depth; ValueError where the schedule cannot do with the shapes.
+    than the stage's depth; ValueError if the schedule does not allow the shapes.
     """
-    board = _Board()
+    messages = _Messages()
     workers = [
         _Replica(stage, replica, deque(schedule.stream(pipeline, stage, replica, minibatches)))
         for stage, shape in enumerate(pipeline)
@@ -63,8 +67,8 @@ def replay(schedule: Schedule, pipeline: Sequence[StageShape], minibatches: int)
     while progress:
         progress = False
         for worker in workers:
-            while worker.todo and _ready(worker, worker.todo[0], board, pipeline):
-                _perform(worker, worker.todo.popleft(), board, schedule, pipeline)
+            while worker.todo and _ready(worker, worker.todo[0], messages, pipeline):
+                _perform(worker, worker.todo.popleft(), messages, schedule, pipeline)
                 progress = True
     stuck = next((worker for worker in workers if worker.todo), None)
     if stuck is not None:
@@ -78,6 +82,7 @@ def replay(schedule: Schedule, pipeline: Sequence[StageShape], minibatches: int)
 def _check_stream(
     worker: _Replica, stream: Iterable[Action], schedule: Schedule, shape: StageShape, minibatches: int
 ) -> None:
+    """Raises ReplayError unless the stream holds exactly the actions that this replica must run."""
     seen: dict[Kind, list[int]] = {kind: [] for kind in Kind}
     for action in stream:
         seen[action.kind].append(action.index)
@@ -90,22 +95,24 @@ def _check_stream(
             raise ReplayError(f"schedule {schedule.name}: {worker} runs {kind.value} of {indices}, expected {wanted}")
 
 
-def _ready(worker: _Replica, action: Action, board: _Board, pipeline: Sequence[StageShape]) -> bool:
+def _ready(worker: _Replica, action: Action, messages: _Messages, pipeline: Sequence[StageShape]) -> bool:
+    """Whether an action can run now."""
     match action.kind:
         case Kind.FORWARD:
-            return worker.stage == 0 or (worker.stage, action.index) in board.activations
+            return worker.stage == 0 or (worker.stage, action.index) in messages.activations
         case Kind.BACKWARD:
-            return worker.stage == len(pipeline) - 1 or (worker.stage, action.index) in board.gradients
+            return worker.stage == len(pipeline) - 1 or (worker.stage, action.index) in messages.gradients
         case Kind.REDUCE:
             return True
         case Kind.UPDATE:
-            started = board.reductions.get((worker.stage, action.index), 0)
+            started = messages.reductions.get((worker.stage, action.index), 0)
             return started == pipeline[worker.stage].replicas
 
 
 def _perform(
-    worker: _Replica, action: Action, board: _Board, schedule: Schedule, pipeline: Sequence[StageShape]
+    worker: _Replica, action: Action, messages: _Messages, schedule: Schedule, pipeline: Sequence[StageShape]
 ) -> None:
+    """Run an action: check it against the rules, then record its effects."""
     match action.kind:
         case Kind.FORWARD:
             if replica_of(action.index, pipeline[worker.stage].replicas) != worker.replica:
@@ -113,7 +120,7 @@ def _perform(
             version = schedule.version(pipeline, worker.stage, action.index)
             if worker.updates < version:
                 raise ReplayError(f"{worker} runs {action} on version {version}, but has made {worker.updates} updates")
-            board.activations.add((worker.stage + 1, action.index))
+            messages.activations.add((worker.stage + 1, action.index))
             if schedule.trains:
                 worker.in_flight.append(action.index)
                 worker.peak = max(worker.peak, len(worker.in_flight))
@@ -123,10 +130,10 @@ def _perform(
             if action.index not in worker.in_flight:
                 raise ReplayError(f"{worker} runs {action} before its forward")
             worker.in_flight.remove(action.index)
-            board.gradients.add((worker.stage - 1, action.index))
+            messages.gradients.add((worker.stage - 1, action.index))
         case Kind.REDUCE:
             key = (worker.stage, action.index)
-            board.reductions[key] = board.reductions.get(key, 0) + 1
+            messages.reductions[key] = messages.reductions.get(key, 0) + 1
         case Kind.UPDATE:
             if action.index != worker.updates:
                 raise ReplayError(f"{worker} runs {action} after {worker.updates} updates")

@@ -1,6 +1,6 @@
-"""What a module that is taken whole returns: tensors whose sizes are fixed or grow with the minibatch.
+"""Outputs of opaque modules: tensors whose sizes are constant or linear in the minibatch size.
 
-That is seen, not derived: the sizes of calls with minibatches of two sizes must agree with each other.
+The sizes are observed, not derived: calls with minibatches of two sizes must agree with each other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipeplan_launch.opaque import Structure
 
 
 class Refused(Exception):
-    """A module that cannot be taken whole, and why."""
+    """A module cannot be opaque; `why` says the reason."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(why)
@@ -25,33 +25,34 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Seen:
-    """One call of a module, as it was seen with one minibatch size."""
+    """One observed call of a module."""
 
     minibatch: int
-    given: tuple[tuple[int, ...], ...]
-    """The shapes of the tensors that it was given."""
+    """Samples in the minibatch."""
+    argument_shapes: tuple[tuple[int, ...], ...]
+    """Shapes of the tensors among the arguments."""
     written: tuple[int, ...]
-    """Which of these it wrote to."""
+    """Indices of the argument tensors that the module wrote to."""
     structure: Structure
-    made: tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
-    """For each tensor that it returned: shape, type, and whether it requires a gradient."""
+    outputs: tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
+    """For each returned tensor its shape, its type, and whether it requires a gradient."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A size that is `fixed` plus `each` for every sample."""
+    """A size that is linear in the number of samples: `fixed` + `each` · samples."""
 
     fixed: int
     each: int
 
     def at(self, samples: Any) -> Any:
-        """The size, for a number of samples that may be symbolic."""
+        """The size for a number of samples, which may be symbolic."""
         return self.fixed + self.each * samples if self.each else self.fixed
 
 
 @dataclass(frozen=True)
 class Result:
-    """A tensor that a module makes."""
+    """A tensor that a module returns."""
 
     shape: tuple[Size, ...]
     dtype: torch.dtype
@@ -60,56 +61,57 @@ class Result:
 
 @dataclass(frozen=True)
 class Returns:
-    """What one call of a module returns."""
+    """The output of one call of a module, at any minibatch size."""
 
     structure: Structure
     results: tuple[Result, ...]
     written: tuple[int, ...]
-    """Which of the tensors that it is given it writes to."""
+    """Indices of the argument tensors that the module writes to."""
     samples: tuple[int, int, Size] | None = field(default=None)
-    """(tensor, dimension, size there): where the number of samples is to be read."""
+    """(tensor, dimension, size of it): the argument from which the number of samples is read, or None if nothing
+    depends on it."""
 
     def minibatch(self, tensors: Sequence[Tensor]) -> Any:
-        """The number of samples, from what the call was given."""
+        """The number of samples, from the tensors among the arguments of a call."""
         if self.samples is None:
             return 0
         tensor, dimension, size = self.samples
-        found = tensors[tensor].shape[dimension]
-        return found if size == Size(0, 1) else (found - size.fixed) // size.each
+        value = tensors[tensor].shape[dimension]
+        return value if size == Size(0, 1) else (value - size.fixed) // size.each
 
 
 Calls = dict[str, tuple[Returns, ...]]
-"""For every module that is taken whole what each of its calls returns."""
+"""For every opaque module, by path, the outputs of each of its calls."""
 
 
 def returns_of(path: str, calls: Sequence[Seen]) -> Returns:
-    """What one call of a module returns at any minibatch size, from the same call in several runs.
+    """The output of a call at any minibatch size, from the same call in several runs.
 
-    Raises `Refused` where that does not follow from the minibatch size alone.
+    Raises `Refused` if it does not follow from the minibatch size alone.
     """
     first = calls[0]
-    unknown = next((one for one in first.structure.leaves if not (one is None or isinstance(one, str))), None)
+    unknown = next((leaf for leaf in first.structure.leaves if not (leaf is None or isinstance(leaf, str))), None)
     if unknown is not None:
-        # It may be another one with other data, and all that reads it is traced with this one.
+        # The value may differ with other data, and every operator that reads it is traced with this value.
         raise Refused(path, f"returns {type(unknown).__name__} beside tensors")
     if any(
-        (one.structure.spec, one.structure.places) != (first.structure.spec, first.structure.places) for one in calls
+        (call.structure.spec, call.structure.places) != (first.structure.spec, first.structure.places) for call in calls
     ):
         raise Refused(path, "returns another structure with another minibatch")
-    results = tuple(_result(path, calls, index) for index in range(len(first.made)))
+    results = tuple(_result(path, calls, index) for index in range(len(first.outputs)))
     samples = None
-    for tensor, shape in enumerate(first.given):
+    for tensor, shape in enumerate(first.argument_shapes):
         for dimension in range(len(shape)):
-            size = _size(calls, [one.given[tensor] for one in calls], dimension)
+            size = _size(calls, [call.argument_shapes[tensor] for call in calls], dimension)
             if size is not None and size.each and (samples is None or size == Size(0, 1) != samples[2]):
                 samples = tensor, dimension, size
-    if samples is None and any(size.each for one in results for size in one.shape):
+    if samples is None and any(size.each for result in results for size in result.shape):
         raise Refused(path, "makes tensors that grow with the minibatch from others that do not")
-    return Returns(first.structure, results, tuple({index for one in calls for index in one.written}), samples)
+    return Returns(first.structure, results, tuple({index for call in calls for index in call.written}), samples)
 
 
 def _result(path: str, calls: Sequence[Seen], index: int) -> Result:
-    shapes, types, gradients = zip(*(one.made[index] for one in calls), strict=True)
+    shapes, types, gradients = zip(*(call.outputs[index] for call in calls), strict=True)
     if len({*map(len, shapes)}) != 1 or len({*types}) != 1:
         raise Refused(path, "returns tensors of another kind with another minibatch")
     sizes = [_size(calls, shapes, dimension) for dimension in range(len(shapes[0]))]
@@ -120,8 +122,8 @@ def _result(path: str, calls: Sequence[Seen], index: int) -> Result:
 
 
 def _size(calls: Sequence[Seen], shapes: Sequence[Sequence[int]], dimension: int) -> Size | None:
-    """A size as it depends on the number of samples, by the calls that were seen; None where it does otherwise."""
-    other = next((index for index, one in enumerate(calls) if one.minibatch != calls[0].minibatch), None)
+    """A size as a linear function of the number of samples, from the observed calls; None if it is not linear."""
+    other = next((index for index, call in enumerate(calls) if call.minibatch != calls[0].minibatch), None)
     each, rest = 0, 0
     if other is not None:
         growth = shapes[other][dimension] - shapes[0][dimension]

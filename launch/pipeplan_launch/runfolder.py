@@ -1,4 +1,4 @@
-"""The folder of a run: metrics, checkpoints, summary, and the error that ended it if one did. Torch-free."""
+"""The folder of a run: metrics, checkpoints, summary, and the error that ended it if there was one. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BLOCK = 2**20
 
 
 def new_run(plan_folder: Path, chosen: Path | None) -> Path:
-    """Make the folder for a new run: `chosen`, else `runs/<UTC time>` in the plan folder."""
+    """Make the folder for a new run: `chosen`, or by default `runs/<UTC time>` in the plan folder."""
     if chosen is not None:
         refuse_taken(chosen)
         return _make(chosen)
@@ -29,11 +29,11 @@ def new_run(plan_folder: Path, chosen: Path | None) -> Path:
         folder = runs / f"{stamp}{suffix}"
         if not folder.exists():
             return _make(folder)
-    raise LaunchError(f"{runs} has a hundred runs of this very second")
+    raise LaunchError(f"{runs} already has a hundred runs of this second")
 
 
 def refuse_taken(chosen: Path) -> None:
-    """Raises `LaunchError` where a new run's folder holds another run."""
+    """Raises `LaunchError` if the folder chosen for a new run holds another run."""
     if _has_checkpoint(chosen):
         raise LaunchError(f"{chosen} already holds a run: add --resume to go on with it, or choose another --run-dir")
     if any(path.stat().st_size for path in (chosen / "metrics").glob("rank-*.jsonl")):
@@ -41,29 +41,30 @@ def refuse_taken(chosen: Path) -> None:
 
 
 def run_to_resume(plan_folder: Path, chosen: Path | None) -> Path:
-    """The folder to go on with: `chosen`, else the latest run of the plan that has a checkpoint."""
+    """The folder of the run to resume: `chosen`, or by default the latest run of the plan that has a checkpoint."""
     if chosen is not None:
         if not _has_checkpoint(chosen):
             raise LaunchError(f"{chosen} has no complete checkpoint to resume from: start anew without --resume")
         return chosen
     runs = plan_folder / "runs"
-    found = sorted(run for run in runs.iterdir() if _has_checkpoint(run)) if runs.is_dir() else []
-    if not found:
+    candidates = sorted(run for run in runs.iterdir() if _has_checkpoint(run)) if runs.is_dir() else []
+    if not candidates:
         raise LaunchError(f"{runs} has no run with a complete checkpoint: start anew without --resume")
-    return found[-1]
+    return candidates[-1]
 
 
-_held: list[IO[bytes]] = []
+_locks: list[IO[bytes]] = []
 
 
 def hold(run: Path, patience_s: float = 10.0) -> None:
-    """Keep a run folder for this launch until this process ends. Raises `LaunchError` if another launch has it.
+    """Lock a run folder for this launch until this process ends. Raises `LaunchError` if another launch has locked
+    it.
 
-    `patience_s`: for what is left of an attempt before this one to be gone.
+    `patience_s`: seconds to wait for processes of the previous attempt to exit.
     """
     until = time.monotonic() + patience_s
     with explain_errors(run / LOCK, "opening"):
-        file = (run / LOCK).open("ab")  # a run that is left as it is keeps its times
+        file = (run / LOCK).open("ab")  # appending leaves the file's modification time as it is
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,14 +77,13 @@ def hold(run: Path, patience_s: float = 10.0) -> None:
             break  # a file system without locks
         else:
             break
-    _held.append(file)
+    _locks.append(file)
 
 
 def reopen(run: Path, epoch: int, minibatch: int) -> None:
-    """Make a run folder ready to go on with after so many minibatches of an epoch (both counted from 0).
+    """Prepare a run folder for resuming after that many minibatches of an epoch (both counted from 0).
 
-    What ended it before is no longer true, and the metrics of minibatches that will be run again are removed. Raises
-    `LaunchError`.
+    Removes the error that ended the run, and the metrics of minibatches that will run again. Raises `LaunchError`.
     """
     _make(run)
     for path in sorted((run / "metrics").glob("rank-*.jsonl")):
@@ -92,34 +92,35 @@ def reopen(run: Path, epoch: int, minibatch: int) -> None:
 
 
 def keep_until(path: Path, end: tuple[int, int]) -> None:
-    """Cut off the lines at the end of a file of metrics that are not of a minibatch before (epoch, minibatch).
+    """Truncate a file of metrics after its last line for a minibatch before (epoch, minibatch).
 
-    Lines of one worker are in order. One that was only half written when the worker ended is cut off, too.
+    The lines of one worker are in order. A line that was only half written when the worker ended is cut off too.
     """
     with path.open("r+b") as file:
-        size, block, found = file.seek(0, os.SEEK_END), _BLOCK, False
-        while size and not found:
+        size, block, is_final = file.seek(0, os.SEEK_END), _BLOCK, False
+        while size and not is_final:
             start = max(0, size - block)
             file.seek(start)
-            kept, found = _kept_bytes(file.read(size - start), whole=start == 0, end=end)
+            kept, is_final = _kept_bytes(file.read(size - start), is_start=start == 0, end=end)
             size, block = start + kept, 2 * block
         file.truncate(size)
 
 
-def _kept_bytes(block: bytes, *, whole: bool, end: tuple[int, int]) -> tuple[int, bool]:
-    """(how much of the end of a file may be kept, whether that is known to be kept). `whole`: it begins the file."""
+def _kept_bytes(block: bytes, *, is_start: bool, end: tuple[int, int]) -> tuple[int, bool]:
+    """(bytes of this end of a file to keep, whether that number is final). `is_start`: the block starts the file."""
     kept = block.rfind(b"\n") + 1
     while kept:
-        begin = block.rfind(b"\n", 0, kept - 1) + 1
-        if begin == 0 and not whole:
-            return kept, False  # this line begins before the block
-        if _is_before(block[begin:kept], end):
+        start = block.rfind(b"\n", 0, kept - 1) + 1
+        if start == 0 and not is_start:
+            return kept, False  # this line starts before the block
+        if _is_before(block[start:kept], end):
             return kept, True
-        kept = begin
+        kept = start
     return 0, False
 
 
 def _is_before(line: bytes, end: tuple[int, int]) -> bool:
+    """Whether a line of metrics is of a minibatch before (epoch, minibatch)."""
     try:
         content = json.loads(line)
         return (content["epoch"], content["minibatch"]) < end
@@ -128,19 +129,19 @@ def _is_before(line: bytes, end: tuple[int, int]) -> bool:
 
 
 def claim_error(run: Path, message: str) -> bool:
-    """Whether this worker is the first to report an error of this run: only one of them prints it."""
+    """Whether this worker is the first to report an error of this run, because only one worker prints it."""
     try:
         with os.fdopen(os.open(run / ERROR, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644), "w") as file:
             file.write(message + "\n")
     except FileExistsError:
         return False
     except OSError:
-        pass  # the disk may be what is wrong: say it rather than hide it
+        pass  # the disk may be the problem, so better print the error than hide it
     return True
 
 
 def save_traceback(run: Path, rank: int, text: str) -> Path | None:
-    """Write what only a developer wants to see into the run folder; None if that cannot be."""
+    """Write a traceback for developers into the run folder. Returns its path, or None if it cannot be written."""
     path = run / "errors" / f"rank-{rank}.txt"
     try:
         path.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""A worker's part of a checkpoint: writing what it holds, together with the others, and taking its stage back."""
+"""A worker's part of a checkpoint: writing its tensors together with the other workers, and restoring its stage."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from pipeplan_launch.setup import Stage
 from pipeplan_launch.together import together
 
 _Part = tuple[dict[str, Any] | None, dict[str, SavedTensor]]
-"""What a worker tells of a checkpoint: its optimiser, if it is its stage's first replica; where its tensors are."""
+"""A worker's part of a checkpoint: its optimiser, if it is its stage's first replica, and the locations of its
+tensors."""
 
 
 def save(stage: Stage, groups: Groups, run: Path, position: Position, history: History) -> Path:
-    """Write a checkpoint, with all active workers; replicas share the work of their stage. Returns its folder.
+    """Write a checkpoint together with all active workers; the replicas of a stage share its work. Returns its
+    folder.
 
-    Raises `LaunchError`, and leaves nothing half-written.
+    Raises `LaunchError`, and leaves no half-written checkpoint.
     """
-    from pipeplan_launch import storage  # DCP takes a while to import, and no start of a run need wait for it
+    from pipeplan_launch import storage  # importing DCP takes long, which the start of a run need not wait for
 
     place, training = stage.place, stage.training
     assert training is not None
@@ -52,7 +54,9 @@ def save(stage: Stage, groups: Groups, run: Path, position: Position, history: H
 
 
 def _commit(stage: Stage, run: Path, position: Position, history: History, parts: Sequence[_Part]) -> None:
-    """In the leader, once all workers have written their parts: the manifest, and the folder into its place."""
+    """In the leading worker, once all workers have written their parts: write the manifest and move the folder to its
+    place.
+    """
     place, sizes, folder = stage.place, stage.train_sizes, run / checkpoint.PART
     assert sizes is not None
     with explain_errors(folder, "reading"):
@@ -69,7 +73,7 @@ def _commit(stage: Stage, run: Path, position: Position, history: History, parts
         graph_hash=stage.graph_hash,
         stages=place.plan.layers,
         state_dict=dict(_naming(place.program).state_dict),
-        optimizer=optimizers.merge(one for one, _ in parts if one is not None),
+        optimizer=optimizers.merge(optimizer for optimizer, _ in parts if optimizer is not None),
         tensors={name: tensor for _, tensors in parts for name, tensor in sorted(tensors.items())},
         files=files,
     )
@@ -83,12 +87,14 @@ def _commit(stage: Stage, run: Path, position: Position, history: History, parts
 
 
 def add_result(folder: Path, history: History) -> None:
-    """Add to a checkpoint what the evaluation after it has shown; nothing else in it changes."""
+    """Add the result of an evaluation to a checkpoint's manifest; nothing else in it changes."""
     replace(read_manifest(folder), history=history).write(folder)
 
 
 def restore(stage: Stage, folder: Path) -> Manifest:
-    """Load this stage's part of a checkpoint, whichever plan wrote it. Raises `LaunchError` if it does not fit."""
+    """Load this stage's part of a checkpoint, which any plan may have written. Raises `LaunchError` if it does not
+    fit.
+    """
     from pipeplan_launch import storage
 
     place, training = stage.place, stage.training
@@ -108,22 +114,22 @@ def restore(stage: Stage, folder: Path) -> Manifest:
 
 
 def load_weights(manifest: Manifest, program: Program) -> None:
-    """Take a stage's parameters and buffers from a checkpoint of any plan. Raises `LaunchError`."""
+    """Load a stage's parameters and buffers from a checkpoint of any plan. Raises `LaunchError`."""
     from pipeplan_launch import storage
 
     storage.read(manifest, model_state(program))
 
 
 def model_state(program: Program) -> dict[str, Tensor]:
-    """What this worker holds of the model, under the names of a checkpoint's tensors."""
-    held: dict[str, Tensor] = {}
-    held |= program.parameters_by_name()
-    held |= program.buffers_by_name()
-    held |= _naming(program).unread
-    return {MODEL + name: tensor.detach() for name, tensor in held.items()}
+    """The model's tensors on this worker, under their names in a checkpoint."""
+    tensors: dict[str, Tensor] = {}
+    tensors |= program.parameters_by_name()
+    tensors |= program.buffers_by_name()
+    tensors |= _naming(program).unread
+    return {MODEL + name: tensor.detach() for name, tensor in tensors.items()}
 
 
 def _naming(program: Program) -> Naming:
-    """Only a program that was cut from a traced model knows the model's names."""
+    """The model's names, which only a program that was cut from a traced model knows."""
     naming: Mapping[str, str] | Naming | None = getattr(program, "naming", None)
     return naming if isinstance(naming, Naming) else Naming()

@@ -1,41 +1,41 @@
-"""What every worker does, in order, as pure data: no torch here, so that the planner's simulator replays these objects.
+"""The actions of every worker, in order, as pure data. Torch-free, so that the planner's simulator can replay them.
 
     F3   forward of minibatch 3
     B3   backward of minibatch 3
     R3   start the all-reduce of group 3's gradients among the stage's replicas
     U3   wait for that all-reduce and update the weights
 
-Symbols: stage s has r replicas and depth d (minibatches in flight per replica, at most). Minibatch i belongs to replica
-i mod r, forward and backward, and to a group, whose gradients are averaged for one update. The last group may be short,
-and replicas without a member of it still join its all-reduce.
+Symbols: stage s has r replicas and depth d (the most minibatches that a replica has in flight). Minibatch i belongs to
+replica i mod r, forward and backward, and to a group of minibatches whose gradients are averaged for one update. The
+last group may be short, and replicas without a minibatch in it still join its all-reduce.
 
-    schedule        order          minibatches of a group    minibatch i runs on the weights after … updates
-    1f1b-stashing   1F1B           r, of its stage           those made when it gets there
-    vertical-sync   1F1B           r, of its stage           those made at the input stage when it gets there
-    2bw             1F1B           M, of all stages          all before its group but the last
-    gpipe           F… then B…     M, of all stages          all before its group
-    1f1b-flush      1F1B a group   M, of all stages          all before its group
-    forward-only    F…             -                         none
+    schedule        order             group size           updates in the weights that minibatch i uses
+    1f1b-stashing   1F1B              r of the stage       made at this stage before its forward
+    vertical-sync   1F1B              r of the stage       made at the first stage before its forward there
+    2bw             1F1B              M for all stages     of all groups before its own, except the last of them
+    gpipe           F… then B…        M for all stages     of all groups before its own
+    1f1b-flush      1F1B per group    M for all stages     of all groups before its own
+    forward-only    F…                -                    none
 
 1F1B with weight stashing (PipeDream). One replica of a stage with d = 2, minibatches 0, 1, 2 (r = 1):
 
     F0 F1 | B0 R0 U0 F2 | B1 R1 U1 | B2 R2 U2
     fill  | steady      | drain
 
-so the forward of minibatch i runs on the weights after max(0, i div r - d + 1) updates of the segment (`version_used`).
-Vertical sync has the same order; only the weights differ (`version_of_input`).
-A stage with several replicas awaits the all-reduce only after its next backward, so that computing hides it:
+So the forward of minibatch i runs on the weights after max(0, i div r - d + 1) updates of the segment (`version_used`).
+Vertical sync has the same order and differs only in the weights (`version_of_input`).
+A stage with several replicas waits for the all-reduce only after its next backward, so that computing hides it:
 
     F0 F2 | B0 R0 F4 | B2 U0 R1 F6 | …         (replica 0 of 2)
 
-Its weights are then one update older. A single stage, plain data parallelism, does not do so: it stays synchronous.
+Its weights are then one update older. A plan of a single stage, plain data parallelism, stays synchronous instead.
 
 2BW (Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021), d = 2, M = 3: group g uses the
-weights of the groups up to g - 2. U0 is put off until F6, the first that needs it.
+weights of the groups up to g - 2. U0 is deferred until F6, the first action that needs it.
 
     F0 F1 | B0 F2 B1 F3 B2 R0 F4 B3 F5 B4 U0 F6 B5 R1 F7 …
 
-Flush schedules, d = 2, M = 3; the pipeline drains before every update:
+Flush schedules, d = 2, M = 3. The pipeline drains before every update:
 
     gpipe        F0 F1 F2 B0 B1 B2 R0 U0 | F3 …        (needs d = 3)
     1f1b-flush   F0 F1 B0 F2 B1 B2 R0 U0 | F3 …
@@ -51,7 +51,9 @@ from types import MappingProxyType
 
 
 class Kind(StrEnum):
-    """The kinds of action; an executor states which it can run, and refuses a schedule with others before it starts."""
+    """The kinds of action. An executor states which kinds it can run, and refuses a schedule with others before it
+    starts.
+    """
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -64,7 +66,7 @@ _ACTION = re.compile(rf"([{''.join(Kind)}])(0|[1-9][0-9]*)")
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One step of one worker. `index` is a minibatch for F and B, a group of minibatches for R and U."""
+    """One step of one worker. `index` is a minibatch for F and B, and a group of minibatches for R and U."""
 
     kind: Kind
     index: int
@@ -83,14 +85,14 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class StageShape:
-    """All that a schedule needs to know of a stage."""
+    """The properties of a stage that schedules depend on."""
 
     replicas: int
     depth: int
-    """Minibatches that one replica may have between their forward and their backward."""
+    """Most minibatches that one replica may have between their forward and their backward."""
     accumulate: int | None = None
-    """Minibatches per update, the same at all stages. The schedules that update a stage for every round of its replicas
-    take no notice of it."""
+    """Minibatches per update, the same at all stages. Ignored by schedules that update a stage for every round of its
+    replicas."""
 
     def __post_init__(self) -> None:
         if self.replicas < 1 or self.depth < 1:
@@ -103,13 +105,13 @@ Stream = Callable[[Sequence[StageShape], int, int, int], Iterator[Action]]
 """(pipeline, stage, replica, minibatches) -> the actions of that replica, in order."""
 
 Version = Callable[[Sequence[StageShape], int, int], int]
-"""(pipeline, stage, minibatch) -> the weights that the minibatch's forward and backward use, by the number of updates
-made to them since the drained segment began."""
+"""(pipeline, stage, minibatch) -> the weight version that the minibatch's forward and backward use, as the number of
+updates made since the drained segment began."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A named schedule: its generator, the kinds of action that it may emit, and which weights it uses."""
+    """A named schedule: its generator, the kinds of action that it emits, and the weight versions that it uses."""
 
     name: str
     stream: Stream
@@ -117,22 +119,24 @@ class Schedule:
     trains: bool
     version: Version
     accumulates: bool = False
-    """Whether an update is for `StageShape.accumulate` minibatches, and not for a round of the stage's replicas."""
+    """Whether an update averages `StageShape.accumulate` minibatches instead of one round of the stage's replicas."""
 
     @property
     def flushes(self) -> bool:
-        """Whether the pipeline is empty at every update: all stages then update at the same place of the schedule."""
+        """Whether the pipeline is empty at every update, so that all stages update at one point of the schedule."""
         return self.version is version_flushed
 
     def group_size(self, shape: StageShape) -> int:
-        """Minibatches whose gradients are averaged for one update. Raises ValueError where none is given."""
+        """Minibatches whose gradients are averaged for one update. Raises ValueError if the schedule needs
+        `accumulate` and the shape has none.
+        """
         if not self.accumulates:
             return shape.replicas
         return _accumulated(shape)
 
 
 def replica_of(minibatch: int, replicas: int) -> int:
-    """Round robin: the replica that runs this minibatch, forward and backward."""
+    """The replica that runs this minibatch, forward and backward (round robin)."""
     return minibatch % replicas
 
 
@@ -142,17 +146,17 @@ def own_minibatches(replica: int, replicas: int, minibatches: int) -> range:
 
 
 def group_count(size: int, minibatches: int) -> int:
-    """How many updates a stage makes for so many minibatches, in groups of a size."""
+    """Number of groups, and so of updates, of that many minibatches."""
     return -(-minibatches // size)
 
 
 def group_members(group: int, size: int, minibatches: int) -> range:
-    """The minibatches whose gradients are averaged for one update; the last group may be short."""
+    """The minibatches of a group; the last group may be short."""
     return range(group * size, min((group + 1) * size, minibatches))
 
 
 def own_members(group: int, size: int, replica: int, replicas: int, minibatches: int) -> range:
-    """The minibatches of a group that one replica computes, in order; none where a short last group has none for it."""
+    """The minibatches of a group that one replica computes, in order; empty if a short last group has none for it."""
     members = group_members(group, size, minibatches)
     return members[(replica - members.start) % replicas :: replicas]
 
@@ -164,41 +168,47 @@ def _accumulated(shape: StageShape) -> int:
 
 
 def update_lag(pipeline: Sequence[StageShape], stage: int) -> int:
-    """How many updates late a stage runs: 1 where replicas must agree and other stages make it asynchronous anyway."""
+    """How many updates late a stage runs: 1 if it has replicas in a pipeline of several stages, otherwise 0.
+
+    Replicas must agree on an update before it, and several stages make training asynchronous anyway.
+    """
     return int(len(pipeline) > 1 and pipeline[stage].replicas > 1)
 
 
 def version_used(minibatch: int, shape: StageShape, lag: int) -> int:
-    """Updates that the stage has made, since the drained segment began, when this minibatch's forward runs."""
+    """Updates that the stage has made since the drained segment began, when this minibatch's forward runs."""
     return max(0, minibatch // shape.replicas - shape.depth + 1 - lag)
 
 
 def version_stashed(pipeline: Sequence[StageShape], stage: int, minibatch: int) -> int:
-    """Weight stashing: the newest at each stage when the minibatch gets there."""
+    """Weight stashing: the newest version at this stage when the minibatch's forward runs."""
     return version_used(minibatch, pipeline[stage], update_lag(pipeline, stage))
 
 
 def version_of_input(pipeline: Sequence[StageShape], stage: int, minibatch: int) -> int:
-    """Vertical sync: at every stage the newest version that holds no minibatch which the input stage's does not.
+    """Vertical sync: the newest version at this stage that holds no minibatch which the first stage's version does
+    not.
 
-    With one replica everywhere that is the same number at every stage. Every stage has made it by then if
-    (d_1 + lag_1 - 1) r_1 ≥ (d_s + lag_s - 1) r_s, which holds wherever depths cover what is in flight behind a stage.
+    With one replica everywhere that is the same number at every stage. Every stage has made it by then wherever
+    depths cover what is in flight behind a stage, because then
+
+        (d_1 + lag_1 - 1) r_1 ≥ (d_s + lag_s - 1) r_s
     """
     return version_stashed(pipeline, 0, minibatch) * pipeline[0].replicas // pipeline[stage].replicas
 
 
 def version_buffered(pipeline: Sequence[StageShape], stage: int, minibatch: int) -> int:
-    """2BW: the updates of all groups but the last before the minibatch's own."""
+    """2BW: the updates of all groups before the minibatch's own, except the last of them."""
     return max(0, minibatch // _accumulated(pipeline[stage]) - 1)
 
 
 def version_flushed(pipeline: Sequence[StageShape], stage: int, minibatch: int) -> int:
-    """After a flush: the updates of all groups before the minibatch's own, as in one process."""
+    """Flush schedules: the updates of all groups before the minibatch's own, as in one process."""
     return minibatch // _accumulated(pipeline[stage])
 
 
 def version_fixed(_pipeline: Sequence[StageShape], _stage: int, _minibatch: int) -> int:
-    """Forward only: nothing is updated."""
+    """Forward only: weights never change."""
     return 0
 
 
@@ -224,10 +234,12 @@ def one_f_one_b(pipeline: Sequence[StageShape], stage: int, replica: int, miniba
 
 
 def double_buffered(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
-    """2BW: asynchronous 1F1B, with an all-reduce after a group's last backward and its update put off until it is due.
+    """2BW: asynchronous 1F1B with an all-reduce after a group's last backward, whose update is deferred until it is
+    due.
 
-    The update of group g is due before the first forward of group g + 2, so that the all-reduce hides behind computing
-    and no more than two versions are in use. Raises ValueError where two do not suffice: more than M in flight.
+    The update of group g is due before the first forward of group g + 2, so that computing hides the all-reduce and
+    at most two versions are in use. Raises ValueError if a stage has more than M minibatches in flight, for which two
+    versions do not suffice.
     """
     shape, size = pipeline[stage], _accumulated(pipeline[stage])
     if shape.depth * shape.replicas > size:
@@ -241,10 +253,10 @@ def double_buffered(pipeline: Sequence[StageShape], stage: int, replica: int, mi
         yield Action(Kind.FORWARD, minibatch)
     for position, minibatch in enumerate(own):
         yield Action(Kind.BACKWARD, minibatch)
-        # The groups of which this replica has no more to compute.
-        over = own[position + 1] // size if position + 1 < len(own) else groups
-        yield from _reduce_in_turn(reduced, over, updated)
-        reduced, updated = over, max(updated, over - 1 if over > reduced else 0)
+        # This replica has computed all its minibatches of the groups before `finished`.
+        finished = own[position + 1] // size if position + 1 < len(own) else groups
+        yield from _reduce_in_turn(reduced, finished, updated)
+        reduced, updated = finished, max(updated, finished - 1 if finished > reduced else 0)
         if position + shape.depth < len(own):
             following = own[position + shape.depth]
             due = max(updated, following // size - 1)
@@ -256,16 +268,19 @@ def double_buffered(pipeline: Sequence[StageShape], stage: int, replica: int, mi
     yield from (Action(Kind.UPDATE, group) for group in range(updated, groups))
 
 
-def _reduce_in_turn(reduced: int, over: int, updated: int) -> Iterator[Action]:
-    """The all-reduces of groups `reduced` to `over`, each after the updates before it: one is under way at a time."""
-    for group in range(reduced, over):
-        yield from (Action(Kind.UPDATE, before) for before in range(updated, group))
+def _reduce_in_turn(reduced: int, finished: int, updated: int) -> Iterator[Action]:
+    """All-reduces of the groups from `reduced` up to `finished`, each after all earlier updates.
+
+    So only one all-reduce is under way at a time.
+    """
+    for group in range(reduced, finished):
+        yield from (Action(Kind.UPDATE, earlier) for earlier in range(updated, group))
         updated = max(updated, group)
         yield Action(Kind.REDUCE, group)
 
 
 def gpipe(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
-    """GPipe: all forwards of a group, then all backwards, in the same order, then the update.
+    """GPipe: all forwards of a group, then all its backwards in the same order, then the update.
 
     Source: Huang et al., GPipe, NeurIPS 2019. The depth must be that of a whole group, ⌈M / r⌉.
     """
@@ -279,7 +294,7 @@ def gpipe(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches:
 
 
 def one_f_one_b_flush(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
-    """1F1B with a flush: within each group fill, one backward and one forward in turn, drain; then the update."""
+    """1F1B with a flush: each group fills the pipeline, alternates backward and forward, drains it, and updates."""
     depth = pipeline[stage].depth
     for group, own in _own_groups(pipeline[stage], replica, minibatches):
         for minibatch in own[:depth]:
@@ -293,7 +308,7 @@ def one_f_one_b_flush(pipeline: Sequence[StageShape], stage: int, replica: int, 
 
 
 def _own_groups(shape: StageShape, replica: int, minibatches: int) -> Iterator[tuple[int, Sequence[int]]]:
-    """Every group of M, with the minibatches of it that one replica computes."""
+    """Every group of M minibatches, with those of its minibatches that one replica computes."""
     size = _accumulated(shape)
     for group in range(group_count(size, minibatches)):
         yield group, own_members(group, size, replica, shape.replicas, minibatches)

@@ -1,4 +1,4 @@
-"""Export a model by torch.export where that can be done, and else with as little as possible of it taken whole."""
+"""Export a model by torch.export, and fall back to opaque modules for the parts that it cannot trace."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.exporting import Exported, depends_on_data, export, mode
 from pipeplan_launch.job import Job, call_model
 from pipeplan_launch.learning import unchanged
-from pipeplan_launch.loading import describe, user_line
 from pipeplan_launch.outputs import plain
 from pipeplan_launch.precision import autocast
 from pipeplan_launch.returns import Refused
+from pipeplan_launch.usercode import describe, user_line
 
 
 def export_somehow(job: Job, minibatch: int) -> tuple[Exported, str]:
-    """(the exported model, how that was done, for people). Raises `LaunchError`, with the user's line."""
-    taken = _Taken(job.model)
+    """(the exported model, a description of how it was exported). Raises `LaunchError` with the user's line."""
+    opaque_modules = _OpaqueModules(job.model)
     while True:
         try:
-            exported = export(job, minibatch, taken.paths)
+            exported = export(job, minibatch, opaque_modules.paths)
             break
         except Exception as error:
-            if not taken.paths:
-                _check_that_it_runs(job, minibatch)
-            path = taken.next(error)
+            if not opaque_modules.paths:
+                _check_model_runs(job, minibatch)
+            path = opaque_modules.next(error)
             if path is None:
                 raise LaunchError(_reason(job, error)) from error
-            taken.add(path)
+            opaque_modules.add(path)
     if exported.left_out:
-        _check_that_the_loss_does_without(job, exported.left_out)
+        _check_loss_without(job, exported.left_out)
     parts = ["torch.export"]
-    if taken.paths:
-        parts.append(f"taken whole: {', '.join(taken.paths)}")
+    if opaque_modules.paths:
+        parts.append(f"taken whole: {', '.join(opaque_modules.paths)}")
     if exported.left_out:
         parts.append(f"left out of what it returns: {', '.join(exported.left_out)}")
     return exported, "; ".join(parts)
 
 
-class _Taken:
-    """The submodules that are taken whole: none lies inside another."""
+class _OpaqueModules:
+    """The submodules that are exported as opaque modules, none inside another."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -54,53 +54,55 @@ class _Taken:
         self._kinds: set[type] = set()
 
     def next(self, error: Exception) -> str | None:
-        """The path of the submodule to take because of this error; None where there is none."""
+        """The path of the submodule to make opaque because of this error, or None if there is none."""
         if isinstance(error, Refused):
             return blame.around(self.model, error.path)
         if isinstance(error, DependsOnData):
             path = blame.module_of_node(self.model, error.node)
         else:
             path = blame.module_of_error(self.model, error)
-        while path is not None and any(blame.inside(path, one) for one in self.paths):
+        while path is not None and any(blame.inside(path, opaque_path) for opaque_path in self.paths):
             path = blame.around(self.model, path)
         return path
 
     def add(self, path: str) -> None:
-        """Take this module, and from the second of a class on all of that class: each try is an export."""
+        """Make this module opaque, and from the second one of a class on all modules of that class, because each
+        attempt is an export.
+        """
         kind = type(self.model.get_submodule(path))
         chosen = blame.alike(self.model, path) if kind in self._kinds else [path]
         self._kinds.add(kind)
-        for one in chosen:
-            self.paths = [other for other in self.paths if not blame.inside(other, one)]
-            if not any(blame.inside(one, other) for other in self.paths):
-                self.paths.append(one)
+        for new in chosen:
+            self.paths = [old for old in self.paths if not blame.inside(old, new)]
+            if not any(blame.inside(new, old) for old in self.paths):
+                self.paths.append(new)
 
 
-def _check_that_it_runs(job: Job, minibatch: int) -> None:
-    """Raises `LaunchError` for a model that fails on its inputs by itself."""
+def _check_model_runs(job: Job, minibatch: int) -> None:
+    """Raises `LaunchError` if the model itself fails on its example inputs."""
     batch = job.example(minibatch)
     try:
         with _as_in_training(job):
             batch.call(job.model)
-    except Exception as own:
-        shapes = ["×".join(map(str, one.shape)) for one in batch.inputs]
+    except Exception as error:
+        shapes = ["×".join(map(str, tensor.shape)) for tensor in batch.inputs]
         if batch.names:
             shapes = [f"{name} {shape}" for name, shape in zip(batch.names, shapes, strict=True)]
         raise LaunchError(
-            f"the model {job.name!r} fails on its example inputs ({', '.join(shapes)}): {describe(own)}"
-        ) from own
+            f"the model {job.name!r} fails on its example inputs ({', '.join(shapes)}): {describe(error)}"
+        ) from error
 
 
 @contextmanager
 def _as_in_training(job: Job) -> Iterator[None]:
-    """Run the model as in training, and leave it as it was."""
+    """Context for running the model as in training; afterwards its state is as before."""
     precision = autocast(job.autocast, torch.device("cpu"))
     with mode(job.model, train=True), unchanged(job.model), precision, torch.no_grad():
         yield
 
 
 def _reason(job: Job, error: Exception) -> str:
-    """One line on a model that runs, but cannot be traced."""
+    """One line that says why a model that runs cannot be traced."""
     if isinstance(error, Refused):
         return (
             f"the model {job.name!r} cannot be traced by torch.export, and its part {error.path!r} cannot be taken "
@@ -126,13 +128,13 @@ def _advice() -> str:
     return "write it with torch.where or torch.cond, or move it into a submodule of its own, which is then one layer"
 
 
-def _check_that_the_loss_does_without(job: Job, left_out: tuple[str, ...]) -> None:
-    """Raises `LaunchError` where the job's loss needs an object that no stage can send."""
+def _check_loss_without(job: Job, left_out: tuple[str, ...]) -> None:
+    """Raises `LaunchError` if the job's loss needs an object that cannot be sent between stages."""
     if job.loss is None or job.data is None:
-        return  # without targets nobody calls the loss
-    where = next((one.device for one in job.model.parameters()), torch.device("cpu"))
+        return  # the loss is never called without targets
+    device = next((tensor.device for tensor in job.model.parameters()), torch.device("cpu"))
     batch = job.example_batch(2)
-    inputs, target = tree_map_only(torch.Tensor, lambda one: one.to(where), (batch.inputs, batch.target))
+    inputs, target = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), (batch.inputs, batch.target))
     try:
         with _as_in_training(job):
             job.loss(plain(call_model(job.model, inputs, batch.names), {}), target)

@@ -1,4 +1,4 @@
-"""Random numbers that depend on what is computed and not on who computes it, or what ran before."""
+"""Random seeds that depend on what is computed, and not on who computes it or what ran before."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 
 
 def mix(*parts: int | str) -> int:
-    """A seed of 63 bits for this combination; any change of any part gives an unrelated one."""
+    """A seed of 63 bits for this combination; changing any part gives an unrelated seed."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def seed_everything(seed: int) -> None:
-    """Before the user's code builds something: Python's, NumPy's and torch's numbers are then the same everywhere."""
+    """Seed Python's, NumPy's and torch's generators, before the user's code builds something."""
     random.seed(seed)
     try:
         import numpy
@@ -31,12 +31,14 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_forward(seed: int, epoch: int, minibatch: int, stage: int) -> None:
-    """Before a stage's forward of a minibatch: dropout is then the same on any replica, and after a resume."""
+    """Seed a stage's forward of a minibatch, so that dropout is the same on any replica and after a resume."""
     _seed_torch(mix("forward", seed, epoch, minibatch, stage))
 
 
 def seed_loading(seed: int, epoch: int, minibatch: int) -> None:
-    """Before samples are read: random augmentation is then the same at the first stage and at the last."""
+    """Seed the reading of a minibatch's samples, so that random augmentation is the same at the first stage and at
+    the last.
+    """
     value = mix("loading", seed, epoch, minibatch)
     _seed_torch(value)
     random.seed(value)
@@ -46,7 +48,7 @@ def seed_loading(seed: int, epoch: int, minibatch: int) -> None:
 
 @dataclass(frozen=True)
 class RandomState:
-    """Where the random generators of a process are: Python's, NumPy's where it is in use, torch's."""
+    """State of a process's random generators: Python's, NumPy's if it is imported, and torch's."""
 
     python: tuple[Any, ...]
     numpy: Any
@@ -56,13 +58,13 @@ class RandomState:
 
     @staticmethod
     def now(device: torch.device) -> RandomState:
-        """Their state now, on the CPU and on a GPU that is in use."""
+        """The present state, on the CPU and on a GPU that is in use."""
         numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
         gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         return RandomState(random.getstate(), numpy, torch.get_rng_state(), gpu, device)
 
     def restore(self) -> None:
-        """Draw from here on what was drawn after this state was taken."""
+        """Set the generators back to this state."""
         random.setstate(self.python)
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)
@@ -72,7 +74,7 @@ class RandomState:
 
 
 def _seed_torch(value: int) -> None:
-    """What torch.manual_seed does, without its note of the whole call stack for each device that is not in use."""
+    """Seed torch like torch.manual_seed, but without recording the call stack for each device that is not in use."""
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(value)

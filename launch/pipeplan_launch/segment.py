@@ -21,17 +21,19 @@ from pipeplan_launch.writes import may_write
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Layers as one function: `run(*state, *received, *inputs, batch)` returns the tuple of what it makes."""
+    """Layers as one function: `run(*state, *received, *inputs, batch)` returns the tuple of the tensors that they
+    make.
+    """
 
     state: tuple[str, ...]
-    """Names of the parameters, buffers and constants that it takes, in order."""
+    """Names of the parameters, buffers and constants among its arguments, in order."""
     inputs: tuple[int, ...]
-    """Indices of the model's inputs that it takes, in order."""
+    """Indices of the model's inputs among its arguments, in order."""
     run: fx.GraphModule
 
     @property
     def changing(self) -> tuple[str, ...]:
-        """Names in `state` of what `run` may write to."""
+        """Names in `state` of the tensors that `run` may write to."""
         arguments = [node for node in self.run.graph.nodes if node.op == "placeholder"]
         return tuple(name for name, argument in zip(self.state, arguments, strict=False) if may_write(argument))
 
@@ -45,16 +47,16 @@ def cut(
     training: bool = True,
     device: torch.device | None = None,
 ) -> Segment:
-    """The segment of these layers, given and giving these tensors (by name).
+    """The function of these layers, which takes the tensors named in `received` and returns those named in `made`.
 
-    With the layer `loss` it gives the model's outputs instead, flattened. A device replaces those that tracing burnt
-    in.
+    With the layer `loss` it returns the model's flat outputs instead. A device replaces the devices recorded by
+    tracing.
     """
     builder = _Builder(traced, frozenset(layers), training, device)
-    arrived = []
+    placeholders = []
     for index, name in enumerate(received):
-        arrived.append(builder.graph.placeholder(f"received_{index}"))
-        builder.copies[traced.node_of[name]] = arrived[-1]
+        placeholders.append(builder.graph.placeholder(f"received_{index}"))
+        builder.copies[traced.node_of[name]] = placeholders[-1]
     builder.work()
     output = traced.graph_module.graph.output_node()
     if LOSS in builder.layers:
@@ -63,10 +65,12 @@ def cut(
     else:
         results = tuple(builder.copy(traced.node_of[name]) for name in made)
     builder.graph.output(results)
-    return builder.segment(arrived)
+    return builder.segment(placeholders)
 
 
 class _Builder:
+    """Copies nodes of the traced graph into a new graph, on demand."""
+
     def __init__(
         self, traced: TracedModel, layers: frozenset[str], training: bool, device: torch.device | None
     ) -> None:
@@ -87,34 +91,36 @@ class _Builder:
                 self.copy(node)
 
     def copy(self, node: Any) -> fx.Node:
-        """The node of the new graph that stands for a node of the model's; made when first needed."""
+        """The copy of a node in the new graph, made on first use."""
         if node not in self.copies:
             self.copies[node] = self._make(node)
         return self.copies[node]
 
     def _make(self, node: fx.Node) -> fx.Node:
+        """Copy a node, with everything it needs."""
         if node.op == "placeholder":
             index = self.traced.input_nodes.index(node)
             self.inputs[index] = self.graph.placeholder(f"input_{index}")
             return self.inputs[index]
         if node.op == "get_attr":
             return self._state_or_submodule(node)
-        if is_size(node) and any(not is_size(one) for one in node.all_input_nodes):
+        if is_size(node) and any(not is_size(argument) for argument in node.all_input_nodes):
             return self._size(node.meta["val"])
         owner = self.traced.layer_of.get(node)
         assert owner is None or owner in self.layers, f"{node} of {owner} is needed but was not received"
-        made = self.graph.node_copy(node, self.copy)
-        self._place(made)
+        new_node = self.graph.node_copy(node, self.copy)
+        self._place(new_node)
         if not self.training:
-            evalmode.set_evaluation(made)
-        return made
+            evalmode.set_evaluation(new_node)
+        return new_node
 
     def _state_or_submodule(self, node: fx.Node) -> fx.Node:
+        """The new graph's node for a parameter, buffer, constant or region."""
         name = str(node.target)
-        found = attribute(self.traced.graph_module, name)
-        if not isinstance(found, Tensor):
+        value = attribute(self.traced.graph_module, name)
+        if not isinstance(value, Tensor):
             key = f"region_{len(self.submodules)}"
-            self.submodules[key] = self._region(found)
+            self.submodules[key] = self._region(value)
             return self.graph.get_attr(key)
         name = self.traced.state_names.get(name, name)
         if name not in self.state:
@@ -122,7 +128,7 @@ class _Builder:
         return self.state[name]
 
     def _region(self, region: Any) -> Any:
-        """The graph inside a region, for the mode and the device of this segment."""
+        """The graph inside a region, converted to the mode and device of this function."""
         if not isinstance(region, fx.GraphModule) or (self.training and self.device is None):
             return region
         changed = copy.deepcopy(region)
@@ -134,25 +140,25 @@ class _Builder:
         return changed
 
     def _place(self, node: fx.Node) -> None:
-        """Replace the devices that tracing burnt in."""
+        """Replace the devices recorded by tracing."""
         if self.device is not None:
             node.args = fx.node.map_aggregate(node.args, self._on_device)
             node.kwargs = fx.node.map_aggregate(node.kwargs, self._on_device)
 
     def _size(self, value: Any) -> fx.Node:
-        """The nodes that compute a size from the minibatch size."""
+        """The node that computes a size from the minibatch size."""
         if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             return self.graph.call_function(type(value), (value,))
         expression = value.node.expr
         known = dict.fromkeys(expression.free_symbols, fx.Proxy(self.batch))
-        found = sympy_interp(PythonReferenceAnalysis, known, expression)
-        return found.node if isinstance(found, fx.Proxy) else self.graph.call_function(int, (int(found),))
+        result = sympy_interp(PythonReferenceAnalysis, known, expression)
+        return result.node if isinstance(result, fx.Proxy) else self.graph.call_function(int, (int(result),))
 
     def _on_device(self, argument: Any) -> Any:
         return self.device if isinstance(argument, torch.device) else argument
 
     def segment(self, received: Sequence[fx.Node]) -> Segment:
-        """The finished function, its arguments in their order: state, received, inputs, batch."""
+        """The finished function, with its arguments in order: state, received, inputs, batch."""
         indices = tuple(sorted(self.inputs))
         arguments = [*self.state.values(), *received, *(self.inputs[index] for index in indices), self.batch]
         ordered = fx.Graph()

@@ -1,4 +1,4 @@
-"""Building one worker: the model as a whole, then only its own stage of it."""
+"""Building one worker: first the whole model, then only the worker's own stage of it."""
 
 from __future__ import annotations
 
@@ -36,38 +36,38 @@ from pipeplan_launch.usercode import user_code
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says."""
+    """Options from the command line."""
 
     plan_folder: Path
     epochs: int | None = None
-    """Epochs in all; for inference, passes over the data."""
+    """Total number of epochs; for inference, passes over the data."""
     resume: bool = False
     run_dir: Path | None = None
     seed: int | None = None
     weights: Path | None = None
-    """A checkpoint, or a run folder, of any plan for the same model, to start from."""
+    """A checkpoint or run folder, of any plan for the same model, whose weights training starts from."""
     log_every: int = 20
     threads: int | None = None
     checkpoint_every: int = 1
-    """Epochs."""
+    """Epochs between two checkpoints."""
     checkpoint_minibatches: int | None = None
-    """And within an epoch, so many minibatches."""
+    """Minibatches between two further checkpoints within an epoch."""
     evaluate_every: int = 1
-    """Epochs."""
+    """Epochs between two evaluations."""
     resume_from: Path | None = None
-    """A checkpoint, or a run folder, of any plan for the same model, to go on from in a new run folder."""
+    """A checkpoint or run folder, of any plan for the same model, from which training resumes in a new run folder."""
     max_minibatches: int | None = None
-    """Of every epoch, at most so many."""
+    """Largest number of minibatches of an epoch."""
     timeout_s: float = 600.0
     probe_s: float = 2.0
-    """For measuring links between servers before training; 0: they are not."""
+    """Time for measuring links between servers before training, in seconds; 0 for no measurement."""
     averaging: Averaging = EXACT
-    """Of gradients among the replicas of a stage."""
+    """How the replicas of a stage average their gradients."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A worker that is ready to run."""
+    """A worker that is ready to run its stage."""
 
     place: Place
     data: Data
@@ -80,27 +80,27 @@ class Stage:
 
 
 def load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) -> tuple[Job, Program, str, bool]:
-    """(job without its model, this stage's program, graph hash, whether any batch size runs).
+    """(job without its model, this stage's program, graph hash, whether it runs at any batch size).
 
-    An emulated stage is made from its file. Else every worker builds the whole model from the same seed, and keeps its
-    own stage's parameters only.
+    An emulated stage is built from its file. Otherwise every worker builds the whole model from the same seed, and
+    keeps only the parameters of its own stage.
     """
     if plan.emulated:
         return *emulated.load(stage, plan.emulated[stage]), "emulated", True
-    with _collecting_once():
+    with _one_garbage_collection():
         return _load_stage(plan, stage, seed, device)
 
 
 @contextmanager
-def _collecting_once() -> Iterator[None]:
-    """Search for garbage afterwards only, in what was made inside, and never again in what is there then.
+def _one_garbage_collection() -> Iterator[None]:
+    """Context that collects garbage once at its end, and exempts all objects that exist then from later collections.
 
-    What is imported makes hundreds of thousands of objects that stay. Python would search all of them several times
-    meanwhile, for half a second in all, and for a fifth of a second now and then in training.
+    Imports make hundreds of thousands of objects that stay. Python would scan all of them several times meanwhile,
+    for half a second in all, and for a fifth of a second now and then during training.
     """
     gc.disable()
     try:
-        importlib.import_module("torch._dynamo")  # tracing would, inside
+        importlib.import_module("torch._dynamo")  # otherwise tracing would import it later
         gc.freeze()
         yield
         gc.collect()
@@ -125,7 +125,9 @@ def _load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) -
 
 
 def _with_data(job: Job, minibatch: int) -> Job:
-    """The job with its data sets built, once. A minibatch beyond them is refused before tracing allocates for it."""
+    """The job with its data sets already built. Refuses a minibatch larger than the data before tracing allocates
+    memory for it.
+    """
     with user_code("the job's data"):
         data = job.datasets
         samples = len(data.train) if hasattr(data.train, "__len__") else None
@@ -146,7 +148,7 @@ def build(
     run: Path,
     flush: dist.ProcessGroup | None = None,
 ) -> Stage:
-    """Everything that an active worker needs. Raises `LaunchError` for whatever is wrong with the job or the plan."""
+    """Everything that an active worker needs. Raises `LaunchError` if anything is wrong with the job or the plan."""
     at = plan.place(rank)
     assert at is not None
     stage, replica = at
@@ -164,7 +166,7 @@ def build(
     if trains and hasattr(test, "__len__") and len(test) == 0:
         test = None  # training needs none
     if test is not None:
-        # A model that cannot be evaluated stage by stage is said now, not after the first epoch.
+        # Fails now, and not after the first epoch, if the model cannot be evaluated stage by stage.
         program.eval()
         program.train()
     ordered: Any = data.train if data.order is None or not trains else order_of_job(data, seed, 0)
@@ -187,7 +189,7 @@ def build(
 
 
 def _fingerprint(place: Place, train: Any, test: Any) -> Fingerprint:
-    """Of what this worker has before anything runs: the data sets in use, and the weights if they have replicas."""
+    """Digests of the worker's initial state: the data sets in use, and the weights if the stage has replicas."""
     data: dict[str, str] = {}
     for name, dataset in (("training", train), ("test", test)):
         if dataset is not None:
@@ -197,7 +199,7 @@ def _fingerprint(place: Place, train: Any, test: Any) -> Fingerprint:
 
 
 def _neighbours(place: Place) -> list[int]:
-    """The workers of the stages before and after."""
+    """The workers of the previous and the next stage."""
     pipeline = place.plan.pipeline
     stages = pipeline[max(0, place.stage - 1) : place.stage] + pipeline[place.stage + 1 : place.stage + 2]
     return [worker for stage in stages for worker in stage.workers]
@@ -206,6 +208,6 @@ def _neighbours(place: Place) -> list[int]:
 def _recorder(place: Place, path: Path | None) -> Recorder:
     deepest = max(shape.replicas * shape.depth for shape in place.plan.shapes)
     group = place.plan.accumulate or 1
-    # From the end of a group to the end of a group, so that every update counts with all of its minibatches.
+    # The steady state starts after a whole group, so that every update counts together with all its minibatches.
     skip = -(-(deepest + 1) // group) * group - 1
     return Recorder(path, place.rank, place.stage, place.replica, place.replicas, skip=skip)

@@ -1,5 +1,7 @@
-"""What people give a job in place of what it takes, a thing in place of a function that makes it before all: each is
-told what to write."""
+"""Checks for common mistakes in a job. Each error says what to write instead.
+
+The most common mistake is to pass an object where the job takes a function that makes one.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from torch.utils.data import DataLoader
 from pipeplan_launch.callbacks import Callback
 from pipeplan_launch.errors import LaunchError
 
-_TAKES = {
+_EXPECTED = {
     "inputs": "a function of the number of samples: write inputs=lambda n: torch.randn(n, 3, 224, 224)",
     "loss": "a function: write loss=torch.nn.functional.cross_entropy, or your own loss(output, target)",
     "data": "a function that returns pipeplan_launch.Data: write data=lambda: Data(train=...)",
@@ -26,7 +28,7 @@ _TAKES = {
 
 
 def check_model(model: Any) -> None:
-    """Raises `LaunchError` unless it is a module."""
+    """Raises `LaunchError` unless the model is a `torch.nn.Module`."""
     if isinstance(model, type) and issubclass(model, nn.Module):
         name = model.__name__
         raise LaunchError(f"a job's model must be a torch.nn.Module, not its class {name}: write model={name}(...)")
@@ -36,31 +38,35 @@ def check_model(model: Any) -> None:
 
 
 def check_functions(job: Any) -> None:
-    """Raises `LaunchError` where something in a `Job` should be a function and is none."""
-    for name, takes in _TAKES.items():
-        given = getattr(job, name)
-        if given is not None and not callable(given):
-            raise LaunchError(f"a job's {name} must be {_told(name, given) or takes}; it is {_kind(given)}")
+    """Raises `LaunchError` if a field of a `Job` that should be a function is not callable."""
+    for name, expected in _EXPECTED.items():
+        value = getattr(job, name)
+        if value is not None and not callable(value):
+            raise LaunchError(
+                f"a job's {name} must be {_advice(name, value) or expected}; it is {_describe_type(value)}"
+            )
     if isinstance(job.loss, type) and issubclass(job.loss, nn.Module):
         name = job.loss.__name__
         raise LaunchError(f"a job's loss must be a function or a module, not its class {name}: write loss={name}()")
     if not hasattr(job.metrics, "items"):
-        raise LaunchError("a job's metrics go by name: write metrics={'name': function}")
-    for name, given in job.metrics.items():
-        if not callable(given):
-            raise LaunchError(f"a job's metrics must be functions (output, target); {name!r} is {_kind(given)}")
+        raise LaunchError("a job's metrics must be a dictionary: write metrics={'name': function}")
+    for name, value in job.metrics.items():
+        if not callable(value):
+            raise LaunchError(
+                f"a job's metrics must be functions (output, target); {name!r} is {_describe_type(value)}"
+            )
 
 
 def check_minibatch(samples: Any) -> None:
-    """Raises `LaunchError` unless it is a number of samples."""
+    """Raises `LaunchError` unless the minibatch is a number of samples."""
     if not isinstance(samples, Integral) or samples < 1:
         raise LaunchError(f"a job's minibatch must be a whole number of at least 1, not {samples!r}")
 
 
 def check_callbacks(callbacks: Any) -> None:
-    """Raises `LaunchError` unless they are several, each of a class of its own."""
+    """Raises `LaunchError` unless the callbacks are an iterable of `Callback` objects."""
     if not isinstance(callbacks, Iterable):
-        raise LaunchError(f"a job's callbacks must be a list: write callbacks=[...]; it is {_kind(callbacks)}")
+        raise LaunchError(f"a job's callbacks must be a list: write callbacks=[...]; it is {_describe_type(callbacks)}")
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise LaunchError(
@@ -70,41 +76,41 @@ def check_callbacks(callbacks: Any) -> None:
 
 
 def check_samples(name: str, samples: Any) -> None:
-    """Raises `LaunchError` for a data set that is a loader, or the tensors of one."""
+    """Raises `LaunchError` if a data set is a `DataLoader` or bare tensors."""
     if isinstance(samples, DataLoader):
         raise LaunchError(
-            f"the data's `{name}` is a DataLoader: give its data set, {name}=loader.dataset; how many samples are a "
-            "minibatch says Job(..., minibatch=N)"
+            f"the data's `{name}` is a DataLoader: give its data set, {name}=loader.dataset; the number of samples in "
+            "a minibatch is Job(..., minibatch=N)"
         )
-    if isinstance(samples, tuple | Tensor) and all(isinstance(one, Tensor) for one in samples):
+    if isinstance(samples, tuple | Tensor) and all(isinstance(tensor, Tensor) for tensor in samples):
         raise LaunchError(
             f"the data's `{name}` must be a data set of pairs: write {name}=torch.utils.data.TensorDataset(inputs, "
-            f"targets); it is {_kind(samples)}"
+            f"targets); it is {_describe_type(samples)}"
         )
 
 
 def check_collation(data: Any) -> None:
-    """Raises `LaunchError` where something in a `Data` should be a function and is none."""
-    for name, takes in (("collate", "a list of samples"), ("order", "the epoch")):
-        given = getattr(data, name)
-        if given is not None and not callable(given):
-            raise LaunchError(f"the data's `{name}` must be a function of {takes}; it is {_kind(given)}")
+    """Raises `LaunchError` if `collate` or `order` of a `Data` is not callable."""
+    for name, argument in (("collate", "a list of samples"), ("order", "the epoch")):
+        value = getattr(data, name)
+        if value is not None and not callable(value):
+            raise LaunchError(f"the data's `{name}` must be a function of {argument}; it is {_describe_type(value)}")
 
 
-def _told(name: str, given: Any) -> str:
-    """What to write, where what was given says it."""
-    if name == "data" and type(given).__name__ == "Data":
+def _advice(name: str, value: Any) -> str:
+    """What to write instead, where the value itself shows it; otherwise an empty string."""
+    if name == "data" and type(value).__name__ == "Data":
         return "a function that returns it, without parentheses: write data=spirals, not data=spirals()"
-    if name == "optimizer" and isinstance(given, Optimizer):
-        rate = given.defaults.get("lr")
+    if name == "optimizer" and isinstance(value, Optimizer):
+        rate = value.defaults.get("lr")
         more = f", lr={rate:g}" if isinstance(rate, float) else ""
-        made = f"torch.optim.{type(given).__name__}(parameters{more})"
-        return f"a function of parameters, as every stage has its own: write optimizer=lambda parameters: {made}"
-    if name == "inputs" and isinstance(given, Tensor) and given.is_floating_point() and given.ndim:
-        shape = ", ".join(["n", *map(str, given.shape[1:])])
+        call = f"torch.optim.{type(value).__name__}(parameters{more})"
+        return f"a function of parameters, as every stage has its own: write optimizer=lambda parameters: {call}"
+    if name == "inputs" and isinstance(value, Tensor) and value.is_floating_point() and value.ndim:
+        shape = ", ".join(["n", *map(str, value.shape[1:])])
         return f"a function of the number of samples: write inputs=lambda n: torch.randn({shape})"
     return ""
 
 
-def _kind(given: Any) -> str:
-    return f"the class {given.__name__}" if isinstance(given, type) else f"of type {type(given).__name__}"
+def _describe_type(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"

@@ -16,6 +16,7 @@ from pipeplan_launch.naming import Naming, naming_of
 from pipeplan_launch.precision import autocast
 from pipeplan_launch.segment import cut
 from pipeplan_launch.trace import TensorSpec, TracedModel, size_at
+from pipeplan_launch.whole import shape_text
 
 
 def stage_program(
@@ -24,16 +25,18 @@ def stage_program(
     stage: int,
     device: torch.device | str | None = None,
 ) -> StageProgram:
-    """The program of one stage of a pipeline, whose stages are given by the names of their layers.
+    """The program of one stage of a pipeline, given the names of the layers of every stage.
 
-    The parameters are the model's own objects, moved to `device` where one is given. Raises `LaunchError` when the
-    stages do not hold every layer once, run against an edge, or part layers that must stay together.
+    The parameters are the model's own objects, moved to `device` if one is given. Raises `LaunchError` if the stages
+    do not hold every layer once, if a tensor would run backwards, or if layers that must stay together are in
+    different stages.
     """
     stage_of = _stages(traced, pipeline_layers)
     return StageProgram(traced, pipeline_layers, stage_of, stage, None if device is None else torch.device(device))
 
 
 def _stages(traced: TracedModel, pipeline_layers: Sequence[Sequence[str]]) -> dict[str, int]:
+    """The stage of every layer. Raises `LaunchError` if the stages are not a valid pipeline of the model."""
     known = [layer.name for layer in traced.layers]
     stage_of: dict[str, int] = {}
     for stage, names in enumerate(pipeline_layers):
@@ -68,16 +71,16 @@ def _stages(traced: TracedModel, pipeline_layers: Sequence[Sequence[str]]) -> di
 
 
 class StageProgram(nn.Module):
-    """One stage. It holds its own parameters and buffers, under the names that they have in the model."""
+    """One stage. Its parameters and buffers have the names that they have in the model."""
 
     receives: tuple[TensorSpec, ...]
-    """What arrives from the previous stage, in wire order; what later stages need passes through."""
+    """Tensors from the previous stage, in wire order, including relayed tensors that only later stages need."""
     sends: tuple[TensorSpec, ...]
-    """What goes to the next stage, in wire order; empty at the last stage."""
+    """Tensors for the next stage, in wire order; empty at the last stage."""
     model_inputs: tuple[int, ...]
     """Indices of the model's inputs that this stage reads from the data."""
     naming: Naming
-    """How the model's state_dict is made of what the stages hold."""
+    """Names in the model's state_dict for the tensors of the stages."""
 
     def __init__(
         self,
@@ -91,7 +94,7 @@ class StageProgram(nn.Module):
         self.is_last = stage == len(pipeline_layers) - 1
         self.receives = _crossing(traced, stage_of, stage)
         self.sends = _crossing(traced, stage_of, stage + 1)
-        received, sent = [one.name for one in self.receives], [one.name for one in self.sends]
+        received, sent = [tensor.name for tensor in self.receives], [tensor.name for tensor in self.sends]
         layers = pipeline_layers[stage]
         self._train = cut(traced, layers, received, sent, training=True, device=device)
         self._eval = cut(traced, layers, received, sent, training=False, device=device)
@@ -102,16 +105,16 @@ class StageProgram(nn.Module):
         self._evaluation_problem = traced.evaluation_problem
         self._input_dimensions = {index: traced.input_dimensions(index) for index in self.model_inputs}
         self._seen_shapes: set[tuple[int, int, torch.Size]] = set()
-        """(input, samples, shape) of inputs that are as they were traced."""
+        """(input, samples, shape) of inputs that have the traced shape."""
         self._autocast, self._device = traced.autocast, torch.device("cpu") if device is None else device
 
     def _hold(self, traced: TracedModel, device: torch.device | None) -> None:
-        """Take the parameters, buffers and constants that the stage reads."""
+        """Take over the parameters, buffers and constants that the stage reads."""
         parameters, buffers = dict(traced.model.named_parameters()), dict(traced.model.named_buffers())
         kept = set(traced.model.state_dict(keep_vars=True))
         constants = {}
         for name in dict.fromkeys((*self._train.state, *self._eval.state)):
-            # Straight into the dictionaries of nn.Module: its own methods refuse a name with a dot.
+            # Writes to the dictionaries of nn.Module, whose methods refuse a name with a dot.
             if name in parameters:
                 self._parameters[name] = parameters[name]
             elif name in buffers:
@@ -126,18 +129,18 @@ class StageProgram(nn.Module):
         self._constants: dict[str, Tensor] = constants
 
     def train(self, mode: bool = True) -> StageProgram:
-        """Training or evaluation mode. `LaunchError` where the model's own code branches on its mode."""
+        """Set training or evaluation mode. Raises `LaunchError` if the model's own code branches on its mode."""
         if not mode and self._evaluation_problem is not None:
             raise LaunchError(f"the model cannot be evaluated stage by stage: {self._evaluation_problem}")
         return super().train(mode)
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
         """This stage's parameters under the model's names."""
-        return {name: one for name, one in self._parameters.items() if one is not None}
+        return {name: parameter for name, parameter in self._parameters.items() if parameter is not None}
 
     def buffers_by_name(self) -> dict[str, Tensor]:
-        """This stage's buffers under the model's names; one that is never written may be in several stages."""
-        return {name: one for name, one in self._buffers.items() if one is not None}
+        """This stage's buffers under the model's names; a buffer that is never written may be in several stages."""
+        return {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
 
     def changing_state(self) -> dict[str, Tensor]:
         """Buffers and constants that a forward in training mode may write, under the model's names."""
@@ -151,27 +154,27 @@ class StageProgram(nn.Module):
         inputs: Sequence[Tensor],
         batch: int,
     ) -> Any:
-        """Run the stage with these parameters, and maybe buffers (by name) in place of its own.
+        """Run the stage with these parameters, and possibly buffers, by name, in place of its own.
 
         `received` follows `receives`, `inputs` follows `model_inputs`, and `batch` is the number of samples. Returns
-        the tuple of tensors of `sends`; at the last stage the model's own output. Buffers are updated in place.
+        the tuple of tensors of `sends`, or the model's own output at the last stage. Buffers are updated in place.
         """
         self._check(inputs, batch)
         segment = self._train if self.training else self._eval
         state = [self._state(name, parameters) for name in segment.state]
         data = [inputs[self.model_inputs.index(index)] for index in segment.inputs]
         with autocast(self._autocast, self._device):
-            # Called itself, the graph module would print errors a second time.
-            made = segment.run.forward(*state, *received, *data, batch)
+            # GraphModule.__call__ would print errors a second time.
+            outputs = segment.run.forward(*state, *received, *data, batch)
             if self.is_last:
-                return tree_unflatten(made, self.output_spec)
+                return tree_unflatten(outputs, self.output_spec)
             if self._autocast is None:
-                return made
-            # A GPU's autocast keeps more in float32 than the CPU's, which the wires were traced under.
-            return tuple(one.to(spec.dtype) for one, spec in zip(made, self.sends, strict=True))
+                return outputs
+            # A GPU's autocast keeps more tensors in float32 than the CPU's, under which the model was traced.
+            return tuple(tensor.to(spec.dtype) for tensor, spec in zip(outputs, self.sends, strict=True))
 
     def _check(self, inputs: Sequence[Tensor], batch: int) -> None:
-        """Raises `LaunchError` for an input of another shape than the one that the stages agree on."""
+        """Raises `LaunchError` for an input of another shape than the traced one."""
         for index, tensor in zip(self.model_inputs, inputs, strict=True):
             key = index, batch, tensor.shape
             if key in self._seen_shapes:
@@ -179,9 +182,9 @@ class StageProgram(nn.Module):
             expected = tuple(size_at(dimension, batch) for dimension in self._input_dimensions[index])
             if tuple(tensor.shape) != expected:
                 raise LaunchError(
-                    f"input {index} of the model is {_written(tensor.shape)} for {batch} samples, and was "
-                    f"{_written(expected)} where the model was traced: only the number of samples may differ between "
-                    "minibatches"
+                    f"input {index} of the model is {shape_text(tensor.shape)} for {batch} samples, and was "
+                    f"{shape_text(expected)} where the model was traced: only the number of samples may differ "
+                    "between minibatches"
                 )
             self._seen_shapes.add(key)
 
@@ -190,18 +193,15 @@ class StageProgram(nn.Module):
         return self.call(self.parameters_by_name(), received, inputs, batch)
 
     def _state(self, name: str, parameters: Mapping[str, Tensor]) -> Tensor:
-        found = parameters.get(name)
-        if found is None:
-            found = self._buffers.get(name)
-        return self._constants[name] if found is None else found
-
-
-def _written(shape: Sequence[int]) -> str:
-    return "×".join(map(str, shape)) or "a single number"
+        """The tensor of that name: one of `parameters`, or the stage's own buffer or constant."""
+        tensor = parameters.get(name)
+        if tensor is None:
+            tensor = self._buffers.get(name)
+        return self._constants[name] if tensor is None else tensor
 
 
 def _crossing(traced: TracedModel, stage_of: Mapping[str, int], stage: int) -> tuple[TensorSpec, ...]:
-    """The tensors that cross the boundary before a stage: made before it and read at or after it."""
+    """The tensors that cross the boundary before a stage: made before it, and read at or after it."""
     return tuple(
         tensor
         for tensor in traced.tensors
@@ -210,10 +210,10 @@ def _crossing(traced: TracedModel, stage_of: Mapping[str, int], stage: int) -> t
 
 
 def output_spec(traced: TracedModel) -> Any:
-    """How the flat outputs of the graph make the model's own output: a tensor, a tuple, a dictionary."""
+    """The structure of the model's own output (a tensor, a tuple, a dictionary) over the graph's flat outputs."""
     codegen: Any = traced.graph_module.graph._codegen
     spec = codegen.pytree_info.out_spec
     output = traced.graph_module.graph.output_node()
-    leaves, flat = tree_flatten(output.args[0], is_leaf=lambda one: isinstance(one, fx.Node) or one is None)
+    leaves, flat = tree_flatten(output.args[0], is_leaf=lambda leaf: isinstance(leaf, fx.Node) or leaf is None)
     assert len(leaves) == (spec.num_leaves if spec is not None else len(leaves))
     return flat if spec is None else spec

@@ -1,9 +1,9 @@
-"""Tensors by name, written and read by torch.distributed.checkpoint (DCP).
+"""Writing and reading tensors by name with torch.distributed.checkpoint (DCP).
 
-Writing is DCP's own: what several workers hold is written by one of them, the work is spread, files are synced. Reading
-differs in one thing. DCP's index of a checkpoint, `.metadata`, is a pickle, and reading a pickle may run any code. Here
-the index comes from manifest.json instead; `.metadata` is written for torch's own tools and never read. What remains is
-archives of one tensor each, which DCP reads with `weights_only=True`.
+DCP does the writing: a tensor that several workers hold is written by one of them, the work is spread, and files are
+synced. Reading differs in one point. DCP's index of a checkpoint, `.metadata`, is a pickle, and reading a pickle may
+run any code. Here the index comes from manifest.json instead; `.metadata` is written for torch's own tools and never
+read. DCP then reads only archives of one tensor each, with `weights_only=True`.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ INDEX = ".metadata"
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, SavedTensor]:
-    """Write what all workers of the group hold into a folder; None: this process is alone.
+    """Write the tensors of all workers of the group into a folder. With None this process is alone.
 
-    Tensors of one name must be equal wherever they are held. Returns where those are that this worker wrote. If writing
-    failed in any worker, all of them raise `LaunchError`.
+    Tensors of the same name must be equal on all workers that hold them. Returns the locations of the tensors that
+    this worker wrote. If writing fails in any worker, all of them raise `LaunchError`.
     """
     planner = _SavePlanner()
     with (
@@ -53,7 +53,7 @@ def write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup 
         explained(f"another worker was lost while writing {folder}"),
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore")  # that it writes alone, which is then meant
+        warnings.simplefilter("ignore")  # DCP warns about writing without other processes, which is intended
         metadata = dcp_save(
             dict(tensors), storage_writer=_Writer(folder), planner=planner, process_group=group, no_dist=group is None
         )
@@ -73,9 +73,9 @@ def write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup 
 
 
 def read(manifest: Manifest, names: Mapping[str, Tensor]) -> None:
-    """Fill tensors from the checkpoint, each from the one that is saved under its name. Raises `LaunchError`.
+    """Fill tensors from the checkpoint, each from the saved tensor of its name. Raises `LaunchError`.
 
-    They may be on any device, and of another dtype than what is saved.
+    They may be on any device, and of another dtype than the saved tensors.
     """
     targets = {}
     for name, target in names.items():
@@ -91,7 +91,7 @@ def read(manifest: Manifest, names: Mapping[str, Tensor]) -> None:
     if not targets:
         return
     with _in_one_line(f"reading {manifest.folder} failed"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it reads alone, which is meant
+        warnings.simplefilter("ignore")  # DCP warns about reading without other processes, which is intended
         dcp_load(dict(targets), storage_reader=_Reader(manifest, targets), planner=_LoadPlanner(manifest), no_dist=True)
     with torch.no_grad():
         for name, target in names.items():
@@ -100,31 +100,31 @@ def read(manifest: Manifest, names: Mapping[str, Tensor]) -> None:
 
 
 def load(manifest: Manifest, names: Iterable[str]) -> dict[str, Tensor]:
-    """Saved tensors on the CPU, as they were saved. Raises `LaunchError`."""
-    found = {}
+    """Saved tensors on the CPU, with their saved dtypes. Raises `LaunchError`."""
+    tensors = {}
     for name in names:
         if name not in manifest.tensors:
             raise LaunchError(f"{manifest.folder} has no {name!r}")
-        found[name] = empty(manifest.tensors[name])
-    read(manifest, found)
-    return found
+        tensors[name] = empty(manifest.tensors[name])
+    read(manifest, tensors)
+    return tensors
 
 
 def empty(saved: SavedTensor) -> Tensor:
-    """Memory for a saved tensor."""
+    """Uninitialised memory for a saved tensor."""
     return torch.empty(saved.shape, dtype=dtype_of(saved))
 
 
 def dtype_of(saved: SavedTensor) -> torch.dtype:
-    """Its dtype. Raises `LaunchError` for one that no parameter can have."""
+    """The dtype of a saved tensor. Raises `LaunchError` for one that no parameter can have."""
     dtype = getattr(torch, saved.dtype, None)
     if not isinstance(dtype, torch.dtype) or saved.dtype.startswith("q"):  # quantised tensors are never written
-        raise LaunchError(f"there is no dtype {saved.dtype!r}, which a tensor of the checkpoint is said to be of")
+        raise LaunchError(f"there is no dtype {saved.dtype!r}, which the checkpoint gives for a tensor")
     return dtype
 
 
 class _SavePlanner(DefaultSavePlanner):
-    """Notes a checksum of every tensor that this worker writes."""
+    """Computes a checksum of every tensor that this worker writes."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -133,13 +133,13 @@ class _SavePlanner(DefaultSavePlanner):
     def resolve_data(self, write_item: Any) -> Tensor | io.BytesIO:
         data = super().resolve_data(write_item)
         assert isinstance(data, Tensor)
-        here = data.detach().cpu()
-        self.checks[write_item.index.fqn] = checksum(here)
-        return here
+        on_cpu = data.detach().cpu()
+        self.checks[write_item.index.fqn] = checksum(on_cpu)
+        return on_cpu
 
 
 class _Writer(FileSystemWriter):
-    """Says in one line what a disk refused."""
+    """Reports an error of the disk in one line."""
 
     def write_data(self, plan: Any, planner: Any) -> Future[Any]:
         try:
@@ -149,10 +149,10 @@ class _Writer(FileSystemWriter):
 
 
 class _Reader(FileSystemReader):
-    """Finds tensors by the manifest."""
+    """Finds tensors by the manifest instead of DCP's index."""
 
     def __init__(self, manifest: Manifest, names: Iterable[str]) -> None:
-        """Of these tensors. Raises `LaunchError`."""
+        """`names`: the tensors to read. Raises `LaunchError`."""
         super().__init__(manifest.folder)
         described: dict[str, Any] = {}
         places = {}
@@ -169,7 +169,7 @@ class _Reader(FileSystemReader):
 
 
 class _LoadPlanner(DefaultLoadPlanner):
-    """Compares every tensor with its checksum, and refuses what is not a tensor: DCP would unpickle it."""
+    """Compares every tensor with its checksum, and refuses entries that are not tensors, which DCP would unpickle."""
 
     def __init__(self, manifest: Manifest) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -195,7 +195,7 @@ def checksum(tensor: Tensor) -> int:
 
 @contextmanager
 def _in_one_line(what: str) -> Iterator[None]:
-    """DCP collects what went wrong in any worker and raises it in all of them."""
+    """Context that turns DCP's exceptions, which hold the failures of all workers, into a one-line `LaunchError`."""
     try:
         yield
     except CheckpointException as error:
@@ -206,7 +206,7 @@ def _in_one_line(what: str) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """What the operating system said, even where torch's writer of archives failed after it and because of it."""
+    """The operating system's message, even if it is only in the context of an error of torch's archive writer."""
     chain: BaseException | None = error
     while chain is not None:
         if isinstance(chain, OSError):

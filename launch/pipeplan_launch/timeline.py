@@ -1,7 +1,7 @@
-"""When a worker did what, for the first minibatches of an epoch: `timeline/rank-N.json` in the run folder. Torch-free.
+"""Timeline of a worker's first minibatches of an epoch: `timeline/rank-N.json` in the run folder. Torch-free.
 
-Times count from when all workers had met at the begin of the epoch (`processes.meet`). Clocks of several machines are
-not compared.
+Times count from the moment when all workers had met at the start of the epoch (`processes.meet`). Clocks of different
+machines are not compared.
 """
 
 from __future__ import annotations
@@ -16,45 +16,47 @@ from pipeplan_launch.metrics import Lap
 FORMAT, VERSION = "pipeplan-timeline", 1
 FOLDER = "timeline"
 BRIEF_S = 2e-5
-"""What may be left out: waits for what is there already, and what is left to do after a pass."""
+"""Shorter intervals may be left out: waits for tensors that had already arrived, and remainders after a pass."""
 RECORDED = 256
-"""Minibatches of the pipeline, from the first of an epoch on, that are recorded: some steady state of any plan."""
+"""Number of minibatches of the pipeline that are recorded, from the first of an epoch: some steady state of any plan.
+"""
 
 FORWARD, BACKWARD, UPDATE, WAIT, ALL_REDUCE = "forward", "backward", "update", "wait", "all-reduce"
 
 
 class Timeline:
-    """What one worker does. Nothing is recorded until an epoch is begun."""
+    """Intervals of one worker. Nothing is recorded before an epoch is begun."""
 
     def __init__(self, plan: str, rank: int, stage: int, replica: int) -> None:
-        """`plan`: its digest."""
+        """`plan`: the plan's digest."""
         self._identity = {"plan": plan, "rank": rank, "stage": stage, "replica": replica}
         self._intervals: list[tuple[str, int, float, float]] = []
         self._epoch, self._count, self._first, self._end = 0, 0, 0, 0
-        """Of the epoch's `_count` minibatches those from `_first` up to `_end` are recorded."""
+        """Of the `_count` minibatches of the epoch `_epoch`, those from `_first` up to `_end` are recorded."""
         self._zero_s = 0.0
 
     def begin(self, epoch: int, first: int, count: int, met_s: float) -> None:
-        """An epoch of `count` minibatches begins, or goes on, with minibatch `first`; all workers met at `met_s`."""
+        """Start an epoch of `count` minibatches at minibatch `first`; all workers met at time `met_s`."""
         self._intervals = []
         self._epoch, self._count, self._first, self._end = epoch, count, first, min(count, first + RECORDED)
         self._zero_s = met_s
 
     def note(self, kind: str, minibatch: int, lap: Lap, *, even_brief: bool = True) -> None:
-        """The stopwatch's last lap was spent on this minibatch."""
+        """Record that the stopwatch's last lap was spent on this minibatch."""
         if minibatch < self._end and (even_brief or lap.end_s - lap.start_s >= BRIEF_S):
             self._intervals.append((kind, minibatch, lap.start_s, lap.end_s))
 
     def note_group(
         self, kind: str, group: int, first: int, lap: Lap, *, since_s: float | None = None, even_brief: bool = True
     ) -> None:
-        """The same for the group of minibatches that begins with `first`; since this reading of `time.perf_counter`,
-        where one is given, until the lap's end."""
+        """Record an interval of the group of minibatches that starts with `first`: the stopwatch's last lap, or from
+        the `time.perf_counter` reading `since_s` to the lap's end.
+        """
         if first < self._end and (even_brief or lap.end_s - lap.start_s >= BRIEF_S):
             self._intervals.append((kind, group, lap.start_s if since_s is None else since_s, lap.end_s))
 
     def write(self, run: Path) -> None:
-        """Put what was recorded into a run folder, in the place of what was there. Raises `LaunchError`."""
+        """Write the recorded intervals into a run folder, replacing older ones. Raises `LaunchError`."""
         path = run / FOLDER / f"rank-{self._identity['rank']}.json"
         with explain_errors(path, "writing"):
             path.parent.mkdir(exist_ok=True)
@@ -63,7 +65,7 @@ class Timeline:
         head |= {"first": self._first, "minibatches": self._end - self._first}
         rows = [
             json.dumps([kind, number, round(start - self._zero_s, 7), round(end - self._zero_s, 7)])
-            for kind, number, start, end in sorted(self._intervals, key=lambda one: one[2:])
+            for kind, number, start, end in sorted(self._intervals, key=lambda interval: interval[2:])
         ]
         text = json.dumps(head)[:-1] + ', "intervals": [\n' + ",\n".join(rows) + "\n]}\n"
         write_atomically(path, lambda file: file.write(text.encode()), sync=False)

@@ -21,7 +21,7 @@ from pipeplan_launch.precision import autocast
 from pipeplan_launch.second_way import export_somehow
 
 Dimension: TypeAlias = Any
-"""A size: an int, or a sympy expression in the minibatch size."""
+"""A size of a tensor: an int, or a sympy expression in the minibatch size."""
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,20 @@ class TensorSpec:
     """A tensor that layers read from another layer."""
 
     name: str
-    """The producer's name, with `:1` … for its further tensors."""
+    """The producer's name, with `:1`, `:2` … for further tensors of the same producer."""
     producer: str
     consumers: tuple[str, ...]
     dtype: torch.dtype
     requires_grad: bool
-    """Whether a gradient comes back for it."""
+    """Whether the backward pass sends a gradient for it."""
     dimensions: tuple[Dimension, ...] = field(repr=False)
 
     def shape(self, batch: int) -> tuple[int, ...]:
-        """Its shape for a minibatch of that many samples."""
+        """The shape for a minibatch of that many samples."""
         return tuple(size_at(dimension, batch) for dimension in self.dimensions)
 
     def bytes(self, batch: int) -> int:
-        """Its size for a minibatch of that many samples."""
+        """The size in bytes for a minibatch of that many samples."""
         count = 1
         for size in self.shape(batch):
             count *= size
@@ -50,7 +50,7 @@ class TensorSpec:
 
 
 def size_at(dimension: Dimension, batch: int) -> int:
-    """The value of a size. Only the minibatch size is dynamic, so that every symbol stands for it."""
+    """The value of a dimension at a minibatch size, which all symbols stand for, because nothing else is dynamic."""
     if isinstance(dimension, int):
         return dimension
     return int(dimension.subs(dict.fromkeys(dimension.free_symbols, batch)))
@@ -58,28 +58,29 @@ def size_at(dimension: Dimension, batch: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class TracedModel:
-    """A model as a DAG of layers, from which `stage_program` cuts stages."""
+    """A model as a DAG of layers, which `stage_program` cuts into stages."""
 
     layers: tuple[LayerInfo, ...]
-    """In topological order; the last is `loss`, which consumes the outputs."""
+    """Layers in topological order; the last is `loss`, which consumes the model's outputs."""
     tensors: tuple[TensorSpec, ...]
     """Every tensor that crosses between layers, once, in the order of production."""
     together: tuple[tuple[str, ...], ...]
-    """Groups of layers that must share a stage: tied parameters, shared state, memory that is written in place."""
+    """Groups of layers that must share a stage because of tied parameters, shared state, or memory that is written in
+    place."""
     graph_hash: str
-    """Of layers, operators, edges and shapes: the same in every process on one version of torch."""
+    """Hash of layers, operators, edges and shapes: the same in every process with the same version of torch."""
     dynamic_batch: bool
     """Whether the stages run at any minibatch size, or only at `minibatch`."""
     minibatch: int
-    """Samples in the minibatch that the model was traced at."""
+    """Samples in the minibatch that the model was traced with."""
     evaluation_problem: str | None
-    """Why no stage can be put in evaluation mode, or None where all can."""
+    """Why stages cannot be put in evaluation mode, or None if they can."""
     autocast: torch.dtype | None
-    """What the model was traced under, and runs under."""
+    """The autocast type under which the model was traced and runs, or None."""
     how: str
-    """How it was traced, for people: by torch.export alone, or with what taken whole, or left out."""
+    """How the model was traced, for people: by torch.export alone, or with opaque modules or omitted outputs."""
     input_names: tuple[str, ...]
-    """The keywords that the model's inputs are given by; empty where they are positional."""
+    """The keywords of the model's inputs; empty if the model takes them by position."""
     model: nn.Module = field(repr=False)
     graph_module: fx.GraphModule = field(repr=False)
     layer_of: dict[fx.Node, str] = field(repr=False)
@@ -91,7 +92,7 @@ class TracedModel:
 
     @cached_property
     def _places(self) -> dict[str, list[tuple[int, fx.Node]]]:
-        """For every layer the nodes that it runs, with their places in the graph."""
+        """For every layer its nodes, with their positions in the graph."""
         places: dict[str, list[tuple[int, fx.Node]]] = {layer.name: [] for layer in self.layers}
         for place, node in enumerate(self.graph_module.graph.nodes):
             if node.op == "call_function" and node in self.layer_of:
@@ -99,20 +100,22 @@ class TracedModel:
         return places
 
     def nodes_of(self, names: Iterable[str]) -> list[fx.Node]:
-        """The nodes that these layers run, in the order of the model."""
-        return [node for _, node in sorted((one for name in names for one in self._places[name]), key=itemgetter(0))]
+        """The nodes of these layers, in the order of the graph."""
+        return [
+            node for _, node in sorted((place for name in names for place in self._places[name]), key=itemgetter(0))
+        ]
 
     def input_dimensions(self, index: int) -> tuple[Dimension, ...]:
-        """The sizes of one of the model's inputs."""
+        """The dimensions of one of the model's inputs."""
         return tuple(_dimension(size) for size in self.input_nodes[index].meta["val"].shape)
 
 
 def trace(job: Job, minibatch: int, granularity: str = "layer") -> TracedModel:
     """Trace the job's model in training mode at this minibatch size, into layers of this granularity.
 
-    Raises `LaunchError`, with the offending line, for a model that cannot be traced.
+    Raises `LaunchError` with the offending line if the model cannot be traced.
     """
-    # Example inputs are often random: whoever traces keeps the random numbers that come next.
+    # Example inputs are often random; the caller's random generators stay as they were.
     with torch.random.fork_rng(devices=[]):
         return _trace(job, minibatch, granularity)
 
@@ -160,6 +163,7 @@ def _state_names(model: nn.Module) -> dict[str, str]:
 def _infos(
     graph_module: fx.GraphModule, grouping: layers.Grouping, model: nn.Module, state_names: dict[str, str]
 ) -> tuple[LayerInfo, ...]:
+    """The layers with their parameters and buffers."""
     parameters = dict(model.named_parameters())
     used: dict[str, dict[str, None]] = {name: {} for name in grouping.names}
     for node in graph_module.graph.nodes:
@@ -170,31 +174,34 @@ def _infos(
         LayerInfo(
             name,
             *grouping.modules[name],
-            parameters=tuple(one for one in used[name] if one in parameters),
-            buffers=tuple(one for one in used[name] if one not in parameters),
+            parameters=tuple(tensor_name for tensor_name in used[name] if tensor_name in parameters),
+            buffers=tuple(tensor_name for tensor_name in used[name] if tensor_name not in parameters),
         )
         for name in grouping.names
     )
 
 
 def readers(node: fx.Node, layer_of: dict[fx.Node, str]) -> list[str]:
-    """The layers that read a node, directly or through nodes that every reader copies. Sizes need no tensor."""
-    found: dict[str, None] = {}
-    waiting = list(node.users)
-    while waiting:
-        user = waiting.pop(0)
+    """The layers that read a node, directly or through nodes that every reader copies. Reading only its size does not
+    count.
+    """
+    names: dict[str, None] = {}
+    queue = list(node.users)
+    while queue:
+        user = queue.pop(0)
         if user in layer_of:
-            found[layer_of[user]] = None
+            names[layer_of[user]] = None
         elif not layers.is_size(user):
-            waiting += list(user.users)
-    return list(found)
+            queue += list(user.users)
+    return list(names)
 
 
 def _tensors(
     graph_module: fx.GraphModule, grouping: layers.Grouping, behaviour: aliasing.Behaviour
 ) -> tuple[dict[str, fx.Node], tuple[TensorSpec, ...]]:
+    """(the node of each tensor that crosses between layers, these tensors in the order of their producers)."""
     rank = {name: index for index, name in enumerate(grouping.names)}
-    made: dict[str, int] = {}
+    counts: dict[str, int] = {}
     node_of, specs = {}, []
     for node in graph_module.graph.nodes:
         producer = grouping.layer_of.get(node)
@@ -205,7 +212,7 @@ def _tensors(
         consumers = consumers if isinstance(value, Tensor) else []
         if not consumers:
             continue
-        count = made[producer] = made.get(producer, -1) + 1
+        count = counts[producer] = counts.get(producer, -1) + 1
         name = f"{producer}:{count}" if count else producer
         node_of[name] = node
         dimensions = tuple(_dimension(size) for size in node.meta["val"].shape)
@@ -228,23 +235,24 @@ def _together(
     infos: tuple[LayerInfo, ...],
     model: nn.Module,
 ) -> tuple[tuple[str, ...], ...]:
+    """Groups of layers that must share a stage: they share parameters, or write to memory that others read."""
     groups: list[set[str]] = []
-    memory = aliasing.overlapping(model.named_parameters())
-    for storage in set(memory.values()):
-        groups.append({info.name for info in infos if any(memory[name] == storage for name in info.parameters)})
+    storage_of = aliasing.overlapping(model.named_parameters())
+    for storage in set(storage_of.values()):
+        groups.append({info.name for info in infos if any(storage_of[name] == storage for name in info.parameters)})
     for nodes in aliasing.inseparable(graph_module.graph, behaviour):
         groups.append({grouping.layer_of[node] for node in nodes if node in grouping.layer_of})
     rank = {name: index for index, name in enumerate(grouping.names)}
-    merged = [sorted(one, key=rank.__getitem__) for one in _union(groups)]
-    return tuple(sorted((tuple(one) for one in merged if len(one) > 1), key=lambda one: rank[one[0]]))
+    merged = [sorted(group, key=rank.__getitem__) for group in _union(groups)]
+    return tuple(sorted((tuple(group) for group in merged if len(group) > 1), key=lambda group: rank[group[0]]))
 
 
 def _union(groups: list[set[str]]) -> list[set[str]]:
     """Merge groups that overlap."""
     merged: list[set[str]] = []
-    for one in groups:
-        apart = [other for other in merged if not other & one]
-        merged = [*apart, one.union(*(other for other in merged if other & one))]
+    for group in groups:
+        disjoint = [other for other in merged if not other & group]
+        merged = [*disjoint, group.union(*(other for other in merged if other & group))]
     return merged
 
 
@@ -256,13 +264,17 @@ def _hash(
     batch: int,
     dtype: torch.dtype | None,
 ) -> str:
+    """Hash of the traced graph, from names, operators, edges and shapes only."""
     operators: dict[str, list[str]] = {info.name: [] for info in infos}
     for node in graph_module.graph.nodes:
         if node in grouping.layer_of:
             operators[grouping.layer_of[node]].append(operator(node))
     document: dict[str, Any] = {
         "layers": [[info.name, info.parameters, info.buffers, operators[info.name]] for info in infos],
-        "tensors": [[one.name, one.consumers, str(one.dtype), one.requires_grad, one.shape(batch)] for one in tensors],
+        "tensors": [
+            [tensor.name, tensor.consumers, str(tensor.dtype), tensor.requires_grad, tensor.shape(batch)]
+            for tensor in tensors
+        ],
     }
     if dtype is not None:
         document["autocast"] = str(dtype)

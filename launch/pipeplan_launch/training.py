@@ -1,4 +1,4 @@
-"""Training: forward, backward, averaging and update of one stage, with the weights that each minibatch is owed."""
+"""Training of one stage: forward, backward, gradient averaging and update, with each minibatch's weight version."""
 
 from __future__ import annotations
 
@@ -41,37 +41,39 @@ class TrainingEngine(Engine):
         averaging: Averaging = EXACT,
         flush: dist.ProcessGroup | None = None,
     ) -> None:
-        """`group`: the replicas of this stage, None where there is only one. `averaging`: how they average.
-        `flush`: all workers of all stages, where they update together."""
+        """`group`: the replicas of this stage, None if there is only one. `averaging`: how they average gradients.
+        `flush`: all workers of all stages, if the schedule flushes.
+        """
         passes = {Kind.FORWARD: self._forward, Kind.BACKWARD: self._backward}
         groups = {Kind.REDUCE: self._reduce, Kind.UPDATE: self._update}
         super().__init__(place, place.plan.schedule, transport, recorder, {**passes, **groups})
         if place.is_last and place.job.loss is None:
             raise LaunchError(f"{place.plan.model_ref!r} has no loss to train with: return Job(model, loss=...)")
-        self._learner = Learner(place, flush)
-        self.trained, self.optimizer, self.rates = self._learner.trained, self._learner.optimizer, self._learner.rates
+        self._optimiser = Learner(place, flush)
+        self.trained, self.optimizer = self._optimiser.trained, self._optimiser.optimizer
+        self.rates = self._optimiser.rates
         self._group_size = self.schedule.group_size(place.plan.shapes[place.stage])
-        self._versions = self._learner.versions
+        self._versions = self._optimiser.versions
         exchange = exchange_for(averaging, place, group, self.optimizer)
         self._reducer = GradientReducer(self.trained, group, exchange)
         self._group = group
         self._begun = 0
         """Updates made before the segment."""
         self._first_group = 0
-        """What the timeline counts the groups of the segment from, by these updates."""
+        """Offset from a number of updates to the timeline's group number."""
         self._in_flight: dict[int, InFlight] = {}
         self._latest: dict[int, int] = {}
-        """By replica of the stage before: the latest minibatch that came from it."""
+        """Latest minibatch received from each replica of the previous stage."""
         self._leaving: list[int] = []
-        """Minibatches whose gradients may still be on their way to the stage before."""
+        """Minibatches whose gradients may still be on their way to the previous stage."""
 
     def begin_timeline(self, epoch: int, first: int, count: int, met_s: float) -> None:
-        """An epoch begins, or goes on, with minibatch `first`; segments of it may have short groups at their ends."""
+        """Start the timeline of an epoch. Segments of the epoch may end with short groups."""
         super().begin_timeline(epoch, first, count, met_s)
         self._first_group = group_count(self._group_size, first) - self._versions.number
 
     def run(self, segment: Segment) -> int:
-        """Train on a segment; afterwards the stage's replicas agree on everything."""
+        """Train on a segment. Afterwards the replicas of the stage agree on weights and buffers."""
         self._latest, self._leaving = {}, []
         self._reducer.reset()
         self._begun = self._versions.number
@@ -89,17 +91,17 @@ class TrainingEngine(Engine):
         self.note(WAIT, index, lap, even_brief=False)
         if not place.is_first:
             self._latest[replica_of(index, len(place.plan.pipeline[place.stage - 1].workers))] = index
-        given = Given(received, *self.read(index))
+        stage_inputs = Given(received, *self.read(index))
         step.load_s += lap()
         for tensor, cut in zip(received, place.program.receives, strict=True):
             tensor.requires_grad_(cut.requires_grad)
         self._versions.acquire(index, self._version(index), self._version(index + place.replicas))
         seed_forward(place.seed, self.segment.epoch, self.segment.number(index), place.stage)
         if place.recomputes:
-            outputs, self._in_flight[index] = self._compute_and_forget(index, given)
+            outputs, self._in_flight[index] = self._compute_and_forget(index, stage_inputs)
         else:
-            outputs = self._compute(index, given)
-            self._in_flight[index] = InFlight(given, outputs)
+            outputs = self._compute(index, stage_inputs)
+            self._in_flight[index] = InFlight(stage_inputs, outputs)
         if place.is_last:
             step.loss = outputs[0].item()
         step.forward_s += lap()
@@ -107,54 +109,55 @@ class TrainingEngine(Engine):
         if not place.is_last:
             if not place.recomputes or index < place.replicas:
                 self._post_gradients(index)
-            if place.recomputes:  # keep one output at most: the transport holds it until it has left
+            if place.recomputes:  # keep at most one output, which the transport holds until it has left
                 self.settle_activations(index - place.replicas)
             self.send_activations(index, outputs)
         step.send_s += lap()
 
     def _version(self, index: int) -> int:
-        """The weights that the schedule has a minibatch use, by the number of updates since the job began."""
+        """The weight version of a minibatch in the schedule, as the number of updates since the job began."""
         return self._begun + self.schedule.version(self.place.plan.shapes, self.place.stage, index)
 
     def _compute(
         self,
         index: int,
-        given: Given,
+        stage_inputs: Given,
         state: Mapping[str, Tensor] | None = None,
-        keeping: AbstractContextManager[object] | None = None,
+        saving: AbstractContextManager[object] | None = None,
     ) -> Sequence[Tensor]:
-        """What goes on to the next stage, or the loss. `state` takes the place of buffers of the stage."""
+        """The stage's outputs, or the loss at the last stage. `state` replaces buffers of the stage."""
         place = self.place
         weights = {**self._versions.leaves_of(index), **(state or {})}
-        with self.calling("the model's forward", index), keeping or nullcontext():
-            result: Any = place.program.call(weights, given.received, given.inputs, self.size(index))
+        with self.calling("the model's forward", index), saving or nullcontext():
+            result: Any = place.program.call(weights, stage_inputs.received, stage_inputs.inputs, self.size(index))
         if place.is_last:
             assert place.job.loss is not None
             with self.calling("the job's loss", index), autocast(place.job.autocast, place.device):
-                result = (_scalar(place.job.loss(result, given.target)),)
+                result = (_scalar(place.job.loss(result, stage_inputs.target)),)
         outputs: Sequence[Tensor] = result
         return outputs
 
-    def _compute_and_forget(self, index: int, given: Given) -> tuple[Sequence[Tensor], InFlight]:
-        """(what goes on, what to compute it from again)."""
+    def _compute_and_forget(self, index: int, stage_inputs: Given) -> tuple[Sequence[Tensor], InFlight]:
+        """(outputs of the stage, what is needed to compute them again)."""
         conditions = Conditions.now(self.place.program, self.place.device)
-        before = given.writes
-        outputs = self._compute(index, given, keeping=keeping_nothing())
-        spoilt = given.writes != before
-        kept = Given(given.received, (), None) if spoilt else given
-        return [output.detach() for output in outputs], InFlight(kept, (), conditions, spoilt)
+        writes = stage_inputs.write_counts
+        outputs = self._compute(index, stage_inputs, saving=keeping_nothing())
+        inputs_modified = stage_inputs.write_counts != writes
+        kept = Given(stage_inputs.received, (), None) if inputs_modified else stage_inputs
+        return [output.detach() for output in outputs], InFlight(kept, (), conditions, inputs_modified)
 
     def _compute_again(self, index: int, state: InFlight, conditions: Conditions) -> Sequence[Tensor]:
-        """The outputs that the forward pass had, on the same weights, and now with what backward needs."""
+        """The outputs of the forward pass again, with the same weights, and with the tensors that backward needs."""
         with unchanged_random_numbers(self.place.device):
-            given = Given(state.given.received, *self.read(index)) if state.spoilt else state.given
+            stage_inputs = Given(state.inputs.received, *self.read(index)) if state.inputs_modified else state.inputs
             with conditions.restored() as buffers:
-                return self._compute(index, given, buffers)
+                return self._compute(index, stage_inputs, buffers)
 
     def _post_gradients(self, index: int) -> None:
-        """Before the activations leave: the next stage's gradients then always find their receive posted.
+        """Post the receive of a minibatch's gradients before its activations leave, so that they always find it
+        posted.
 
-        A stage that recomputes does so later (`awaits_gradient`).
+        A stage that recomputes posts it later (`awaits_gradient`).
         """
         wires = self.wires(_differentiable(self.place.program.sends), index)
         source = self.place.peer(self.place.stage + 1, index)
@@ -166,7 +169,7 @@ class TrainingEngine(Engine):
         state = self._in_flight.pop(index)
         outputs = state.outputs
         if state.conditions is not None:
-            # It needs nothing from the next stage, so it comes before waiting for the gradient.
+            # Recomputation needs nothing from the next stage, so it runs before waiting for the gradient.
             outputs = self._compute_again(index, state, state.conditions)
             step.backward_s += lap()
             self.note(BACKWARD, index, lap)
@@ -186,17 +189,17 @@ class TrainingEngine(Engine):
                 torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
         step.backward_s += lap()
         self.note(BACKWARD, index, lap)
-        if not place.is_first:  # first of all, as the stage before may be waiting
-            self._send_gradients(index, state.given.received)
+        if not place.is_first:  # before anything else, because the previous stage may be waiting
+            self._send_gradients(index, state.inputs.received)
         step.send_s += lap()
         self._reducer.add(self._versions.release(index), self._share(index))
         step.backward_s += lap()
         self.note(BACKWARD, index, lap, even_brief=False)
         if index != self._own_of(index // self._group_size)[-1]:
-            self.finish_step(index)  # the last of a group is finished by its update
+            self.finish_step(index)  # the update finishes the group's last minibatch
 
     def _handing_over(self, index: int) -> AbstractContextManager[None]:
-        """Around a backward: its gradients may leave for the other replicas before it is done."""
+        """Context around a backward pass, whose gradients may leave for the other replicas before it ends."""
         group = index // self._group_size
         final = self._round(group) if index == self._own_of(group)[-1] else None
         return self._reducer.backward(self._versions.leaves_of(index), self._share(index), final)
@@ -213,13 +216,15 @@ class TrainingEngine(Engine):
         self.transport.send(Direction.GRADIENTS, self.segment.number(index), destination, gradients)
 
     def _settle_gradients(self, newest: int) -> None:
-        """Wait until old gradients have left, whose receive is posted: that cannot block for long."""
-        before = self.place.plan.pipeline[self.place.stage - 1]
-        replicas = len(before.workers)
-        for index in [one for one in self._leaving if one <= newest]:
+        """Wait until gradients up to minibatch `newest` have left, if their receive is posted, so that the wait is
+        short.
+        """
+        previous = self.place.plan.pipeline[self.place.stage - 1]
+        replicas = len(previous.workers)
+        for index in [minibatch for minibatch in self._leaving if minibatch <= newest]:
             latest = self._latest[replica_of(index, replicas)]
-            # Posted before the forward came here, unless the stage before recomputes.
-            if not before.recompute or awaits_gradient(index, latest, replicas, before.depth):
+            # The receive was posted before the activations came here, unless the previous stage recomputes.
+            if not previous.recompute or awaits_gradient(index, latest, replicas, previous.depth):
                 self.transport.settle(Direction.GRADIENTS, self.segment.number(index))
                 self._leaving.remove(index)
 
@@ -239,9 +244,9 @@ class TrainingEngine(Engine):
         synchronised = lap()
         self._note_synchronised(group, lap)
         with explained(f"stage {self.place.stage} (rank {self.place.rank}) could not learn the gradients' norm"):
-            self._learner.clip(averaged)
+            self._optimiser.clip(averaged)
         with self.calling("the optimizer's step", own[-1] if own else group * self._group_size):
-            self._learner.step(averaged)
+            self._optimiser.step(averaged)
         updated = lap()
         self.timeline.note_group(UPDATE, *self._numbers(group), lap)
         if own:
@@ -253,36 +258,38 @@ class TrainingEngine(Engine):
             self.rates.after_update(len(group_members(group, self._group_size, self.count)))
 
     def _note_synchronised(self, group: int, lap: Lap) -> None:
-        """Record that the stopwatch's last lap was a wait for a group's all-reduce, which is done now."""
+        """Record that the stopwatch's last lap was a wait for a group's all-reduce, which has finished."""
         numbers = self._numbers(group)
         self.timeline.note_group(WAIT, *numbers, lap, even_brief=False)
         if self._group is not None:
             self.timeline.note_group(ALL_REDUCE, *numbers, lap, since_s=self._reducer.begun_s)
 
     def _numbers(self, group: int) -> tuple[int, int]:
-        """(what the timeline calls a group, the number of its first minibatch)."""
+        """(number of a group in the timeline, number of its first minibatch in the epoch)."""
         return self._first_group + self._begun + group, self.segment.number(group * self._group_size)
 
     def _round(self, group: int) -> Round:
-        """What all replicas take a group to be. They may not all know yet that the segment is ended early."""
+        """The all-reduce of a group, the same for all replicas even if some do not know yet that the segment ends
+        early.
+        """
         size, count, sizes = self._group_size, self.segment.count, self.segment.batches.sizes
-        before = self.segment.epoch * group_count(size, sizes.count) + group_count(size, self.segment.first)
+        earlier = self.segment.epoch * group_count(size, sizes.count) + group_count(size, self.segment.first)
         total = sum(self._share(index) for index in group_members(group, size, count))
-        return Round(total, before + group, whole=group == group_count(size, count) - 1)
+        return Round(total, earlier + group, whole=group == group_count(size, count) - 1)
 
     def _share(self, index: int) -> float:
-        """How much a minibatch counts in the mean of its group: a short last one by the samples that it has."""
+        """Weight of a minibatch in the mean of its group: 1, or less for a short last minibatch."""
         sizes = self.segment.batches.sizes
-        return sizes.real(self.segment.number(index)) / sizes.minibatch
+        return sizes.real_samples(self.segment.number(index)) / sizes.minibatch
 
     def _own_of(self, group: int) -> range:
-        """This replica's minibatches of a group; none in a short last group that has none for it."""
+        """This replica's minibatches of a group; empty if a short last group has none for it."""
         return own_members(group, self._group_size, self.place.replica, self.place.replicas, self.count)
 
     def _with_replicas(self, what: str) -> AbstractContextManager[None]:
         place = self.place
-        others = [worker for worker in place.plan.pipeline[place.stage].workers if worker != place.rank]
-        return explained(f"stage {place.stage} (rank {place.rank}) could not average the {what} with ranks {others}")
+        peers = [worker for worker in place.plan.pipeline[place.stage].workers if worker != place.rank]
+        return explained(f"stage {place.stage} (rank {place.rank}) could not average the {what} with ranks {peers}")
 
 
 def _differentiable(tensors: Sequence[CutTensor]) -> list[CutTensor]:

@@ -1,8 +1,9 @@
-"""Submodules that torch.export cannot look into, taken whole: each is one layer, run as the Python that it is.
+"""Opaque modules: submodules that torch.export cannot trace. Each is one layer, and runs as ordinary Python.
 
-What such a module makes cannot be traced, and so it is seen: the model runs twice as it is, on minibatches of two
-sizes, and every size that the module returns must be the same or grow with the minibatch. The stages count on that; a
-module that returns anything else later ends the run with a line that says so.
+Messages say that such a module is "taken whole". What it returns cannot be derived, so it is observed: the unchanged
+model runs on minibatches of two sizes, and every size that the module returns must be constant or linear in the
+minibatch size. The stages rely on that. A module that later returns anything else ends the run with an error that
+says so.
 """
 
 from __future__ import annotations
@@ -22,118 +23,135 @@ from pipeplan_launch.returns import Calls, Returns
 
 
 class ModuleCall(Opaque):
-    """The call of a module that is taken whole: its parameters, its buffers, and then what it is called with."""
+    """The call of an opaque module. Its operands are the module's parameters, its buffers, and then its arguments."""
 
     def __init__(self, path: str, module: nn.Module, arguments: Structure, returns: Returns) -> None:
         super().__init__("whole", type(module).__name__)
         self.path, self.returns, self._module, self._arguments = path, returns, module, arguments
-        self._modes = [(one, one.training) for one in module.modules()]
-        self._slots, self._parameters, self._state = _slots(module)
+        self._modes = [(submodule, submodule.training) for submodule in module.modules()]
+        self._slots, self._parameters, self._state = _state_slots(module)
 
     def evaluated(self) -> ModuleCall:
         """The same call in evaluation mode."""
         changed = copy.copy(self)
-        changed._modes = [(one, False) for one, _ in self._modes]
+        changed._modes = [(submodule, False) for submodule, _ in self._modes]
         return changed
 
-    def __call__(self, *given: Any) -> list[Tensor]:
-        state, rest = given[: self._state], given[self._state :]
-        if any(isinstance(one, FakeTensor) or one.is_meta for one in given if isinstance(one, Tensor)):
-            return self._shapes_only(given, rest)
-        args, kwargs = self._arguments.filled(rest)
+    def __call__(self, *operands: Any) -> list[Tensor]:
+        state, arguments = operands[: self._state], operands[self._state :]
+        if any(
+            isinstance(operand, FakeTensor) or operand.is_meta for operand in operands if isinstance(operand, Tensor)
+        ):
+            return self._shapes_only(operands, arguments)
+        args, kwargs = self._arguments.filled(arguments)
         for module, training in self._modes:
             module.training = training
-        with self._holding(state):
-            # Not the module itself: its hooks are in the graph, around this call.
-            return self._checked(self._module.forward(*args, **kwargs), given, rest)
+        with self._replaced_state(state):
+            # Calls forward() and not the module, whose hooks are in the graph around this call.
+            return self._checked(self._module.forward(*args, **kwargs), operands, arguments)
 
     @contextmanager
-    def _holding(self, state: Sequence[Tensor]) -> Iterator[None]:
-        """Inside, the module has these tensors for its own. What it assigns to its buffers goes into theirs."""
-        own = [held[name] for held, name, _ in self._slots]
-        for held, name, index in self._slots:
-            held[name] = state[index]
+    def _replaced_state(self, state: Sequence[Tensor]) -> Iterator[None]:
+        """Context in which these tensors replace the module's state. New tensors that it assigns to buffers are
+        copied into them.
+        """
+        own = [tensors[name] for tensors, name, _ in self._slots]
+        for tensors, name, index in self._slots:
+            tensors[name] = state[index]
         try:
             yield
         finally:
-            after = [held[name] for held, name, _ in self._slots]
-            for (held, name, _), tensor in zip(self._slots, own, strict=True):
-                held[name] = tensor
+            after = [tensors[name] for tensors, name, _ in self._slots]
+            for (tensors, name, _), tensor in zip(self._slots, own, strict=True):
+                tensors[name] = tensor
         with torch.no_grad():
             for (_, _, index), tensor in zip(self._slots, after, strict=True):
                 if tensor is not state[index] and index >= self._parameters:
                     state[index].copy_(tensor)
 
-    def _checked(self, value: Any, given: Sequence[Any], rest: Sequence[Any]) -> list[Tensor]:
-        _, made, _ = Structure.of(value)
-        samples = self.returns.minibatch(rest)
+    def _checked(self, value: Any, operands: Sequence[Any], arguments: Sequence[Any]) -> list[Tensor]:
+        """The tensors in the module's output, after a check that their shapes are the ones observed. Raises
+        `LaunchError`.
+        """
+        _, tensors, _ = Structure.of(value)
+        samples = self.returns.minibatch(arguments)
         shapes = [tuple(size.at(samples) for size in result.shape) for result in self.returns.results]
-        if [tuple(one.shape) for one in made] != shapes:
+        returned = [tuple(tensor.shape) for tensor in tensors]
+        if returned != shapes:
             raise LaunchError(
-                f"the module {self.path!r}, which is taken whole, returned {_written(made)} where it returned "
-                f"{_written(shapes)} when the model was traced: sizes may follow from the number of samples only"
+                f"the module {self.path!r}, which is taken whole, returned {_shapes_text(returned)} where it returned "
+                f"{_shapes_text(shapes)} when the model was traced: sizes may follow from the number of samples only"
             )
-        theirs = {one.untyped_storage()._cdata for one in given if isinstance(one, Tensor)}
-        # What is traced around the call was shown fresh tensors, one after the other in memory.
-        return [one.clone() if one.untyped_storage()._cdata in theirs else one.contiguous() for one in made]
+        operand_storages = {tensor.untyped_storage()._cdata for tensor in operands if isinstance(tensor, Tensor)}
+        # The graph around the call was traced with fresh, contiguous tensors.
+        return [
+            tensor.clone() if tensor.untyped_storage()._cdata in operand_storages else tensor.contiguous()
+            for tensor in tensors
+        ]
 
-    def _shapes_only(self, given: Sequence[Any], rest: Sequence[Any]) -> list[Tensor]:
-        tensors = [one for one in given if isinstance(one, Tensor)]
-        for index, one in enumerate(tensors):
+    def _shapes_only(self, operands: Sequence[Any], arguments: Sequence[Any]) -> list[Tensor]:
+        """Empty tensors with the shapes of the output, for a run on fake tensors."""
+        tensors = [tensor for tensor in operands if isinstance(tensor, Tensor)]
+        for index, tensor in enumerate(tensors):
             if self._parameters <= index < self._state or index - self._state in self.returns.written:
-                torch.autograd.graph.increment_version(one)
-        return list(_Shapes.apply(self.returns, self.returns.minibatch(rest), *tensors))  # type: ignore[no-untyped-call]
+                torch.autograd.graph.increment_version(tensor)
+        return list(_Shapes.apply(self.returns, self.returns.minibatch(arguments), *tensors))  # type: ignore[no-untyped-call]
 
 
 def state_of(module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """(parameters, buffers) of a module, each once, in the order in which a call of it takes them."""
+    """(parameters, buffers) of a module, each once, in the order in which its call takes them."""
     return list(module.parameters()), list(module.buffers())
 
 
 Slot = tuple[dict[str, Any], str, int]
-"""Where a module holds a tensor, under what name, and which of its state that is."""
+"""A place where a module refers to a tensor of its state: (the module's dictionary, the name in it, the index of the
+tensor)."""
 
 
-def _slots(module: nn.Module) -> tuple[list[Slot], int, int]:
-    """(all places where the module's state is held, the number of parameters, that of parameters and buffers)."""
+def _state_slots(module: nn.Module) -> tuple[list[Slot], int, int]:
+    """(all references to the module's state, the number of parameters, the number of parameters and buffers)."""
     parameters, buffers = state_of(module)
-    number = {id(one): index for index, one in enumerate((*parameters, *buffers))}
+    number = {id(tensor): index for index, tensor in enumerate((*parameters, *buffers))}
     slots: list[Slot] = []
-    for one in module.modules():
-        for held in (one._parameters, one._buffers):
-            slots += [(held, name, number[id(tensor)]) for name, tensor in held.items() if tensor is not None]
+    for submodule in module.modules():
+        for tensors in (submodule._parameters, submodule._buffers):
+            slots += [(tensors, name, number[id(tensor)]) for name, tensor in tensors.items() if tensor is not None]
     return slots, len(parameters), len(parameters) + len(buffers)
 
 
 class _Shapes(torch.autograd.Function):
-    """Tensors without data that follow from others as those of a call do."""
+    """Makes tensors without data whose gradients depend on the operands, like the outputs of the call."""
 
     @staticmethod
-    def forward(ctx: Any, returns: Returns, samples: Any, *given: Tensor) -> tuple[Tensor, ...]:
-        device = given[-1].device if given else torch.device("cpu")
-        made = tuple(
-            torch.empty([size.at(samples) for size in one.shape], dtype=one.dtype, device=device)
-            for one in returns.results
+    def forward(ctx: Any, returns: Returns, samples: Any, *operands: Tensor) -> tuple[Tensor, ...]:
+        device = operands[-1].device if operands else torch.device("cpu")
+        outputs = tuple(
+            torch.empty([size.at(samples) for size in result.shape], dtype=result.dtype, device=device)
+            for result in returns.results
         )
         ctx.mark_non_differentiable(
-            *(tensor for tensor, one in zip(made, returns.results, strict=True) if not one.requires_grad)
+            *(tensor for tensor, result in zip(outputs, returns.results, strict=True) if not result.requires_grad)
         )
-        ctx.given = [(one.shape, one.dtype, one.device) for one in given]
-        return made
+        ctx.operands = [(operand.shape, operand.dtype, operand.device) for operand in operands]
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.given]
-        return (None, None, *(one if one.is_floating_point() else None for one in made))
+        gradient_tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.operands]
+        return (None, None, *(tensor if tensor.is_floating_point() else None for tensor in gradient_tensors))
 
 
-def _written(shapes: Sequence[Any]) -> str:
-    texts = ["×".join(map(str, getattr(one, "shape", one))) or "a single number" for one in shapes]
-    return ", ".join(texts) or "no tensor"
+def shape_text(shape: Sequence[int]) -> str:
+    """A shape for people, as in `2×3`."""
+    return "×".join(map(str, shape)) or "a single number"
+
+
+def _shapes_text(shapes: Sequence[Sequence[int]]) -> str:
+    return ", ".join(map(shape_text, shapes)) or "no tensor"
 
 
 def recorders(model: nn.Module, calls: Calls) -> dict[str, Callable[..., Any]]:
-    """For every module a forward() that puts its call into the graph that is being exported."""
+    """For every opaque module a forward() that records its call in the graph that is being exported."""
     return {path: _as_one_call(path, model.get_submodule(path), returns) for path, returns in calls.items()}
 
 
@@ -147,15 +165,15 @@ def _as_one_call(path: str, module: nn.Module, returns: tuple[Returns, ...]) -> 
         count += 1
         arguments, tensors, sizes = Structure.of((args, kwargs))
         parameters, buffers = state_of(module)
-        made = record(ModuleCall(path, module, arguments, expected), [*parameters, *buffers, *tensors], sizes)
-        return expected.structure.filled(made)
+        outputs = record(ModuleCall(path, module, arguments, expected), [*parameters, *buffers, *tensors], sizes)
+        return expected.structure.filled(outputs)
 
     return forward
 
 
 @contextmanager
 def forwards(model: nn.Module, replacements: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Other forwards for some submodules, for a while."""
+    """Context in which some submodules have other forward() methods."""
     own = {}
     for path, forward in replacements.items():
         module = model.get_submodule(path)
@@ -164,8 +182,8 @@ def forwards(model: nn.Module, replacements: Mapping[str, Callable[..., Any]]) -
     try:
         yield
     finally:
-        for path, before in own.items():
-            if before is None:
+        for path, own_forward in own.items():
+            if own_forward is None:
                 del model.get_submodule(path).__dict__["forward"]
             else:
-                model.get_submodule(path).__dict__["forward"] = before
+                model.get_submodule(path).__dict__["forward"] = own_forward

@@ -21,7 +21,6 @@ from pipeplan_launch.files import write_json
 from pipeplan_launch.inference import Score
 from pipeplan_launch.interrupt import Interrupted, peers_were_asked
 from pipeplan_launch.listeners import Listeners
-from pipeplan_launch.loading import describe
 from pipeplan_launch.manifest import Manifest
 from pipeplan_launch.memory import peak_resident_bytes, reset_peak, resident_bytes
 from pipeplan_launch.metrics import Recorder
@@ -35,6 +34,7 @@ from pipeplan_launch.stopping import Stopping, pass_requests_on
 from pipeplan_launch.summary import WorkerReport, summarise, table
 from pipeplan_launch.together import FailedElsewhere as FailedElsewhere
 from pipeplan_launch.together import together
+from pipeplan_launch.usercode import describe
 
 
 class Unexpected(Exception):

@@ -1,4 +1,4 @@
-"""Which arguments of a graph it may write to."""
+"""Arguments of a graph that it may write to."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pipeplan_launch.aliasing import NORMS_WITH_STATE, operator_name
 
 
 def may_write(argument: fx.Node) -> bool:
-    """Whether running the graph may change the memory of this argument: by the operators' schemas, so on the safe side.
+    """Whether running the graph may change the memory of this argument, as far as the operators' schemas tell.
 
-    What is not an operator of a schema (a region of `no_grad` or autocast) may write to all that it is given.
+    Anything without a schema (a region of `no_grad` or autocast) counts as writing to all its arguments.
     """
     waiting, seen = [argument], {argument}
     while waiting:

@@ -54,9 +54,9 @@ def plain(ref: str, epochs: int, minibatches: int = 1, seed: int = 0) -> Curve:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm)
             optimizer.step()
             if scheduler:
-                for _ in range(-(-sizes.real(number) // job.minibatch)):
+                for _ in range(-(-sizes.real_samples(number) // job.minibatch)):
                     scheduler.step()
-            losses += [loss.item()] * sizes.real(number)
+            losses += [loss.item()] * sizes.real_samples(number)
         curve.loss.append(statistics.fmean(losses))
         curve.accuracy.append(accuracy(job))
     return curve

@@ -45,13 +45,13 @@ def test_every_sample_once_in_an_order_of_the_epoch() -> None:
 
 def test_a_fixed_size_drops_the_rest_in_training_and_says_so() -> None:
     sizes = sizes_of(Numbers(), 4, dynamic=False, training=True)
-    assert (sizes.count, sizes.run(1), sizes.real(1)) == (2, 4, 4)
+    assert (sizes.count, sizes.padded_samples(1), sizes.real_samples(1)) == (2, 4, 4)
     assert "the last 2 of 10 samples are left out" in (sizes.note or "")
 
 
 def test_a_fixed_size_fills_the_last_minibatch_in_evaluation() -> None:
     sizes = sizes_of(Numbers(), 4, dynamic=False, training=False)
-    assert (sizes.count, sizes.run(2), sizes.real(2)) == (3, 4, 2)
+    assert (sizes.count, sizes.padded_samples(2), sizes.real_samples(2)) == (3, 4, 2)
     assert seen(Batches(Numbers(), sizes, 0, 0))[2] == [8, 9, 9, 9]
 
 
@@ -82,7 +82,7 @@ def test_a_limit_and_too_few_samples() -> None:
 
 
 def ahead(batches: Batches, wanted: list[int]) -> list[Any]:
-    with batches.ahead(wanted):
+    with batches.prefetch(wanted):
         return [batches.load(minibatch) for minibatch in wanted]
 
 
@@ -91,7 +91,7 @@ def test_reading_ahead_reads_the_same() -> None:
     sizes = sizes_of(Numbers(), 3, dynamic=True, training=True)
     plain, several = (Batches(Numbers(), sizes, 1, 0, Data(Numbers(), processes=count)) for count in (0, 2))
     torch.manual_seed(3)
-    with several.ahead([0, 2, 3]):
+    with several.prefetch([0, 2, 3]):
         drawn = torch.rand(2)
         given = [several.load(minibatch) for minibatch in (0, 2)]
         again = several.load(2), several.load(1)
@@ -183,7 +183,7 @@ def test_the_users_own_order() -> None:
     ("order", "says"),
     [
         (lambda epoch: range(5 - epoch), "gives 4 samples for epoch 1, and 5 for epoch 0"),
-        (lambda epoch: [0, 1, 2, 3, 10], "names sample 10 for epoch 1, of 10 that there are"),
+        (lambda epoch: [0, 1, 2, 3, 10], "names sample 10 for epoch 1, but there are only 10"),
         (lambda epoch: [-1] * 5, "names sample -1"),
         (lambda epoch: None, "the data's `order` failed: TypeError"),
     ],
@@ -204,7 +204,7 @@ def test_a_request_to_stop_does_not_end_what_is_read() -> None:
     """A launcher sends it to every process that there is; the worker then still drains."""
     data = Data(Slow(), processes=2)
     batches = Batches(data.train, sizes_of(data.train, 1, dynamic=True, training=False), 0, 0, data)
-    with batches.ahead(range(8)):
+    with batches.prefetch(range(8)):
         batches.load(0)
         for reader in multiprocessing.active_children():
             for request in (signal.SIGTERM, signal.SIGINT):

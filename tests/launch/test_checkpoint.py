@@ -190,7 +190,9 @@ def test_a_damaged_manifest_is_one_line(tmp_path: Path) -> None:
 def test_the_one_before_is_named(tmp_path: Path) -> None:
     before = save(tmp_path, tensors(), Position(0, 1, 10))
     (save(tmp_path, tensors(), Position(0, 2, 10)) / "manifest.json").write_text("")
-    with pytest.raises(LaunchError, match=f"cannot be read: .*; the checkpoint before is {before}, for --resume-from"):
+    with pytest.raises(
+        LaunchError, match=f"cannot be read: .*; the previous checkpoint is {before}, for --resume-from"
+    ):
         latest(tmp_path)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from pipeplan_launch import Job
 from pipeplan_launch.models import awd_lm, gnmt, s2vt
-from pipeplan_launch.models.generated_text import generated, pair
+from pipeplan_launch.models.generated import generated_text, sentence_pair
 from pipeplan_launch.models.words import BEGIN, END, FIRST_WORD, PAD, loss, right
 from pipeplan_launch.trace import TracedModel, trace
 
@@ -152,7 +152,7 @@ def test_awd_lm_drops_the_same_at_every_place() -> None:
 
 
 def test_generated_pairs() -> None:
-    data = generated(partial(pair, 8, 7, 12), samples=40)
+    data = generated_text(partial(sentence_pair, 8, 7, 12), samples=40)
     lengths = set()
     for (source, length, said), expected in (data.train[index] for index in range(40)):
         assert (source.shape, said.shape, expected.shape) == ((8,), (7,), (7,))

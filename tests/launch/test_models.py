@@ -11,7 +11,7 @@ from torch import nn
 
 from pipeplan_launch import Job, load_job
 from pipeplan_launch.models import BUNDLED
-from pipeplan_launch.models.generated import GeneratedImages
+from pipeplan_launch.models.generated import generated_images
 
 torch.set_num_threads(1)
 
@@ -137,7 +137,7 @@ def test_example_inputs_have_the_shapes_of_the_data(name: str) -> None:
 
 
 def test_generated_images_are_the_same_every_time() -> None:
-    one, two = (GeneratedImages(5, (1, 2, 2), classes=3, seed=1) for _ in range(2))
+    one, two = (generated_images((1, 2, 2), classes=3, samples=5).train for _ in range(2))
     assert torch.equal(one[4][0], two[4][0])
     assert one[4][1] == 1
     assert not torch.equal(one[3][0], one[4][0])

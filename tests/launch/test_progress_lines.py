@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeplan_launch.progress import EpochResult
+from pipeplan_launch.callbacks import EpochResult
+from pipeplan_launch.progress import epoch_line
 
 
 @pytest.mark.parametrize(
@@ -17,4 +18,4 @@ from pipeplan_launch.progress import EpochResult
     ids=["classes", "no classes", "not tested"],
 )
 def test_a_model_without_classes_has_its_test_loss_told(judged: float, test_loss: float | None, line: str) -> None:
-    assert EpochResult(2, 1.25, 6.0, judged, test_loss).line(3, None) == line
+    assert epoch_line(EpochResult(2, 1.25, 6.0, judged, test_loss), 3, None) == line

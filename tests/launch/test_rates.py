@@ -95,11 +95,11 @@ def test_catches_up_without_a_word_of_torch(name: str) -> None:
 def test_per_epoch() -> None:
     ours, rates = made(job(scheduler=SCHEDULERS["step"]))
     rates.after_update(5)
-    assert rates.now == 0.1
+    assert rates.current == 0.1
     for _ in range(4):
         ours.step()
         rates.after_epoch(None)
-    assert rates.now == pytest.approx(0.07)
+    assert rates.current == pytest.approx(0.07)
 
 
 PLATEAU = job(scheduler=lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1))
@@ -113,13 +113,13 @@ def test_plateau_follows_the_test_loss() -> None:
     seen = []
     for loss in LOSSES:
         rates.after_epoch(loss)
-        seen.append(rates.now)
+        seen.append(rates.current)
     assert seen == [0.1, 0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.025]
     _, again = made(PLATEAU)
     again.catch_up(99, LOSSES[:4])
     for loss in LOSSES[4:]:
         again.after_epoch(loss)
-    assert again.now == rates.now
+    assert again.current == rates.current
     assert rates.needs_test_loss
 
 
@@ -128,7 +128,7 @@ def test_a_rate_that_is_a_tensor() -> None:
     optimizer = AdamW([parameter], lr=torch.tensor(0.1), fused=True)
     rates = Rates(job(scheduler=SCHEDULERS["lambda"], scheduler_interval="minibatch"), optimizer, StageInfo())
     rates.catch_up(3, [])
-    assert rates.now == pytest.approx(0.025)
+    assert rates.current == pytest.approx(0.025)
     assert "lr" in rates.keys
 
 
@@ -172,5 +172,5 @@ def test_a_checkpoint_of_two_stages_with_rates_of_their_own() -> None:
     with pytest.raises(LaunchError, match=r"were saved with '(initial_)?lr'"):
         load(frozenset())
     load(rates.keys)
-    assert rates.now == 0.4
+    assert rates.current == 0.4
     assert [optimizer.state[both[name]]["momentum_buffer"][0].item() for name in "ab"] == pytest.approx([0.2, 0.1])

@@ -1,4 +1,8 @@
-"""The bundled models, by name. Each module `<name>.py` here has a `build() -> Job`; this file needs no torch."""
+"""Catalogue of the bundled models. Torch-free.
+
+Each model is a module `<name>.py` in this package with a function `build() -> Job`, unless `builder_of` names another
+function.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,27 @@ from typing import TypedDict
 
 
 class Bundled(TypedDict):
-    """What a list of models says of one."""
+    """Facts about one model, for `pipeplan models`."""
 
     description: str
     parameters: int
-    """Their number; each has 4 bytes."""
+    """Number of parameters, of 4 bytes each."""
     minibatch: int
-    """Samples in a minibatch, unless the command line says otherwise."""
+    """Samples in a minibatch, unless the command line overrides it."""
     source: str
-    """The paper that the model is from: its first author and year."""
+    """First author and year of the model's paper."""
 
 
 def _model(description: str, parameters: int, minibatch: int, source: str) -> Bundled:
     return {"description": description, "parameters": parameters, "minibatch": minibatch, "source": source}
+
+
+_BUILDERS = {"gnmt8": ("gnmt", "gnmt8"), "gnmt16": ("gnmt", "gnmt16")}
+
+
+def builder_of(name: str) -> tuple[str, str]:
+    """(module in this package, function in it that builds the job) of a bundled model."""
+    return _BUILDERS.get(name, (name.replace("-", "_"), "build"))
 
 
 BUNDLED: dict[str, Bundled] = {
@@ -59,4 +71,4 @@ BUNDLED: dict[str, Bundled] = {
         *(78_042, 32, "He 2015"),
     ),
 }
-"""What there is, by name."""
+"""The bundled models by name."""

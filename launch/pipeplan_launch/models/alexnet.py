@@ -32,7 +32,7 @@ def alexnet(classes: int = 1000) -> nn.Module:
 
 
 def build() -> Job:
-    """The job: cross entropy over 1000 classes, on generated images."""
+    """The job with cross entropy over 1000 classes, on generated images."""
     return Job(
         alexnet(),
         inputs=lambda n: torch.randn(n, 3, 224, 224),

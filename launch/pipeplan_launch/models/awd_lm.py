@@ -1,8 +1,8 @@
-"""AWD-LM (Merity, Keskar and Socher, 2018): a language model of LSTMs whose recurrent weights drop out.
+"""AWD-LM (Merity, Keskar and Socher, 2018): an LSTM language model with dropout on its recurrent weights.
 
-Embedding, LSTM and decoder drop as the paper has it on the Penn Treebank. Of its training, averaged SGD, windows of
-random length and the penalties on activations are left out, and the state is nought at the start of every window: in a
-pipeline the windows of one text are not all at one worker, nor one after the other.
+Dropout rates of embedding, LSTMs and decoder are the paper's for the Penn Treebank. Averaged SGD, windows of random
+length and activation penalties are left out. The LSTM state is zero at the start of every window, because in a
+pipeline the windows of one text run neither on one worker nor in order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeplan_launch.job import Job
-from pipeplan_launch.models.generated_text import generated, window
+from pipeplan_launch.models.generated import generated_text, text_window
 from pipeplan_launch.models.words import FIRST_WORD, loss, right
 
 WORD_DROP, INPUT_DROP, HIDDEN_DROP, OUTPUT_DROP, WEIGHT_DROP = 0.1, 0.4, 0.3, 0.4, 0.5
@@ -24,13 +24,14 @@ WORD_DROP, INPUT_DROP, HIDDEN_DROP, OUTPUT_DROP, WEIGHT_DROP = 0.1, 0.4, 0.3, 0.
 
 @dataclass(frozen=True)
 class Size:
-    """Widths and lengths; the last LSTM is as wide as the embedding."""
+    """Widths and lengths. The last LSTM is as wide as the embedding."""
 
     embedding: int
     hidden: int
     layers: int
     tied: bool
-    """Whether the decoder's weights are the embedding's: then both must share a stage, and so must all between."""
+    """Whether the decoder shares the embedding's weights. Then both, and everything between them, must be in one
+    stage."""
     vocabulary: int = 10_000
     length: int = 70
     """Words in a window."""
@@ -41,28 +42,28 @@ PAPER = Size(embedding=400, hidden=1150, layers=3, tied=True)
 
 
 class WordDropEmbedding(nn.Embedding):
-    """An embedding from which whole words drop, everywhere in a minibatch."""
+    """An embedding with dropout of whole words, the same ones in the whole minibatch."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Ids of any shape to vectors."""
+        """Vectors for ids of any shape."""
         kept = functional.dropout(self.weight.new_ones(self.num_embeddings, 1), WORD_DROP, self.training)
         return functional.embedding(input, self.weight) * functional.embedding(input, kept)
 
 
 class LockedDropout(nn.Module):
-    """Dropout of the same elements at every place of a sequence (Gal and Ghahramani, 2016)."""
+    """Dropout of the same elements at every position of a sequence (Gal and Ghahramani, 2016)."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Samples × length × width, and the same."""
+        """The input with dropout, samples × length × width."""
         return x * functional.dropout(x.new_ones(x.shape[0], 1, x.shape[2]), self.p, self.training)
 
 
 class WeightDropLSTM(nn.LSTM):
-    """One layer of LSTM with DropConnect on its hidden-to-hidden weights: one draw for a whole sequence."""
+    """One LSTM layer with DropConnect on its hidden-to-hidden weights, drawn once for a whole sequence."""
 
     weight_ih_l0: Tensor
     weight_hh_l0: Tensor
@@ -73,7 +74,7 @@ class WeightDropLSTM(nn.LSTM):
         super().__init__(inputs, hidden, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        """Samples × length × inputs to samples × length × hidden, from a state of noughts."""
+        """Outputs of samples × length × hidden for inputs of samples × length × inputs, starting from a zero state."""
         recurrent = functional.dropout(self.weight_hh_l0, WEIGHT_DROP, self.training)
         state = x.new_zeros(1, x.shape[0], self.hidden_size)
         weights = [self.weight_ih_l0, recurrent, self.bias_ih_l0, self.bias_hh_l0]
@@ -82,14 +83,14 @@ class WeightDropLSTM(nn.LSTM):
 
 
 class AWDLM(nn.Module):
-    """Scores for the next word at each place of a window."""
+    """Scores for the next word at each position of a window."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
         widths = [size.embedding] + [size.hidden] * (size.layers - 1) + [size.embedding]
         self.embedding = WordDropEmbedding(size.vocabulary, size.embedding)
         self.drop = LockedDropout(INPUT_DROP)
-        self.lstms = nn.ModuleList(WeightDropLSTM(one, other) for one, other in pairwise(widths))
+        self.lstms = nn.ModuleList(WeightDropLSTM(inputs, outputs) for inputs, outputs in pairwise(widths))
         self.drops = nn.ModuleList(
             LockedDropout(HIDDEN_DROP if layer < size.layers - 1 else OUTPUT_DROP) for layer in range(size.layers)
         )
@@ -102,7 +103,7 @@ class AWDLM(nn.Module):
         nn.init.zeros_(self.decoder.bias)
 
     def forward(self, text: Tensor) -> Tensor:
-        """Ids of samples × length to scores of samples × length × vocabulary."""
+        """Scores of samples × length × vocabulary for ids of samples × length."""
         x = self.drop(self.embedding(text))
         for lstm, drop in zip(self.lstms, self.drops, strict=True):
             x = drop(lstm(x))
@@ -111,12 +112,12 @@ class AWDLM(nn.Module):
 
 
 def job(size: Size, name: str, minibatch: int) -> Job:
-    """Rate, decay and clipping as in the authors' code, on generated windows."""
+    """A job with the learning rate, weight decay and clipping of the authors' code, on generated text."""
     return Job(
         AWDLM(size),
         inputs=lambda n: torch.randint(FIRST_WORD, size.vocabulary, (n, size.length)),
         loss=loss,
-        data=lambda: generated(partial(window, size.length, size.vocabulary)),
+        data=lambda: generated_text(partial(text_window, size.length, size.vocabulary)),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=30.0, weight_decay=1.2e-6),
         clip_norm=0.25,
         metric=right,
@@ -126,7 +127,7 @@ def job(size: Size, name: str, minibatch: int) -> Job:
 
 
 def build() -> Job:
-    """The job, in the size that PipeDream's paper gives."""
+    """The job in the size of PipeDream's paper."""
     return job(PIPEDREAM, "awd-lm", minibatch=80)
 
 

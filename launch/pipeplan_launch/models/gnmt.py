@@ -1,7 +1,7 @@
-"""GNMT (Wu et al., 2016): an encoder and a decoder of LSTM layers with residuals and attention.
+"""GNMT (Wu et al., 2016): an encoder and a decoder of LSTM layers with residual connections and attention.
 
-In the shape that PipeDream's published profiles have. It differs from the paper in what attention asks with: the output
-of the decoder's first layer at the same step, not at the one before.
+Its shape is that of PipeDream's published profiles. Unlike in the paper, the query of the attention is the output of
+the decoder's first layer at the same step, not at the previous one.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeplan_launch.job import Job
-from pipeplan_launch.models.generated_text import generated, pair
+from pipeplan_launch.models.generated import generated_text, sentence_pair
 from pipeplan_launch.models.words import FIRST_WORD, PAD, loss, right
 
 DROPOUT = 0.2
 INITIAL = 0.04
-"""Parameters begin uniformly between minus this and this (Wu et al.)."""
+"""Parameters start uniformly distributed between minus and plus this value (Wu et al.)."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """What distinguishes GNMT-8 from GNMT-16, and both from a tiny one."""
+    """Number of layers, lengths and widths of a GNMT."""
 
     layers: int
-    """LSTM layers in the encoder, and as many in the decoder."""
+    """LSTM layers of the encoder, and of the decoder."""
     source: int
     """Tokens in a padded source sentence."""
     target: int
@@ -41,7 +41,7 @@ GNMT16 = Size(layers=8, source=25, target=25)
 
 
 class Encoder(nn.Module):
-    """An LSTM in both directions, then LSTMs in one, from the second of these on with a residual."""
+    """A bidirectional LSTM, then unidirectional LSTMs with residual connections from the second one on."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -49,11 +49,11 @@ class Encoder(nn.Module):
         self.embedding = nn.Embedding(size.vocabulary, width, padding_idx=PAD)
         self.bidirectional = nn.LSTM(width, width, batch_first=True, bidirectional=True)
         widths = [2 * width] + [width] * (size.layers - 2)
-        self.lstms = nn.ModuleList(nn.LSTM(one, width, batch_first=True) for one in widths)
+        self.lstms = nn.ModuleList(nn.LSTM(inputs, width, batch_first=True) for inputs in widths)
         self.dropout = nn.Dropout(DROPOUT)
 
     def forward(self, source: Tensor) -> Tensor:
-        """Token ids of samples × length to states of samples × length × width."""
+        """States of samples × length × width for token ids of samples × length."""
         x, _ = self.bidirectional(self.embedding(source))
         x, _ = self.lstms[0](self.dropout(x))
         for lstm in self.lstms[1:]:
@@ -64,7 +64,7 @@ class Encoder(nn.Module):
 
 
 class Attention(nn.Module):
-    """Additive attention (Bahdanau et al., 2015): v · tanh(Q query + K key), over the source's words."""
+    """Additive attention (Bahdanau et al., 2015) over the source's words: v · tanh(Q query + K key)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -73,10 +73,10 @@ class Attention(nn.Module):
         self.v = nn.Parameter(torch.empty(width))
 
     def forward(self, queries: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
-        """For every query (samples × target × width) the mean of the encoder's states that it attends to."""
-        asked = functional.linear(queries, self.query).unsqueeze(2)
-        offered = functional.linear(states, self.key).unsqueeze(1)
-        scores = torch.tanh(asked + offered) @ self.v
+        """For every query (samples × target × width) the mean of the encoder's states weighted by attention."""
+        queried = functional.linear(queries, self.query).unsqueeze(2)
+        keys = functional.linear(states, self.key).unsqueeze(1)
+        scores = torch.tanh(queried + keys) @ self.v
         positions = torch.arange(states.shape[1], device=states.device)
         padding = positions >= lengths.unsqueeze(1)
         weights = scores.masked_fill(padding.unsqueeze(1), float("-inf")).softmax(dim=2)
@@ -109,7 +109,7 @@ class Decoder(nn.Module):
 
 
 class GNMT(nn.Module):
-    """The whole, trained with the right target so far as the decoder's input (teacher forcing)."""
+    """The whole model, with the true target so far as the decoder's input (teacher forcing)."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -121,27 +121,37 @@ class GNMT(nn.Module):
             nn.init.zeros_(embedding.weight[PAD])
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        """Scores for the next word at each place of `target`; `lengths` counts the words of each source sentence."""
+        """Scores for the next word at each position of `target`. `lengths`: number of words in each source sentence."""
         scores: Tensor = self.decoder(target, self.encoder(source), lengths)
         return scores
 
 
 def example(size: Size, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs for n pairs of sentences that fill all of their room."""
+    """Inputs for n pairs of sentences of full length."""
     source = torch.randint(FIRST_WORD, size.vocabulary, (n, size.source))
     return source, torch.full((n,), size.source), torch.randint(FIRST_WORD, size.vocabulary, (n, size.target))
 
 
 def job(size: Size, name: str) -> Job:
-    """Adam and clipping as PipeDream and GNMT have them, on generated pairs of sentences."""
+    """A job with Adam and clipping as in PipeDream and GNMT, on generated pairs of sentences."""
     return Job(
         GNMT(size),
         inputs=lambda n: example(size, n),
         loss=loss,
-        data=lambda: generated(partial(pair, size.source, size.target, size.vocabulary)),
+        data=lambda: generated_text(partial(sentence_pair, size.source, size.target, size.vocabulary)),
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=3e-4),
         clip_norm=5.0,
         metric=right,
         name=name,
         minibatch=64,
     )
+
+
+def gnmt8() -> Job:
+    """The job with 4 + 4 LSTM layers."""
+    return job(GNMT8, "gnmt8")
+
+
+def gnmt16() -> Job:
+    """The job with 8 + 8 LSTM layers."""
+    return job(GNMT16, "gnmt16")

@@ -41,7 +41,9 @@ class DigitsNet(nn.Module):
 
 
 def digits() -> Data:
-    """The digits, resized from 8×8 to 28×28 and scaled to [0, 1], in a fixed shuffled split of 1437 and 360."""
+    """The digits, resized from 8×8 to 28×28 and scaled to [0, 1], with a fixed random split into 1437 and 360
+    samples.
+    """
     scans, labels = _scans()
     small = scans.unsqueeze(1) / 16
     images = functional.interpolate(small, size=(28, 28), mode="bilinear", align_corners=False)
@@ -53,27 +55,27 @@ def digits() -> Data:
 def _scans() -> tuple[Tensor, Tensor]:
     """(float32 images of 8×8 with values from 0 to 16, int64 labels).
 
-    From the file that scikit-learn's own `load_digits` reads, as importing all of it takes every worker most of a
-    second.
+    Reads the file behind scikit-learn's own `load_digits`, because importing scikit-learn takes every worker most of
+    a second.
     """
-    found = importlib.util.find_spec("sklearn")
-    if found is None:
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None:
         raise LaunchError(
             "the bundled digits need scikit-learn: install pipeplan[examples], or pip install scikit-learn"
         )
-    file = Path(found.origin or "").parent / "datasets" / "data" / "digits.csv.gz"
+    file = Path(spec.origin or "").parent / "datasets" / "data" / "digits.csv.gz"
     if file.is_file():
         with gzip.open(file, "rt", encoding="ascii") as lines:
             rows = torch.tensor([[float(value) for value in row] for row in csv.reader(lines)])
         return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].long()
     from sklearn.datasets import load_digits
 
-    raw = load_digits()
-    return torch.as_tensor(raw.images, dtype=torch.float32), torch.as_tensor(raw.target, dtype=torch.int64)
+    bunch = load_digits()
+    return torch.as_tensor(bunch.images, dtype=torch.float32), torch.as_tensor(bunch.target, dtype=torch.int64)
 
 
 def build() -> Job:
-    """The job: cross entropy and Adam, which reach 97% whether groups of 1 or of 3 minibatches are averaged."""
+    """The job with cross entropy and Adam, which reach 97% whether groups of 1 or of 3 minibatches are averaged."""
     return Job(
         DigitsNet(),
         inputs=lambda n: torch.rand(n, 1, 28, 28),

@@ -1,4 +1,4 @@
-"""ResNet-50 (He et al., 2015), with the stride in the 3×3 convolution of a block."""
+"""ResNet-50 (He et al., 2015), with the stride in the 3×3 convolution of each block."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Bottleneck(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output, with `width` × 4 channels."""
+        """The block's output, with 4 × `width` channels."""
         skip = x if self.downsample is None else self.downsample(x)
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.relu(self.bn2(self.conv2(x)))
@@ -76,7 +76,7 @@ class ResNet50(nn.Module):
 
 
 def build() -> Job:
-    """The job: cross entropy over 1000 classes, on generated images."""
+    """The job with cross entropy over 1000 classes, on generated images."""
     return Job(
         ResNet50(),
         inputs=lambda n: torch.randn(n, 3, 224, 224),

@@ -1,4 +1,4 @@
-"""A ResNet of three stages for images of 3×32×32: small enough to test with, yet with all that ResNets bring."""
+"""A ResNet of three stages for images of 3×32×32, small enough for tests, with all that larger ResNets have."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ResNetTiny(nn.Module):
 
 
 def build() -> Job:
-    """The job: cross entropy over 10 classes, on generated images."""
+    """The job with cross entropy over 10 classes, on generated images."""
     return Job(
         ResNetTiny(),
         inputs=lambda n: torch.randn(n, 3, 32, 32),

@@ -1,7 +1,7 @@
-"""S2VT (Venugopalan et al., 2015): video to text, by one pair of LSTMs that first see frames and then say words.
+"""S2VT (Venugopalan et al., 2015): video to text with one pair of LSTMs that first read frames and then write words.
 
-Both run over the same 80 steps: frames first, with no words, then words, with no frames. So where a video ends and its
-sentence begins is the data's to say. Frames are given as the features that VGG-16's layer fc7 has of them.
+Both LSTMs run over the same 80 steps: first frames without words, then words without frames. So the data decides
+where a video ends and its sentence begins. Frames are represented by their features from VGG-16's layer fc7.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan_launch.job import Job
-from pipeplan_launch.models.generated_text import between, generated, padded, words
+from pipeplan_launch.models.generated import between, generated_text, padded, words
 from pipeplan_launch.models.words import BEGIN, END, FIRST_WORD, PAD, loss, right
 
 INITIAL = 0.08
-"""LSTMs, words and scores begin uniformly between minus this and this, as in the authors' code."""
+"""LSTMs, embedding and output layer start uniformly distributed between minus and plus this value, as in the authors'
+code."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """The paper's, but for the vocabulary, which is that of the authors' published model."""
+    """The paper's sizes, with the vocabulary of the authors' published model."""
 
     steps: int = 80
     features: int = 4096
@@ -32,7 +33,7 @@ class Size:
 
 
 class S2VT(nn.Module):
-    """An LSTM over frames, and one over what it says and the words so far."""
+    """An LSTM over frames, and an LSTM over the first one's output and the words so far."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -49,44 +50,44 @@ class S2VT(nn.Module):
                     nn.init.uniform_(parameter, -INITIAL, INITIAL)
         nn.init.zeros_(self.word.weight[PAD])
 
-    def forward(self, frames: Tensor, said: Tensor) -> Tensor:
+    def forward(self, frames: Tensor, previous: Tensor) -> Tensor:
         """Scores of samples × steps × vocabulary for the next word.
 
-        `frames`: samples × steps × features, noughts where there is no frame; `said`: ids of samples × steps, the word
-        before in each step, PAD where none is due.
+        `frames`: samples × steps × features, zeros at steps without a frame. `previous`: ids of samples × steps, the
+        previous word at each step, PAD at steps without one.
         """
         seen, _ = self.video(self.frame(frames))
-        told, _ = self.language(torch.cat([seen, self.word(said)], dim=2))
-        scores: Tensor = self.predict(told)
+        written, _ = self.language(torch.cat([seen, self.word(previous)], dim=2))
+        scores: Tensor = self.predict(written)
         return scores
 
 
-def clip(size: Size, chance: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """A generated video and its sentence: ((frames, words from BEGIN on), words up to END), over all of the steps.
+def clip(size: Size, generator: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """A generated video with its sentence: ((frames, words from BEGIN on), words up to END), each over all steps.
 
-    From a quarter of the steps to three quarters are frames, at most a quarter words.
+    Frames fill from a quarter to three quarters of the steps, words at most a quarter.
     """
-    frames = between(size.steps // 4, size.steps * 3 // 4, chance)
-    sentence = words(between(1, size.steps // 4 - 1, chance), size.vocabulary, chance)
+    frames = between(size.steps // 4, size.steps * 3 // 4, generator)
+    sentence = words(between(1, size.steps // 4 - 1, generator), size.vocabulary, generator)
     features = torch.zeros(size.steps, size.features)
-    features[:frames] = torch.randn(frames, size.features, generator=chance).relu_()
-    said = torch.cat([torch.tensor([BEGIN]), sentence])
+    features[:frames] = torch.randn(frames, size.features, generator=generator).relu_()
+    sentence_input = torch.cat([torch.tensor([BEGIN]), sentence])
     target = torch.cat([sentence, torch.tensor([END])])
-    return (features, padded(said, size.steps, frames)), padded(target, size.steps, frames)
+    return (features, padded(sentence_input, size.steps, frames)), padded(target, size.steps, frames)
 
 
 def example(size: Size, n: int) -> tuple[Tensor, Tensor]:
-    """Inputs with a frame and a word in every step."""
+    """Inputs with a frame and a word at every step."""
     return torch.randn(n, size.steps, size.features), torch.randint(FIRST_WORD, size.vocabulary, (n, size.steps))
 
 
 def job(size: Size, name: str) -> Job:
-    """Cross entropy of the words alone, SGD with momentum, on generated videos."""
+    """A job with cross entropy over the words alone and SGD with momentum, on generated videos."""
     return Job(
         S2VT(size),
         inputs=lambda n: example(size, n),
         loss=loss,
-        data=lambda: generated(partial(clip, size), samples=512),
+        data=lambda: generated_text(partial(clip, size), samples=512),
         clip_norm=10.0,
         metric=right,
         name=name,
@@ -95,5 +96,5 @@ def job(size: Size, name: str) -> Job:
 
 
 def build() -> Job:
-    """The job, in its full size."""
+    """The job in its full size."""
     return job(Size(), "s2vt")

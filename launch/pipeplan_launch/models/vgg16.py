@@ -36,7 +36,7 @@ def vgg16(classes: int = 1000) -> nn.Module:
 
 
 def build() -> Job:
-    """The job: cross entropy over 1000 classes, on generated images."""
+    """The job with cross entropy over 1000 classes, on generated images."""
     return Job(
         vgg16(),
         inputs=lambda n: torch.randn(n, 3, 224, 224),

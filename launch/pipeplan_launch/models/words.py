@@ -1,4 +1,4 @@
-"""Loss and measure of models that predict a word at every place of a padded sentence."""
+"""Loss and metric of models that predict a word at every position of a padded sentence."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from torch.nn import functional
 
 PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
 FIRST_WORD = 4
-"""Ids below it are the four marks above."""
+"""Smaller ids are the four markers above."""
 
 
 def loss(scores: Tensor, target: Tensor) -> Tensor:
-    """Cross entropy per place, nought where the target is padded: `scores` samples × places × vocabulary.
+    """Cross entropy per position, 0 at padded positions. `scores`: samples × positions × vocabulary.
 
-    Not per word: then the mean over minibatches of equal size is that over all their samples.
+    It is not a mean over words, so that the mean over minibatches of equal size is the mean over all their samples.
     """
     total = functional.cross_entropy(scores.flatten(0, 1), target.flatten(), ignore_index=PAD, reduction="sum")
     return total / target.numel()
 
 
 def right(scores: Tensor, target: Tensor) -> Tensor:
-    """The part of each target's words that are right, summed over the samples."""
+    """The share of right words in each target, summed over the samples."""
     words = target != PAD
     hits = (scores.argmax(dim=2) == target) & words
     return (hits.sum(dim=1) / words.sum(dim=1)).sum()

@@ -22,7 +22,7 @@ from pipeplan.profiler.workspace import measure_workspaces
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job import Job
 from pipeplan_launch.layers import LOSS
-from pipeplan_launch.loading import describe
+from pipeplan_launch.usercode import describe
 
 BUDGET_S = 25.0
 """What the repeats may take, unless their number is given: at least 3 of them run."""

@@ -20,8 +20,9 @@ from pipeplan.profiler.options import Options, Progress
 from pipeplan.profiler.outcome import own_parameters
 from pipeplan.profiler.profiler import sum_of_outputs
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.loading import canonical_ref, describe
+from pipeplan_launch.loading import canonical_ref
 from pipeplan_launch.trace import TracedModel
+from pipeplan_launch.usercode import describe
 
 HOW = (
     "estimated, not measured: for every operator the larger of FLOPs and bytes, each over the rate that this kind of "
