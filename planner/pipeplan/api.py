@@ -15,7 +15,7 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal
 
 from pipeplan import bundled_profiles, cluster_file
 from pipeplan.cluster_data import Cluster
@@ -26,7 +26,7 @@ from pipeplan.fewest import fewest_workers
 from pipeplan.files import Node
 from pipeplan.local import local
 from pipeplan.plan import Plan, Stage
-from pipeplan.posing import Words, pose
+from pipeplan.posing import pose
 from pipeplan.problem import Options, Problem
 from pipeplan.profile_data import Profile
 from pipeplan.rendering import launch_files, plan_folder
@@ -138,7 +138,7 @@ def solve(
     staleness: str = "any",
     target: str | None = None,
     fewest_workers_within: float | None = None,
-    **options: Unpack[Words],
+    **options: Any,
 ) -> Outcome:
     """The best plan of a profile on a cluster, with its proof and what it gains over data parallelism.
 

@@ -1,4 +1,4 @@
-"""What a problem is described with on the command line: the same arguments for every command that solves one."""
+"""The arguments that describe a problem on the command line, shared by every command that solves one."""
 
 from __future__ import annotations
 
@@ -9,21 +9,36 @@ from typing import Any
 
 import click
 
-from pipeplan import resources
+from pipeplan import posing, resources
 from pipeplan.api import cluster
 from pipeplan.bundled_profiles import bundled, read
 from pipeplan.cli.options import bundled_clusters, bundled_profiles, completing, words
 from pipeplan.errors import InputError
 from pipeplan.files import Node
 from pipeplan.plan import ACCUMULATING, SCHEDULES, STASHING
-from pipeplan.posing import Words, options_for
 from pipeplan.problem import BOUNDARIES, Options, Problem
 from pipeplan.profile_data import Profile
-from pipeplan.rescale import told
+from pipeplan.rescale import told as described_rescaling
 from pipeplan.text import one_line
 
 DEFAULT_PROFILE = Path("profile.json")
 BUNDLED_PROFILE = "vgg16-v100.json"
+
+
+def _parse_pins(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[object, ...]:
+    return tuple(_pin(text) for text in texts)
+
+
+def _pin(text: str) -> tuple[str, int]:
+    layer, _, stage = text.rpartition("=")
+    if not layer or not stage.isdecimal() or int(stage) < 1:
+        raise InputError(f"--pin: expected a layer and a stage from 1 on, as in conv1=1, found {text!r}")
+    return layer, int(stage)
+
+
+def _parse_groups(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[object, ...]:
+    return tuple(tuple(name.strip() for name in text.split(",")) for text in texts)
+
 
 _ARGUMENTS = (
     click.argument(
@@ -73,15 +88,33 @@ _ARGUMENTS = (
     ),
     click.option("--max-stages", type=int, help="At most so many stages."),
     click.option("--max-workers", type=int, help="At most so many workers with something to do."),
-    click.option("--pin", "pins", multiple=True, metavar="LAYER=STAGE", help="Put a layer in a stage, from 1. Repeat."),
-    click.option("--together", multiple=True, metavar="A,B,…", help="Keep layers in one stage. Repeat."),
-    click.option("--no-cut-after", multiple=True, metavar="LAYER", help="No boundary may cross its output. Repeat."),
+    click.option(
+        "--pin",
+        "pins",
+        multiple=True,
+        callback=_parse_pins,
+        metavar="LAYER=STAGE",
+        help="Put a layer in a stage, counted from 1. Can be repeated.",
+    ),
+    click.option(
+        "--together",
+        multiple=True,
+        callback=_parse_groups,
+        metavar="A,B,…",
+        help="Keep these layers in one stage. Can be repeated.",
+    ),
+    click.option(
+        "--no-cut-after",
+        multiple=True,
+        metavar="LAYER",
+        help="Keep a layer in one stage with all layers that read its output. Can be repeated.",
+    ),
 )
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where the profile came from, and what was done to it."""
+class ProfileSource:
+    """A profile, and a line that says where it comes from and whether it was rescaled."""
 
     profile: Profile
     text: str
@@ -91,13 +124,13 @@ Function = Callable[..., Any]
 
 
 def problem_arguments(*without: str) -> Callable[[Function], Function]:
-    """A decorator that gives a command all arguments of `problem_of` but the named ones, which are then None."""
+    """A decorator that gives a command all arguments of `problem_of` except for those named in `without`."""
 
     def decorate(function: Function) -> Function:
-        # Click collects in reverse order what decorators say; the arguments are tried on a function of their own first.
+        # Decorators apply from the last to the first. Each is applied to a dummy to learn the name of its parameter.
         for argument in reversed(_ARGUMENTS):
-            tried: Any = argument(lambda: None)
-            if tried.__click_params__[0].name not in without:
+            dummy: Any = argument(lambda: None)
+            if dummy.__click_params__[0].name not in without:
                 function = argument(function)
         return function
 
@@ -107,62 +140,39 @@ def problem_arguments(*without: str) -> Callable[[Function], Function]:
 def problem_of(given: dict[str, Any]) -> tuple[Problem, str]:
     """The problem that the arguments describe, and a line on where its profile comes from."""
     source = read_profile(given.get("profile"), given.get("minibatch"))
-    there = cluster(given["cluster_name"], servers=given.get("servers"), workers=given.get("workers"))
-    return Problem(source.profile, there, options_of(given, there.device.kind)), source.text
+    machines = cluster(given["cluster_name"], servers=given.get("servers"), workers=given.get("workers"))
+    return Problem(source.profile, machines, options_of(given, machines.device.kind)), source.text
 
 
 def options_of(given: dict[str, Any], kind: str) -> Options:
-    """The options that the arguments name, for workers on devices of a kind."""
-    return options_for(kind, **words_of(given))
+    """The options that the arguments describe, for workers on devices of a kind, `cuda` or `cpu`."""
+    return posing.options_for(kind, **option_fields(given))
 
 
-def words_of(given: dict[str, Any]) -> Words:
-    """The same in the words of the API."""
+def option_fields(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `Options` that the arguments set. Raises `InputError` where they contradict each other."""
     check_schedules([given["schedule"]] if given.get("schedule") else [], given)
-    return Words(
-        inference=given["inference"],
-        overlap=given["overlap"],
-        memory=not given["ignore_memory"],
-        stages=given["stages"],
-        max_replicas=1 if given["straight"] else given["max_replicas"],
-        allow_copies=not given["straight"],
-        schedule=given.get("schedule") or STASHING,
-        accumulate=given["accumulate"],
-        recompute=not given["no_recompute"],
-        contention=not given["no_contention"],
-        boundary=given["boundary"] or BOUNDARIES[0],
-        max_stages=given["max_stages"],
-        max_workers=given["max_workers"],
-        pins=tuple(_pin(text) for text in given["pins"]),
-        together=tuple(tuple(name.strip() for name in text.split(",")) for text in given["together"]),
-        no_cut_after=tuple(given["no_cut_after"]),
-        grid=bool(given.get("grid")),
-    )
+    return posing.option_fields(given)
 
 
 def check_schedules(names: Sequence[str], given: dict[str, Any]) -> None:
-    """Raise an `InputError` where the named schedules and the other arguments do not go together."""
+    """Raise an `InputError` where the named schedules contradict the other arguments."""
     if given["inference"] and (names or given["accumulate"] is not None):
         raise InputError(f"{'--schedule' if names else '--accumulate'} is for training: leave it out with --inference")
     accumulating = [name for name in names if name in ACCUMULATING]
     if accumulating and given["accumulate"] is None:
         raise InputError(f"--schedule {accumulating[0]} needs a number of minibatches per update: give --accumulate")
-    # What a plan is made for may have a schedule of its own.
-    told = bool(given.get("target_name")) and not names
-    if given["accumulate"] is not None and not accumulating and not told and not set(names) - set(SCHEDULES):
+    # A trainer that the plan is made for may impose a schedule that accumulates.
+    imposed = bool(given.get("target_name")) and not names
+    if given["accumulate"] is not None and not accumulating and not imposed and not set(names) - set(SCHEDULES):
         raise InputError(f"--accumulate goes with --schedule {', '.join(ACCUMULATING)}: the others need no number")
 
 
-def _pin(text: str) -> tuple[str, int]:
-    layer, _, stage = text.rpartition("=")
-    if not layer or not stage.isdecimal() or int(stage) < 1:
-        raise InputError(f"--pin: expected a layer and a stage from 1 on, as in conv1=1, found {text!r}")
-    return layer, int(stage)
+def read_profile(path: Path | None, minibatch: int | None) -> ProfileSource:
+    """The profile at `path`, or the bundled one of that name; rescaled if `minibatch` is another size than its own.
 
-
-def read_profile(path: Path | None, minibatch: int | None) -> Source:
-    """The profile at `path` or bundled under that name, else ./profile.json, else VGG-16's; for another minibatch if
-    asked."""
+    Without a path it is ./profile.json, or the bundled VGG-16 where there is no such file.
+    """
     if path is None and DEFAULT_PROFILE.exists():
         path, why = DEFAULT_PROFILE, "profile.json in this folder"
     elif path is None:
@@ -175,16 +185,16 @@ def read_profile(path: Path | None, minibatch: int | None) -> Source:
     if origin.kind == "modelled":
         text += ", not measured"
     if minibatch is not None and minibatch != profile.minibatch:
-        text += f"; {told(profile, minibatch)}"
+        text += f"; {described_rescaling(profile, minibatch)}"
         profile = profile.rescaled(minibatch)
-    return Source(profile, one_line(text))
+    return ProfileSource(profile, one_line(text))
 
 
 def profile_of_plan(root: Node, plan: Path, given: Path | None) -> Profile:
-    """The profile with the digest that a plan.json names, scaled to the plan's minibatch.
+    """The profile with the digest that a plan.json names, rescaled to the plan's minibatch.
 
-    It is the one at `given`, else looked for beside the plan, in the folder above, here, and among the bundled ones.
-    Raises `InputError` where it is not there.
+    If `given` is None, it is searched for beside the plan, in the parent folder, in the current folder, and among the
+    bundled profiles. Raises `InputError` if no profile has that digest, or the one at `given` has another.
     """
     digest, minibatch = root["profile"]["digest"].text(), root["profile"]["minibatch"].integer(minimum=1)
     if given is not None:

@@ -1,27 +1,22 @@
-"""`pipeplan solve`: from a profile and a cluster to a plan folder."""
+"""`pipeplan solve`: find the best plan for a profile on a cluster, and write its plan folder."""
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
 from pipeplan import interrupts
 from pipeplan.api import cluster
 from pipeplan.auto import Choice
 from pipeplan.cli.answer import disagreement_in, search_arguments, settings_of, written
-from pipeplan.cli.given import problem_arguments, read_profile, words_of
+from pipeplan.cli.given import option_fields, problem_arguments, read_profile
 from pipeplan.cli.options import force_option, json_option, output_folder, quiet_option, words
-from pipeplan.cli.solve_for import for_option
-from pipeplan.cli.solve_for import write as write_for
+from pipeplan.cli.output import note, print_answer, print_json, print_line, status
+from pipeplan.cli.solve_for import for_option, write_exported
 from pipeplan.errors import InputError
 from pipeplan.exports import written as exports
 from pipeplan.fewest import Fewest
@@ -29,7 +24,7 @@ from pipeplan.fewest import fewest_workers as search_fewest
 from pipeplan.hardware import mismatch
 from pipeplan.posing import AUTO, pose
 from pipeplan.rendering import documents, plan_folder
-from pipeplan.show import show
+from pipeplan.show import plan_table
 from pipeplan.sized import Sized
 from pipeplan.solving import Outcome, solve
 from pipeplan.units import show_pace, show_time
@@ -100,10 +95,9 @@ def command(
         plan_folder.refuse_to_overwrite(output, force)
     elif with_report:
         raise InputError("--report goes beside a plan that is written: leave out --no-write")
-    notes = Console(stderr=True, highlight=False)
     samples = _samples(minibatch)
     source = read_profile(given["profile"], None if samples == AUTO else samples)
-    with interrupts.noted() as interrupted, _waiting(source.text, notes):
+    with interrupts.noted() as interrupted, status(source.text):
         posed = pose(
             source.profile,
             cluster(given["cluster_name"], servers=given["servers"], workers=given["workers"]),
@@ -112,62 +106,55 @@ def command(
             staleness=staleness,
             target=target_name,
             maximum_cuts=settings.maximum_cuts,
-            **words_of(given | {"target_name": target_name}),
+            **option_fields(given | {"target_name": target_name}),
         )
-        interrupted()  # what was chosen then need not be the best
+        interrupted()  # an interrupted search may have chosen a schedule that is not the best
         problem, aim = posed.problem, posed.aim
         with disagreement_in(None if no_write else output):
             fewest = None if within is None else search_fewest(problem, within, settings)
             outcome = solve(problem, settings) if fewest is None else fewest.outcome
     if aim is not None:
-        # What it cannot express, or cannot be written, is said before anything is written.
+        # Raises for what the trainer cannot express or cannot be written, before anything is written.
         files = aim.files(outcome)
         if not no_write:
             exports.refuse_to_overwrite(output / aim.to.name, files, force)
     if not no_write:
-        # Before the table: whoever closes our output early, as `| head` does, still has the plan.
+        # Written before the table is printed, so that `| head`, which closes our output early, does not lose the plan.
         plan_folder.write_plan(outcome, output, force=force)
-    exported = [] if no_write or aim is None else write_for(aim, outcome, output, force=force)
-    # What goes wrong is one line: these come when nothing does.
-    notes.print(source.text, style="dim", markup=False, soft_wrap=True)
-    if note := mismatch(problem.profile, problem.cluster):
-        notes.print(note, markup=False, soft_wrap=True)
-    for remark in [*map(_choice, posed.schedules), *map(_size, posed.sizes), *([_fewest(fewest)] if fewest else [])]:
-        notes.print(remark, style="dim", markup=False, soft_wrap=True)
+    exported = [] if no_write or aim is None else write_exported(aim, outcome, output, force=force)
+    # Notes come after everything that may fail, because an error is to be the only line on standard error.
+    note(source.text, dim=True)
+    if warning := mismatch(problem.profile, problem.cluster):
+        note(warning)
+    for tried in [*map(_choice, posed.schedules), *map(_size, posed.sizes), *([_fewest(fewest)] if fewest else [])]:
+        note(tried, dim=True)
     if as_json:
-        click.echo(json.dumps(documents.plan_document(outcome), indent=1, allow_nan=False))
+        print_json(documents.plan_document(outcome), ascii_only=True)
     else:
-        show(outcome, Console(highlight=False, markup=False))
+        print_answer(plan_table(outcome))
         if aim is not None:
-            click.echo(aim.cost(outcome, settings.maximum_cuts))
+            print_line(aim.cost(outcome, settings.maximum_cuts))
     if not no_write:
         for line in [written(outcome, output, fresh=() if aim is None else (aim.to.name,)), *exported]:
-            notes.print(line, markup=False, soft_wrap=True)
+            note(line)
         if with_report:
-            notes.print(_report(outcome, output), markup=False, soft_wrap=True)
+            note(_report(outcome, output))
         elif not exported:
-            notes.print(_next(output), markup=False, soft_wrap=True)
-    interrupted()  # the best so far is there, and no script is to go on with it
-
-
-@contextmanager
-def _waiting(text: str, notes: Console) -> Iterator[None]:
-    """While it is solved, what is solved, if someone looks at it."""
-    with notes.status(escape(text)) if notes.is_terminal else nullcontext():
-        yield
+            note(_next(output))
+    interrupted()  # the best plan so far is written, but the exit code stops scripts from going on with it
 
 
 def _next(folder: Path) -> str:
-    """The line that says how to see more of a plan; a report of the plan before it may still be there."""
+    """The line that names the next command. A report on the previous plan may still be in the folder."""
     older = " (the report.html there is of an older plan)" if (folder / "report.html").exists() else ""
     return f"next: pipeplan report {shlex.quote(str(folder))}{older}"
 
 
 def _report(outcome: Outcome, folder: Path) -> str:
-    """Write the report on a plan, and the line that says so."""
-    from pipeplan.cli.report import write  # what draws is not to keep the others waiting
+    """Write the report on a plan. Returns the line that says so."""
+    from pipeplan.cli.report import write_report  # imported late: commands without a report start faster
 
-    return f"written: {write(folder, outcome.problem.profile)}"
+    return f"written: {write_report(folder, outcome.problem.profile)}"
 
 
 def _samples(text: str | None) -> int | Literal["auto"] | None:
@@ -196,7 +183,7 @@ def _rate(samples_per_s: float | None, config: str) -> str:
 
 
 def _share(text: str) -> float:
-    """`5%` or `0.05`."""
+    """The share that `5%` or `0.05` stands for."""
     number = text.strip().removesuffix("%")
     try:
         share = float(number) / (100 if text.strip().endswith("%") else 1)
@@ -207,9 +194,9 @@ def _share(text: str) -> float:
     return share
 
 
-def _fewest(found: Fewest) -> str:
-    less = "" if found.fewer_s is None else f"; one fewer takes {show_time(found.fewer_s)}"
+def _fewest(fewest: Fewest) -> str:
+    less = "" if fewest.fewer_s is None else f"; one fewer takes {show_time(fewest.fewer_s)}"
     return (
-        f"{found.workers} workers come within {found.slower:.2%} of the best, {found.best.plan.config} on "
-        f"{found.best.plan.busy} workers ({show_time(found.best.objective_s)}){less}"
+        f"{fewest.workers} workers come within {fewest.slower:.2%} of the best, {fewest.best.plan.config} on "
+        f"{fewest.best.plan.busy} workers ({show_time(fewest.best.objective_s)}){less}"
     )

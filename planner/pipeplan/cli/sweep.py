@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pipeplan.api import cluster
-from pipeplan.cli.explain import answer_console
 from pipeplan.cli.given import check_schedules, options_of, problem_arguments, read_profile
 from pipeplan.cli.options import json_option, quiet_option
+from pipeplan.cli.output import note, print_answer, print_json, progress_bar
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.files import write_text
 from pipeplan.plan import ACCUMULATING
@@ -27,15 +24,15 @@ from pipeplan.sweep import plot, rows
 from pipeplan.sweep.grid import Axes, Point, points
 from pipeplan.sweep.rows import Row
 from pipeplan.sweep.run import Answer, run
-from pipeplan.sweep.show import show
+from pipeplan.sweep.show import scaling_plot, sweep_table
 from pipeplan.units import parse_rate, parse_size
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class _Sinks:
-    """Where the answer goes."""
+class _Outputs:
+    """The files to write, and the form of the answer on standard output."""
 
     csv: Path | None
     svg: Path | None
@@ -88,20 +85,22 @@ def command(
     axes = Axes(
         bandwidths=_bandwidths(bandwidth),
         memory=_listed(memory, "--memory", parse_size),
-        minibatch=_listed(minibatch, "--minibatch", _whole),
+        minibatch=_listed(minibatch, "--minibatch", _integer),
         schedules=_listed(schedule, "--schedule", _text),
     )
     profile, origin = _profile(given)
-    grid = _points(profile, given, _listed(servers, "--servers", _whole), _listed(workers, "--workers", _whole), axes)
-    Console(stderr=True, highlight=False).print(origin, style="dim", markup=False, soft_wrap=True)
+    grid = _points(
+        profile, given, _listed(servers, "--servers", _integer), _listed(workers, "--workers", _integer), axes
+    )
+    note(origin, dim=True)
     settings = Settings(solver=solver, time_limit_s=time_limit, certify=False)
     answers, finished = _run(grid, settings, jobs)
-    found = [Row(grid[i], answers[i], rows.price_of(grid[i], price)) for i in sorted(answers)]
-    _deliver(found, len(grid), _Sinks(csv_file, svg_file, as_json))
+    solved = [Row(grid[i], answers[i], rows.price_of(grid[i], price)) for i in sorted(answers)]
+    _write_and_print(solved, len(grid), _Outputs(csv_file, svg_file, as_json))
     sys.stdout.flush()
     if not finished:
         raise click.Abort
-    if any(row.answer.contradiction for row in found):
+    if any(row.answer.contradiction for row in solved):
         raise DisagreementError("the solvers disagree about a point, which is a defect of pipeplan: see its line")
 
 
@@ -120,56 +119,55 @@ def _points(profile: Profile, given: dict[str, Any], servers: list[int], workers
 
 def _options(given: dict[str, Any], kind: str, axes: Axes) -> Options:
     check_schedules(axes.schedules, given)
-    # Each point has its own; any that goes with the other arguments will do until then.
+    # `points` sets the schedule of each point. Until then any of them will do that agrees with the other arguments.
     last = max(axes.schedules, key=lambda name: name in ACCUMULATING, default=None)
     return options_of(given | {"schedule": last}, kind)
 
 
 def _run(grid: list[Point], settings: Settings, jobs: int | None) -> tuple[dict[int, Answer], bool]:
-    """The answers by number of the point, and whether there is one for every point."""
+    """The answers by number of the point, and whether every point has one; it has not if Ctrl-C came."""
     answers: dict[int, Answer] = {}
-    console = Console(file=sys.stderr)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("solving", total=len(grid))
+    with progress_bar("solving") as update:
+        update(0, len(grid), "solving")
 
-        def tell(number: int, answer: Answer) -> None:
+        def collect(number: int, answer: Answer) -> None:
             answers[number] = answer
-            bar.advance(task)
+            update(len(answers), len(grid), "solving")
 
-        finished = run(grid, settings, jobs, tell)
+        finished = run(grid, settings, jobs, collect)
     return answers, finished
 
 
-def _deliver(found: list[Row], planned: int, sinks: _Sinks) -> None:
-    """Files first: whoever closes our output early still has them."""
-    notes = Console(stderr=True, highlight=False)
-    if sinks.csv is not None:
-        write_text(sinks.csv, rows.to_csv(found))
-        notes.print(f"written: {sinks.csv}", markup=False, soft_wrap=True)
-    if sinks.svg is not None:
-        _draw(found, sinks.svg, notes)
-    if sinks.as_json:
-        click.echo(json.dumps(rows.to_json(found, planned=planned), indent=1, allow_nan=False, ensure_ascii=False))
+def _write_and_print(solved: list[Row], planned: int, outputs: _Outputs) -> None:
+    """Write the files before the table is printed, so that `| head`, which closes our output early, keeps them."""
+    if outputs.csv is not None:
+        write_text(outputs.csv, rows.to_csv(solved))
+        note(f"written: {outputs.csv}")
+    if outputs.svg is not None:
+        _draw(solved, outputs.svg)
+    if outputs.as_json:
+        print_json(rows.to_json(solved, planned=planned))
         return
-    show(found, answer_console())
-    if len(found) < planned:
-        notes.print(f"{len(found)} of {planned} points were solved", markup=False)
+    print_answer(sweep_table(solved), fold=True)
+    print_answer(scaling_plot(solved))
+    if len(solved) < planned:
+        note(f"{len(solved)} of {planned} points were solved")
 
 
-def _draw(found: list[Row], file: Path, notes: Console) -> None:
-    title = f"{found[0].point.profile.model_name} on cluster {found[0].point.cluster.name}" if found else ""
-    drawing = plot.svg(found, title)
+def _draw(solved: list[Row], file: Path) -> None:
+    title = f"{solved[0].point.profile.model_name} on cluster {solved[0].point.cluster.name}" if solved else ""
+    drawing = plot.svg(solved, title)
     if drawing is None:
-        notes.print(f"not written: {file}, as there are no two numbers of workers with a plan", markup=False)
+        note(f"not written: {file}, as there are no two numbers of workers with a plan")
         return
     write_text(file, drawing)
-    notes.print(f"written: {file}", markup=False, soft_wrap=True)
+    note(f"written: {file}")
 
 
-def _bandwidths(given: tuple[str, ...]) -> dict[str, list[float]]:
+def _bandwidths(texts: tuple[str, ...]) -> dict[str, list[float]]:
+    """Bandwidths in bytes/s by the name of the level, from texts such as `cluster=10Gbit/s,25Gbit/s`."""
     found: dict[str, list[float]] = {}
-    for text in given:
+    for text in texts:
         level, equals, rates = text.partition("=")
         if not equals:
             raise InputError(
@@ -182,7 +180,7 @@ def _bandwidths(given: tuple[str, ...]) -> dict[str, list[float]]:
 
 
 def _listed(text: str | None, where: str, parse: Callable[[object, str], Value]) -> list[Value]:
-    """The values of a list with commas; the same value twice is one."""
+    """The distinct values of a list with commas, in its order."""
     if text is None:
         return []
     return list(dict.fromkeys(parse(item.strip(), where) for item in text.split(",")))
@@ -192,7 +190,7 @@ def _text(value: object, _: str) -> str:
     return str(value)
 
 
-def _whole(value: object, where: str) -> int:
+def _integer(value: object, where: str) -> int:
     try:
         return int(str(value))
     except ValueError:

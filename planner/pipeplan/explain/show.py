@@ -1,9 +1,11 @@
-"""An explanation as a person reads it, within 80 columns."""
+"""The explanation that `pipeplan explain` prints, within 80 columns."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich import box
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -20,45 +22,39 @@ from pipeplan.units import show_size, show_time
 MOST_LOADS = 6
 LONGEST_CONFIG = 19
 MATTERS = 1e-3
-"""Relative: gains below this are none."""
+"""Relative gains below this count as none."""
 
 
-def show(explanation: Explanation, console: Console) -> None:
-    """Print an explanation."""
+def explanation_parts(explanation: Explanation) -> Iterator[RenderableType]:
+    """An explanation as lines and tables, each to be printed from a line of its own."""
     problem, score = explanation.problem, explanation.evaluation
-    what = "inference" if explanation.plan.inference else "training"
-    title = Text(f"Plan {short(explanation.plan.config, 40)}", "bold")
-    console.print(
-        title,
-        f"for {what} {one_line(problem.profile.model_name)}, minibatch {problem.profile.minibatch}, on cluster "
+    purpose = "inference" if explanation.plan.inference else "training"
+    yield Text.assemble(
+        (f"Plan {short(explanation.plan.config, 40)}", "bold"),
+        f" for {purpose} {one_line(problem.profile.model_name)}, minibatch {problem.profile.minibatch}, on cluster "
         f"{one_line(problem.cluster.name)} ({describe(problem.cluster)}): {show_time(score.pace_s)} a minibatch",
     )
     if explanation.behind_best:
-        console.print(
-            f"It is {explanation.behind_best:.1%} slower than the best plan, {explanation.best.plan.config}.",
-            style="yellow",
-        )
-    _heading(console, f"What bounds the pace: {score.bound}")
-    console.print(_loads(explanation))
-    _heading(console, "What each stage takes of the pace" + (", and of the memory" if problem.options.memory else ""))
-    for part in bars.stages(score, explanation.plan.copies, problem.options.memory):
-        console.print(part)
-    _heading(console, "Where the time goes")
-    # Four columns are too wide for most terminals.
-    console.print(_anatomies(tuple(one for one in explanation.anatomies if one.name != GRID)))
-    for line in reasons(explanation.anatomies, problem.capacity):
-        console.print(line)
-    _heading(console, "Second choice")
-    _alternatives(explanation, console)
-    _heading(console, "What would help")
-    console.print(_effects(explanation.effects))
-    _heading(console, "How firmly it stands")
-    console.print(_firmness(explanation.robustness))
+        slower = f"It is {explanation.behind_best:.1%} slower than the best plan, {explanation.best.plan.config}."
+        yield Text(slower, "yellow")
+    yield from _heading(f"What bounds the pace: {score.bound}")
+    yield _loads(explanation)
+    yield from _heading("What each stage takes of the pace" + (", and of the memory" if problem.options.memory else ""))
+    yield from bars.stages(score, explanation.plan.copies, problem.options.memory)
+    yield from _heading("Where the time goes")
+    # A fourth column would be too wide for most terminals.
+    yield _anatomies(tuple(anatomy for anatomy in explanation.anatomies if anatomy.name != GRID))
+    yield from reasons(explanation.anatomies, problem.capacity)
+    yield from _heading("Second choice")
+    yield from _alternatives(explanation)
+    yield from _heading("What would help")
+    yield _effects(explanation.effects)
+    yield from _heading("How firmly it stands")
+    yield _robustness(explanation.robustness)
 
 
-def _heading(console: Console, text: str) -> None:
-    console.print()
-    console.print(Text(text, "bold"))
+def _heading(text: str) -> tuple[str, Text]:
+    return "", Text(text, "bold")
 
 
 def _table(*headings: str) -> Table:
@@ -96,7 +92,7 @@ def _anatomies(anatomies: tuple[Anatomy, ...]) -> Table:
 
 
 def reasons(anatomies: tuple[Anatomy, ...], capacity: float) -> list[str]:
-    """A sentence on each rival of the plan: why it is slower."""
+    """A sentence on each baseline that says why it is slower than the plan."""
     mine, lines = anatomies[0], []
     for other in anatomies[1:]:
         if other.config == mine.config:
@@ -118,24 +114,24 @@ def _named(name: str) -> str:
     return name if name == "data parallelism" else f"the {name}"
 
 
-def _alternatives(explanation: Explanation, console: Console) -> None:
+def _alternatives(explanation: Explanation) -> Iterator[RenderableType]:
     others = explanation.alternatives
     if others.second is None:
-        console.print("There is no plan of another configuration in what was searched.")
+        yield "There is no plan of another configuration in what was searched."
     else:
         table = _table("configuration", "a minibatch", "behind", "searched among")
         for one in others.found:
             behind = f"{one.behind:+.1%}" if abs(one.behind) > MATTERS else "0%"
             table.add_row(Text(short(one.plan.config)), show_time(one.pace_s), behind, Text(one.part))
-        console.print(table)
+        yield table
     if others.exact:
-        console.print("No other configuration is better than the first of these.")
+        yield "No other configuration is better than the first of these."
     else:
-        console.print(f"Searched: {'; '.join(summary(others.searched))}. {_left_out(explanation)}")
+        yield f"Searched: {'; '.join(summary(others.searched))}. {_left_out(explanation)}"
 
 
 def _left_out(explanation: Explanation) -> str:
-    """Which plans none of the searched parts holds."""
+    """A sentence on the plans that lie in none of the searched parts."""
     plan, searched = explanation.plan, explanation.alternatives.searched
     stages, largest = len(plan.stages), max(stage.replicas for stage in plan.stages) // plan.copies
     several = f"{stages} stages" if stages > 1 else "1 stage"
@@ -148,12 +144,12 @@ def _left_out(explanation: Explanation) -> str:
 
 
 def _of_stages(part: str) -> bool:
-    """Whether a part is all plans of some number of stages."""
+    """Whether a part consists of all plans with a given number of stages."""
     return part.split()[0].isdigit() and part.endswith((" stage", " stages"))
 
 
 def summary(parts: tuple[str, ...]) -> list[str]:
-    """The names of parts, with runs of numbers of stages drawn together."""
+    """The names of parts, in which consecutive numbers of stages are merged: `2 to 5 stages`."""
     counts = sorted(int(part.split()[0]) for part in parts if _of_stages(part))
     others = [part for part in parts if not _of_stages(part)]
     runs: list[list[int]] = []
@@ -179,7 +175,7 @@ def _effects(effects: tuple[Effect, ...]) -> Table:
     return table
 
 
-def _firmness(robustness: Robustness | None) -> str:
+def _robustness(robustness: Robustness | None) -> str:
     if robustness is None:
         return (
             "The profile's times have no spread: nothing can be said. Measure it on your machine, or assume a spread "
@@ -203,5 +199,5 @@ def _percent(share: float) -> str:
 
 
 def short(config: str, most: int = LONGEST_CONFIG) -> str:
-    """A configuration, or where it is long only the number of its stages."""
+    """The configuration, or the number of its stages if it is longer than `most` characters."""
     return config if len(config) <= most else f"{config.count('-') + 1} stages"

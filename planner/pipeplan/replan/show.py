@@ -1,12 +1,12 @@
-"""What replanning changes, as a person reads it."""
+"""The changes that `pipeplan replan` prints below the new plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from rich import box
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -18,15 +18,13 @@ from pipeplan.units import show_pace, show_size, show_time
 MOST_COMMANDS = 16
 
 
-def show(report: Report, console: Console) -> None:
-    """Print what stands below the new plan."""
-    console.print()
-    for line in (_left(report), _pace(report)):
-        console.print(line)
-    console.print(_workers(report))
-    for line in _state(report):
-        console.print(line)
-    _go_on(report, console)
+def changes_table(report: Report) -> Iterator[RenderableType]:
+    """What is left of the cluster, the loss of pace, and a table of the workers; lines to be folded."""
+    yield ""
+    yield _left(report)
+    yield _pace(report)
+    yield _workers(report)
+    yield from _state(report)
 
 
 def _left(report: Report) -> str:
@@ -119,28 +117,24 @@ def _minibatches(count: int) -> str:
     return f"{count} minibatch{'es' * (count != 1)}"
 
 
-def _go_on(report: Report, console: Console) -> None:
-    """From where, and with which commands. Lines to be copied are not wrapped."""
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True)
-
+def resume_lines(report: Report) -> Iterator[str]:
+    """The checkpoint to resume from and the commands that do so. Users copy these lines, so they are not folded."""
     commands, training = report.commands, not report.outcome.plan.inference
     for text in report.checkpoint.damaged if report.checkpoint else ():
-        say(f"Left out: {one_line(text)}.")
+        yield f"Left out: {one_line(text)}."
     if report.checkpoint is not None:
-        say(f"Last checkpoint: {one_line(report.checkpoint.folder)}, {report.checkpoint.text}.")
+        yield f"Last checkpoint: {one_line(report.checkpoint.folder)}, {report.checkpoint.text}."
     elif training:
-        say(f"No complete checkpoint in {one_line(report.old.folder / 'runs')}: training can only start anew.")
+        yield f"No complete checkpoint in {one_line(report.old.folder / 'runs')}: training can only start anew."
     if not commands:
         return
-    say(f"{'Go on' if report.checkpoint else 'Start'} with{_where(report)}")
+    yield f"{'Go on' if report.checkpoint else 'Start'} with{_where(report)}"
     for command in commands[:MOST_COMMANDS]:
-        say(f"  {command.text}")
+        yield f"  {command.text}"
     if len(commands) > MOST_COMMANDS:
-        say(f"  … and so on to NODE_RANK={len(commands) - 1}")
+        yield f"  … and so on to NODE_RANK={len(commands) - 1}"
     if report.checkpoint is not None:
-        say("and the other options of the old run, such as --epochs.")
+        yield "and the other options of the old run, such as --epochs."
 
 
 def _where(report: Report) -> str:

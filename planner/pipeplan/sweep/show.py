@@ -1,11 +1,11 @@
-"""The rows of a sweep as a table, within 80 columns."""
+"""The table that `pipeplan sweep` prints, within 80 columns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from rich import box
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -16,14 +16,14 @@ from pipeplan.units import show_time
 
 LONGEST_CONFIG = 14
 MANY = 5
-"""Settings with a column of their own."""
+"""With so many settings in columns, the columns that follow from the others are left out."""
 PARETO = "*"
 
 
-def show(rows: Sequence[Row], console: Console) -> None:
-    """Print the table, what is not in it, and the scaling plot where workers vary."""
+def sweep_table(rows: Sequence[Row]) -> Iterator[RenderableType]:
+    """A heading with the settings that all rows share, the table, and notes on it; lines to be folded."""
     if not rows:
-        console.print("No point was solved.")
+        yield "No point was solved."
         return
     first, names = rows[0], _shown(rows)
     settings = first.point.settings().items()
@@ -32,15 +32,15 @@ def show(rows: Sequence[Row], console: Console) -> None:
         each = first.point.cluster.workers // first.point.cluster.servers
         fixed.insert(0, f"{each} worker{'s' * (each > 1)} a server")
     model, cluster = one_line(first.point.profile.model_name), first.point.cluster.name
-    console.print(Text(f"{model} on cluster {cluster}", "bold"), f"({', '.join(fixed)})")
-    console.print(_table(rows, names))
-    for line in _notes(rows):
-        console.print(line, markup=False)
+    yield Text.assemble((f"{model} on cluster {cluster}", "bold"), f" ({', '.join(fixed)})")
+    yield _table(rows, names)
+    yield from _notes(rows)
+
+
+def scaling_plot(rows: Sequence[Row]) -> list[str]:
+    """Samples per second against workers as lines not to be folded; empty where the number of workers does not vary."""
     drawn = plot.scaling(rows)
-    if drawn:
-        console.print()
-        for line in drawn:
-            console.print(line, soft_wrap=True, markup=False)
+    return ["", *drawn] if drawn else []
 
 
 def _notes(rows: Sequence[Row]) -> Iterator[str]:
