@@ -63,7 +63,7 @@ class _PlannedRun:
     help="The new cluster file  [default: the output file with the suffix .toml]",
 )
 @force_option
-@click.option("--no-write", is_flag=True, help="Print the answer only.")
+@click.option("--no-write", is_flag=True, help="Print the answer without writing files.")
 @json_option
 @quiet_option
 def command(

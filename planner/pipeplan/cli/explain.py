@@ -28,10 +28,18 @@ answer_console = folded_console
 
 @click.command("explain")
 @problem_arguments()
-@click.option("--profile", "profile_option", type=click.Path(path_type=Path), help="The profile of a plan's folder.")
-@click.option("--samples", type=click.IntRange(0, 10_000), default=20, show_default=True, help="Drawings of the times.")
+@click.option(
+    "--profile", "profile_option", type=click.Path(path_type=Path), help="The profile that a plan was made from."
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(0, 10_000),
+    default=20,
+    show_default=True,
+    help="How often to draw the layers' times at random.",
+)
 @seed_option
-@click.option("--spread", metavar="5%", help="Interquartile range to assume of every time  [default: as measured]")
+@click.option("--spread", metavar="5%", help="Interquartile range to assume for every time  [default: as measured]")
 @click.option("--solver", type=click.Choice(["dp", "ilp", "both"]), default="dp", show_default=True)
 @json_option
 @quiet_option
@@ -44,9 +52,10 @@ def command(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Say why the best plan is what it is: what bounds it, what comes second, what other machines would give.
+    """Explain the best plan: what bounds its pace, which plan comes second, and what other machines would gain.
 
-    PROFILE as for `solve`; or a plan's folder or plan.json, then with its --profile, and without the other arguments.
+    PROFILE is a profile as for `solve`; or a plan folder or plan.json, which needs --profile and excludes the options
+    that describe a problem.
 
     \b
     pipeplan explain --cluster A

@@ -53,32 +53,38 @@ _ARGUMENTS = (
         default="local",
         show_default=True,
         shell_complete=completing(bundled_clusters, ".toml"),
-        help="A, B, C, local, or a TOML file.",
+        help="The cluster: A, B, C, local, or a TOML file.",
     ),
-    click.option("--servers", type=int, help="Another number of servers than the cluster's own."),
-    click.option("--workers", type=int, help="With --cluster local: how many workers."),
+    click.option("--servers", type=int, help="Number of servers, instead of the cluster's own."),
+    click.option("--workers", type=int, help="With --cluster local: number of workers."),
     click.option(
-        "--minibatch", type=int, help="Another minibatch size: as measured, between measured ones, or in proportion."
+        "--minibatch", type=int, help="Plan for this minibatch size, interpolated or rescaled from the measured ones."
     ),
     click.option("--inference", is_flag=True, help="Plan the forward pass only."),
-    click.option("--stages", type=int, help="Exactly so many stages."),
-    click.option("--max-replicas", type=int, help="No stage on more workers; 1 makes the pipeline straight."),
-    click.option("--straight", is_flag=True, help="One worker a stage, one pipeline."),
-    click.option("--grid", is_flag=True, help="As many replicas for every stage, as trainers with a uniform grid."),
+    click.option("--stages", type=int, help="Exact number of stages."),
+    click.option("--max-replicas", type=int, help="Most workers of a stage; 1 makes the pipeline straight."),
+    click.option("--straight", is_flag=True, help="One worker for each stage, and no copies of the pipeline."),
     click.option(
-        "--overlap", type=float, help="Share of gradient sync hidden by compute  [default: 1 on GPUs, 0 on CPUs]"
+        "--grid", is_flag=True, help="The same number of replicas for every stage, as in trainers with a uniform grid."
     ),
-    click.option("--ignore-memory", is_flag=True, help="Plan as if memory had no end."),
+    click.option(
+        "--overlap",
+        type=float,
+        help="Share of gradient synchronisation hidden by compute  [default: 1 on GPUs, 0 on CPUs]",
+    ),
+    click.option("--ignore-memory", is_flag=True, help="Plan as if memory were unlimited."),
     click.option(
         "--schedule",
         metavar="NAME",
         shell_complete=words(*SCHEDULES, "auto"),
-        help=f"Of training: {', '.join(SCHEDULES)}, or `solve` with auto  [default: {STASHING}]",
+        help=f"Training schedule: {', '.join(SCHEDULES)}, or auto (`solve` only)  [default: {STASHING}]",
     ),
     click.option("--accumulate", type=int, metavar="M", help="Minibatches per update, for 2bw, gpipe and 1f1b-flush."),
-    click.option("--no-recompute", is_flag=True, help="Never drop activations to compute them again."),
+    click.option("--no-recompute", is_flag=True, help="Never drop activations and recompute them."),
     click.option(
-        "--no-contention", is_flag=True, help="Plan as if cards were not shared, and data parallelism hid all-reduces."
+        "--no-contention",
+        is_flag=True,
+        help="Plan as if network cards were not shared, and data parallelism hid its all-reduces.",
     ),
     click.option(
         "--boundary",
@@ -86,8 +92,8 @@ _ARGUMENTS = (
         shell_complete=words(*BOUNDARIES),
         help=f"Traffic between two stages: {' or '.join(BOUNDARIES)}  [default: single]",
     ),
-    click.option("--max-stages", type=int, help="At most so many stages."),
-    click.option("--max-workers", type=int, help="At most so many workers with something to do."),
+    click.option("--max-stages", type=int, help="Most stages."),
+    click.option("--max-workers", type=int, help="Most busy workers; the others stay idle."),
     click.option(
         "--pin",
         "pins",

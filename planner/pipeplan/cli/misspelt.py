@@ -1,4 +1,4 @@
-"""What is said of an option, a value or an argument that the command line does not know: what is near it."""
+"""One-line messages for unknown options, values and arguments, which suggest the nearest valid ones."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import click
 from pipeplan.suggest import did_you_mean
 
 NEAR = 0.6
-"""Of `difflib`: how alike an option must be."""
+"""How similar an option must be to be suggested, as a ratio of `difflib`."""
 
 
 def message_of(error: click.ClickException) -> str:
-    """A complaint of click's in one line that names the nearest right word, or where all of them are listed."""
+    """An error of click in one line that suggests the nearest valid word, or names the page that lists all of them."""
     message = error.format_message().rstrip(".")
     if isinstance(error, click.BadOptionUsage) and "requires an argument" in message:
         return f"{error.option_name} needs a value after it: see --help"
@@ -44,7 +44,7 @@ def _near(given: str, context: click.Context, path: str) -> str:
 
 
 def _owner(given: str, context: click.Context) -> str | None:
-    """The command that has this option and was named behind it, where options of the whole stand."""
+    """The command that has this option, if the user wrote the option before the name of the command."""
     group = context.command
     if context.parent is not None or not isinstance(group, click.Group):
         return None
@@ -55,7 +55,7 @@ def _owner(given: str, context: click.Context) -> str | None:
 
 
 def _choice(error: click.BadParameter, parameter: click.Parameter, kind: click.Choice[str]) -> str:
-    # Click quotes what was given, and keeps it nowhere else.
+    # The message of click is the only place that holds the value that was given.
     _, quote, rest = error.message.partition("'")
     given, found, _ = rest.partition("' is not ")
     if not quote or not found:

@@ -39,19 +39,26 @@ from pipeplan.solving import Outcome, Settings, solve
     "--lost",
     multiple=True,
     metavar="NAME,…",
-    help="server2, worker5 (of all) or server1.worker0, numbered from 0 as in the plan. Repeat.",
+    help="Lost: server2, worker5 (of all) or server1.worker0, numbered from 0 as in the plan. Can be repeated.",
 )
-@click.option("--cluster", metavar="NAME", help="Instead of --lost, what there is now: A, B, C, local, or a TOML file.")
-@click.option("--servers", type=int, help="With --cluster: another number of servers than its own.")
-@click.option("--workers", type=int, help="With --cluster local: how many workers.")
-@click.option("--run", "run_folder", type=click.Path(path_type=Path), help="Go on from this run  [default: the latest]")
+@click.option("--cluster", metavar="NAME", help="Instead of --lost, the new cluster: A, B, C, local, or a TOML file.")
+@click.option("--servers", type=int, help="With --cluster: number of servers, instead of its own.")
+@click.option("--workers", type=int, help="With --cluster local: number of workers.")
+@click.option(
+    "--run", "run_folder", type=click.Path(path_type=Path), help="The run to resume from  [default: the latest]"
+)
 @plan_profile_option
-@click.option("--relax", type=click.Choice(list(RELAXED)), multiple=True, help="Leave out what was asked for. Repeat.")
+@click.option(
+    "--relax",
+    type=click.Choice(list(RELAXED)),
+    multiple=True,
+    help="Drop this constraint of the old plan. Can be repeated.",
+)
 @problem_arguments("profile", "cluster_name", "servers", "workers", "inference")
 @search_arguments
 @output_folder(note="PLAN_FOLDER-replanned")
 @force_option
-@click.option("--no-write", is_flag=True, help="Print the answer only.")
+@click.option("--no-write", is_flag=True, help="Print the answer without writing files.")
 @json_option
 @quiet_option
 def command(
@@ -69,8 +76,8 @@ def command(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Solve again for what is left of the cluster of PLAN_FOLDER (./plan unless given), with the options that the plan
-    was made with, and say how training goes on from its last checkpoint. Options given here replace the plan's.
+    """Solve again for what is left of the cluster of PLAN_FOLDER (default: ./plan), and say how to resume training from
+    its last checkpoint. The options of the old plan apply, except for those given here.
 
     \b
     pipeplan replan plan --lost server2

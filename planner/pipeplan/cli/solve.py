@@ -36,18 +36,18 @@ from pipeplan.units import show_pace, show_time
 @click.option(
     "--minibatch",
     metavar="N|auto",
-    help="Another minibatch size: as measured, between measured ones, or in proportion; auto: the best measured one.",
+    help="Plan for this minibatch size, interpolated or rescaled from the measured ones; auto: the best measured one.",
 )
 @for_option
-@click.option("--batch", type=int, metavar="SAMPLES", help="Global batch, for --schedule auto and --for.")
+@click.option("--batch", type=int, metavar="SAMPLES", help="Global batch size, for --schedule auto and --for.")
 @click.option(
     "--staleness",
     metavar="NONE|BOUNDED|ANY",
     default="any",
     shell_complete=words("none", "bounded", "any"),
-    help="With --schedule auto: how old weights may be.",
+    help="With --schedule auto: how stale weights may be.",
 )
-@click.option("--fewest-workers", metavar="5%", help="Use as few workers as come so close to the best.")
+@click.option("--fewest-workers", metavar="5%", help="Use as few workers as come this close to the best pace.")
 @click.option(
     "--cost-model",
     type=click.Choice(["pipeplan", "pipedream-code", "pipedream-paper"]),
@@ -58,7 +58,7 @@ from pipeplan.units import show_pace, show_time
 @output_folder(Path("plan"))
 @force_option
 @click.option("--report", "with_report", is_flag=True, help="Also write report.html, as `pipeplan report` does.")
-@click.option("--no-write", is_flag=True, help="Print the answer only.")
+@click.option("--no-write", is_flag=True, help="Print the answer without writing files.")
 @json_option
 @quiet_option
 def command(

@@ -44,17 +44,23 @@ class _Outputs:
 @click.option("--servers", metavar="1,2,4", help="Numbers of servers.")
 @click.option("--workers", metavar="1,2,4", help="With --cluster local: numbers of workers.")
 @click.option(
-    "--bandwidth", multiple=True, metavar="LEVEL=RATE,…", help="Rates of a level's links: cluster=10Gbit/s,25Gbit/s."
+    "--bandwidth", multiple=True, metavar="LEVEL=RATE,…", help="Bandwidths of a level: cluster=10Gbit/s,25Gbit/s."
 )
-@click.option("--memory", metavar="8GiB,16GiB", help="Memory of a device.")
-@click.option("--minibatch", metavar="32,64", help="Minibatch sizes, as with solve --minibatch.")
-@click.option("--schedule", metavar="A,B", help="Schedules of training.")
-@click.option("--price", type=click.FloatRange(min=0), help="Of a server for an hour  [default: as the cluster says]")
+@click.option("--memory", metavar="8GiB,16GiB", help="Memory sizes of a device.")
+@click.option("--minibatch", metavar="32,64", help="Minibatch sizes, as in solve --minibatch.")
+@click.option("--schedule", metavar="A,B", help="Training schedules.")
+@click.option(
+    "--price", type=click.FloatRange(min=0), help="Price of a server for an hour  [default: that of the cluster]"
+)
 @click.option("--solver", type=click.Choice(["dp", "ilp", "both"]), default="dp", show_default=True)
 @click.option("--time-limit", type=float, default=60.0, show_default=True, help="Seconds for each ILP.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Processes  [default: one a processor]")
-@click.option("--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures to a file.")
-@click.option("--svg", "svg_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the scaling plot.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Number of processes  [default: one for each processor]")
+@click.option(
+    "--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures to this file."
+)
+@click.option(
+    "--svg", "svg_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the scaling plot to this file."
+)
 @json_option
 @quiet_option
 def command(
@@ -73,8 +79,9 @@ def command(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Solve for every combination of what is listed, several at a time, and compare. Nothing is written but what is
-    asked for.
+    """Solve for every combination of the listed values, several at a time, and compare the plans.
+
+    Files are only written with --csv and --svg.
 
     \b
     pipeplan sweep --cluster A --servers 1,2,4,8 --bandwidth cluster=10Gbit/s,25Gbit/s

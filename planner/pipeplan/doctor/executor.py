@@ -1,4 +1,4 @@
-"""What the executor says of itself, asked in a process of its own: pipeplan plans without torch."""
+"""Checks that need torch. They run in a process of their own, because the planner works without torch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from pipeplan.doctor.finding import MISSING, OK, WARNING, Finding
 from pipeplan.local import gpus
 
 PATIENCE_S = 60.0
+"""Seconds to wait for the other process."""
 TRAINING = "profile and launch.sh (planning does without)"
 
 
 def torch_findings() -> list[Finding]:
-    """torch, CUDA, NCCL, Gloo and scikit-learn, of this interpreter."""
+    """Findings on torch, CUDA, NCCL, Gloo and scikit-learn of this interpreter."""
     answer = _ask()
     if answer.get("torch") is None:
         found, todo = str(answer.get("error")), answer.get("todo") or "install it anew: pip install 'pipeplan[torch]'"
-        return [Finding("torch", MISSING, found, TRAINING, todo), _digits(answer)]
-    return [Finding("torch", OK, str(answer["torch"]), TRAINING), *_cuda(answer), _gloo(answer), _digits(answer)]
+        return [Finding("torch", MISSING, found, TRAINING, todo), _scikit_learn(answer)]
+    return [Finding("torch", OK, str(answer["torch"]), TRAINING), *_cuda(answer), _gloo(answer), _scikit_learn(answer)]
 
 
 def plan_finding(folder: Path) -> Finding:
-    """Whether this machine can run its part of a plan: what launch.sh asks first."""
+    """Whether this machine can run its part of a plan, by the preflight check of launch.sh."""
     need = "launch.sh of this plan"
     if not (folder / "stages").is_dir():
         todo = "name a folder that `pipeplan solve` wrote"
@@ -72,7 +73,7 @@ def _gloo(answer: Mapping[str, Any]) -> Finding:
     return Finding("Gloo", OK, "two processes made an all-reduce over the loopback interface", need)
 
 
-def _digits(answer: Mapping[str, Any]) -> Finding:
+def _scikit_learn(answer: Mapping[str, Any]) -> Finding:
     need = "the data of the bundled model mnist"
     if answer.get("sklearn"):
         return Finding("scikit-learn", OK, str(answer["sklearn"]), need)
@@ -80,6 +81,7 @@ def _digits(answer: Mapping[str, Any]) -> Finding:
 
 
 def _ask() -> dict[str, Any]:
+    """The answer of the executor's self-test, or an entry `error`."""
     done = _run(["-m", "pipeplan_launch.selftest"])
     if done is None:
         return {"error": f"no answer within {PATIENCE_S:g} s"}
@@ -92,7 +94,7 @@ def _ask() -> dict[str, Any]:
 
 
 def _as_first(environment: Mapping[str, str]) -> dict[str, str]:
-    """What launch.sh is told on the first of several servers, where the environment does not say which this is."""
+    """The environment with the variables of the first of several servers, as far as they are not set."""
     with socket.create_server(("", 0)) as free:
         first = {"NODE_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
     return first | {name: value for name, value in environment.items() if value or name not in first}

@@ -1,4 +1,4 @@
-"""What this machine and this environment have, without torch."""
+"""Checks of this machine and its environment that do without torch."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from pipeplan.units import show_size
 
 OLDEST = (3, 11)
 LEAST_SHARED, LEAST_TEMPORARY, LEAST_HERE = 64 << 20, 64 << 20, 64 << 20
-"""Bytes that should be free."""
+"""Bytes that should be free in shared memory, in the temporary folder, and in the current folder."""
 PORTS = "MASTER_PORT"
 
 
 def python() -> Finding:
-    """The interpreter, and pipeplan itself."""
+    """The versions of the interpreter and of pipeplan."""
     version = platform.python_version()
     found = f"{version} at {sys.executable}, pipeplan {__version__}"
-    if sys.version_info < OLDEST:  # an installation that ignored what pipeplan says it requires
+    if sys.version_info < OLDEST:  # the installation ignored pipeplan's metadata
         return Finding("Python", MISSING, found, "all of pipeplan", "install Python 3.11 or newer")
     return Finding("Python", OK, found, "all of pipeplan")
 
 
 def devices() -> Finding:
-    """What workers would compute on, as `--cluster local` has it."""
+    """The devices of workers, as in `--cluster local`."""
     cards, here = gpus(), processors()
     if cards:
         names = ", ".join(dict.fromkeys(card.name for card in cards))
@@ -42,7 +42,7 @@ def devices() -> Finding:
 
 
 def folder(where: Path) -> Finding:
-    """Whether profiles and plans can be written here, and how much."""
+    """Whether profiles and plans can be written to a folder, and its free space."""
     try:
         with tempfile.TemporaryFile(dir=where):
             pass
@@ -71,8 +71,8 @@ def temporary() -> Finding:
 
 
 def shared_memory(place: Path = Path("/dev/shm")) -> Finding:
-    """What processes that read minibatches ahead share them through."""
-    need = "reading data ahead (Data(processes=…))"
+    """The shared memory through which processes that prefetch minibatches hand them over."""
+    need = "prefetching data (Data(processes=…))"
     try:
         free = shutil.disk_usage(place).free
     except OSError:
@@ -84,7 +84,7 @@ def shared_memory(place: Path = Path("/dev/shm")) -> Finding:
 
 
 def ports(environment: Mapping[str, str]) -> Finding:
-    """A port where workers can meet: the one that is set, else any."""
+    """A port for the rendezvous of workers: the one in MASTER_PORT, else any free one."""
     need, given = "workers of several servers to meet at", environment.get(PORTS, "")
     if given and (not given.isdecimal() or not 0 < int(given) < 1 << 16):
         return Finding("ports", MISSING, f"{PORTS} is {given!r}, which is no port", need, "set it to 1024 to 65535")
@@ -101,7 +101,7 @@ def ports(environment: Mapping[str, str]) -> Finding:
 
 
 def threads(environment: Mapping[str, str]) -> Finding:
-    """Who says how many threads a worker computes with."""
+    """Whether OMP_NUM_THREADS overrides the number of threads that the profile was measured with."""
     given, need = environment.get("OMP_NUM_THREADS", ""), "workers as fast as their profile says"
     if not given:
         return Finding("threads", OK, "OMP_NUM_THREADS is not set: launch.sh sets it as the profile has it", need)

@@ -93,17 +93,17 @@ def _anatomies(anatomies: tuple[Anatomy, ...]) -> Table:
 
 def reasons(anatomies: tuple[Anatomy, ...], capacity: float) -> list[str]:
     """A sentence on each baseline that says why it is slower than the plan."""
-    mine, lines = anatomies[0], []
+    plan, lines = anatomies[0], []
     for other in anatomies[1:]:
-        if other.config == mine.config:
+        if other.config == plan.config:
             lines.append(f"This plan is {_named(other.name)}.")
             continue
-        times = other.pace_s / mine.pace_s
+        times = other.pace_s / plan.pace_s
         speed = f"{times:.2f} times as slow" if times > 1 + MATTERS else "as fast" if times > 1 - MATTERS else "faster"
-        most = max(("communication", other.communication), ("idling", other.idle), key=lambda entry: entry[1])
-        line = f"{_named(other.name).capitalize()} is {speed}: {most[1]:.0%} of its time is lost to {most[0]}"
-        if most[0] == "communication" and mine.sent_bytes > 0:
-            line += f", it sends {other.sent_bytes / mine.sent_bytes:.2g} times the bytes"
+        cause, share = max(("communication", other.communication), ("idling", other.idle), key=lambda entry: entry[1])
+        line = f"{_named(other.name).capitalize()} is {speed}: {share:.0%} of its time is lost to {cause}"
+        if cause == "communication" and plan.sent_bytes > 0:
+            line += f", it sends {other.sent_bytes / plan.sent_bytes:.2g} times the bytes"
         if not other.fits:
             line += f", and it does not fit ({show_size(other.memory_bytes)} of {show_size(capacity)})"
         lines.append(f"{line}. Bound by {other.bound}.")

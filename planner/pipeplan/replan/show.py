@@ -53,8 +53,8 @@ def _workers(report: Report) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("takes over", overflow="fold")
     table.add_column("reads", justify="right", no_wrap=True)
-    for _, run in groupby(report.moves.workers, _alike):
-        workers = list(run)
+    for _, group in groupby(report.moves.workers, _alike):
+        workers = list(group)
         first = workers[0]
         table.add_row(
             _numbers([worker.number for worker in workers]),
@@ -70,12 +70,12 @@ def _workers(report: Report) -> Table:
 
 
 def _alike(worker: Worker) -> tuple[object, ...]:
-    """What workers that are shown in one line have in common."""
+    """The properties that consecutive workers must share to be shown in one row."""
     return worker.server, worker.stage, worker.stage_was, worker.taken, worker.was is None
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """`0-2` where they follow each other, `0,2` where not."""
+    """Numbers as `0-2` if they are consecutive, else as `0,2`."""
     first, last = numbers[0], numbers[-1]
     if len(numbers) > 1 and list(numbers) == list(range(first, last + 1)):
         return f"{first}-{last}"
@@ -87,7 +87,7 @@ def _stage(index: int | None) -> str:
 
 
 def layers(names: Sequence[str]) -> str:
-    """The first and the last, and how many there are."""
+    """The first and the last layer, and their number."""
     if not names:
         return "-"
     text = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)})"

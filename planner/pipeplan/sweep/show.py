@@ -61,7 +61,7 @@ def _proof(proven: str) -> str:
 
 
 def _shown(rows: Sequence[Row]) -> list[str]:
-    """The settings that get a column: those that differ, but not workers where servers say the same."""
+    """The settings that get a column: those that vary, but not the workers if the servers determine them."""
     names = varying(rows)
     clusters = [row.point.cluster for row in rows]
     if len({(one.workers / one.servers, one.workers % one.servers) for one in clusters}) == 1 and "servers" in names:
@@ -82,7 +82,7 @@ def _table(rows: Sequence[Row], names: list[str]) -> Table:
 
 
 def _columns(rows: Sequence[Row], names: list[str]) -> list[tuple[str, list[Text]]]:
-    """Headings, and the cells below them. Where the settings take much room, what follows from the rest is left out."""
+    """Headings with the cells below them. With `MANY` settings, columns that follow from the others are left out."""
     best = efficient(rows)
     paces = [show_time(row.answer.pace_s) if row.answer.pace_s is not None else "-" for row in rows]
     found = [("", [str(number + 1) for number in range(len(rows))])]
@@ -103,7 +103,7 @@ def _columns(rows: Sequence[Row], names: list[str]) -> list[tuple[str, list[Text
 
 
 def _setting(name: str, cells: list[str]) -> tuple[str, list[str]]:
-    """A column of a setting, whose unit stands in the heading where it is the same for all."""
+    """The column of a setting. A unit that all cells share is moved to the heading."""
     short = {"minibatch": "mini-\nbatch", "servers": "ser-\nvers", "workers": "work-\ners"}
     pairs = [cell.partition(" ") for cell in cells]
     units = {unit for _, _, unit in pairs}
