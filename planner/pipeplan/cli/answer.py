@@ -16,8 +16,20 @@ from pipeplan.rendering.launchers import LAUNCHERS, LOCAL
 from pipeplan.solving import Disagreement, Outcome, Settings
 
 _ARGUMENTS = (
-    click.option("--solver", type=click.Choice(["dp", "ilp", "both"]), default="both", show_default=True),
-    click.option("--ilp-solver", type=click.Choice(["highs", "cbc"]), default="highs", show_default=True),
+    click.option(
+        "--solver",
+        type=click.Choice(["dp", "ilp", "both"]),
+        default="both",
+        show_default=True,
+        help="Solvers to run; both check each other.",
+    ),
+    click.option(
+        "--ilp-solver",
+        type=click.Choice(["highs", "cbc"]),
+        default="highs",
+        show_default=True,
+        help="Backend of the ILP.",
+    ),
     click.option("--time-limit", type=float, default=60.0, show_default=True, help="Seconds for each solver."),
     click.option(
         "--gap", type=click.FloatRange(0, 1), default=0.0, help="Stop at a plan this close to the best: 0.01 is 1%."

@@ -40,7 +40,13 @@ answer_console = folded_console
 )
 @seed_option
 @click.option("--spread", metavar="5%", help="Interquartile range to assume for every time  [default: as measured]")
-@click.option("--solver", type=click.Choice(["dp", "ilp", "both"]), default="dp", show_default=True)
+@click.option(
+    "--solver",
+    type=click.Choice(["dp", "ilp", "both"]),
+    default="dp",
+    show_default=True,
+    help="Solvers to run; both check each other.",
+)
 @json_option
 @quiet_option
 def command(

@@ -62,7 +62,9 @@ _ARGUMENTS = (
     ),
     click.option("--inference", is_flag=True, help="Plan the forward pass only."),
     click.option("--stages", type=int, help="Exact number of stages."),
-    click.option("--max-replicas", type=int, help="Most workers of a stage; 1 makes the pipeline straight."),
+    click.option(
+        "--max-replicas", type=int, help="Maximum number of replicas of a stage; 1 makes the pipeline straight."
+    ),
     click.option("--straight", is_flag=True, help="One worker for each stage, and no copies of the pipeline."),
     click.option(
         "--grid", is_flag=True, help="The same number of replicas for every stage, as in trainers with a uniform grid."
@@ -90,10 +92,10 @@ _ARGUMENTS = (
         "--boundary",
         metavar="NAME",
         shell_complete=words(*BOUNDARIES),
-        help=f"Traffic between two stages: {' or '.join(BOUNDARIES)}  [default: single]",
+        help="Traffic between two stages uses a single link at a time, or parallel links  [default: single]",
     ),
-    click.option("--max-stages", type=int, help="Most stages."),
-    click.option("--max-workers", type=int, help="Most busy workers; the others stay idle."),
+    click.option("--max-stages", type=int, help="Maximum number of stages."),
+    click.option("--max-workers", type=int, help="Maximum number of busy workers; the others stay idle."),
     click.option(
         "--pin",
         "pins",

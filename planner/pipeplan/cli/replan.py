@@ -39,7 +39,8 @@ from pipeplan.solving import Outcome, Settings, solve
     "--lost",
     multiple=True,
     metavar="NAME,…",
-    help="Lost: server2, worker5 (of all) or server1.worker0, numbered from 0 as in the plan. Can be repeated.",
+    help="Lost servers and workers: server2, worker5 (of all) or server1.worker0, numbered from 0 as in the plan. "
+    "Can be repeated.",
 )
 @click.option("--cluster", metavar="NAME", help="Instead of --lost, the new cluster: A, B, C, local, or a TOML file.")
 @click.option("--servers", type=int, help="With --cluster: number of servers, instead of its own.")

@@ -52,7 +52,13 @@ class _Outputs:
 @click.option(
     "--price", type=click.FloatRange(min=0), help="Price of a server for an hour  [default: that of the cluster]"
 )
-@click.option("--solver", type=click.Choice(["dp", "ilp", "both"]), default="dp", show_default=True)
+@click.option(
+    "--solver",
+    type=click.Choice(["dp", "ilp", "both"]),
+    default="dp",
+    show_default=True,
+    help="Solvers to run; both check each other.",
+)
 @click.option("--time-limit", type=float, default=60.0, show_default=True, help="Seconds for each ILP.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Number of processes  [default: one for each processor]")
 @click.option(

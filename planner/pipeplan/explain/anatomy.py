@@ -108,7 +108,7 @@ class Load:
 
 
 def loads(plan: Plan, problem: Problem, score: Evaluation) -> list[Load]:
-    """The resources of a plan, busiest first; for schedules with a flush the parts of a batch, which add up to the pace."""
+    """The resources of a plan, busiest first; with a flush, the parts of a batch, whose sum is the pace."""
     if score.batch is not None:
         found = _parts(plan, score.batch)
     else:

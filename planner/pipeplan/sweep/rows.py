@@ -39,7 +39,7 @@ class Row:
 
 
 def price_of(point: Point, per_server: float | None) -> float | None:
-    """Price of the point's cluster for an hour: that of its servers at `per_server` if given, else the cluster's own."""
+    """Hourly price of the point's cluster: that of its servers at `per_server` if given, else the cluster's own."""
     if per_server is not None:
         return per_server * point.cluster.servers
     return point.cluster.price_per_hour

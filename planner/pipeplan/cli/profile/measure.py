@@ -54,7 +54,9 @@ class _Measure(click.Command):
 )
 @output_file(DEFAULT_PROFILE)
 @force_option
-@click.option("--threads", type=int, default=1, metavar="N", show_default=True, help="Threads to compute with.")
+@click.option(
+    "--threads", type=int, default=1, metavar="N", show_default=True, help="Number of threads to compute with."
+)
 @click.option(
     "--granularity",
     type=click.Choice(GRANULARITIES),
