@@ -74,7 +74,7 @@ def profile(
     processes: int = 1,
     measure_all: bool = False,
     seed: int = 0,
-    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+    progress: Callable[[int, int, str], None] = lambda done, total, step: None,
 ) -> Profile:
     """Measure the cost of each layer of a model on this machine, or estimate it for a device.
 

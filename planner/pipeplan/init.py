@@ -84,7 +84,7 @@ def _quoted(path: Path) -> str:
 def write(folder: Path, texts: Mapping[str, str], *, force: bool = False) -> None:
     """Write all of the files, or none. `force` replaces existing ones. Raises `InputError`."""
     _refuse(folder, texts, force)
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    new_folders = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".new-files.", dir=folder))
@@ -95,7 +95,7 @@ def write(folder: Path, texts: Mapping[str, str], *, force: bool = False) -> Non
                 (scratch / name).replace(folder / name)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-            _remove_empty(made)
+            _remove_empty(new_folders)
     except OSError as error:
         raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
 

@@ -140,8 +140,8 @@ def _with_best_schedule(
         raise InputError("--accumulate follows from --batch with --schedule auto: leave it out")
     if options.get("inference"):
         raise InputError("--schedule is for training: leave it out with --inference")
-    others = {name: value for name, value in options.items() if name != "schedule"}
-    fixed = options_for(cluster.device.kind, **others)
+    unscheduled = {name: value for name, value in options.items() if name != "schedule"}
+    fixed = options_for(cluster.device.kind, **unscheduled)
     scaled = _scaled(profile, minibatch)
     problem, choices = choose(scaled, cluster, fixed, batch, staleness.lower(), maximum_cuts)
     return Posed(problem, schedules=tuple(choices))

@@ -45,17 +45,17 @@ def search_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def settings_of(given: dict[str, Any]) -> Settings:
+def settings_of(arguments: dict[str, Any]) -> Settings:
     """The settings that the arguments describe."""
-    time_limit = given["time_limit"]
+    time_limit = arguments["time_limit"]
     if not time_limit > 0:
         raise InputError(f"--time-limit must be above 0 seconds, not {time_limit:g}")
     return Settings(
-        solver=given["solver"],
-        backend=given["ilp_solver"],
+        solver=arguments["solver"],
+        backend=arguments["ilp_solver"],
         time_limit_s=time_limit,
-        gap=given["gap"],
-        certify=not given["no_certificate"],
+        gap=arguments["gap"],
+        certify=not arguments["no_certificate"],
     )
 
 

@@ -153,9 +153,9 @@ def _check_cluster(cluster: Cluster, path: Path, found: list[_PlannedRun]) -> No
     """Refuse a cluster with other devices or counts than the first run's, because its times are not comparable."""
     if not found:
         return
-    other = found[0].problem.cluster
-    mine, its = ((one.devices, [level.count for level in one.levels]) for one in (cluster, other))
-    if mine != its:
+    first = found[0].problem.cluster
+    shape, first_shape = ((one.devices, [level.count for level in one.levels]) for one in (cluster, first))
+    if shape != first_shape:
         raise InputError(f"{path} is for another cluster than {found[0].path}: calibrate their runs apart")
 
 

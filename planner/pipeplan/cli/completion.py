@@ -35,10 +35,10 @@ def command(shell: str) -> None:
     pipeplan completion zsh
     pipeplan completion fish
     """
-    made = get_completion_class(shell)
-    assert made is not None
+    complete = get_completion_class(shell)
+    assert complete is not None
     root = click.get_current_context().find_root().command
-    source = made(root, {}, PROGRAM, VARIABLE).source()
+    source = complete(root, {}, PROGRAM, VARIABLE).source()
     # Zsh recognises a completion file by its first line, so the comments go below it.
     head, _, rest = source.lstrip("\n").partition("\n")
     first, remaining = ([head], rest) if head.startswith("#compdef") else ([], f"{head}\n{rest}")

@@ -56,7 +56,7 @@ def command(
     spread: str | None,
     solver: str,
     as_json: bool,
-    **given: Any,
+    **arguments: Any,
 ) -> None:
     """Explain the best plan: what bounds its pace, which plan comes second, and what other machines would gain.
 
@@ -69,7 +69,7 @@ def command(
     pipeplan explain plan --profile profile.json
     """
     wishes = Wishes(samples, seed, None if spread is None else parse_share(spread, "--spread"))
-    problem, plan, origin = _subject(profile_option, given)
+    problem, plan, origin = _subject(profile_option, arguments)
     settings = Settings(solver=solver, certify=False)
     note(origin, dim=True)
     try:
@@ -89,9 +89,9 @@ def command(
         print_answer(explanation_parts(explanation), fold=True)
 
 
-def _subject(profile: Path | None, given: dict[str, Any]) -> tuple[Problem, Plan | None, str]:
+def _subject(profile: Path | None, arguments: dict[str, Any]) -> tuple[Problem, Plan | None, str]:
     """The problem, the plan to explain (None: the best one), and a line that says where they come from."""
-    path: Path | None = given["profile"]
+    path: Path | None = arguments["profile"]
     if path is not None and stored.is_plan(path):
         if profile is None:
             raise InputError(f"{path} is a plan: say which profile it was made from with --profile")
@@ -100,7 +100,7 @@ def _subject(profile: Path | None, given: dict[str, Any]) -> tuple[Problem, Plan
         return problem, plan, f"plan: {path}, made from {profile}"
     if profile is not None and path is not None:
         raise InputError(f"{path} is not a plan, so that it is the profile: leave out --profile")
-    problem, origin = problem_of(given | {"profile": path or profile})
+    problem, origin = problem_of(arguments | {"profile": path or profile})
     return problem, None, origin
 
 

@@ -145,34 +145,34 @@ def problem_arguments(*without: str) -> Callable[[Function], Function]:
     return decorate
 
 
-def problem_of(given: dict[str, Any]) -> tuple[Problem, str]:
+def problem_of(arguments: dict[str, Any]) -> tuple[Problem, str]:
     """The problem that the arguments describe, and a line on where its profile comes from."""
-    source = read_profile(given.get("profile"), given.get("minibatch"))
-    machines = cluster(given["cluster_name"], servers=given.get("servers"), workers=given.get("workers"))
-    return Problem(source.profile, machines, options_of(given, machines.device.kind)), source.text
+    source = read_profile(arguments.get("profile"), arguments.get("minibatch"))
+    machines = cluster(arguments["cluster_name"], servers=arguments.get("servers"), workers=arguments.get("workers"))
+    return Problem(source.profile, machines, options_of(arguments, machines.device.kind)), source.text
 
 
-def options_of(given: dict[str, Any], kind: str) -> Options:
+def options_of(arguments: dict[str, Any], kind: str) -> Options:
     """The options that the arguments describe, for workers on devices of a kind, `cuda` or `cpu`."""
-    return posing.options_for(kind, **option_fields(given))
+    return posing.options_for(kind, **option_fields(arguments))
 
 
-def option_fields(given: dict[str, Any]) -> dict[str, Any]:
+def option_fields(arguments: dict[str, Any]) -> dict[str, Any]:
     """The fields of `Options` that the arguments set. Raises `InputError` where they contradict each other."""
-    check_schedules([given["schedule"]] if given.get("schedule") else [], given)
-    return posing.option_fields(given)
+    check_schedules([arguments["schedule"]] if arguments.get("schedule") else [], arguments)
+    return posing.option_fields(arguments)
 
 
-def check_schedules(names: Sequence[str], given: dict[str, Any]) -> None:
+def check_schedules(names: Sequence[str], arguments: dict[str, Any]) -> None:
     """Raise an `InputError` where the named schedules contradict the other arguments."""
-    if given["inference"] and (names or given["accumulate"] is not None):
+    if arguments["inference"] and (names or arguments["accumulate"] is not None):
         raise InputError(f"{'--schedule' if names else '--accumulate'} is for training: leave it out with --inference")
     accumulating = [name for name in names if name in ACCUMULATING]
-    if accumulating and given["accumulate"] is None:
+    if accumulating and arguments["accumulate"] is None:
         raise InputError(f"--schedule {accumulating[0]} needs a number of minibatches per update: give --accumulate")
     # A trainer that the plan is made for may impose a schedule that accumulates.
-    imposed = bool(given.get("target_name")) and not names
-    if given["accumulate"] is not None and not accumulating and not imposed and not set(names) - set(SCHEDULES):
+    imposed = bool(arguments.get("target_name")) and not names
+    if arguments["accumulate"] is not None and not accumulating and not imposed and not set(names) - set(SCHEDULES):
         raise InputError(f"--accumulate goes with --schedule {', '.join(ACCUMULATING)}: the others need no number")
 
 
@@ -198,20 +198,20 @@ def read_profile(path: Path | None, minibatch: int | None) -> ProfileSource:
     return ProfileSource(profile, one_line(text))
 
 
-def profile_of_plan(root: Node, plan: Path, given: Path | None) -> Profile:
+def profile_of_plan(root: Node, plan: Path, named: Path | None) -> Profile:
     """The profile with the digest that a plan.json names, rescaled to the plan's minibatch.
 
-    If `given` is None, it is searched for beside the plan, in the parent folder, in the current folder, and among the
-    bundled profiles. Raises `InputError` if no profile has that digest, or the one at `given` has another.
+    If `named` is None, it is searched for beside the plan, in the parent folder, in the current folder, and among the
+    bundled profiles. Raises `InputError` if no profile has that digest, or the one at `named` has another.
     """
     digest, minibatch = root["profile"]["digest"].text(), root["profile"]["minibatch"].integer(minimum=1)
-    if given is not None:
-        profile = _scaled(given, minibatch)
+    if named is not None:
+        profile = _scaled(named, minibatch)
         if profile.digest() != digest:
-            raise InputError(f"{given} is not the profile that {plan} was made from: their digests differ")
+            raise InputError(f"{named} is not the profile that {plan} was made from: their digests differ")
         return profile
-    near = [plan.parent / "profile.json", plan.parent.parent / "profile.json", DEFAULT_PROFILE]
-    for path in [*near, *sorted(resources.folder("profiles").glob("*.json"))]:
+    beside = [plan.parent / "profile.json", plan.parent.parent / "profile.json", DEFAULT_PROFILE]
+    for path in [*beside, *sorted(resources.folder("profiles").glob("*.json"))]:
         if path.is_file() and (profile := _scaled(path, minibatch)).digest() == digest:
             return profile
     raise InputError(f"the profile that {plan} was made from is not beside it: name it with --profile")

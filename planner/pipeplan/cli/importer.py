@@ -64,7 +64,7 @@ _PROFILE_OPTIONS = ("minibatch", "time_unit", "device_name")
 @force_option
 @json_option
 @quiet_option
-def command(files: tuple[Path, ...], kind: str | None, output: Path | None, force: bool, **given: Any) -> None:
+def command(files: tuple[Path, ...], kind: str | None, output: Path | None, force: bool, **options: Any) -> None:
     """Convert a profile of another tool into one of pipeplan, or measured links into a level of a cluster.
 
     \b
@@ -74,18 +74,18 @@ def command(files: tuple[Path, ...], kind: str | None, output: Path | None, forc
     """
     kinds = {kind or recognise(file) for file in files}
     if kinds == {NCCL_TESTS}:
-        _refuse(given, _PROFILE_OPTIONS, "a profile", files)
-        _links(files, output, force, given)
+        _refuse(options, _PROFILE_OPTIONS, "a profile", files)
+        _links(files, output, force, options)
     elif len(files) > 1:
         raise InputError("one profile at a time: only the runs of nccl-tests for one level are read together")
     else:
-        _refuse(given, _LINK_OPTIONS, "nccl-tests output", files)
-        _profile(files[0], kinds.pop(), output or Path("profile.json"), force, given)
+        _refuse(options, _LINK_OPTIONS, "nccl-tests output", files)
+        _profile(files[0], kinds.pop(), output or Path("profile.json"), force, options)
 
 
-def _refuse(given: dict[str, Any], names: tuple[str, ...], what: str, files: tuple[Path, ...]) -> None:
+def _refuse(options: dict[str, Any], names: tuple[str, ...], what: str, files: tuple[Path, ...]) -> None:
     for name in names:
-        if given[name]:
+        if options[name]:
             raise InputError(f"--{name.replace('_', '-')} is for {what}, which {files[0]} is not: leave it out")
 
 
@@ -94,8 +94,8 @@ def _profile(file: Path, kind: str, output: Path, force: bool, options: dict[str
     if kind == PIPEDREAM and options["time_unit"] not in (None, "ms"):
         raise InputError("the times of PipeDream's format are milliseconds: leave --time-unit out")
     rate = None if options["bandwidth"] is None else parse_rate(options["bandwidth"], "--bandwidth")
-    given = Given(options["minibatch"], options["time_unit"], rate, options["device_name"])
-    profile = _read(file, kind, given)
+    facts = Given(options["minibatch"], options["time_unit"], rate, options["device_name"])
+    profile = _read(file, kind, facts)
     profile.save(output)
     if options["as_json"]:
         print_json(profile.to_json())
@@ -109,10 +109,10 @@ def _profile(file: Path, kind: str, output: Path, force: bool, options: dict[str
         print_line(f"  {one_line(remark)}")
 
 
-def _read(file: Path, kind: str, given: Given) -> Profile:
+def _read(file: Path, kind: str, facts: Given) -> Profile:
     if kind == PIPEDREAM:
-        return pipedream.load(file, given.samples(file), given.device_name)
-    return dnn_partitioning.load(file, given) if kind == DNN_PARTITIONING else piper.load(file, given)
+        return pipedream.load(file, facts.samples(file), facts.device_name)
+    return dnn_partitioning.load(file, facts) if kind == DNN_PARTITIONING else piper.load(file, facts)
 
 
 def _links(files: tuple[Path, ...], output: Path | None, force: bool, options: dict[str, Any]) -> None:

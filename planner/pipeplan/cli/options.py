@@ -93,11 +93,11 @@ def completing(names: Callable[[], Iterable[str]], suffix: str = "") -> Complete
     """A completion to names and files; those files that end in `suffix` are listed before the shell adds others."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        known = [name for name in names() if name.startswith(incomplete)]
+        matching_names = [name for name in names() if name.startswith(incomplete)]
         # The item of type "file" makes shells add files, but bash only if nothing else matches: so list likely ones.
         files = sorted(str(path) for path in Path().glob(f"*{suffix}") if path.is_file()) if suffix else []
-        near = [name for name in files if name.startswith(incomplete) and name not in known]
-        return [CompletionItem(incomplete, type="file"), *map(CompletionItem, [*known, *near])]
+        matching = [name for name in files if name.startswith(incomplete) and name not in matching_names]
+        return [CompletionItem(incomplete, type="file"), *map(CompletionItem, [*matching_names, *matching])]
 
     return complete
 

@@ -108,7 +108,7 @@ def progress_bar(text: str, *, shown: bool = True) -> Iterator[Callable[[int, in
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
         task = bar.add_task(text, total=None)
-        yield lambda done, total, what: bar.update(task, completed=done, total=total or None, description=what)
+        yield lambda done, total, step: bar.update(task, completed=done, total=total or None, description=step)
 
 
 @contextmanager

@@ -80,16 +80,16 @@ def command(context: click.Context, listed: bool, as_json: bool) -> None:
 
 
 def _command_of(kind: Launcher) -> click.Command:
-    def run(plan: Path, output: Path | None, force: bool, template: Path | None, **given: Any) -> None:
-        settings = {name: value for name, value in given.items() if value is not None}
+    def run(plan: Path, output: Path | None, force: bool, template: Path | None, **options: Any) -> None:
+        settings = {name: value for name, value in options.items() if value is not None}
         _render(kind, plan, settings, _Output(output, force, template))
 
     force = " --force" if kind.file_name == "launch.sh" else ""  # `pipeplan solve` has written one
     text = f"Render {kind.file_name}, which launches PLAN: {kind.title}."
     text += f"\n\n\b\npipeplan render {kind.name} plan{force}"
     note = f"{kind.file_name} in the plan's folder"
-    made = click.command(kind.name, help=text, short_help=kind.title)(quiet_option(run))
-    return _with_shared_options(made, kind.settings, note)
+    rendering_command = click.command(kind.name, help=text, short_help=kind.title)(quiet_option(run))
+    return _with_shared_options(rendering_command, kind.settings, note)
 
 
 def _own_command() -> click.Command:
@@ -110,18 +110,18 @@ def _own_command() -> click.Command:
         _render(None, plan, settings, _Output(output, force, template))
 
     note = "the template's name without .j2, in the plan's folder"
-    made = click.command(OWN, help="Render your own template.", hidden=True)(run)
-    return _with_shared_options(made, (), note)
+    rendering_command = click.command(OWN, help="Render your own template.", hidden=True)(run)
+    return _with_shared_options(rendering_command, (), note)
 
 
-def _with_shared_options(made: click.Command, settings: Sequence[Setting], note: str) -> click.Command:
+def _with_shared_options(rendering_command: click.Command, settings: Sequence[Setting], note: str) -> click.Command:
     template = click.Option(
         ["--template"], type=click.Path(path_type=Path), metavar="FILE", help="Render your own jinja2 template."
     )
-    made.params[:0] = [PLAN, *map(_option, settings)]
-    made.params += [template]
-    force_option(output_file(note=note)(made))
-    return made
+    rendering_command.params[:0] = [PLAN, *map(_option, settings)]
+    rendering_command.params += [template]
+    force_option(output_file(note=note)(rendering_command))
+    return rendering_command
 
 
 def _option(setting: Setting) -> click.Option:

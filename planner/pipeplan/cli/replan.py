@@ -75,7 +75,7 @@ def command(
     force: bool,
     no_write: bool,
     as_json: bool,
-    **given: Any,
+    **arguments: Any,
 ) -> None:
     """Solve again for what is left of the cluster of PLAN_FOLDER (default: ./plan), and say how to resume training from
     its last checkpoint. The options of the old plan apply, except for those given here.
@@ -90,10 +90,10 @@ def command(
     output = _default_output(folder) if output is None else output
     if not no_write:
         refuse_to_overwrite(output, force)
-    settings = settings_of(given)
+    settings = settings_of(arguments)
     old_problem, old, origin = _old(plan_folder, folder, profile_file)
     left = _left(old_problem.cluster, names, cluster, servers, workers)
-    problem = _problem(old_problem, left, relax, given)
+    problem = _problem(old_problem, left, relax, arguments)
     checkpoint = None
     if not old.plan.inference:
         checkpoint = runs.latest(folder, run_folder, problem.profile.graph_hash)
@@ -157,13 +157,13 @@ def _left(
     return without(cluster, workers_named(names, cluster))
 
 
-def _problem(old: Problem, left: Left, relax: tuple[str, ...], given: dict[str, Any]) -> Problem:
-    profile, minibatch = old.profile, given["minibatch"]
+def _problem(old: Problem, left: Left, relax: tuple[str, ...], arguments: dict[str, Any]) -> Problem:
+    profile, minibatch = old.profile, arguments["minibatch"]
     if minibatch is not None and minibatch != profile.minibatch:
         profile = profile.rescaled(minibatch)
-    options = _options(relaxed(old.options, relax), given)
+    options = _options(relaxed(old.options, relax), arguments)
     kind = left.cluster.device.kind
-    if given["overlap"] is None and kind != old.cluster.device.kind:
+    if arguments["overlap"] is None and kind != old.cluster.device.kind:
         options = replace(options, overlap=default_overlap(kind))
     if options.stages is not None and options.stages > left.cluster.workers:
         raise InputError(
@@ -173,13 +173,13 @@ def _problem(old: Problem, left: Left, relax: tuple[str, ...], given: dict[str, 
     return Problem(profile, left.cluster, options)
 
 
-def _options(old: Options, given: dict[str, Any]) -> Options:
+def _options(old: Options, arguments: dict[str, Any]) -> Options:
     """The old options, overridden by those that are given."""
-    schedule = given["schedule"] or (None if old.inference else old.schedule)
-    accumulate = given["accumulate"]
+    schedule = arguments["schedule"] or (None if old.inference else old.schedule)
+    accumulate = arguments["accumulate"]
     if accumulate is None and schedule in ACCUMULATING:
         accumulate = old.accumulate
-    arguments = given | {"schedule": schedule, "accumulate": accumulate, "inference": old.inference}
+    arguments = arguments | {"schedule": schedule, "accumulate": accumulate, "inference": old.inference}
     return replace(old, **({"accumulate": accumulate} | option_fields(arguments)))
 
 

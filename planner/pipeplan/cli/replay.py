@@ -99,15 +99,15 @@ def _progress() -> Iterator[Callable[[Path, Prepared], None]]:
         yield watch
 
 
-def _profile(folder: Path, given: Path | None) -> Profile | None:
+def _profile(folder: Path, named: Path | None) -> Profile | None:
     """The plan's profile, or None if it is not found; then each stage is replayed as one layer."""
     plan = folder / "plan.json"
     if not plan.is_file():
         return None  # the replay itself raises the error for a missing plan
     root = read_document(plan, FORMAT, VERSION)
     try:
-        return profile_of_plan(root, plan, given)
+        return profile_of_plan(root, plan, named)
     except InputError:
-        if given is not None:
+        if named is not None:
             raise
         return None

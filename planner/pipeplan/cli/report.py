@@ -78,10 +78,10 @@ def write_report(folder: Path, profile: Profile) -> Path:
     return target
 
 
-def _profile(root: Node, path: Path, given: Path | None) -> Profile | None:
+def _profile(root: Node, path: Path, named: Path | None) -> Profile | None:
     """The plan's profile; None if it is neither named nor found."""
-    if given is not None:
-        return profile_of_plan(root, path, given)
+    if named is not None:
+        return profile_of_plan(root, path, named)
     try:
         return profile_of_plan(root, path, None)
     except InputError:

@@ -13,16 +13,17 @@ from pipeplan import interrupts
 from pipeplan.api import cluster
 from pipeplan.auto import Choice
 from pipeplan.cli.answer import disagreement_in, search_arguments, settings_of, written
-from pipeplan.cli.given import option_fields, problem_arguments, read_profile
+from pipeplan.cli.given import ProfileSource, option_fields, problem_arguments, read_profile
 from pipeplan.cli.options import force_option, json_option, output_folder, quiet_option, words
 from pipeplan.cli.output import note, print_answer, print_json, print_line, status
 from pipeplan.cli.solve_for import for_option, write_exported
 from pipeplan.errors import InputError
 from pipeplan.exports import written as exports
+from pipeplan.exports.aim import Aim
 from pipeplan.fewest import Fewest
 from pipeplan.fewest import fewest_workers as search_fewest
 from pipeplan.hardware import mismatch
-from pipeplan.posing import AUTO, pose
+from pipeplan.posing import AUTO, Posed, pose
 from pipeplan.rendering import documents, plan_folder
 from pipeplan.show import plan_table
 from pipeplan.sized import Sized
@@ -73,7 +74,7 @@ def command(
     with_report: bool,
     no_write: bool,
     as_json: bool,
-    **given: Any,
+    **arguments: Any,
 ) -> None:
     """Find the best plan for a profile on a cluster, prove it, and write it to a folder.
 
@@ -89,59 +90,67 @@ def command(
     pipeplan solve --cluster A --grid
     pipeplan solve profile.json --cluster A --for megatron --accumulate 32
     """
-    settings = replace(settings_of(given), cost_model=cost_model)
+    settings = replace(settings_of(arguments), cost_model=cost_model)
     within = None if fewest_workers is None else _share(fewest_workers)
     if not no_write:
         plan_folder.refuse_to_overwrite(output, force)
     elif with_report:
         raise InputError("--report goes beside a plan that is written: leave out --no-write")
     samples = _samples(minibatch)
-    source = read_profile(given["profile"], None if samples == AUTO else samples)
+    source = read_profile(arguments["profile"], None if samples == AUTO else samples)
     with interrupts.noted() as interrupted, status(source.text):
         posed = pose(
             source.profile,
-            cluster(given["cluster_name"], servers=given["servers"], workers=given["workers"]),
+            cluster(arguments["cluster_name"], servers=arguments["servers"], workers=arguments["workers"]),
             minibatch=AUTO if samples == AUTO else None,
             batch=batch,
             staleness=staleness,
             target=target_name,
             maximum_cuts=settings.maximum_cuts,
-            **option_fields(given | {"target_name": target_name}),
+            **option_fields(arguments | {"target_name": target_name}),
         )
         interrupted()  # an interrupted search may have chosen a schedule that is not the best
-        problem, aim = posed.problem, posed.aim
         with disagreement_in(None if no_write else output):
-            fewest = None if within is None else search_fewest(problem, within, settings)
-            outcome = solve(problem, settings) if fewest is None else fewest.outcome
-    if aim is not None:
+            fewest = None if within is None else search_fewest(posed.problem, within, settings)
+            outcome = solve(posed.problem, settings) if fewest is None else fewest.outcome
+    if posed.aim is not None:
         # Raises for what the trainer cannot express or cannot be written, before anything is written.
-        files = aim.files(outcome)
+        files = posed.aim.files(outcome)
         if not no_write:
-            exports.refuse_to_overwrite(output / aim.to.name, files, force)
-    if not no_write:
-        # Written before the table is printed, so that `| head`, which closes our output early, does not lose the plan.
-        plan_folder.write_plan(outcome, output, force=force)
-    exported = [] if no_write or aim is None else write_exported(aim, outcome, output, force=force)
+            exports.refuse_to_overwrite(output / posed.aim.to.name, files, force)
+    # Written before the table is printed, so that `| head`, which closes our output early, does not lose the plan.
+    written_files = [] if no_write else _write(outcome, posed.aim, output, force)
     # Notes come after everything that may fail, because an error is to be the only line on standard error.
-    note(source.text, dim=True)
-    if warning := mismatch(problem.profile, problem.cluster):
-        note(warning)
-    for tried in [*map(_choice, posed.schedules), *map(_size, posed.sizes), *([_fewest(fewest)] if fewest else [])]:
-        note(tried, dim=True)
+    _print_choices(source, posed, fewest)
     if as_json:
         print_json(documents.plan_document(outcome), ascii_only=True)
     else:
         print_answer(plan_table(outcome))
-        if aim is not None:
-            print_line(aim.cost(outcome, settings.maximum_cuts))
-    if not no_write:
-        for line in [written(outcome, output, fresh=() if aim is None else (aim.to.name,)), *exported]:
-            note(line)
-        if with_report:
-            note(_report(outcome, output))
-        elif not exported:
-            note(_next(output))
+        if posed.aim is not None:
+            print_line(posed.aim.cost(outcome, settings.maximum_cuts))
+    for line in written_files:
+        note(line)
+    if with_report:
+        note(_report(outcome, output))
+    elif not no_write and posed.aim is None:
+        note(_next(output))
     interrupted()  # the best plan so far is written, but the exit code stops scripts from going on with it
+
+
+def _write(outcome: Outcome, aim: Aim | None, folder: Path, force: bool) -> list[str]:
+    """Write the plan, and the files of the trainer that it is for. Returns the lines that say so."""
+    plan_folder.write_plan(outcome, folder, force=force)
+    exported = [] if aim is None else write_exported(aim, outcome, folder, force=force)
+    return [written(outcome, folder, fresh=() if aim is None else (aim.to.name,)), *exported]
+
+
+def _print_choices(source: ProfileSource, posed: Posed, fewest: Fewest | None) -> None:
+    """Print the origin of the profile, and the schedules, minibatch sizes and numbers of workers that were tried."""
+    note(source.text, dim=True)
+    if warning := mismatch(posed.problem.profile, posed.problem.cluster):
+        note(warning)
+    for line in [*map(_choice, posed.schedules), *map(_size, posed.sizes), *([_fewest(fewest)] if fewest else [])]:
+        note(line, dim=True)
 
 
 def _next(folder: Path) -> str:

@@ -83,7 +83,7 @@ def command(
     csv_file: Path | None,
     svg_file: Path | None,
     as_json: bool,
-    **given: Any,
+    **arguments: Any,
 ) -> None:
     """Solve for every combination of the listed values, several at a time, and compare the plans.
 
@@ -101,9 +101,9 @@ def command(
         minibatch=_listed(minibatch, "--minibatch", _integer),
         schedules=_listed(schedule, "--schedule", _text),
     )
-    profile, origin = _profile(given)
+    profile, origin = _profile(arguments)
     grid = _points(
-        profile, given, _listed(servers, "--servers", _integer), _listed(workers, "--workers", _integer), axes
+        profile, arguments, _listed(servers, "--servers", _integer), _listed(workers, "--workers", _integer), axes
     )
     note(origin, dim=True)
     settings = Settings(solver=solver, time_limit_s=time_limit, certify=False)
@@ -117,24 +117,26 @@ def command(
         raise DisagreementError("the solvers disagree about a point, which is a defect of pipeplan: see its line")
 
 
-def _profile(given: dict[str, Any]) -> tuple[Profile, str]:
-    source = read_profile(given["profile"], None)
+def _profile(arguments: dict[str, Any]) -> tuple[Profile, str]:
+    source = read_profile(arguments["profile"], None)
     return source.profile, source.text
 
 
-def _points(profile: Profile, given: dict[str, Any], servers: list[int], workers: list[int], axes: Axes) -> list[Point]:
-    name = given["cluster_name"]
+def _points(
+    profile: Profile, arguments: dict[str, Any], servers: list[int], workers: list[int], axes: Axes
+) -> list[Point]:
+    name = arguments["cluster_name"]
     clusters = [
         cluster(name, servers=count, workers=each) for count in servers or (None,) for each in workers or (None,)
     ]
-    return points(profile, clusters, _options(given, clusters[0].device.kind, axes), axes)
+    return points(profile, clusters, _options(arguments, clusters[0].device.kind, axes), axes)
 
 
-def _options(given: dict[str, Any], kind: str, axes: Axes) -> Options:
-    check_schedules(axes.schedules, given)
+def _options(arguments: dict[str, Any], kind: str, axes: Axes) -> Options:
+    check_schedules(axes.schedules, arguments)
     # `points` sets the schedule of each point. Until then any of them will do that agrees with the other arguments.
     last = max(axes.schedules, key=lambda name: name in ACCUMULATING, default=None)
-    return options_of(given | {"schedule": last}, kind)
+    return options_of(arguments | {"schedule": last}, kind)
 
 
 def _run(grid: list[Point], settings: Settings, jobs: int | None) -> tuple[dict[int, Answer], bool]:

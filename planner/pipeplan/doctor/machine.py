@@ -85,26 +85,26 @@ def shared_memory(place: Path = Path("/dev/shm")) -> Finding:
 
 def ports(environment: Mapping[str, str]) -> Finding:
     """A port for the rendezvous of workers: the one in MASTER_PORT, else any free one."""
-    need, given = "workers of several servers to meet at", environment.get(PORTS, "")
-    if given and (not given.isdecimal() or not 0 < int(given) < 1 << 16):
-        return Finding("ports", MISSING, f"{PORTS} is {given!r}, which is no port", need, "set it to 1024 to 65535")
+    need, value = "workers of several servers to meet at", environment.get(PORTS, "")
+    if value and (not value.isdecimal() or not 0 < int(value) < 1 << 16):
+        return Finding("ports", MISSING, f"{PORTS} is {value!r}, which is no port", need, "set it to 1024 to 65535")
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            one.bind(("", int(given or 0)))
-            number = one.getsockname()[1]
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("", int(value or 0)))
+            number = server.getsockname()[1]
     except OSError as error:
-        what = f"{PORTS} {given} cannot be used: {error.strerror}" if given else f"no port is free: {error.strerror}"
+        what = f"{PORTS} {value} cannot be used: {error.strerror}" if value else f"no port is free: {error.strerror}"
         return Finding("ports", MISSING, what, need, f"set {PORTS} to another port, or end what uses it")
-    free = f"{PORTS} {given} is free" if given else f"{number} is free, say, for {PORTS}"
+    free = f"{PORTS} {value} is free" if value else f"{number} is free, say, for {PORTS}"
     return Finding("ports", OK, f"{free}; whether other servers reach it, only they can tell", need)
 
 
 def threads(environment: Mapping[str, str]) -> Finding:
     """Whether OMP_NUM_THREADS overrides the number of threads that the profile was measured with."""
-    given, need = environment.get("OMP_NUM_THREADS", ""), "workers as fast as their profile says"
-    if not given:
+    value, need = environment.get("OMP_NUM_THREADS", ""), "workers as fast as their profile says"
+    if not value:
         return Finding("threads", OK, "OMP_NUM_THREADS is not set: launch.sh sets it as the profile has it", need)
-    found = f"OMP_NUM_THREADS is {given}, and launch.sh keeps it"
-    todo = f"unset it, or profile with --threads {given}, so that the prediction holds"
+    found = f"OMP_NUM_THREADS is {value}, and launch.sh keeps it"
+    todo = f"unset it, or profile with --threads {value}, so that the prediction holds"
     return Finding("threads", WARNING, found, need, todo)

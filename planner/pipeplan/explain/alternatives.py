@@ -77,12 +77,12 @@ def alternatives(
         try:
             restricted = replace(problem, options=options)
             hopeless = len(found) >= ENOUGH and _bound(restricted, cuts) > _paces(found)[ENOUGH - 1]
-            other = None if hopeless else best_plan(restricted, cuts)
+            rival = None if hopeless else best_plan(restricted, cuts)
         except InputError:
             continue
         searched.append(part)
-        if other is not None and other.plan.config != best.config:
-            found.append(Alternative(part, other.plan, other.pace_s, other.pace_s / pace_s - 1))
+        if rival is not None and rival.plan.config != best.config:
+            found.append(Alternative(part, rival.plan, rival.pace_s, rival.pace_s / pace_s - 1))
     found = _distinct(sorted(found, key=lambda one: (one.pace_s, len(one.plan.stages), one.plan.config)))
     tied = bool(found) and found[0].pace_s <= pace_s * (1 + TOLERANCE)
     known = tied or (each and _parts_are_exhaustive(problem, best))

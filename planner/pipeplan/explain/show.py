@@ -94,19 +94,21 @@ def _anatomies(anatomies: tuple[Anatomy, ...]) -> Table:
 def reasons(anatomies: tuple[Anatomy, ...], capacity: float) -> list[str]:
     """A sentence on each baseline that says why it is slower than the plan."""
     plan, lines = anatomies[0], []
-    for other in anatomies[1:]:
-        if other.config == plan.config:
-            lines.append(f"This plan is {_named(other.name)}.")
+    for baseline in anatomies[1:]:
+        if baseline.config == plan.config:
+            lines.append(f"This plan is {_named(baseline.name)}.")
             continue
-        times = other.pace_s / plan.pace_s
+        times = baseline.pace_s / plan.pace_s
         speed = f"{times:.2f} times as slow" if times > 1 + MATTERS else "as fast" if times > 1 - MATTERS else "faster"
-        cause, share = max(("communication", other.communication), ("idling", other.idle), key=lambda entry: entry[1])
-        line = f"{_named(other.name).capitalize()} is {speed}: {share:.0%} of its time is lost to {cause}"
+        cause, share = max(
+            ("communication", baseline.communication), ("idling", baseline.idle), key=lambda entry: entry[1]
+        )
+        line = f"{_named(baseline.name).capitalize()} is {speed}: {share:.0%} of its time is lost to {cause}"
         if cause == "communication" and plan.sent_bytes > 0:
-            line += f", it sends {other.sent_bytes / plan.sent_bytes:.2g} times the bytes"
-        if not other.fits:
-            line += f", and it does not fit ({show_size(other.memory_bytes)} of {show_size(capacity)})"
-        lines.append(f"{line}. Bound by {other.bound}.")
+            line += f", it sends {baseline.sent_bytes / plan.sent_bytes:.2g} times the bytes"
+        if not baseline.fits:
+            line += f", and it does not fit ({show_size(baseline.memory_bytes)} of {show_size(capacity)})"
+        lines.append(f"{line}. Bound by {baseline.bound}.")
     return lines
 
 

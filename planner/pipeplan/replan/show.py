@@ -96,10 +96,10 @@ def layers(names: Sequence[str]) -> str:
 
 def _state(report: Report) -> list[str]:
     moved, count = report.moves, len(report.outcome.problem.profile.layers)
-    what = "Weights" if report.outcome.plan.inference else "Weights and optimiser state"
+    state = "Weights" if report.outcome.plan.inference else "Weights and optimiser state"
     most, sum_of_all = max(worker.read_bytes for worker in moved.workers), moved.read_bytes
     changed = f"{moved.restaged} of {count} layers change their stage."
-    lines = [f"{changed} {what} to read: {show_size(sum_of_all)} by all workers, {show_size(most)} at most by one."]
+    lines = [f"{changed} {state} to read: {show_size(sum_of_all)} by all workers, {show_size(most)} at most by one."]
     if moved.rebatched:
         lines.append(f"Batch: {'; '.join(_update(batch) for batch in moved.rebatched)} (linear rule).")
     return lines

@@ -52,7 +52,10 @@ def efficient(rows: Sequence[Row]) -> set[int]:
     return {
         number
         for number, rate, cost in priced
-        if not any(other >= rate and price <= cost and (other > rate or price < cost) for _, other, price in priced)
+        if not any(
+            other_rate >= rate and other_cost <= cost and (other_rate > rate or other_cost < cost)
+            for _, other_rate, other_cost in priced
+        )
     }
 
 

@@ -91,8 +91,8 @@ def _table(found: Difference, top: int) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
 
     def cells(first: Side, second: Side, beyond: bool | None) -> list[str]:
-        whole = found.totals[0].total_s
-        change = (second.total_s - first.total_s) / whole if whole else 0.0
+        total = found.totals[0].total_s
+        change = (second.total_s - first.total_s) / total if total else 0.0
         return [
             f"{first.total_s * per_second:.3f}",
             f"{second.total_s * per_second:.3f}",

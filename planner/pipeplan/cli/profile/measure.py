@@ -85,7 +85,7 @@ def command(
     output: Path,
     force: bool,
     as_json: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Measure the cost of each layer of MODEL: forward and backward time, and the bytes of its output, its parameters
     and the activations kept for the backward pass.
@@ -101,15 +101,15 @@ def command(
     """
     refuse_unwritable(output)
     refuse_another(output, b'"pipeplan-profile"', "a profile", force)
-    measured = _measure(model, {"batch": _sizes(batches), **given})
+    measured = _measure(model, {"batch": _sizes(batches), **options})
     measured.save(output)
     if as_json:
         print_json(measured.to_json(), ascii_only=True)
     else:
         print_answer(measured_profile(measured), wide=True)
         note(f"written: {output}\nnext: {_next(measured, output)}")
-        if given["device"] == "cpu" and given["threads"] > (cores := processors().cores):
-            note(f"note: {given['threads']} threads share {cores} cores: fewer would be as quick")
+        if options["device"] == "cpu" and options["threads"] > (cores := processors().cores):
+            note(f"note: {options['threads']} threads share {cores} cores: fewer would be as quick")
 
 
 def _next(profile: Profile, output: Path) -> str:
@@ -131,7 +131,7 @@ def _sizes(text: str | None) -> tuple[int, ...]:
         raise InputError(f"--batch: expected a number of samples, or several as in 8,16,32, found {text!r}") from None
 
 
-def _measure(model: str, given: dict[str, Any]) -> Profile:
+def _measure(model: str, options: dict[str, Any]) -> Profile:
     # Standard output is for the result, so text that the user's code prints goes to standard error.
     with progress_bar("loading") as update, redirect_stdout(sys.stderr):
-        return profile(model, progress=update, **given)
+        return profile(model, progress=update, **options)

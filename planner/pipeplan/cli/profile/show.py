@@ -105,14 +105,14 @@ def heading(profile: Profile) -> list[str]:
     lines = [f"{profile.model_name or 'a model'}, minibatch {profile.minibatch}: {len(profile.layers)} layers"]
     lines[0] += f" ({profile.granularity}), {show_time(profile.total_s)} forward and backward"
     where = origin.device_name or origin.device or "an unnamed device"
-    made = [
+    conditions = [
         f"{KINDS.get(origin.kind, origin.kind)} {where}"
         + (f" ({origin.device})" if origin.device and origin.device_name else "")
     ]
-    made += [f"in {origin.processes} processes at the same time"] if origin.processes > 1 else []
-    made += [f"{origin.threads} thread{'s' if origin.threads > 1 else ''}"] if origin.threads else []
-    made += [f"{origin.repeats} passes after {origin.warmup}"] if origin.repeats else []
-    lines.append("  " + ", ".join([*made, *([origin.when] if origin.when else [])]))
+    conditions += [f"in {origin.processes} processes at the same time"] if origin.processes > 1 else []
+    conditions += [f"{origin.threads} thread{'s' if origin.threads > 1 else ''}"] if origin.threads else []
+    conditions += [f"{origin.repeats} passes after {origin.warmup}"] if origin.repeats else []
+    lines.append("  " + ", ".join([*conditions, *([origin.when] if origin.when else [])]))
     lines += [f"  {text}" for text in (origin.how, origin.traced and f"traced by {origin.traced}") if text]
     versions = [f"{name} {value}" for name, value in (("torch", origin.torch), ("pipeplan", origin.pipeplan)) if value]
     lines += ["  " + ", ".join(versions)] if versions else []
@@ -137,10 +137,11 @@ def profile_summary(profile: Profile, top: int | None) -> dict[str, Any]:
         layers = sorted(layers, key=total_s, reverse=True)[:top]
     content = profile.to_json()
     by_name = {layer["name"]: layer for layer in content["layers"]}
-    whole = profile.total_s or 1.0
-    made = profile.made_bytes()
+    total_time_s = profile.total_s or 1.0
+    output_bytes = profile.made_bytes()
     rows = [
-        by_name[layer.name] | {"output_bytes": made[layer.name], "share": total_s(layer) / whole} for layer in layers
+        by_name[layer.name] | {"output_bytes": output_bytes[layer.name], "share": total_s(layer) / total_time_s}
+        for layer in layers
     ]
     sums = {
         name: sum(layer[name] for layer in content["layers"])

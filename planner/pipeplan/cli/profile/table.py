@@ -96,9 +96,9 @@ def layer_table(profile: Profile, top: int | None = None) -> Table:
 
 
 def _columns(profile: Profile) -> list[_Column]:
-    made = profile.made_bytes()
+    output_bytes = profile.made_bytes()
     found = [
-        _Column("output", lambda layer: made[layer.name]),
+        _Column("output", lambda layer: output_bytes[layer.name]),
         _Column("weights", lambda layer: layer.parameter_bytes),
         _Column("kept", lambda layer: layer.saved_bytes),
     ]
@@ -109,8 +109,8 @@ def _columns(profile: Profile) -> list[_Column]:
 
 def _operation(layer: Layer) -> str:
     """The operation of a layer, and the layer that was measured in its place if there is one."""
-    made = layer.op if len(layer.op) <= LONGEST else layer.op[: LONGEST - 1] + "…"
-    return f"{made} = {layer.like}" if layer.like else made
+    text = layer.op if len(layer.op) <= LONGEST else layer.op[: LONGEST - 1] + "…"
+    return f"{text} = {layer.like}" if layer.like else text
 
 
 def _deviation(layer: Layer) -> str:
@@ -177,8 +177,8 @@ def _size(size: Size) -> str:
         f"{show_time((forward + backward) / size.minibatch)} a sample, "
         f"kept {show_size(sum(one.saved_bytes for one in size.layers))}, outputs {show_size(_made(size.tensors))}"
     )
-    whole = (size.whole_forward_s or 0.0) + (size.whole_backward_s or 0.0)
-    return line + (f"; sum / whole {(forward + backward) / whole:.2f}" if whole else "")
+    whole_s = (size.whole_forward_s or 0.0) + (size.whole_backward_s or 0.0)
+    return line + (f"; sum / whole {(forward + backward) / whole_s:.2f}" if whole_s else "")
 
 
 def _made(tensors: Sequence[Tensor]) -> int:
