@@ -16,7 +16,7 @@ from pipeplan.local import gpus
 
 PATIENCE_S = 60.0
 """Seconds to wait for the other process."""
-TRAINING = "profile and launch.sh (planning does without)"
+TRAINING = "profile and launch.sh (planning needs no torch)"
 
 
 def torch_findings() -> list[Finding]:
@@ -36,12 +36,16 @@ def plan_finding(folder: Path) -> Finding:
         return Finding("plan", MISSING, f"{folder} holds no plan that can be run", need, todo)
     done = _run(["-m", "pipeplan_launch.preflight", str(folder)], _as_first(os.environ))
     if done is None:
-        return Finding("plan", MISSING, f"{folder}: no answer", need, "run its launch.sh, and see")
+        return Finding(
+            "plan", MISSING, f"{folder}: the check gave no answer", need, "run its launch.sh to see the error"
+        )
     line = (done.stderr.strip().splitlines() or [""])[-1]
     if done.returncode:
-        return Finding("plan", MISSING, f"{folder}: {line.removeprefix('error: ')}", need, "do as it says")
+        return Finding("plan", MISSING, f"{folder}: {line.removeprefix('error: ')}", need, "follow this message")
     if line:
-        return Finding("plan", WARNING, f"{folder}: {line.removeprefix('note: ')}", need, "nothing, if that will do")
+        return Finding(
+            "plan", WARNING, f"{folder}: {line.removeprefix('note: ')}", need, "nothing, if that is acceptable"
+        )
     return Finding("plan", OK, f"{folder} can run here", need)
 
 
@@ -49,10 +53,10 @@ def _cuda(answer: Mapping[str, Any]) -> list[Finding]:
     seen, built, cards = int(answer.get("cuda_devices") or 0), answer.get("cuda"), len(gpus())
     need = "plans for GPUs"
     if not cards and not seen:
-        return [Finding("CUDA", OK, "no GPU here, so that workers compute on the processors", need)]
+        return [Finding("CUDA", OK, "no GPU on this machine: workers compute on the processor", need)]
     if not seen:
-        why = f"torch has CUDA {built}, and sees none of them" if built else "this build of torch has no CUDA"
-        todo = "install a driver that this CUDA goes with (nvidia-smi shows the newest that it takes)"
+        why = f"torch has CUDA {built}, but sees none of them" if built else "this build of torch has no CUDA"
+        todo = "install a driver that supports this CUDA version (nvidia-smi shows the newest that yours supports)"
         return [Finding("CUDA", WARNING, f"{cards} GPUs; {why}", need, todo if built else "install torch with CUDA")]
     few = seen < cards
     note = f" (nvidia-smi has {cards}: see CUDA_VISIBLE_DEVICES)" if few else ""
@@ -61,7 +65,13 @@ def _cuda(answer: Mapping[str, Any]) -> list[Finding]:
         Finding("CUDA", OK, f"{built}, torch sees {seen} device{'s' * (seen != 1)}{note}", need),
         Finding("NCCL", OK, str(nccl), all_reduce)
         if nccl
-        else Finding("NCCL", WARNING, "this build of torch has none", all_reduce, "they go over Gloo, which is slower"),
+        else Finding(
+            "NCCL",
+            WARNING,
+            "this build of torch has none",
+            all_reduce,
+            "nothing, or install such a build: Gloo, which is used instead, is slower",
+        ),
     ]
 
 

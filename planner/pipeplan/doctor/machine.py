@@ -49,7 +49,7 @@ def folder(where: Path) -> Finding:
         free = shutil.disk_usage(where).free
     except OSError as error:
         why = f"cannot write to {where}: {error.strerror or error}"
-        return Finding("this folder", MISSING, why, "profiles, plans, runs", "go to a folder that is yours")
+        return Finding("this folder", MISSING, why, "profiles, plans, runs", "change to a folder that you can write to")
     found = f"{where} can be written to, {show_size(free)} free"
     if free < LEAST_HERE:
         return Finding("this folder", WARNING, found, "profiles, plans, checkpoints", "free some space")
@@ -63,7 +63,9 @@ def temporary() -> Finding:
         place = tempfile.gettempdir()
         free = shutil.disk_usage(place).free
     except OSError as error:
-        return Finding("temporary", MISSING, error.strerror or str(error), need, "set TMPDIR to a folder that is yours")
+        return Finding(
+            "temporary", MISSING, error.strerror or str(error), need, "set TMPDIR to a folder that you can write to"
+        )
     found = f"{place}, {show_size(free)} free"
     if free < LEAST_TEMPORARY:
         return Finding("temporary", WARNING, found, need, "free some space, or set TMPDIR to a larger folder")
@@ -85,7 +87,7 @@ def shared_memory(place: Path = Path("/dev/shm")) -> Finding:
 
 def ports(environment: Mapping[str, str]) -> Finding:
     """A port for the rendezvous of workers: the one in MASTER_PORT, else any free one."""
-    need, value = "workers of several servers to meet at", environment.get(PORTS, "")
+    need, value = "the rendezvous of workers on several servers", environment.get(PORTS, "")
     if value and (not value.isdecimal() or not 0 < int(value) < 1 << 16):
         return Finding("ports", MISSING, f"{PORTS} is {value!r}, which is no port", need, "set it to 1024 to 65535")
     try:
@@ -95,16 +97,18 @@ def ports(environment: Mapping[str, str]) -> Finding:
             number = server.getsockname()[1]
     except OSError as error:
         what = f"{PORTS} {value} cannot be used: {error.strerror}" if value else f"no port is free: {error.strerror}"
-        return Finding("ports", MISSING, what, need, f"set {PORTS} to another port, or end what uses it")
-    free = f"{PORTS} {value} is free" if value else f"{number} is free, say, for {PORTS}"
-    return Finding("ports", OK, f"{free}; whether other servers reach it, only they can tell", need)
+        return Finding("ports", MISSING, what, need, f"set {PORTS} to another port, or end the process that uses it")
+    free = f"{PORTS} {value} is free" if value else f"port {number} is free, for example for {PORTS}"
+    return Finding("ports", OK, f"{free}; only other servers can tell whether they reach it", need)
 
 
 def threads(environment: Mapping[str, str]) -> Finding:
     """Whether OMP_NUM_THREADS overrides the number of threads that the profile was measured with."""
-    value, need = environment.get("OMP_NUM_THREADS", ""), "workers as fast as their profile says"
+    value, need = environment.get("OMP_NUM_THREADS", ""), "workers that are as fast as their profile says"
     if not value:
-        return Finding("threads", OK, "OMP_NUM_THREADS is not set: launch.sh sets it as the profile has it", need)
+        return Finding(
+            "threads", OK, "OMP_NUM_THREADS is not set: launch.sh sets it to the threads of the profile", need
+        )
     found = f"OMP_NUM_THREADS is {value}, and launch.sh keeps it"
     todo = f"unset it, or profile with --threads {value}, so that the prediction holds"
     return Finding("threads", WARNING, found, need, todo)
