@@ -22,6 +22,9 @@ from pipeplan.verdict import TOLERANCE
 if TYPE_CHECKING:  # `describe` is imported without waiting for the solvers
     from pipeplan.solving import Outcome
 
+LONGEST_CONFIG = 15
+"""Characters up to which the configuration of a baseline is shown."""
+
 
 def plan_table(outcome: Outcome) -> Iterator[RenderableType]:
     """An outcome as lines and a table, each to be printed from a line of its own."""
@@ -154,7 +157,7 @@ def _gains(baselines: tuple[Baseline, ...], pace_s: float) -> list[Text]:
     lines = []
     for baseline in baselines:
         gain = baseline.gain(pace_s)
-        name = baseline.name + (f" ({_short(baseline.config)})" if baseline.config else "")
+        name = baseline.name + (f" ({short_config(baseline.config, LONGEST_CONFIG)})" if baseline.config else "")
         line = Text(f"  over {name:<41} ")
         if baseline.pace_s is None or gain is None:
             line.append("-", "dim")
@@ -167,9 +170,9 @@ def _gains(baselines: tuple[Baseline, ...], pace_s: float) -> list[Text]:
     return lines
 
 
-def _short(config: str) -> str:
-    """The configuration, or the number of its stages if it is long."""
-    return config if len(config) <= 15 else f"{config.count('-') + 1} stages"
+def short_config(config: str, most: int) -> str:
+    """The configuration, or the number of its stages if it is longer than `most` characters."""
+    return config if len(config) <= most else f"{config.count('-') + 1} stages"
 
 
 def _seconds(outcome: Outcome) -> str:

@@ -47,16 +47,20 @@ def search_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def settings_of(arguments: dict[str, Any]) -> Settings:
     """The settings that the arguments describe."""
-    time_limit = arguments["time_limit"]
-    if not time_limit > 0:
-        raise InputError(f"--time-limit must be above 0 seconds, not {time_limit:g}")
     return Settings(
         solver=arguments["solver"],
         backend=arguments["ilp_solver"],
-        time_limit_s=time_limit,
+        time_limit_s=positive_time_limit(arguments["time_limit"]),
         gap=arguments["gap"],
         certify=not arguments["no_certificate"],
     )
+
+
+def positive_time_limit(time_limit: float) -> float:
+    """The time limit in seconds. Raises `InputError` unless it is positive."""
+    if not time_limit > 0:
+        raise InputError(f"--time-limit must be above 0 seconds, not {time_limit:g}")
+    return time_limit
 
 
 @contextmanager

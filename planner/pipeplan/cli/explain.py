@@ -99,7 +99,7 @@ def _subject(profile: Path | None, arguments: dict[str, Any]) -> tuple[Problem, 
         problem, plan = stored.read(path, profile)
         return problem, plan, f"plan: {path}, made from {profile}"
     if profile is not None and path is not None:
-        raise InputError(f"{path} is not a plan, so that it is the profile: leave out --profile")
+        raise InputError(f"{path} is not a plan but a profile: leave out --profile")
     problem, origin = problem_of(arguments | {"profile": path or profile})
     return problem, None, origin
 

@@ -148,7 +148,7 @@ def _left(
 ) -> Left:
     if instead is not None:
         if names:
-            raise InputError("--lost is of the plan's cluster, and --cluster replaces that: give one of them")
+            raise InputError("--lost refers to the plan's cluster, which --cluster replaces: give one of them")
         return Left(named_cluster(instead, servers=servers, workers=workers), (), ())
     if servers is not None or workers is not None:
         raise InputError("--servers and --workers go with --cluster; say what is gone with --lost")

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from pipeplan.api import cluster
+from pipeplan.cli.answer import positive_time_limit
 from pipeplan.cli.given import check_schedules, options_of, problem_arguments, read_profile
 from pipeplan.cli.options import json_option, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json, progress_bar
@@ -93,8 +94,7 @@ def command(
     pipeplan sweep --cluster A --servers 1,2,4,8 --bandwidth cluster=10Gbit/s,25Gbit/s
     pipeplan sweep profile.json --cluster A --memory 8GiB,16GiB --minibatch 32,64 --price 12.24 --csv sweep.csv
     """
-    if not time_limit > 0:
-        raise InputError(f"--time-limit must be above 0 seconds, not {time_limit:g}")
+    settings = Settings(solver=solver, time_limit_s=positive_time_limit(time_limit), certify=False)
     axes = Axes(
         bandwidths=_bandwidths(bandwidth),
         memory=_listed(memory, "--memory", parse_size),
@@ -106,7 +106,6 @@ def command(
         profile, arguments, _listed(servers, "--servers", _integer), _listed(workers, "--workers", _integer), axes
     )
     note(origin, dim=True)
-    settings = Settings(solver=solver, time_limit_s=time_limit, certify=False)
     answers, finished = _run(grid, settings, jobs)
     solved = [Row(grid[i], answers[i], rows.price_of(grid[i], price)) for i in sorted(answers)]
     _write_and_print(solved, len(grid), _Outputs(csv_file, svg_file, as_json))

@@ -15,7 +15,7 @@ from pipeplan.explain.anatomy import Anatomy
 from pipeplan.explain.report import Explanation
 from pipeplan.explain.robust import Robustness
 from pipeplan.explain.whatif import Effect
-from pipeplan.show import describe
+from pipeplan.show import describe, short_config
 from pipeplan.text import one_line
 from pipeplan.units import show_size, show_time
 
@@ -30,7 +30,7 @@ def explanation_parts(explanation: Explanation) -> Iterator[RenderableType]:
     problem, score = explanation.problem, explanation.evaluation
     purpose = "inference" if explanation.plan.inference else "training"
     yield Text.assemble(
-        (f"Plan {short(explanation.plan.config, 40)}", "bold"),
+        (f"Plan {short_config(explanation.plan.config, 40)}", "bold"),
         f" for {purpose} {one_line(problem.profile.model_name)}, minibatch {problem.profile.minibatch}, on cluster "
         f"{one_line(problem.cluster.name)} ({describe(problem.cluster)}): {show_time(score.pace_s)} a minibatch",
     )
@@ -76,7 +76,7 @@ def _loads(explanation: Explanation) -> Table:
 def _anatomies(anatomies: tuple[Anatomy, ...]) -> Table:
     table = _table("", *(anatomy.name for anatomy in anatomies))
     rows = [
-        ("configuration", [short(anatomy.config) for anatomy in anatomies]),
+        ("configuration", [short_config(anatomy.config, LONGEST_CONFIG) for anatomy in anatomies]),
         ("time of a minibatch", [show_time(anatomy.pace_s) for anatomy in anatomies]),
         ("workers in use", [str(anatomy.busy) for anatomy in anatomies]),
         ("time spent computing", [f"{anatomy.computing:.0%}" for anatomy in anatomies]),
@@ -124,7 +124,9 @@ def _alternatives(explanation: Explanation) -> Iterator[RenderableType]:
         table = _table("configuration", "a minibatch", "behind", "searched among")
         for one in others.found:
             behind = f"{one.behind:+.1%}" if abs(one.behind) > MATTERS else "0%"
-            table.add_row(Text(short(one.plan.config)), show_time(one.pace_s), behind, Text(one.part))
+            table.add_row(
+                Text(short_config(one.plan.config, LONGEST_CONFIG)), show_time(one.pace_s), behind, Text(one.part)
+            )
         yield table
     if others.exact:
         yield "No other configuration is better than the first of these."
@@ -173,7 +175,7 @@ def _effects(effects: tuple[Effect, ...]) -> Table:
             continue
         helps = effect.gain > 1 + MATTERS
         gain = Text(f"{effect.gain:.2f}x" if helps else "none", "bold" if helps else "dim")
-        table.add_row(effect.name, show_time(effect.pace_s), gain, Text(short(effect.config)))
+        table.add_row(effect.name, show_time(effect.pace_s), gain, Text(short_config(effect.config, LONGEST_CONFIG)))
     return table
 
 
@@ -187,7 +189,7 @@ def _robustness(robustness: Robustness | None) -> str:
     if not count:
         return "In no drawing of the times did any plan fit."
     how = "as measured" if robustness.assumed is None else f"{_percent(robustness.assumed)} of each time, assumed"
-    rivals = ", ".join(f"{short(config)} ({times}x)" for config, times in robustness.rivals[:3])
+    rivals = ", ".join(f"{short_config(config, LONGEST_CONFIG)} ({times}x)" for config, times in robustness.rivals[:3])
     return (
         f"With all times drawn again {count} times within their spread ({how}; seed {robustness.seed}), this very plan "
         f"stays the best {robustness.stays_best} times, and its configuration {robustness.same_config} times"
@@ -198,8 +200,3 @@ def _robustness(robustness: Robustness | None) -> str:
 
 def _percent(share: float) -> str:
     return f"{share * 100:.3g}%"
-
-
-def short(config: str, most: int = LONGEST_CONFIG) -> str:
-    """The configuration, or the number of its stages if it is longer than `most` characters."""
-    return config if len(config) <= most else f"{config.count('-') + 1} stages"

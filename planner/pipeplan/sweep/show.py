@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pipeplan.show import short_config
 from pipeplan.sweep import plot
 from pipeplan.sweep.rows import Row, efficient, varying
 from pipeplan.text import one_line
@@ -38,7 +39,7 @@ def sweep_table(rows: Sequence[Row]) -> Iterator[RenderableType]:
 
 
 def scaling_plot(rows: Sequence[Row]) -> list[str]:
-    """Samples per second against workers as lines not to be folded; empty where the number of workers does not vary."""
+    """Samples per second against workers as lines not to be folded; empty if the workers do not vary."""
     drawn = plot.scaling(rows)
     return ["", *drawn] if drawn else []
 
@@ -120,5 +121,4 @@ def _gain(row: Row) -> str:
 
 
 def _config(row: Row) -> str:
-    config = row.answer.config or "none"
-    return config if len(config) <= LONGEST_CONFIG else f"{config.count('-') + 1} stages"
+    return short_config(row.answer.config or "none", LONGEST_CONFIG)

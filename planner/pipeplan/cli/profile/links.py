@@ -89,7 +89,7 @@ def command(
     refusal = _refusal(output, force)
     joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     if joined and (workers is not None or share):
-        raise InputError("--workers and --servers are for starting workers; under torchrun there are those it starts")
+        raise InputError("--workers and --servers are for starting workers; under torchrun, leave them out")
     if refusal and not joined and share is None:
         raise InputError(refusal)
     hardware, count = _hardware(device, workers)
