@@ -38,7 +38,7 @@ def test_lines_are_folded_only_where_asked(capsys: pytest.CaptureFixture[str]) -
     line = "word " * 40
     output.print_answer([line])
     assert capsys.readouterr().out.splitlines() == [line]
-    output.print_answer([line], fold=True)
+    output.print_answer([line], fold=True, narrow=True)
     assert max(map(len, capsys.readouterr().out.splitlines())) <= output.PIPED_WIDTH
 
 

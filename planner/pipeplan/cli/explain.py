@@ -11,7 +11,7 @@ import click
 from pipeplan import interrupts, stored
 from pipeplan.cli.given import problem_arguments, problem_of
 from pipeplan.cli.options import json_option, quiet_option, seed_option
-from pipeplan.cli.output import folded_console, note, print_answer, print_json, status
+from pipeplan.cli.output import narrow_console, note, print_answer, print_json, status
 from pipeplan.diagnose import Diagnosis, diagnose
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.explain import infeasible
@@ -22,7 +22,7 @@ from pipeplan.problem import Problem
 from pipeplan.solving import Settings
 from pipeplan.units import parse_share
 
-answer_console = folded_console
+answer_console = narrow_console
 """The name by which `pipeplan.cli.reproduce` imports it."""
 
 
@@ -86,7 +86,7 @@ def command(
     if as_json:
         print_json(to_json(explanation))
     else:
-        print_answer(explanation_parts(explanation), fold=True)
+        print_answer(explanation_parts(explanation), fold=True, narrow=True)
 
 
 def _subject(profile: Path | None, arguments: dict[str, Any]) -> tuple[Problem, Plan | None, str]:
@@ -119,6 +119,6 @@ def _explain_infeasible(problem: Problem, diagnosis: Diagnosis, as_json: bool) -
     if as_json:
         print_json(infeasible.to_json(problem, diagnosis))
     else:
-        print_answer(infeasible.diagnosis_parts(problem, diagnosis), fold=True)
+        print_answer(infeasible.diagnosis_parts(problem, diagnosis), fold=True, narrow=True)
     sys.stdout.flush()
     raise InfeasibleError(diagnosis.text)

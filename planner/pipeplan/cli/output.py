@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 PIPED_WIDTH = 80
-"""Columns of an answer that goes into a file or a pipe, where its lines are folded."""
+"""Columns of explanations, sweeps and drawings that go into a file or a pipe."""
 _UNLIMITED = 10_000
 
 
@@ -28,7 +28,7 @@ def answer_console() -> Console:
     return _console()
 
 
-def folded_console() -> Console:
+def narrow_console() -> Console:
     """Like `answer_console`, but `PIPED_WIDTH` columns wide where standard output is no terminal."""
     console = _console()
     return console if console.is_terminal else _console(width=PIPED_WIDTH)
@@ -40,17 +40,18 @@ def answer_width() -> int:
     return console.width if console.is_terminal else min(console.width, PIPED_WIDTH)
 
 
-def print_answer(parts: Iterable[RenderableType], *, fold: bool = False, wide: bool = False) -> None:
+def print_answer(
+    parts: Iterable[RenderableType], *, fold: bool = False, narrow: bool = False, wide: bool = False
+) -> None:
     """Print lines and tables on standard output, each from a line of its own.
 
-    Tables are fitted to the console. Lines are left as long as they are, or with `fold` wrapped to the console, which
-    is then at most `PIPED_WIDTH` columns wide outside of terminals. With `wide`, tables outside of terminals are as
-    wide as their contents.
+    Tables are fitted to the console. Lines are left as long as they are, or with `fold` wrapped to the console. Outside
+    of terminals, `narrow` limits the console to `PIPED_WIDTH` columns, and `wide` gives tables all the width they need.
     """
     from rich.measure import Measurement
     from rich.table import Table
 
-    console = folded_console() if fold else answer_console()
+    console = narrow_console() if narrow else answer_console()
     for part in parts:
         if not isinstance(part, Table):
             console.print(part, soft_wrap=not fold)

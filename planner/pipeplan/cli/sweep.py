@@ -162,7 +162,7 @@ def _write_and_print(solved: list[Row], planned: int, outputs: _Outputs) -> None
     if outputs.as_json:
         print_json(rows.to_json(solved, planned=planned))
         return
-    print_answer(sweep_table(solved), fold=True)
+    print_answer(sweep_table(solved), fold=True, narrow=True)
     print_answer(scaling_plot(solved))
     if len(solved) < planned:
         note(f"{len(solved)} of {planned} points were solved")
