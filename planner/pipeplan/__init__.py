@@ -1,7 +1,7 @@
 """pipeplan: provably best pipeline-parallel training plans.
 
-The names of `pipeplan.api` are names of this package; they are imported when they are asked for, so that the command
-line starts quickly.
+The names of `pipeplan.api` are names of this package. They are imported on first use, so that the command line starts
+quickly.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _API = (
 )
 
 
-if not TYPE_CHECKING:  # which would take any name for one of these
+if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name in _API:

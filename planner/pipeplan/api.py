@@ -1,12 +1,12 @@
-"""The Python API: what the command line does, in the same words. `import pipeplan` has all of these names.
+"""The Python API, which names things as the command line does. `import pipeplan` has all of these names.
 
     profile = pipeplan.profile("my_model.py:build")
     outcome = pipeplan.solve(profile, pipeplan.cluster("local", workers=3))
     print(outcome.plan.config, outcome.objective_s)
     pipeplan.render(outcome, "plan")
 
-Whatever is wrong with a file, a name or an option raises `PipeplanError`, whose message is one line; a keyword that
-there is not, or a value of another type, is Python's own `TypeError`. Only `profile` needs torch. Nothing here prints.
+Errors in a file, a name or an option raise `PipeplanError`, whose message is one line. An unknown keyword, or a value
+of another type, raises Python's own `TypeError`. Only `profile` needs torch. Nothing here prints.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal
 
 from pipeplan import bundled_profiles, cluster_file
 from pipeplan.cluster_data import Cluster
@@ -26,7 +26,7 @@ from pipeplan.fewest import fewest_workers
 from pipeplan.files import Node
 from pipeplan.local import local
 from pipeplan.plan import Plan, Stage
-from pipeplan.posing import Words, pose
+from pipeplan.posing import pose
 from pipeplan.problem import Options, Problem
 from pipeplan.profile_data import Profile
 from pipeplan.rendering import launch_files, plan_folder
@@ -74,15 +74,16 @@ def profile(
     processes: int = 1,
     measure_all: bool = False,
     seed: int = 0,
-    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+    progress: Callable[[int, int, str], None] = lambda done, total, step: None,
 ) -> Profile:
-    """Measure what each layer of a model takes, on this machine, or estimate it for a device.
+    """Measure the cost of each layer of a model on this machine, or estimate it for a device.
 
-    `model` is a bundled name, `path/to/file.py:callable` or `package.module:callable`; or such a callable itself, a
-    function of a file or module, which takes nothing and returns an `nn.Module` or a `pipeplan_launch.Job`. `batch` is
-    in samples; with several the first is the profile's own. `device` is `cpu`, `cuda`, or one to estimate for: `v100`,
-    `a100`, a TOML file. `granularity` is `module`, `layer` or `op`; `progress` is told steps done, steps in all (0: not
-    known) and what comes next. `Profile.save(path)` writes it. Raises `InputError`, also where torch is missing.
+    `model` is a bundled name, `path/to/file.py:callable`, `package.module:callable`, or such a callable itself: a
+    function defined in a file or module that takes no arguments and returns an `nn.Module` or a `pipeplan_launch.Job`.
+    `batch` is in samples; of several sizes the first is the profile's own. `device` is `cpu`, `cuda`, or a device to
+    estimate for: `v100`, `a100`, a TOML file. `granularity` is `module`, `layer` or `op`. `progress` is called with the
+    steps done, the steps in all (0: not known) and the next step. `Profile.save(path)` writes the result. Raises
+    `InputError`, also if torch is missing.
     """
     try:
         from pipeplan.profiler import Options as Measuring
@@ -92,7 +93,7 @@ def profile(
             raise
         raise InputError("profiling needs torch: pip install 'pipeplan[torch]'") from error
     sizes = () if batch is None else (batch,) if isinstance(batch, int) else tuple(batch)
-    how = Measuring(
+    measuring = Measuring(
         batches=sizes,
         device=device,
         threads=threads,
@@ -102,20 +103,21 @@ def profile(
         processes=processes,
         measure_all=measure_all,
     )
-    return profile_model(model if isinstance(model, str) else _reference(model), how, progress)
+    return profile_model(model if isinstance(model, str) else _reference(model), measuring, progress)
 
 
 def read_profile(name: str | os.PathLike[str]) -> Profile:
-    """The profile in a file, or the bundled one of that name, such as `vgg16-v100`. Raises `InputError`."""
+    """Read the profile in a file, or the bundled one of that name, such as `vgg16-v100`. Raises `InputError`."""
     return bundled_profiles.read(os.fspath(name))
 
 
 def cluster(
     name: str | os.PathLike[str] = "local", *, servers: int | None = None, workers: int | None = None
 ) -> Cluster:
-    """A cluster: `A`, `B` or `C` of PipeDream's paper, a TOML file, or `local`, this machine with so many `workers`.
+    """A cluster: `A`, `B` or `C` of PipeDream's paper, a TOML file, or `local`, which is this machine.
 
-    `servers` is another number of servers than the cluster's own. Raises `InputError`.
+    `servers` replaces the cluster's number of servers, and `workers` the number of workers of `local`. Raises
+    `InputError`.
     """
     name = os.fspath(name)
     if name == "local":
@@ -124,8 +126,8 @@ def cluster(
         return local(workers)
     if workers is not None:
         raise InputError("--workers goes with --cluster local; for other clusters give --servers")
-    found = cluster_file.load(name)
-    return found if servers is None else found.with_servers(servers)
+    loaded = cluster_file.load(name)
+    return loaded if servers is None else loaded.with_servers(servers)
 
 
 def solve(
@@ -138,20 +140,21 @@ def solve(
     staleness: str = "any",
     target: str | None = None,
     fewest_workers_within: float | None = None,
-    **options: Unpack[Words],
+    **options: Any,
 ) -> Outcome:
-    """The best plan of a profile on a cluster, with its proof and what it gains over data parallelism.
+    """Find the best plan of a profile on a cluster, with its proof and its gain over data parallelism.
 
-    `options` are the fields of `Options`: constraints on the plan, and choices of the cost model. `schedule="auto"`
-    takes the best schedule for a global `batch`, in samples per update, whose weights are at most as old as `staleness`
-    says (`none`, `bounded`, `any`); `minibatch="auto"` the best of the sizes that the profile holds. With a `target`,
-    such as `megatron`, only plans that this trainer can express (`export` writes its files).
-    `fewest_workers_within=0.05`: on as few workers as come within 5% of the best. `settings`: which solvers, and when
-    they stop.
+    `options` are the fields of `Options`: constraints on the plan, and choices of the cost model. If the overlap is not
+    given, it is 1 on GPUs and 0 on CPUs. `settings` selects the solvers and says when they stop. Further choices:
 
-    The pace is `outcome.objective_s`, seconds per minibatch; `outcome.verdict.proven` says whether no plan is faster,
-    `outcome.gap` by how much one could be. Raises `InputError`, `InfeasibleError` where nothing fits, and
-    `DisagreementError` where the two solvers contradict each other, which is a defect of pipeplan.
+    `schedule="auto"` takes the best schedule for a global `batch`, in samples per update, whose weights are at most as
+    old as `staleness` allows (`none`, `bounded`, `any`). `minibatch="auto"` takes the best of the sizes in the profile.
+    A `target`, such as `megatron`, restricts plans to those that this trainer can express; `export` writes its
+    files. `fewest_workers_within=0.05` uses as few workers as come within 5% of the best pace.
+
+    The pace is `outcome.objective_s`, in seconds per minibatch. `outcome.verdict.proven` says whether no plan is
+    faster, and `outcome.gap` by how much one could be. Raises `InputError`, `InfeasibleError` if no plan fits, and
+    `DisagreementError` if the two solvers contradict each other, which is a defect of pipeplan.
     """
     if not isinstance(profile, Profile):
         raise InputError(f"solve takes a profile, as pipeplan.read_profile({str(profile)!r}) reads one")
@@ -174,10 +177,10 @@ def solve(
 
 
 def simulate(plan: Outcome | str | os.PathLike[str], minibatches: int | None = None) -> Simulated:
-    """Replay a plan, solved or in a folder, in simulated time, with the schedule that the executor would run.
+    """Replay a plan, given as an outcome or a folder, in simulated time, with the schedule that the executor runs.
 
-    By default so many `minibatches` that a steady state is seen. Its pace and more are in `report`. Raises
-    `InputError` where the folder holds no plan, or a wrong one.
+    The default number of `minibatches` is enough for a steady state. The result's `report` holds the pace and more.
+    Raises `InputError` if the folder holds no valid plan.
     """
     if isinstance(plan, Outcome):
         return simulate_scenario(scenario.from_document(Node(plan_document(plan), "plan.json")), minibatches)
@@ -185,9 +188,9 @@ def simulate(plan: Outcome | str | os.PathLike[str], minibatches: int | None = N
 
 
 def render(outcome: Outcome, folder: str | os.PathLike[str] = "plan", *, force: bool = False) -> Path:
-    """Write a plan folder: plan.json, stages/ and launch.sh, which runs it. Returns the folder.
+    """Write a plan folder with plan.json, stages/ and launch.sh, which runs the plan. Returns the folder.
 
-    All of it or nothing; `force` replaces a plan that is there. Raises `InputError`.
+    Either all files are written or none. `force` replaces an existing plan. Raises `InputError`.
     """
     plan_folder.write_plan(outcome, Path(folder), force=force)
     return Path(folder)
@@ -201,10 +204,10 @@ def render_launcher(
     force: bool = False,
     **settings: object,
 ) -> Path:
-    """Write what starts the plan of a folder elsewhere: `ssh`, `slurm`, `kubernetes`, `torchrun`. Returns the file.
+    """Render a script that launches the plan of a folder: `ssh`, `slurm`, `kubernetes`, `torchrun`. Returns its path.
 
-    It lies in the plan folder unless `output` says otherwise. `settings` are the options of the kind, as
-    `pipeplan render KIND --help` lists them: `partition="gpu"`. Raises `InputError`.
+    The script lies in the plan folder unless `output` names another file. `settings` are the options that
+    `pipeplan render KIND --help` lists, such as `partition="gpu"`. Raises `InputError`.
     """
     plan, found = Path(folder), launcher(kind)
     path = launch_files.destination(plan, found, None, None if output is None else Path(output))
@@ -214,10 +217,10 @@ def render_launcher(
 
 
 def export(target: str, outcome: Outcome, folder: str | os.PathLike[str] | None = None, *, force: bool = False) -> Path:
-    """Write the files that tell a plan to another trainer, all or none. Returns their folder, `plan/TARGET` by default.
+    """Export a plan for another trainer. Returns the folder of its files, by default `plan/TARGET`.
 
-    `target` is `torch-pipelining`, `torchtitan`, `megatron` or `deepspeed`. Raises `InputError` for a plan that it
-    cannot express; `solve(..., target=...)` finds the best that it can.
+    `target` is `torch-pipelining`, `torchtitan`, `megatron` or `deepspeed`. Either all files are written or none.
+    Raises `InputError` for a plan that the trainer cannot express; `solve(..., target=...)` finds the best that it can.
     """
     place = Path("plan") / target if folder is None else Path(folder)
     written.write(place, written.export(target_of(target), outcome.problem, outcome.plan), force=force)
@@ -225,7 +228,7 @@ def export(target: str, outcome: Outcome, folder: str | os.PathLike[str] | None 
 
 
 def _reference(build: Callable[[], object]) -> str:
-    """By what other processes can load a function: the file that it stands in, and its name."""
+    """A reference to a function by its file and name, with which other processes can load it."""
     name, place = getattr(build, "__qualname__", ""), inspect.getmodule(build)
     source = getattr(place, "__file__", None)
     if source is None or not name.isidentifier():

@@ -1,12 +1,12 @@
-"""`--schedule auto`: the fastest schedule for a global batch, among those that a tolerance for staleness allows.
+"""`--schedule auto`: the fastest schedule for a global batch, among those that a tolerance of staleness allows.
 
     none      synchronous: the pipeline drains before every update (gpipe, 1f1b-flush)
-    bounded   2bw as well: weights are one update old, at every stage
-    any       vertical-sync and 1f1b-stashing as well: weights are as many updates old as minibatches are in flight, and
-              a stage updates after as many minibatches as it has replicas, whatever the global batch
+    bounded   additionally 2bw: weights are one update old, at every stage
+    any       additionally vertical-sync and 1f1b-stashing: weights are as many updates old as minibatches are in
+              flight, and a stage updates after as many minibatches as it has replicas, regardless of the global batch
 
-The schedules with one update per global batch may cut it into minibatches of several sizes: the profile's own, and
-halves of it as far as they divide the batch, by linear rescaling (which leaves out what a kernel takes to start).
+Schedules with one update per global batch may cut it into minibatches of several sizes: the profile's own, and that
+halved as often as the result divides the batch. Times are rescaled linearly, which neglects the launch time of kernels.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ STALENESS = {
     "any": (FLUSH, GPIPE, DOUBLE_BUFFERED, VERTICAL, STASHING),
 }
 HALVINGS = 3
-"""The smallest minibatch tried is the profile's own over 2 to this power."""
+"""The profile's minibatch is halved at most so often."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What one schedule could do."""
+    """The best plan of one schedule with one minibatch size."""
 
     problem: Problem
     sample_s: float | None
-    """Seconds per sample of its best plan; None where nothing fits."""
+    """Seconds per sample; None if no plan fits."""
     config: str
 
     @property
     def schedule(self) -> str:
-        """Its name."""
+        """Name of the schedule."""
         return self.problem.options.schedule
 
     @property
@@ -54,10 +54,10 @@ class Choice:
 def choose(
     profile: Profile, cluster: Cluster, options: Options, batch: int, staleness: str, maximum_cuts: int
 ) -> tuple[Problem, list[Choice]]:
-    """The problem under the best schedule, and all that were tried, best first.
+    """The problem with the best schedule, and all choices that were tried, best first.
 
-    `batch` is in samples per update. Of schedules equally fast the least stale is taken. Raises `InputError` where the
-    batch cannot be cut up, `InfeasibleError` where no schedule has a plan.
+    `batch` is in samples per update. Among equally fast schedules the least stale one is taken. Raises `InputError` if
+    the batch cannot be cut into minibatches, and `InfeasibleError` if no schedule has a plan.
     """
     if staleness not in STALENESS:
         raise InputError(f"there is no tolerance {staleness!r} for staleness; {did_you_mean(staleness, STALENESS)}")
@@ -81,7 +81,7 @@ def choose(
 
 
 def minibatch_sizes(own: int, batch: int) -> list[int]:
-    """The profile's own minibatch and halves of it, as far as they divide the batch, largest first."""
+    """The profile's minibatch size and its halvings, as far as they divide the batch, largest first."""
     sizes = [own >> halving for halving in range(HALVINGS + 1) if own % (1 << halving) == 0]
     found = [size for size in sizes if size > 0 and batch % size == 0]
     if batch < 1 or not found:

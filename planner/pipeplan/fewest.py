@@ -1,4 +1,4 @@
-"""The fewest busy workers with which a plan is nearly as fast as the best."""
+"""`--fewest-workers`: the fewest busy workers with which a plan is nearly as fast as the best one."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from pipeplan.quick import best_plan
 from pipeplan.solving import Outcome, Settings, solve
 
 _ROUNDING = 1e-9
-"""Relative: a pace at the limit but for rounding is within it."""
+"""Relative rounding error by which a pace may exceed the limit."""
 
 
 @dataclass(frozen=True)
 class Fewest:
-    """The answer, and what it is measured against."""
+    """The plan on the fewest workers, and the plans on either side of it."""
 
     outcome: Outcome
-    """The best plan on so few workers."""
+    """The best plan on `workers` workers."""
     workers: int
-    """The fewest busy workers that will do."""
+    """The fewest busy workers that suffice."""
     best: Outcome
     """The best plan on any number of workers."""
     fewer_s: float | None
-    """Pace of the best plan on one worker less, which is too slow; None where there is none."""
+    """Seconds per minibatch of the best plan on one worker fewer, which is too slow; None if there is no such plan."""
 
     @property
     def slower(self) -> float:
-        """How much slower than the best it is, relative."""
+        """How much slower the plan is than the best one, relative."""
         return max(0.0, self.outcome.evaluation.pace_s / self.best.evaluation.pace_s - 1)
 
 
 def fewest_workers(problem: Problem, within: float, settings: Settings | None = None) -> Fewest:
     """The best plan on the fewest workers with which some plan is at most `within` (0.05: 5%) slower than the best.
 
-    More workers never do harm, as they may stay idle, so that halving finds the number (under contention, where the
-    best plan is not proven, one that will do and that no fewer tried will). The best pace, and the plan
-    for the number found, come from the solvers that `settings` names; the steps of the search from the DP.
-    Raises `InfeasibleError` where there is no plan at all.
+    More workers never slow the best plan down, because they may stay idle; so a binary search finds the number. Under
+    contention, where the best plan is not proven, the search finds a number that suffices while no smaller number that
+    it tried does. The solvers that `settings` names give the best pace and the final plan; the DP alone gives the steps
+    of the search. Raises `InfeasibleError` if there is no plan at all.
     """
     if not 0 <= within < float("inf"):
         raise InputError(f"the share by which a plan may be slower must be at least 0, not {within:g}")
@@ -47,7 +47,7 @@ def fewest_workers(problem: Problem, within: float, settings: Settings | None = 
     best = solve(problem, settings)
     limit = best.evaluation.pace_s * (1 + within)
     cuts = enumerate_cuts(problem, settings.maximum_cuts)
-    # `low` workers are too few, with this pace; `high` are enough.
+    # Invariant: `low` workers are too few, with the pace `fewer`, and `high` workers suffice.
     low, fewer, high = 0, None, best.plan.busy
     while high - low > 1:
         middle = (low + high) // 2
@@ -66,7 +66,7 @@ def on_at_most(problem: Problem, workers: int) -> Problem:
 
 
 def _pace(problem: Problem, cuts: Cuts, workers: int) -> float | None:
-    """Of the best plan on at most so many workers, s per minibatch."""
+    """Seconds per minibatch of the best plan on at most so many workers; None if there is no plan."""
     stages = problem.options.stages
     if stages is not None and stages > workers:
         return None

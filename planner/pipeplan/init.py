@@ -1,4 +1,4 @@
-"""What a new user begins with: a job file that trains as it is, and a cluster file of this machine."""
+"""The starter files of a new user: a job file that trains as it is, and a cluster file of this machine."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from pipeplan.units import parse_size, show_size
 JOB, CLUSTER = "job.py", "cluster.toml"
 
 _DEVICE = (
-    "What one worker computes on. kind: cuda or cpu. memory: what a plan may use of it, for one worker.",
+    "The device of one worker. kind: cuda or cpu. memory: how much of it a plan may use for one worker.",
     "Servers that differ get [[device]] and [[server]] tables: docs/file-formats.md.",
 )
 _WORKERS = (
-    "What joins the workers of one server. count: how many they are. bandwidth: of one worker's link, each way.",
-    "`pipeplan profile --links` measures all of it, and writes a cluster file.",
+    "The links between the workers of one server. count: number of workers. bandwidth: of one worker's link, each way.",
+    "`pipeplan profile --links` measures these figures and writes a cluster file.",
 )
 _SERVERS = """\
 
-# More servers like this one: take the # off the lines below, and say how many there are and what joins them.
+# More servers like this one: uncomment the lines below, and set their number and the links between them.
 # [[level]]
 # name = "cluster"
 # count = 2
@@ -38,20 +38,20 @@ _SERVERS = """\
 
 
 def files(workers: int | None = None) -> dict[str, str]:
-    """The texts, by name of the file. `workers` of this machine: by default one a GPU, or one a processor core.
+    """The texts of the files by their names, for `workers` on this machine.
 
-    Raises `InputError` where that is no number of workers.
+    By default there is one worker for each GPU, or for each processor core. Raises `InputError` for an invalid number.
     """
     return {JOB: read_text(resources.folder("templates") / "init" / JOB), CLUSTER: cluster_text(local(workers))}
 
 
 def cluster_text(cluster: Cluster) -> str:
-    """A cluster of one server as a file that explains itself."""
+    """A cluster file with explanatory comments, for a cluster of one server."""
     workers = cluster.workers
     device = replace(cluster.device, memory_bytes=_rounded(cluster.device.memory_bytes))
-    what = "GPU" if device.kind == "cuda" else "worker"
-    found = f"{workers} {what}{'' if workers == 1 else 's'} of {show_size(device.memory_bytes)}, {device.name}"
-    remarks = [f"This machine, as pipeplan found it: {found}.", "`pipeplan solve --cluster` takes this file."]
+    noun = "GPU" if device.kind == "cuda" else "worker"
+    summary = f"{workers} {noun}{'' if workers == 1 else 's'} of {show_size(device.memory_bytes)}, {device.name}"
+    remarks = [f"This machine, as pipeplan found it: {summary}.", "`pipeplan solve --cluster` takes this file."]
     text = cluster_write.text_of(replace(cluster, name="mine", device=device), remarks)
     for table, lines in (("[device]", _DEVICE), ("[[level]]", _WORKERS)):
         text = text.replace(f"\n{table}\n", "\n" + "".join(f"# {line}\n" for line in lines) + f"{table}\n", 1)
@@ -59,20 +59,20 @@ def cluster_text(cluster: Cluster) -> str:
 
 
 def _rounded(memory_bytes: int) -> int:
-    """Down to a tenth of a GiB, for people to read; as it is where there is less than one."""
+    """The size rounded down to a tenth of a GiB for readers, or unchanged if it is below 1 GiB."""
     tenths = memory_bytes * 10 >> 30
     return parse_size(f"{tenths / 10} GiB", CLUSTER) if tenths >= 10 else memory_bytes
 
 
 def commands(folder: Path, kind: str) -> list[str]:
-    """What to type next, from where the user stands: measure, plan, train. `kind` of device: `cuda` or `cpu`."""
-    here = folder == Path()
+    """The commands that measure, plan and train, for a user in the current folder; `kind` is `cuda` or `cpu`."""
+    is_current = folder == Path()
     job, profile, cluster, plan = (_quoted(folder / name) for name in (f"{JOB}:build", "profile.json", CLUSTER, "plan"))
     device = " --device cuda" if kind == "cuda" else ""
-    script = "./plan" if here else plan if folder.is_absolute() else f"./{plan}" if plan[0] != "'" else plan
+    script = "./plan" if is_current else plan if folder.is_absolute() else f"./{plan}" if plan[0] != "'" else plan
     return [
-        f"pipeplan profile {job}{device}" + ("" if here else f" -o {profile}"),
-        f"pipeplan solve {profile} --cluster {cluster}" + ("" if here else f" -o {plan}"),
+        f"pipeplan profile {job}{device}" + ("" if is_current else f" -o {profile}"),
+        f"pipeplan solve {profile} --cluster {cluster}" + ("" if is_current else f" -o {plan}"),
         f"{script}/launch.sh --epochs 5",
     ]
 
@@ -82,9 +82,9 @@ def _quoted(path: Path) -> str:
 
 
 def write(folder: Path, texts: Mapping[str, str], *, force: bool = False) -> None:
-    """Write all of the files, or none; with `force` in place of those that are there. Raises `InputError`."""
+    """Write all of the files, or none. `force` replaces existing ones. Raises `InputError`."""
     _refuse(folder, texts, force)
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    new_folders = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".new-files.", dir=folder))
@@ -95,7 +95,7 @@ def write(folder: Path, texts: Mapping[str, str], *, force: bool = False) -> Non
                 (scratch / name).replace(folder / name)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-            _remove_empty(made)
+            _remove_empty(new_folders)
     except OSError as error:
         raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
 

@@ -1,5 +1,6 @@
-"""Ctrl-C where several problems are solved: a solver that it interrupts ends with the best plan so far, which is no
-answer to go on with.
+"""Ctrl-C while several problems are solved.
+
+A solver that is interrupted returns the best plan so far. Code that solves further problems must not go on with it.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ from types import FrameType
 
 @contextmanager
 def noted() -> Iterator[Callable[[], None]]:
-    """The function that it gives raises `KeyboardInterrupt` if Ctrl-C has come inside, whoever caught it."""
-    came = False
+    """Yield a function that raises `KeyboardInterrupt` if Ctrl-C came inside the block, even if a solver caught it."""
+    interrupted = False
 
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal came
-        came = True
+    def remember(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
         signal.default_int_handler(number, frame)
 
-    def check() -> None:
-        if came:
+    def raise_if_interrupted() -> None:
+        if interrupted:
             raise KeyboardInterrupt
 
-    # Elsewhere than in the main thread there is nothing to interrupt; where it is ignored, it stays so.
+    # Signals only reach the main thread. A process that ignores Ctrl-C goes on ignoring it.
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        yield check
+        yield raise_if_interrupted
         return
-    usual = signal.signal(signal.SIGINT, note)
+    previous = signal.signal(signal.SIGINT, remember)
     try:
-        yield check
+        yield raise_if_interrupted
     finally:
-        signal.signal(signal.SIGINT, usual)
+        signal.signal(signal.SIGINT, previous)

@@ -1,9 +1,10 @@
-"""From what a user says to one problem: constraints, the choice of a schedule or of a minibatch size, a trainer."""
+"""Builds the problem from the user's options: constraints, choice of a schedule or minibatch size, another trainer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, TypedDict, Unpack
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 from pipeplan.auto import Choice, choose
 from pipeplan.cluster_data import Cluster
@@ -17,51 +18,53 @@ from pipeplan.sized import Sized, choose_size
 from pipeplan.solving import MAXIMUM_CUTS
 
 AUTO: Literal["auto"] = "auto"
-
-
-class Words(TypedDict, total=False):
-    """The fields of `pipeplan.Options`, which has what each means. Those left out have their defaults."""
-
-    inference: bool
-    overlap: float | None
-    """None: all of it hides behind compute on GPUs, nothing on CPUs."""
-    memory: bool
-    stages: int | None
-    max_replicas: int | None
-    allow_copies: bool
-    schedule: str
-    """Or `auto`, with a global `batch`."""
-    accumulate: int | None
-    recompute: bool
-    contention: bool
-    boundary: str
-    max_stages: int | None
-    max_workers: int | None
-    pins: tuple[tuple[str, int], ...]
-    together: tuple[tuple[str, ...], ...]
-    no_cut_after: tuple[str, ...]
-    grid: bool
+FLAGS: Mapping[str, Mapping[str, Any]] = {
+    "straight": {"max_replicas": 1, "allow_copies": False},
+    "ignore_memory": {"memory": False},
+    "no_recompute": {"recompute": False},
+    "no_contention": {"contention": False},
+}
+"""The fields of `Options` that a flag of the command line sets. Every other option has the name of its field."""
 
 
 @dataclass(frozen=True)
 class Posed:
-    """A problem, and what choosing a schedule or a minibatch size for it showed."""
+    """A problem, and the results of choosing a schedule or a minibatch size for it."""
 
     problem: Problem
     schedules: tuple[Choice, ...] = ()
-    """Best first; empty where none was to be chosen."""
+    """All schedules tried, best first; empty unless the schedule was `auto`."""
     sizes: tuple[Sized, ...] = ()
-    """Likewise."""
+    """All minibatch sizes tried, best first; empty unless the minibatch was `auto`."""
     aim: Aim | None = None
-    """The trainer that the plan is for."""
+    """The trainer that the plan is for, if one was named."""
 
 
-def options_for(kind: str, **words: Unpack[Words]) -> Options:
-    """The options that the words describe, with the default that depends on the kind of device, `cuda` or `cpu`."""
-    if words.get("overlap") is None:
-        # On CPUs the cores that compute also move the data, so that nothing hides behind anything.
-        words["overlap"] = 1.0 if kind == "cuda" else 0.0
-    return Options(**words)  # type: ignore[arg-type]  # the overlap is a number by now
+def option_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `Options` that arguments of the command line set, by name of the field.
+
+    Arguments that were not given (None, False, or empty) and those that are not about `Options` are left out.
+    """
+    names = {field.name for field in fields(Options)}
+    given = {name: value for name, value in arguments.items() if value is not None and value is not False}
+    found = {name: value for name, value in given.items() if name in names and value not in ("", ())}
+    for flag in FLAGS:
+        if flag in given:
+            found |= FLAGS[flag]
+    return found
+
+
+def default_overlap(kind: str) -> float:
+    """The share of gradient synchronisation that hides behind compute on devices of a kind, `cuda` or `cpu`."""
+    # On CPUs the cores that compute also move the data, so that nothing hides behind anything.
+    return 1.0 if kind == "cuda" else 0.0
+
+
+def options_for(kind: str, **fields_given: Any) -> Options:
+    """Options for devices of a kind, `cuda` or `cpu`, which decides the overlap unless that is given."""
+    if fields_given.get("overlap") is None:
+        fields_given["overlap"] = default_overlap(kind)
+    return Options(**fields_given)
 
 
 def pose(
@@ -73,40 +76,41 @@ def pose(
     staleness: str = "any",
     target: str | None = None,
     maximum_cuts: int = MAXIMUM_CUTS,
-    **words: Unpack[Words],
+    **options: Any,
 ) -> Posed:
-    """The problem that the words describe.
+    """The problem that the user describes; `options` are fields of `Options`.
 
-    `minibatch` is another size than the profile's, or `auto`: the best of those measured. With `schedule="auto"` the
-    best schedule for a global `batch`, in samples per update, among those whose weights are as old as `staleness`
-    (`none`, `bounded`, `any`) allows. With a `target`, an export's name, only plans that it can express, of `batch`
-    samples per update if that is given. Raises `InputError` where the words do not go together, `InfeasibleError` where
-    nothing that could be chosen fits.
+    `minibatch` is another size than the profile's, or `auto` for the best of those measured. `schedule="auto"` takes
+    the best schedule for a global `batch`, in samples per update, among those whose weights are at most as old as
+    `staleness` (`none`, `bounded`, `any`) allows. A `target`, the name of an export, restricts plans to those that this
+    trainer can express, with `batch` samples per update if that is given.
+
+    Raises `InputError` for options that contradict each other, and `InfeasibleError` where no candidate has a plan.
     """
-    if words.get("schedule") == AUTO:
+    if options.get("schedule") == AUTO:
         if target is not None:
             raise InputError("--for has a schedule of its own: leave out --schedule auto")
-        return _scheduled(profile, cluster, minibatch, batch, staleness, maximum_cuts, words)
+        return _with_best_schedule(profile, cluster, minibatch, batch, staleness, maximum_cuts, options)
     if batch is not None and target is None:
         raise InputError("--batch goes with --schedule auto or --for; for one schedule give --accumulate")
     scaled = profile if minibatch == AUTO else _scaled(profile, minibatch)
     if batch is not None:
         sizes = [size.minibatch for size in sizes_of(profile)] if minibatch == AUTO else [scaled.minibatch]
-        words["accumulate"] = _accumulated(words.get("accumulate"), batch, sizes)
-    free = Problem(scaled, cluster, options_for(cluster.device.kind, **words))
-    aim = None if target is None else Aim(target_of(target), free)
-    problem = free if aim is None else aim.problem
+        options = options | {"accumulate": _minibatches_per_update(options.get("accumulate"), batch, sizes)}
+    unrestricted = Problem(scaled, cluster, options_for(cluster.device.kind, **options))
+    aim = None if target is None else Aim(target_of(target), unrestricted)
+    problem = unrestricted if aim is None else aim.problem
     if minibatch != AUTO:
         return Posed(problem, aim=aim)
     problem, tried = choose_size(problem, maximum_cuts, batch)
     if aim is not None:
-        options = replace(free.options, accumulate=problem.options.accumulate)
-        aim = replace(aim, free=replace(free, profile=problem.profile, options=options))
+        chosen = replace(unrestricted.options, accumulate=problem.options.accumulate)
+        aim = replace(aim, free=replace(unrestricted, profile=problem.profile, options=chosen))
     return Posed(problem, sizes=tuple(tried), aim=aim)
 
 
-def _accumulated(accumulate: int | None, batch: int, sizes: list[int]) -> int:
-    """Minibatches per update for a batch of so many samples: of the first size that it can be cut into."""
+def _minibatches_per_update(accumulate: int | None, batch: int, sizes: list[int]) -> int:
+    """Minibatches per update for a batch of so many samples, of the first size that divides it."""
     if accumulate is not None:
         raise InputError("--accumulate follows from --batch: leave one of them out")
     fitting = [size for size in sizes if batch % size == 0]
@@ -118,28 +122,28 @@ def _accumulated(accumulate: int | None, batch: int, sizes: list[int]) -> int:
     return batch // fitting[0]
 
 
-def _scheduled(
+def _with_best_schedule(
     profile: Profile,
     cluster: Cluster,
     minibatch: int | Literal["auto"] | None,
     batch: int | None,
     staleness: str,
     maximum_cuts: int,
-    words: Words,
+    options: dict[str, Any],
 ) -> Posed:
-    """The problem under the best schedule."""
+    """The problem with the best schedule."""
     if minibatch == AUTO:
         raise InputError("--schedule auto chooses the minibatch size itself, from --batch: leave out --minibatch auto")
     if batch is None:
         raise InputError("--schedule auto needs the global batch: give --batch, in samples per update")
-    if words.get("accumulate") is not None:
+    if options.get("accumulate") is not None:
         raise InputError("--accumulate follows from --batch with --schedule auto: leave it out")
-    if words.get("inference"):
+    if options.get("inference"):
         raise InputError("--schedule is for training: leave it out with --inference")
-    del words["schedule"]
-    options = options_for(cluster.device.kind, **words)
+    unscheduled = {name: value for name, value in options.items() if name != "schedule"}
+    fixed = options_for(cluster.device.kind, **unscheduled)
     scaled = _scaled(profile, minibatch)
-    problem, choices = choose(scaled, cluster, options, batch, staleness.lower(), maximum_cuts)
+    problem, choices = choose(scaled, cluster, fixed, batch, staleness.lower(), maximum_cuts)
     return Posed(problem, schedules=tuple(choices))
 
 

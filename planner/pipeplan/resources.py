@@ -1,4 +1,4 @@
-"""Where the bundled data lies: inside the installed package, or at the top of a checkout in editable mode."""
+"""The folders of bundled data, which lie inside the installed package or at the top of a checkout."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The answer of `solve` as a person reads it: a table of the stages, the gains, the verdict."""
+"""The plan that `pipeplan solve` prints: a table of its stages, its gains over baselines, and the verdict."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -19,64 +19,55 @@ from pipeplan.text import one_line
 from pipeplan.units import show_pace, show_size, show_time
 from pipeplan.verdict import TOLERANCE
 
-if TYPE_CHECKING:  # those who only want a cluster described need not wait for the solvers
+if TYPE_CHECKING:  # `describe` is imported without waiting for the solvers
     from pipeplan.solving import Outcome
 
+LONGEST_CONFIG = 15
+"""Characters up to which the configuration of a baseline is shown."""
 
-def show(outcome: Outcome, console: Console) -> None:
-    """Print an outcome."""
+
+def plan_table(outcome: Outcome) -> Iterator[RenderableType]:
+    """An outcome as lines and a table, each to be printed from a line of its own."""
     plan, score = outcome.plan, outcome.evaluation
     cluster, profile = outcome.problem.cluster, outcome.problem.profile
-    what = "inference" if plan.inference else f"training{_schedule(plan)}"
-    console.print(
-        Text.assemble(
-            (f"Plan {plan.config}", "bold"),
-            f" for {what} {one_line(profile.model_name)}, minibatch {profile.minibatch}, on cluster "
-            f"{one_line(cluster.name)} "
-            f"({describe(cluster)})",
-        ),
-        soft_wrap=True,
+    purpose = "inference" if plan.inference else f"training{_schedule(plan)}"
+    yield Text.assemble(
+        (f"Plan {plan.config}", "bold"),
+        f" for {purpose} {one_line(profile.model_name)}, minibatch {profile.minibatch}, on cluster "
+        f"{one_line(cluster.name)} ({describe(cluster)})",
     )
-    console.print(_stages(outcome))
-    console.print(_layers(outcome), soft_wrap=True)
-    console.print(_picture(outcome), soft_wrap=True)
-    console.print(
-        Text.assemble(
-            "Predicted: ",
-            (f"{show_pace(score.rate)} minibatches/s", "bold"),
-            f" ({show_time(score.pace_s)} each, {show_pace(score.rate * profile.minibatch)} samples/s), "
-            f"bound by {score.bound}.",
-        ),
-        soft_wrap=True,
+    yield _stages(outcome)
+    yield _layers(outcome)
+    yield _picture(outcome)
+    yield Text.assemble(
+        "Predicted: ",
+        (f"{show_pace(score.rate)} minibatches/s", "bold"),
+        f" ({show_time(score.pace_s)} each, {show_pace(score.rate * profile.minibatch)} samples/s), "
+        f"bound by {score.bound}.",
     )
-    for line in _gains(outcome.baselines, score.pace_s):
-        console.print(line, soft_wrap=True)
+    yield from _gains(outcome.baselines, score.pace_s)
     if outcome.published is not None:
         pace, baseline = outcome.published
-        console.print(
-            f"By its own formulas: {pace:.10g} s per minibatch, {baseline / pace:.10g}x over data parallelism.",
-            soft_wrap=True,
-        )
+        yield f"By its own formulas: {pace:.10g} s per minibatch, {baseline / pace:.10g}x over data parallelism."
     colour = "green" if outcome.verdict.proven else "yellow"
-    console.print(Text.assemble("Verdict: ", (outcome.verdict.text, colour), f" ({_seconds(outcome)})"), soft_wrap=True)
-    for text in _proof(outcome):
-        console.print(text, soft_wrap=True)
+    yield Text.assemble("Verdict: ", (outcome.verdict.text, colour), f" ({_seconds(outcome)})")
+    yield from _proof(outcome)
 
 
 def _schedule(plan: Plan) -> str:
-    """Nothing for the usual one."""
+    """The schedule as part of a sentence; empty for `STASHING`, the default."""
     if plan.schedule == STASHING:
         return ""
     return f" by {plan.schedule}" + (f", {plan.accumulate} minibatches per update," if plan.accumulate else "")
 
 
 def _proof(outcome: Outcome) -> list[str]:
-    """What keeps the plan from the bound, and where its proof is."""
+    """Sentences on why the plan misses the bound, and on where its proof is."""
     lines = []
     score = outcome.evaluation
     if outcome.published is None and score.pace_s > score.alone_s * (1 + TOLERANCE) and score.bound != AWAITED:
-        what = "Shared cores slow" if outcome.problem.cluster.shared_cores else "Shared network cards slow"
-        slower = f"{what} it by {score.pace_s / score.alone_s - 1:.1%}, from {show_time(score.alone_s)}"
+        cause = "Shared cores slow" if outcome.problem.cluster.shared_cores else "Shared network cards slow"
+        slower = f"{cause} it by {score.pace_s / score.alone_s - 1:.1%}, from {show_time(score.alone_s)}"
         bound = f"With that no plan is proven more than {outcome.gap:.2%} faster (bound {show_time(outcome.bound_s)})."
         lines.append(f"{slower}, and every plan to no less." if outcome.gap <= TOLERANCE else f"{slower}. {bound}")
     if outcome.certificate.document is not None:
@@ -85,7 +76,7 @@ def _proof(outcome: Outcome) -> list[str]:
 
 
 def describe(cluster: Cluster) -> str:
-    """`2 servers × 8 V100 16 GB`; where servers differ, `3 servers: 2 × 8 V100 16 GB + 4 T4`, in their order."""
+    """A cluster in a few words: `2 servers × 8 V100 16 GB`, or `3 servers: 2 × 8 V100 16 GB + 4 T4`."""
     (first, devices, name), *others = cluster.kinds
     if others:
         counted = [f"{'' if count == 1 else f'{count} × '}{devices} {name}" for count, devices, name in cluster.kinds]
@@ -98,21 +89,21 @@ def _stages(outcome: Outcome) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     limited = outcome.problem.options.memory
     least = min(cost.capacity_bytes for cost in score.stages)
-    # Where the devices differ, a share of each stage's own.
+    # In a heterogeneous cluster the column shows the share of each stage's own capacity.
     differ = any(cost.capacity_bytes > least for cost in score.stages)
     capacity = "" if not limited else "of its own" if differ else f"of {show_size(least)}"
     for heading in ("stage", "repl.", "servers", "depth", "compute", "sync", "to next", "link", "memory", capacity):
         table.add_column(heading, justify="right", no_wrap=True)
     for number, (stage, cost) in enumerate(zip(plan.stages, score.stages, strict=True), start=1):
         last = number == len(plan.stages)
-        again = "*" if stage.recompute else ""
+        recomputed = "*" if stage.recompute else ""
         share = f"{cost.memory_bytes / cost.capacity_bytes:.0%}" if limited else ""
         table.add_row(
             str(number),
             str(stage.replicas),
             _servers(stage.workers, outcome.problem.cluster),
             str(stage.depth),
-            show_time(cost.compute_s) + again,
+            show_time(cost.compute_s) + recomputed,
             show_time(cost.synchronisation_s),
             "" if last else show_size(cost.boundary_bytes),
             "" if last else show_time(cost.boundary_s),
@@ -123,7 +114,7 @@ def _stages(outcome: Outcome) -> Table:
 
 
 def _layers(outcome: Outcome) -> Text:
-    """From which layer to which every stage goes."""
+    """The first and the last layer of every stage, a line for each."""
     lines = Text()
     for number, stage in enumerate(outcome.plan.stages, start=1):
         layers = stage.layers
@@ -135,7 +126,7 @@ def _layers(outcome: Outcome) -> Text:
 
 
 def _servers(workers: Iterable[int], cluster: Cluster) -> str:
-    """The servers of some workers, as `0-2` or `0,3`."""
+    """The numbers of the servers that hold the workers, as `0-2` or `0,3`."""
     numbers = sorted({cluster.server_of(worker) for worker in workers})
     if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
         return f"{numbers[0]}-{numbers[-1]}"
@@ -143,7 +134,7 @@ def _servers(workers: Iterable[int], cluster: Cluster) -> str:
 
 
 def _picture(outcome: Outcome) -> Text:
-    """The workers of every server, each drawn as the number of its stage, idle ones as a dot."""
+    """The workers of every server: each is drawn as the number of its stage, an idle one as a dot."""
     cluster = outcome.problem.cluster
     stage_of = {worker: number for number, stage in enumerate(outcome.plan.stages, 1) for worker in stage.workers}
     width = len(str(len(outcome.plan.stages)))
@@ -162,10 +153,11 @@ def _picture(outcome: Outcome) -> Text:
 
 
 def _gains(baselines: tuple[Baseline, ...], pace_s: float) -> list[Text]:
+    """The speedup over each baseline, a line for each."""
     lines = []
     for baseline in baselines:
         gain = baseline.gain(pace_s)
-        name = baseline.name + (f" ({_short(baseline.config)})" if baseline.config else "")
+        name = baseline.name + (f" ({short_config(baseline.config, LONGEST_CONFIG)})" if baseline.config else "")
         line = Text(f"  over {name:<41} ")
         if baseline.pace_s is None or gain is None:
             line.append("-", "dim")
@@ -178,10 +170,11 @@ def _gains(baselines: tuple[Baseline, ...], pace_s: float) -> list[Text]:
     return lines
 
 
-def _short(config: str) -> str:
-    """A configuration of many stages by its length."""
-    return config if len(config) <= 15 else f"{config.count('-') + 1} stages"
+def short_config(config: str, most: int) -> str:
+    """The configuration, or the number of its stages if it is longer than `most` characters."""
+    return config if len(config) <= most else f"{config.count('-') + 1} stages"
 
 
 def _seconds(outcome: Outcome) -> str:
+    """How long each solver ran."""
     return ", ".join(f"{result.solver} {result.seconds:.2f} s" for result in outcome.results)

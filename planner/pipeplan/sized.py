@@ -1,4 +1,4 @@
-"""`--minibatch auto`: the minibatch size with the most samples per second, among those that a profile holds."""
+"""`--minibatch auto`: the minibatch size with the most samples per second among those that a profile holds."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pipeplan.rescale import at, sizes_of
 
 @dataclass(frozen=True)
 class Sized:
-    """What one minibatch size could do."""
+    """The best plan of one minibatch size."""
 
     problem: Problem
     samples_per_s: float | None
-    """Of its best plan; None where nothing fits."""
+    """None if no plan fits."""
     config: str
 
     @property
@@ -27,10 +27,11 @@ class Sized:
 
 
 def choose_size(problem: Problem, maximum_cuts: int, batch: int | None = None) -> tuple[Problem, list[Sized]]:
-    """The problem at its best size, and all sizes, best first. Of sizes equally fast the smallest is taken.
+    """The problem at its best size, and the results of all sizes, best first.
 
-    With a `batch`, samples of one update, only sizes that it is a multiple of, each with as many
-    minibatches. Raises `InputError` where the profile holds one size only, `InfeasibleError` where nothing fits at any.
+    Among equally fast sizes the smallest is taken. A `batch`, in samples per update, restricts the sizes to its
+    divisors and sets the minibatches per update of each. Raises `InputError` if the profile holds a single size, and
+    `InfeasibleError` if no size has a plan that fits.
     """
     sizes = [size.minibatch for size in sizes_of(problem.profile)]
     if len(sizes) == 1:

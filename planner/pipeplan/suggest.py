@@ -1,4 +1,4 @@
-"""Offer the names nearest to one that does not exist."""
+"""Suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 MOST_NAMES = 24
-"""That are listed."""
+"""At most so many names are listed."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`did you mean 'a' or 'b'?` for near misses, else the whole list of what there is."""
+    """A hint such as `did you mean 'a' or 'b'?` for near misses, else the list of all known names."""
     names = list(known)
     by_folded = {candidate.lower(): candidate for candidate in reversed(names)}
     near = [by_folded[match] for match in difflib.get_close_matches(name.lower(), by_folded, n=3, cutoff=0.5)]
@@ -22,7 +22,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def near_files(path: Path) -> str:
-    """`; did you mean 'profile.json'?` where a file of nearly this name, and of its kind, is in the same folder."""
+    """A hint such as `; did you mean 'profile.json'?`; empty if the folder has no file of a similar name and suffix."""
     try:
         names = [one.name for one in path.parent.iterdir() if one.suffix == path.suffix and one.is_file()]
     except OSError:

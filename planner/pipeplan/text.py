@@ -1,8 +1,8 @@
-"""Text from files, made fit to be shown."""
+"""Text from files, cleaned for printing."""
 
 from __future__ import annotations
 
 
 def one_line(value: object) -> str:
-    """Text without line breaks or control characters: for a line of output, or a comment in a script."""
+    """Replace line breaks and control characters by spaces, for a line of output or a comment in a script."""
     return "".join(character if character.isprintable() else " " for character in str(value))

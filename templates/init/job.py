@@ -1,8 +1,8 @@
-"""A job: what pipeplan needs to know of a training. It runs as it is; put your own model and data in its place.
+"""A training job for pipeplan. It runs as it is: replace the model and the data by your own.
 
     pipeplan profile job.py:build
 
-Every worker calls `build` with the same random seed, and keeps only its own stage of the model.
+Every worker calls `build` with the same random seed and keeps only its own stage of the model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeplan_launch import Data, Job
 
 
 class Block(nn.Module):
-    """A residual block. Members of a list of modules, as here, are what plans move around."""
+    """A residual block. Plans assign the members of a list of modules, such as these blocks, to stages."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Your model goes here, as it is: any nn.Module whose forward() can be traced (docs/models.md)."""
+    """Put your model here, without changes: any nn.Module whose forward() can be traced (docs/models.md)."""
 
     def __init__(self, width: int = 128, blocks: int = 4, classes: int = 3) -> None:
         super().__init__()
@@ -44,8 +44,8 @@ class Net(nn.Module):
 
 
 def spirals() -> Data:
-    """Your data goes here: map-style data sets of pairs (input, target), without the DataLoader."""
-    fixed = torch.Generator().manual_seed(0)  # the data must be the same for every worker
+    """Put your data here: map-style data sets of pairs (input, target), without a DataLoader."""
+    fixed = torch.Generator().manual_seed(0)  # every worker must see the same data
     arm = torch.randint(3, (5120,), generator=fixed)
     along = torch.rand(5120, generator=fixed)
     angle = 4 * along + 2.1 * arm + 0.2 * torch.randn(5120, generator=fixed)
@@ -54,7 +54,7 @@ def spirals() -> Data:
 
 
 def build() -> Job:
-    """What trains: a reference to it is file.py:build."""
+    """Build the job. `pipeplan profile` takes a reference to this function, file.py:build."""
     return Job(
         model=Net(),
         loss=nn.functional.cross_entropy,  # loss(output, target), the mean over the minibatch

@@ -197,7 +197,7 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 def _type(annotation: object) -> str:
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    return text.replace("os.PathLike[str]", "PathLike").replace("Unpack[Words]", "fields of Options")
+    return text.replace("os.PathLike[str]", "PathLike")
 
 
 def _class(name: str, kind: type) -> str:

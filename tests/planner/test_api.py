@@ -7,16 +7,13 @@ import json
 import subprocess
 import sys
 import textwrap
-from dataclasses import fields
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
 from commandline import Run
 
 import pipeplan
 from pipeplan import api
-from pipeplan.posing import Words
 
 DP = ("--solver", "dp", "--no-certificate", "--no-write", "--json")
 
@@ -26,11 +23,6 @@ def test_the_package_has_every_name_of_the_api_and_no_module_in_its_place() -> N
         assert getattr(pipeplan, name) is getattr(api, name)
         assert importlib.util.find_spec(f"pipeplan.{name}") is None, f"import pipeplan.{name} would hide the function"
     assert set(api.__all__) <= set(dir(pipeplan))
-
-
-def test_every_option_has_its_word() -> None:
-    internal = {"several"}
-    assert set(get_type_hints(Words)) == {field.name for field in fields(pipeplan.Options)} - internal
 
 
 def test_a_profile_is_saved_and_read_by_the_text_of_its_path(tmp_path: Path) -> None:

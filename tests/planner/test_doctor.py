@@ -56,7 +56,7 @@ def test_torch_that_cannot_be_used_is_missing_and_says_what_to_do(monkeypatch: p
     [
         ({"cuda": "12.8", "cuda_devices": 2, "nccl": "2.27"}, OK, "12.8, torch sees 2 devices"),
         ({"cuda": "12.8", "cuda_devices": 1, "nccl": "2.27"}, OK, "nvidia-smi has 2: see CUDA_VISIBLE_DEVICES"),
-        ({"cuda": "12.8"}, WARNING, "torch has CUDA 12.8, and sees none of them"),
+        ({"cuda": "12.8"}, WARNING, "torch has CUDA 12.8, but sees none of them"),
         ({}, WARNING, "this build of torch has no CUDA"),
     ],
 )

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import click
@@ -26,7 +27,6 @@ import pipeplan
 from pipeplan import cli as commands
 from pipeplan import init
 from pipeplan.cli import options
-from pipeplan.posing import Words
 from pipeplan.profile_data import Size
 
 SHARED = {"output": "-o", "force": "--force", "as_json": "--json", "quiet": "-q", "seed": "--seed"}
@@ -169,7 +169,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-OTHERS: dict[str, tuple[str, Words]] = {
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "large": ("A", {}),
     "flush": ("B", {"schedule": "gpipe", "accumulate": 4, "grid": True, "stages": 2}),
 }

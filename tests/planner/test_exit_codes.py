@@ -37,7 +37,7 @@ def stated(section: str) -> dict[int, str]:
     ],
 )
 def test_an_end_has_the_code_that_the_page_says(raised: BaseException | None, code: int, run: Run) -> None:
-    with mock.patch("pipeplan.cli.models.json.dumps", side_effect=raised, return_value="{}"):
+    with mock.patch("pipeplan.cli.models.print_json", side_effect=raised):
         done = run("models", "--json")
     assert done.code == code
     assert code in stated("`pipeplan`")

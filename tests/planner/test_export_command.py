@@ -85,7 +85,7 @@ def test_the_targets_are_listed_with_their_versions(run: Run) -> None:
             ("torch-piplining",),
             "there is no export for 'torch-piplining'; did you mean 'torch-pipelining' or 'torchtitan'?",
         ),
-        ((), "say which trainer to tell the plan to: "),
+        ((), "say which trainer to export the plan for: "),
         (("torchtitan", "nowhere"), "nowhere has no plan.json; `pipeplan solve` writes plan folders"),
     ],
     ids=["misspelt", "no target", "no plan"],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipeplan.cli.profile.table import print_profile
+from pipeplan.cli.profile.table import measured_profile
 from pipeplan.profile_data import Profile
 from pipeplan.profiler import Options, profile_model
 
@@ -64,6 +64,6 @@ def test_the_profile_says_how_the_model_was_traced(tmp_path: Path, name: str, tr
     profile.save(tmp_path / "profile.json")
     assert Profile.load(tmp_path / "profile.json").provenance.traced == traced
     printed = io.StringIO()
-    print_profile(profile, Console(file=printed, width=200))
+    Console(file=printed, width=200).print(*measured_profile(profile), sep="\n")
     assert ("Traced by" in printed.getvalue()) == bool(line)
     assert line in printed.getvalue()

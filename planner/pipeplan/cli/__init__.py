@@ -1,6 +1,6 @@
-"""The command line. Commands are imported when they are called, so that `--help` and `solve` stay quick.
+"""The command line. Each command is imported only when it is called, so that `--help` and `solve` start quickly.
 
-This is the only place that prints an error and decides the exit code: docs/exit-codes.md.
+`main` alone prints errors and decides the exit code; docs/exit-codes.md lists the codes.
 """
 
 from __future__ import annotations
@@ -20,51 +20,51 @@ from pipeplan.suggest import did_you_mean
 from pipeplan.text import one_line
 
 LONGEST = 1000
-"""Characters of a complaint."""
+"""Most characters of an error message."""
 DONE, NOT_AS_PROMISED, MENDABLE, DISAGREED, INTERRUPTED = 0, 1, 2, 3, 130
 EXIT_CODES = (
     f"Exit codes: {DONE} done; {NOT_AS_PROMISED} `replay --fault`: a fault did not end as promised; {MENDABLE} "
-    f"something that you can mend, in one line; {DISAGREED} the solvers disagree, a defect; {INTERRUPTED} interrupted."
+    f"an error that you can mend; {DISAGREED} the solvers disagree, which is a defect; {INTERRUPTED} interrupted."
 )
 START = f"""\
 pipeplan {__version__}: the best pipeline for training your model, proven, and run
 
   pipeplan init        write a job file and a cluster file for this machine
-  pipeplan doctor      see what is here, and what is missing
+  pipeplan doctor      see what is installed, and what is missing
   pipeplan profile …   measure a job, layer by layer
   pipeplan solve …     find the best plan for a cluster
-  ./plan/launch.sh     train by it
+  ./plan/launch.sh     train with the plan
 
 pipeplan --help lists every command; pipeplan COMMAND --help has examples. Documentation: README.md and docs/.
 """
 
-# name: (module, help); the help stands here so that listing the commands imports none of them.
+# By name: the module and the help text, which stands here so that listing the commands imports none of them.
 _COMMANDS = {
-    "init": ("init", "Write a job file and a cluster file for this machine, to begin with."),
-    "doctor": ("doctor", "Say what is here and what is missing, in plain words."),
+    "init": ("init", "Write a starter job file and a cluster file for this machine."),
+    "doctor": ("doctor", "Say in plain words what is installed and what is missing."),
     "profile": ("profile", "Measure a model, layer by layer, on this machine."),
-    "solve": ("solve", "Find the best plan for a cluster, prove it, and write it down."),
-    "replan": ("replan", "Solve again for what is left after a loss, and go on from the last checkpoint."),
-    "explain": ("explain", "Say why the best plan is what it is, or why there is none."),
-    "sweep": ("sweep", "Solve for many clusters at once: servers, links, memory, minibatch."),
-    "check": ("check", "Verify a plan's cost, feasibility and proof, without the solvers."),
-    "simulate": ("simulate", "Replay a plan in simulated time, and draw it."),
-    "trace": ("trace", "Write what was predicted and what was measured as a trace for Perfetto."),
-    "report": ("report", "Write one HTML page on a plan and its run."),
-    "render": ("render", "Write what starts a plan: over ssh, in a batch system, by a template of yours."),
-    "export": ("export", "Tell a plan to another trainer: Megatron-LM, DeepSpeed, torchtitan, torch."),
-    "replay": ("replay", "Run a plan on emulated servers of this machine, and compare."),
-    "calibrate": ("calibrate", "Write what a run measured into a new profile and cluster."),
+    "solve": ("solve", "Find the best plan for a cluster, prove it, and write it."),
+    "replan": ("replan", "Solve again after a loss, and resume from the last checkpoint."),
+    "explain": ("explain", "Explain why a plan is the best one, or why there is none."),
+    "sweep": ("sweep", "Solve for many servers, links, memory and minibatch sizes at once."),
+    "check": ("check", "Verify a plan's cost, feasibility and proof without the solvers."),
+    "simulate": ("simulate", "Replay a plan in simulated time, and draw its timeline."),
+    "trace": ("trace", "Write predicted and measured timelines as a trace for Perfetto."),
+    "report": ("report", "Write one HTML page on a plan and a run of it."),
+    "render": ("render", "Render launch scripts for ssh, batch systems or your own template."),
+    "export": ("export", "Export a plan for another trainer: Megatron-LM, DeepSpeed, torch …"),
+    "replay": ("replay", "Run a plan on emulated servers, and compare it with predictions."),
+    "calibrate": ("calibrate", "Write a new profile and cluster file from a run's measurements."),
     "reproduce": ("reproduce", "Put published results beside predictions, and replay them."),
     "models": ("models", "List the bundled models."),
     "clusters": ("clusters", "List the bundled clusters."),
-    "import": ("importer", "Read another tool's profile."),
-    "completion": ("completion", "Print what makes a shell complete pipeplan's words."),
+    "import": ("importer", "Convert a profile or link measurements of another tool."),
+    "completion": ("completion", "Print the completion script of a shell."),
 }
 
 
 class _Interrupted(Exception):
-    """Ctrl-C, which click would answer with an empty line, wherever standard error goes."""
+    """Ctrl-C, wrapped because click would print an empty line for a `KeyboardInterrupt`."""
 
 
 class _Commands(click.Group):
@@ -93,12 +93,12 @@ class _Commands(click.Group):
         return super().resolve_command(context, args)
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        if args[:1] == ["help"]:  # as git and docker have it
+        if args[:1] == ["help"]:  # `pipeplan help solve`, as in git and docker
             args = [*args[1:], "--help"]
         return super().parse_args(context, args)
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Without importing any command."""
+        """Complete the names of commands without importing them."""
         found = [(name, text) for name, (_, text) in _COMMANDS.items() if name.startswith(incomplete)]
         return [CompletionItem(name, help=text) for name, text in found] + click.Command.shell_complete(
             self, context, incomplete
@@ -133,35 +133,35 @@ def cli(context: click.Context) -> None:
 def main() -> None:
     """Run the command line and exit."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that has no arrows or dashes gets question marks
+        if isinstance(stream, io.TextIOWrapper):  # print question marks where the encoding lacks a character
             stream.reconfigure(errors="replace")
     try:
         status = cli.main(standalone_mode=False, prog_name="pipeplan")
         sys.stdout.flush()
     except PipeplanError as error:
-        _complain(str(error))
+        _print_error(str(error))
         status = DISAGREED if isinstance(error, DisagreementError) else MENDABLE
     except click.ClickException as error:
-        _complain(message_of(error))
+        _print_error(message_of(error))
         status = MENDABLE
     except (click.Abort, KeyboardInterrupt, _Interrupted):
         if sys.stderr.isatty():
             click.echo(err=True)  # below the ^C
-        _complain("interrupted")
+        _print_error("interrupted")
         status = INTERRUPTED
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
-            _complain(f"cannot write the answer: {error.strerror or error}")
+            _print_error(f"cannot write the answer: {error.strerror or error}")
             sys.exit(MENDABLE)
-        # The reader of our output has gone, as `| head` does; nothing is left to say to it.
+        # The reader of our output is gone, as with `| head`, so an error message would be noise.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _complain(message: str) -> None:
+def _print_error(message: str) -> None:
     line = one_line(" ".join(message.split()))
     if len(line) > LONGEST:
-        # It quotes something of the user's that has no end; what is wrong and what to do stand before and after it.
+        # The message quotes a very long input; the error and the remedy stand before and after the quotation.
         line = f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
     click.echo(f"error: {line}", err=True)

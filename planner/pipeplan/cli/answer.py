@@ -1,4 +1,4 @@
-"""What commands that search for a plan have in common: the arguments of the search, and what becomes of its answer."""
+"""Shared by commands that solve: the arguments of the solvers, and the lines on the files that they write."""
 
 from __future__ import annotations
 
@@ -16,61 +16,79 @@ from pipeplan.rendering.launchers import LAUNCHERS, LOCAL
 from pipeplan.solving import Disagreement, Outcome, Settings
 
 _ARGUMENTS = (
-    click.option("--solver", type=click.Choice(["dp", "ilp", "both"]), default="both", show_default=True),
-    click.option("--ilp-solver", type=click.Choice(["highs", "cbc"]), default="highs", show_default=True),
+    click.option(
+        "--solver",
+        type=click.Choice(["dp", "ilp", "both"]),
+        default="both",
+        show_default=True,
+        help="Solvers to run; both check each other.",
+    ),
+    click.option(
+        "--ilp-solver",
+        type=click.Choice(["highs", "cbc"]),
+        default="highs",
+        show_default=True,
+        help="Backend of the ILP.",
+    ),
     click.option("--time-limit", type=float, default=60.0, show_default=True, help="Seconds for each solver."),
-    click.option("--gap", type=click.FloatRange(0, 1), default=0.0, help="Stop this close to the best: 0.01 is 1%."),
+    click.option(
+        "--gap", type=click.FloatRange(0, 1), default=0.0, help="Stop at a plan this close to the best: 0.01 is 1%."
+    ),
     click.option("--no-certificate", is_flag=True, help="Write no proof into plan.json."),
 )
 
 
 def search_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that gives a command all arguments of `settings_of`."""
+    """A decorator that gives a command all arguments that `settings_of` reads."""
     for argument in reversed(_ARGUMENTS):
         function = argument(function)
     return function
 
 
-def settings_of(given: dict[str, Any]) -> Settings:
+def settings_of(arguments: dict[str, Any]) -> Settings:
     """The settings that the arguments describe."""
-    time_limit = given["time_limit"]
+    return Settings(
+        solver=arguments["solver"],
+        backend=arguments["ilp_solver"],
+        time_limit_s=positive_time_limit(arguments["time_limit"]),
+        gap=arguments["gap"],
+        certify=not arguments["no_certificate"],
+    )
+
+
+def positive_time_limit(time_limit: float) -> float:
+    """The time limit in seconds. Raises `InputError` unless it is positive."""
     if not time_limit > 0:
         raise InputError(f"--time-limit must be above 0 seconds, not {time_limit:g}")
-    return Settings(
-        solver=given["solver"],
-        backend=given["ilp_solver"],
-        time_limit_s=time_limit,
-        gap=given["gap"],
-        certify=not given["no_certificate"],
-    )
+    return time_limit
 
 
 @contextmanager
 def disagreement_in(folder: Path | None) -> Iterator[None]:
-    """Where solvers contradict each other, write both plans beside `folder` (None: nowhere) and name the files."""
+    """If the solvers contradict each other, write both plans beside `folder` (None: nowhere) and name the files."""
     try:
         yield
     except Disagreement as error:
         if folder is None:
             raise
-        places = " and ".join(str(path) for path in plan_folder.write_disagreement(error.results, folder))
-        raise Disagreement(f"{error}; both plans are in {places}", error.results) from None
+        files = " and ".join(str(path) for path in plan_folder.write_disagreement(error.results, folder))
+        raise Disagreement(f"{error}; both plans are in {files}", error.results) from None
 
 
 def written(outcome: Outcome, folder: Path, *, fresh: Collection[str] = ()) -> str:
-    """The line that says what was written, and whether it can be run; and one on what there is of an older plan.
+    """A line on the files that were written, and another on launch scripts and exports of an older plan that remain.
 
-    `fresh` is what was written besides.
+    `fresh` names the exports that were written with this plan.
     """
     runnable = "" if outcome.problem.profile.model_ref else " (its profile names no model that could be run)"
     line = f"written: {folder}/plan.json, stages/, launch.sh{runnable}"
-    older = [name for name in _beside() if name not in fresh and (folder / name).exists()]
+    older = [name for name in _written_into_plan_folder() if name not in fresh and (folder / name).exists()]
     if not older:
         return line
     return f"{line}\nstill of the older plan, to be rendered or exported anew: {', '.join(older)} in {folder}"
 
 
-def _beside() -> list[str]:
-    """What `pipeplan render` and `pipeplan export` write into a plan's folder unless told otherwise."""
+def _written_into_plan_folder() -> list[str]:
+    """Names of the files and folders that `render` and `export` write into a plan folder by default."""
     launchers = [one.file_name for one in LAUNCHERS.values() if one is not LOCAL]
     return [*launchers, *NAMES]

@@ -1,15 +1,15 @@
-"""`pipeplan calibrate RUN`: what a run measured, as a new profile and a new cluster file."""
+"""`pipeplan calibrate RUN`: write a new profile and a new cluster file from the measurements of a run."""
 
 from __future__ import annotations
 
-import json
 import shlex
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 
 from pipeplan import cluster_write, stored
@@ -17,7 +17,8 @@ from pipeplan.calibrate.calibrate import Calibrated, calibrate
 from pipeplan.calibrate.observed import Observed, median, observe
 from pipeplan.calibrate.result import Row, cluster_of, document, profile_of, rows
 from pipeplan.cli.given import profile_of_plan
-from pipeplan.cli.options import force_option, json_option, output_file, quiet_option
+from pipeplan.cli.options import force_option, json_option, output_file, plan_profile_option, quiet_option
+from pipeplan.cli.output import note, print_answer, print_json
 from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InputError
 from pipeplan.files import refuse_unwritable
@@ -28,22 +29,22 @@ from pipeplan.profile_data import Profile
 from pipeplan.units import show_time
 
 DISTURBED = 0.05
-"""Share of a worker's time: if others took more of its core, that is said."""
+"""Share of a worker's time spent waiting for a core, above which a note says so."""
 MOST_SLACK = 1.25
-"""By how much layers can be stretched without a word."""
+"""Factor on the times of all layers, above which a note says so."""
 _REMARK = "written by pipeplan calibrate; docs/calibrate.md"
 
 
 @dataclass(frozen=True)
-class _Given:
-    """A run, its plan, and what the plan was made for."""
+class _PlannedRun:
+    """A run, its plan, and the problem that the plan was made for."""
 
     run: Run
     path: Path
     problem: Problem
     plan: Plan
     digest: str
-    """Of the profile that the plan was made from."""
+    """Digest of the profile that the plan was made from."""
 
 
 @click.command("calibrate")
@@ -52,20 +53,17 @@ class _Given:
     "--plan",
     "home",
     type=click.Path(path_type=Path),
-    help="The plan that ran  [default: the folder that RUN is in]",
+    help="The folder of the plan that ran  [default: the one that holds RUN]",
 )
-@click.option(
-    "--profile",
-    "profile_file",
-    type=click.Path(path_type=Path),
-    help="What the plan was made from  [default: found beside the plan, here, or among the bundled ones]",
-)
+@plan_profile_option
 @output_file(Path("calibrated.json"))
 @click.option(
-    "--cluster-output", type=click.Path(path_type=Path), help="The new cluster file  [default: beside it, .toml]"
+    "--cluster-output",
+    type=click.Path(path_type=Path),
+    help="The new cluster file  [default: the output file with the suffix .toml]",
 )
 @force_option
-@click.option("--no-write", is_flag=True, help="Print the answer only.")
+@click.option("--no-write", is_flag=True, help="Print the answer without writing files.")
 @json_option
 @quiet_option
 def command(
@@ -78,50 +76,52 @@ def command(
     no_write: bool,
     as_json: bool,
 ) -> None:
-    """Write what RUN measured into a new profile and a new cluster file. Several runs of one model are averaged.
+    """Write a new profile and a new cluster file from the measurements of RUN. Several runs of one model are averaged.
 
-    With --force, files that are there are replaced where they are calibrated ones.
+    With --force, existing files are replaced, but only those that `pipeplan calibrate` wrote.
 
     \b
     pipeplan calibrate plan/runs/20260131T120000Z
     pipeplan solve calibrated.json --cluster calibrated.toml -o plan-2
     """
     target = cluster_output or output.parent / f"{output.stem}.toml"
-    given = _read(run_folders, home, profile_file)
+    planned_runs = _read(run_folders, home, profile_file)
     if not no_write:
-        _refuse(output, target, force, [one.digest for one in given])
-    problem = given[0].problem
+        _refuse(output, target, force, [planned.digest for planned in planned_runs])
+    problem = planned_runs[0].problem
     shared = bool(problem.cluster.shared_cores)
     by_plan: dict[str, list[Observed]] = {}
-    for one in given:
-        seen = observe(one.run, one.path, one.plan, one.problem.options, shared)
-        by_plan.setdefault(one.run.plan, []).append(seen)
-    runs = [median(of_one) for of_one in by_plan.values()]
-    found = calibrate(runs, problem.profile, problem.cluster)
+    for planned in planned_runs:
+        observed = observe(planned.run, planned.path, planned.plan, planned.problem.options, shared)
+        by_plan.setdefault(planned.run.plan, []).append(observed)
+    runs = [median(of_one_plan) for of_one_plan in by_plan.values()]
+    calibrated = calibrate(runs, problem.profile, problem.cluster)
     if not no_write:
-        _write(profile_of(found, runs, problem.profile), output, cluster_of(found, runs), target)
+        _write(profile_of(calibrated, runs, problem.profile), output, cluster_of(calibrated, runs), target)
     if as_json:
-        click.echo(json.dumps(document(found, runs, problem.profile), indent=1, allow_nan=False))
+        print_json(document(calibrated, runs, problem.profile), ascii_only=True)
     else:
-        _show(found, runs, rows(runs, problem.profile))
-    for run in runs:
-        if run.disturbed > DISTURBED:
-            share = f"{min(1.0, run.disturbed):.0%}"
-            click.echo(
-                f"note: a worker of run {run.name} waited for a core {share} of its time: others used it", err=True
-            )
-    if found.slack > MOST_SLACK:
-        share = f"{1 - 1 / found.slack:.0%}"
-        click.echo(
-            f"note: for {share} of the time no stage was busy: this holds for little but the plan that ran", err=True
-        )
+        print_answer(_calibration_table(calibrated, runs, rows(runs, problem.profile)), fold=True)
+    for warning in _warnings(calibrated, runs):
+        note(f"note: {warning}")
     if not no_write:
         names = f"{shlex.quote(str(output))} --cluster {shlex.quote(str(target))}"
-        click.echo(f"written: {output}, {target}; solve again with: pipeplan solve {names}", err=True)
+        note(f"written: {output}, {target}; solve again with: pipeplan solve {names}")
 
 
-def _read(folders: tuple[Path, ...], named: Path | None, profile_file: Path | None) -> list[_Given]:
-    found: list[_Given] = []
+def _warnings(calibrated: Calibrated, runs: list[Observed]) -> Iterator[str]:
+    for run in runs:
+        if run.disturbed > DISTURBED:
+            share = min(1.0, run.disturbed)
+            yield f"a worker of run {run.name} waited for a core {share:.0%} of its time: others used it"
+    if calibrated.slack > MOST_SLACK:
+        unused = 1 - 1 / calibrated.slack
+        yield f"for {unused:.0%} of the time no stage was busy: this holds for little but the plan that ran"
+
+
+def _read(folders: tuple[Path, ...], named: Path | None, profile_file: Path | None) -> list[_PlannedRun]:
+    """The runs with their plans. Raises `InputError` for runs that cannot be calibrated together."""
+    found: list[_PlannedRun] = []
     for folder in folders:
         run = read(folder)
         home = named or run.folder.absolute().parent.parent
@@ -138,29 +138,29 @@ def _read(folders: tuple[Path, ...], named: Path | None, profile_file: Path | No
         if plan.digest(digest, problem.cluster.digest()) != run.plan:
             raise InputError(f"{run.folder} is a run of another plan than {path}: it was solved again since")
         _check_cluster(problem.cluster, path, found)
-        found.append(_Given(run, path, problem, plan, digest))
+        found.append(_PlannedRun(run, path, problem, plan, digest))
     return found
 
 
-def _same_layers(profile: Profile, plan: Plan, path: Path, found: list[_Given]) -> Profile:
+def _same_layers(profile: Profile, plan: Plan, path: Path, found: list[_PlannedRun]) -> Profile:
     names = {name for stage in plan.stages for name in stage.layers}
     if names != {layer.name for layer in profile.layers}:
         raise InputError(f"{path} is a plan of another model than {found[0].path if found else 'its profile'}")
     return profile
 
 
-def _check_cluster(cluster: Cluster, path: Path, found: list[_Given]) -> None:
-    """Workers of other devices, or more of them on the same cores, take other times for the same layers."""
+def _check_cluster(cluster: Cluster, path: Path, found: list[_PlannedRun]) -> None:
+    """Refuse a cluster with other devices or counts than the first run's, because its times are not comparable."""
     if not found:
         return
-    other = found[0].problem.cluster
-    mine, its = ((one.devices, [level.count for level in one.levels]) for one in (cluster, other))
-    if mine != its:
+    first = found[0].problem.cluster
+    shape, first_shape = ((one.devices, [level.count for level in one.levels]) for one in (cluster, first))
+    if shape != first_shape:
         raise InputError(f"{path} is for another cluster than {found[0].path}: calibrate their runs apart")
 
 
 def _refuse(profile: Path, cluster: Path, force: bool, made_from: list[str]) -> None:
-    """Only what was calibrated before is ever replaced, and not what the plan was made from."""
+    """Refuse to replace any file but calibrated ones, and the profile that the plan was made from in any case."""
     if profile.absolute() == cluster.absolute():
         raise InputError(f"the profile and the cluster cannot both be {profile}: give another --cluster-output")
     for path, option in ((profile, "-o"), (cluster, "--cluster-output")):
@@ -178,7 +178,7 @@ def _refuse(profile: Path, cluster: Path, force: bool, made_from: list[str]) -> 
 
 
 def _write(profile: Profile, output: Path, cluster: Cluster, target: Path) -> None:
-    """Both files or neither."""
+    """Write both files, or leave both as they were."""
     before = target.read_bytes() if target.is_file() else None
     cluster_write.save(cluster, target, [_REMARK])
     try:
@@ -192,8 +192,7 @@ def _write(profile: Profile, output: Path, cluster: Cluster, target: Path) -> No
         raise
 
 
-def _show(found: Calibrated, runs: list[Observed], stages: list[Row]) -> None:
-    console = Console(highlight=False, markup=False)
+def _calibration_table(calibrated: Calibrated, runs: list[Observed], stages: list[Row]) -> Iterator[RenderableType]:
     table = Table(box=None, padding=(0, 1), title="measured over the profile before", title_justify="left")
     for name in ("run", "stage", "layers", "forward", "backward", "update", "besides"):
         table.add_column(name, justify="left" if name in ("run", "layers") else "right")
@@ -201,19 +200,19 @@ def _show(found: Calibrated, runs: list[Observed], stages: list[Row]) -> None:
         factors = ("-" if one is None else f"× {one:.3g}" for one in (row.forward, row.backward, row.update))
         layers = row.layers[0] if len(row.layers) == 1 else f"{row.layers[0]} … {row.layers[-1]}"
         table.add_row(row.run, str(row.stage), layers, *factors, show_time(row.own_s))
-    console.print(table)
-    for fitted in found.fitted:
+    yield table
+    for fitted in calibrated.fitted:
         change = (
             f"{fitted.before:.3g} as before"
             if fitted.after == fitted.before
             else f"{fitted.before:.3g} -> {fitted.after:.3g}"
         )
-        console.print(f"{fitted.operation} efficiency of level {fitted.level}: {change} ({fitted.why})")
-    if found.unexplained:
-        console.print(f"The pace is bound by {found.unexplained}, which runs do not tell apart: that is as it was.")
+        yield f"{fitted.operation} efficiency of level {fitted.level}: {change} ({fitted.why})"
+    if calibrated.unexplained:
+        yield f"The pace is bound by {calibrated.unexplained}, which runs do not tell apart: that is as it was."
     else:
-        console.print(f"All layers × {found.slack:.3g}, for the time in which stages wait for each other.")
-    for run, pace in zip(runs, found.paces_s, strict=True):
-        paces = ((run.predicted_s, "predicted"), (run.pace_s, "measured"), (pace, "calibrated"))
-        told = ", ".join(f"{what} {1 / one:.4g}" for one, what in paces if one > 0)
-        console.print(f"{run.plan.config}, minibatches/s: {told}")
+        yield f"All layers × {calibrated.slack:.3g}, for the time in which stages wait for each other."
+    for run, calibrated_s in zip(runs, calibrated.paces_s, strict=True):
+        paces = ((run.predicted_s, "predicted"), (run.pace_s, "measured"), (calibrated_s, "calibrated"))
+        rates = ", ".join(f"{origin} {1 / pace_s:.4g}" for pace_s, origin in paces if pace_s > 0)
+        yield f"{run.plan.config}, minibatches/s: {rates}"

@@ -1,8 +1,7 @@
-"""`pipeplan check PLAN`: is a plan what it says it is?"""
+"""`pipeplan check PLAN`: verify the cost, the feasibility and the proof that a plan states."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -10,7 +9,8 @@ import click
 from pipeplan.check.document import FORMAT, VERSION
 from pipeplan.check.verify import verify
 from pipeplan.cli.given import profile_of_plan
-from pipeplan.cli.options import json_option, quiet_option
+from pipeplan.cli.options import json_option, plan_profile_option, quiet_option
+from pipeplan.cli.output import print_json, print_line
 from pipeplan.errors import InputError
 from pipeplan.files import read_document
 from pipeplan.text import one_line
@@ -18,19 +18,14 @@ from pipeplan.text import one_line
 
 @click.command("check")
 @click.argument("plan", type=click.Path(path_type=Path), default=Path("plan"))
-@click.option(
-    "--profile",
-    "profile_file",
-    type=click.Path(path_type=Path),
-    help="What the plan was made from  [default: found beside the plan, here, or among the bundled ones]",
-)
+@plan_profile_option
 @json_option
 @quiet_option
 def command(plan: Path, profile_file: Path | None, as_json: bool) -> None:
-    """Check PLAN, a plan.json or a folder with one (./plan unless given), without the solvers that made it.
+    """Check PLAN, a plan.json or a folder with one (default: ./plan), without the solvers that made it.
 
-    Its structure and its stated cost are derived again from the profile and the cluster. Where plan.json holds a
-    certificate, so is the proof that no plan is faster.
+    The structure and the cost that the plan states are derived again from the profile and the cluster. If plan.json
+    holds a certificate, the proof that no plan is faster is checked too.
 
     \b
     pipeplan check
@@ -40,11 +35,10 @@ def command(plan: Path, profile_file: Path | None, as_json: bool) -> None:
     root = read_document(path, FORMAT, VERSION)
     findings = verify(root, profile_of_plan(root, path, profile_file))
     if as_json:
-        entries = [{"what": found.what, "holds": found.holds, "text": found.text} for found in findings]
-        click.echo(json.dumps(entries, indent=1, ensure_ascii=False))
+        print_json([{"what": one.what, "holds": one.holds, "text": one.text} for one in findings])
     else:
-        for found in findings:
-            click.echo(one_line(found.line))
-    wrong = [found for found in findings if found.holds is False]
+        for finding in findings:
+            print_line(one_line(finding.line))
+    wrong = [finding for finding in findings if finding.holds is False]
     if wrong:
         raise InputError(f"{path} does not hold: {wrong[0].what}: {wrong[0].text}")

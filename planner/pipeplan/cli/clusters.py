@@ -1,15 +1,13 @@
-"""`pipeplan clusters`: what comes bundled, and what a cluster file says."""
+"""`pipeplan clusters`: list the bundled clusters, or those in cluster files."""
 
 from __future__ import annotations
 
-import json
-
 import click
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from pipeplan.cli.options import bundled_clusters, completing, json_option, quiet_option
+from pipeplan.cli.output import print_answer, print_json
 from pipeplan.cluster_data import Cluster
 from pipeplan.cluster_file import bundled_names, load
 from pipeplan.local import local
@@ -21,7 +19,7 @@ from pipeplan.units import show_rate, show_size
 @json_option
 @quiet_option
 def command(files: tuple[str, ...], as_json: bool) -> None:
-    """List the bundled clusters, and what this machine looks like as `local`; or read and list cluster files.
+    """List the bundled clusters and this machine as the cluster `local`; or, given FILEs, the clusters in those.
 
     \b
     pipeplan clusters
@@ -30,18 +28,18 @@ def command(files: tuple[str, ...], as_json: bool) -> None:
     """
     clusters = [local(None) if name == "local" else load(name) for name in files or (*bundled_names(), "local")]
     if as_json:
-        click.echo(json.dumps([cluster.to_json() for cluster in clusters], indent=1, ensure_ascii=False))
+        print_json([cluster.to_json() for cluster in clusters])
         return
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     for heading in ("name", "workers", "servers", "memory", "links, innermost first", "per hour"):
         table.add_column(heading, no_wrap=heading.startswith("links"))
     for cluster in clusters:
         table.add_row(*_row(cluster))
-    Console().print(table)
+    print_answer([table])
 
 
 def _row(cluster: Cluster) -> tuple[str, ...]:
-    """One cluster. Where servers differ, so do the counts and rates of a level: all are given, from the first on."""
+    """The cells of a cluster. A heterogeneous one has several counts and rates for a level, listed in server order."""
     servers = "\n".join(f"{count} × {devices} {name}" for count, devices, name in cluster.kinds)
     memory = "\n".join(dict.fromkeys(show_size(device.memory_bytes) for device in cluster.devices))
     price = "" if cluster.price_per_hour is None else f"{cluster.price_per_hour:.2f}"
@@ -64,6 +62,6 @@ def _links(cluster: Cluster) -> list[str]:
 
 
 def _rates(rates: list[float]) -> str:
-    """`96 Gbit/s`, or `96 / 48 Gbit/s`."""
+    """Distinct rates with one unit: `96 Gbit/s`, or `96 / 48 Gbit/s`."""
     unit = " Gbit/s"
     return " / ".join(dict.fromkeys(show_rate(rate).removesuffix(unit) for rate in rates)) + unit

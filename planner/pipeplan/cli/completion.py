@@ -1,9 +1,11 @@
-"""`pipeplan completion SHELL`: the script that makes a shell complete pipeplan's words."""
+"""`pipeplan completion SHELL`: print the completion script of a shell."""
 
 from __future__ import annotations
 
 import click
 from click.shell_completion import get_completion_class
+
+from pipeplan.cli.output import print_line
 
 PROGRAM, VARIABLE = "pipeplan", "_PIPEPLAN_COMPLETE"
 INSTALL = {
@@ -26,18 +28,18 @@ INSTALL = {
 @click.command("completion")
 @click.argument("shell", type=click.Choice(list(INSTALL)))
 def command(shell: str) -> None:
-    """Print the script that makes SHELL complete commands, options, models, clusters, profiles and files.
+    """Print the script with which SHELL completes commands, options, models, clusters, profiles and files.
 
     \b
     pipeplan completion bash
     pipeplan completion zsh
     pipeplan completion fish
     """
-    made = get_completion_class(shell)
-    assert made is not None
+    complete = get_completion_class(shell)
+    assert complete is not None
     root = click.get_current_context().find_root().command
-    source = made(root, {}, PROGRAM, VARIABLE).source()
-    # Zsh knows a completion file by its first line; the others do not care.
+    source = complete(root, {}, PROGRAM, VARIABLE).source()
+    # Zsh recognises a completion file by its first line, so the comments go below it.
     head, _, rest = source.lstrip("\n").partition("\n")
     first, remaining = ([head], rest) if head.startswith("#compdef") else ([], f"{head}\n{rest}")
-    click.echo("\n".join([*first, *(f"# {line}" for line in INSTALL[shell]), remaining.rstrip()]))
+    print_line("\n".join([*first, *(f"# {line}" for line in INSTALL[shell]), remaining.rstrip()]))

@@ -1,20 +1,21 @@
-"""`pipeplan doctor [PLAN]`: what is here, and what is missing, in plain words."""
+"""`pipeplan doctor [PLAN]`: say in plain words what is installed on this machine and what is missing."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
-from rich.console import Console
+from rich.console import RenderableType
 from rich.text import Text
 
 from pipeplan.cli.options import json_option, quiet_option
+from pipeplan.cli.output import print_answer, print_json
 from pipeplan.doctor.examine import examine
 from pipeplan.doctor.finding import MISSING, OK, WARNING, Finding
 
 LACKING = 2
-"""The exit code where something needed is missing."""
+"""The exit code if something that is needed is missing."""
 STYLES = {OK: "green", WARNING: "yellow", MISSING: "bold red"}
 
 
@@ -23,8 +24,10 @@ STYLES = {OK: "green", WARNING: "yellow", MISSING: "bold red"}
 @json_option
 @quiet_option
 def command(plan: Path | None, as_json: bool) -> int:
-    """Say what is here and what is missing, what for, and what to do; with PLAN, a plan's folder, also whether this
-    machine can run its part. Looks only; takes some seconds. Exit code 2 where something that is needed is missing.
+    """Say in plain words what is installed on this machine, what is missing, what needs it, and what to do.
+
+    With PLAN, a plan folder, also say whether this machine can run its part of the plan. Nothing is changed; the checks
+    take some seconds. The exit code is 2 if something that is needed is missing.
 
     \b
     pipeplan doctor
@@ -32,19 +35,18 @@ def command(plan: Path | None, as_json: bool) -> int:
     """
     findings = examine(plan)
     if as_json:
-        click.echo(json.dumps([one.to_json() for one in findings], indent=1, ensure_ascii=False))
+        print_json([finding.to_json() for finding in findings])
     else:
-        _show(findings)
-    return LACKING if any(one.state == MISSING for one in findings) else 0
+        print_answer(_finding_lines(findings))
+    return LACKING if any(finding.state == MISSING for finding in findings) else 0
 
 
-def _show(findings: list[Finding]) -> None:
-    console = Console(highlight=False, markup=False)
-    width = max(len(one.name) for one in findings)
-    for one in findings:
-        head = Text.assemble((f"{one.state:8}", STYLES[one.state]), f"{one.name:{width}}  {one.found}")
-        console.print(head, soft_wrap=True)
-        if one.state != OK:
-            console.print(f"{'':{width + 10}}needed for {one.needed_for}: {one.todo}", soft_wrap=True)
-    missing = [one.name for one in findings if one.state == MISSING]
-    console.print(f"\nMissing: {', '.join(missing)}." if missing else "\nNothing that is needed is missing.")
+def _finding_lines(findings: list[Finding]) -> Iterator[RenderableType]:
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        state, style = finding.state, STYLES[finding.state]
+        yield Text.assemble((f"{state:8}", style), f"{finding.name:{width}}  {finding.found}")
+        if state != OK:
+            yield f"{'':{width + 10}}needed for {finding.needed_for}: {finding.todo}"
+    missing = [finding.name for finding in findings if finding.state == MISSING]
+    yield f"\nMissing: {', '.join(missing)}." if missing else "\nNothing that is needed is missing."

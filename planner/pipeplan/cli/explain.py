@@ -1,39 +1,52 @@
-"""`pipeplan explain`: why a plan is what it is, or why there is none."""
+"""`pipeplan explain`: the reasons for a plan, or for there being none."""
 
 from __future__ import annotations
 
-import json
 import sys
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
-from rich.console import Console
 
 from pipeplan import interrupts, stored
 from pipeplan.cli.given import problem_arguments, problem_of
 from pipeplan.cli.options import json_option, quiet_option, seed_option
+from pipeplan.cli.output import narrow_console, note, print_answer, print_json, status
 from pipeplan.diagnose import Diagnosis, diagnose
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.explain import infeasible
 from pipeplan.explain.report import Wishes, explain, to_json
-from pipeplan.explain.show import show
+from pipeplan.explain.show import explanation_parts
 from pipeplan.plan import Plan
 from pipeplan.problem import Problem
 from pipeplan.solving import Settings
 from pipeplan.units import parse_share
 
-PIPED_WIDTH = 80
+answer_console = narrow_console
+"""The name by which `pipeplan.cli.reproduce` imports it."""
 
 
 @click.command("explain")
 @problem_arguments()
-@click.option("--profile", "profile_option", type=click.Path(path_type=Path), help="The profile of a plan's folder.")
-@click.option("--samples", type=click.IntRange(0, 10_000), default=20, show_default=True, help="Drawings of the times.")
+@click.option(
+    "--profile", "profile_option", type=click.Path(path_type=Path), help="The profile that a plan was made from."
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(0, 10_000),
+    default=20,
+    show_default=True,
+    help="How often to draw the layers' times at random.",
+)
 @seed_option
-@click.option("--spread", metavar="5%", help="Interquartile range to assume of every time  [default: as measured]")
-@click.option("--solver", type=click.Choice(["dp", "ilp", "both"]), default="dp", show_default=True)
+@click.option("--spread", metavar="5%", help="Interquartile range to assume for every time  [default: as measured]")
+@click.option(
+    "--solver",
+    type=click.Choice(["dp", "ilp", "both"]),
+    default="dp",
+    show_default=True,
+    help="Solvers to run; both check each other.",
+)
 @json_option
 @quiet_option
 def command(
@@ -43,11 +56,12 @@ def command(
     spread: str | None,
     solver: str,
     as_json: bool,
-    **given: Any,
+    **arguments: Any,
 ) -> None:
-    """Say why the best plan is what it is: what bounds it, what comes second, what other machines would give.
+    """Explain the best plan: what bounds its pace, which plan comes second, and what other machines would gain.
 
-    PROFILE as for `solve`; or a plan's folder or plan.json, then with its --profile, and without the other arguments.
+    PROFILE is a profile as for `solve`; or a plan folder or plan.json, which needs --profile and excludes the options
+    that describe a problem.
 
     \b
     pipeplan explain --cluster A
@@ -55,64 +69,56 @@ def command(
     pipeplan explain plan --profile profile.json
     """
     wishes = Wishes(samples, seed, None if spread is None else parse_share(spread, "--spread"))
-    problem, plan, origin = _what(profile_option, given)
+    problem, plan, origin = _subject(profile_option, arguments)
     settings = Settings(solver=solver, certify=False)
-    notes = Console(stderr=True, highlight=False)
-    notes.print(origin, style="dim", markup=False, soft_wrap=True)
+    note(origin, dim=True)
     try:
-        with notes.status("") if notes.is_terminal else nullcontext() as status, interrupts.noted() as check:
+        with status("") as show_status, interrupts.noted() as interrupted:
 
             def progress(text: str) -> None:
-                check()
-                if status is not None:
-                    status.update(f"{text} …")
+                interrupted()
+                show_status(f"{text} …")
 
             explanation = explain(problem, settings, wishes, plan, progress)
-            check()
+            interrupted()
     except InfeasibleError:
-        _complain(problem, diagnose(problem, settings.maximum_cuts), as_json)
+        _explain_infeasible(problem, diagnose(problem, settings.maximum_cuts), as_json)
     if as_json:
-        click.echo(json.dumps(to_json(explanation), indent=1, allow_nan=False, ensure_ascii=False))
-        return
-    show(explanation, answer_console())
+        print_json(to_json(explanation))
+    else:
+        print_answer(explanation_parts(explanation), fold=True, narrow=True)
 
 
-def answer_console() -> Console:
-    """Where answers go: at most 80 columns wide where nobody sees them."""
-    console = Console(highlight=False, markup=False)
-    return console if console.is_terminal else Console(highlight=False, markup=False, width=PIPED_WIDTH)
-
-
-def _what(profile: Path | None, given: dict[str, Any]) -> tuple[Problem, Plan | None, str]:
-    """The problem, the plan to explain (None: the best), and where they come from."""
-    path: Path | None = given["profile"]
+def _subject(profile: Path | None, arguments: dict[str, Any]) -> tuple[Problem, Plan | None, str]:
+    """The problem, the plan to explain (None: the best one), and a line that says where they come from."""
+    path: Path | None = arguments["profile"]
     if path is not None and stored.is_plan(path):
         if profile is None:
             raise InputError(f"{path} is a plan: say which profile it was made from with --profile")
-        _refuse_others(path)
+        _refuse_problem_options(path)
         problem, plan = stored.read(path, profile)
         return problem, plan, f"plan: {path}, made from {profile}"
     if profile is not None and path is not None:
-        raise InputError(f"{path} is not a plan, so that it is the profile: leave out --profile")
-    problem, origin = problem_of(given | {"profile": path or profile})
+        raise InputError(f"{path} is not a plan but a profile: leave out --profile")
+    problem, origin = problem_of(arguments | {"profile": path or profile})
     return problem, None, origin
 
 
-def _refuse_others(path: Path) -> None:
-    """What a plan says of its problem is not to be said again."""
+def _refuse_problem_options(path: Path) -> None:
+    """Raise an `InputError` where an option describes the problem, which the plan at `path` describes already."""
     context = click.get_current_context()
-    own = {"profile", "profile_option", "samples", "seed", "spread", "solver", "as_json"}
+    allowed = {"profile", "profile_option", "samples", "seed", "spread", "solver", "as_json"}
     for parameter in context.command.params:
         name = str(parameter.name)
-        if name not in own and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+        if name not in allowed and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise InputError(f"{parameter.opts[-1]} is part of {path} already: leave it out")
 
 
-def _complain(problem: Problem, diagnosis: Diagnosis, as_json: bool) -> None:
-    """Print why there is no plan, and end with the one line of it."""
+def _explain_infeasible(problem: Problem, diagnosis: Diagnosis, as_json: bool) -> NoReturn:
+    """Print why there is no plan, and raise an `InfeasibleError` with the diagnosis in one line."""
     if as_json:
-        click.echo(json.dumps(infeasible.to_json(problem, diagnosis), indent=1, allow_nan=False, ensure_ascii=False))
+        print_json(infeasible.to_json(problem, diagnosis))
     else:
-        infeasible.show(problem, diagnosis, answer_console())
+        print_answer(infeasible.diagnosis_parts(problem, diagnosis), fold=True, narrow=True)
     sys.stdout.flush()
     raise InfeasibleError(diagnosis.text)

@@ -1,29 +1,34 @@
-"""`pipeplan init [FOLDER]`: a job file and a cluster file to begin with."""
+"""`pipeplan init [FOLDER]`: write a job file and a cluster file for this machine."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from pipeplan import init
 from pipeplan.cli.options import force_option, json_option, output_folder, quiet_option
+from pipeplan.cli.output import note, print_json, print_line
 from pipeplan.errors import InputError
 from pipeplan.local import local
 
 
 @click.command("init")
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
-@click.option("--workers", type=int, metavar="N", help="Of this machine  [default: one a GPU, or one a processor core]")
-@output_folder(note="FOLDER, or here")
+@click.option(
+    "--workers",
+    type=int,
+    metavar="N",
+    help="Workers on this machine  [default: one for each GPU, or for each processor core]",
+)
+@output_folder(note="FOLDER, or the current folder")
 @force_option
 @json_option
 @quiet_option
 def command(folder: Path | None, workers: int | None, output: Path | None, force: bool, as_json: bool) -> None:
-    """Write job.py, a small training that runs as it is, and cluster.toml, this machine, both to be edited.
+    """Write job.py, a small training job that runs as it is, and cluster.toml, which describes this machine.
 
-    Prints the three commands that measure the job, plan it, and train it.
+    Both files are to be edited. Prints the three commands that measure the job, plan it, and train it.
 
     \b
     pipeplan init
@@ -36,10 +41,10 @@ def command(folder: Path | None, workers: int | None, output: Path | None, force
     init.write(place, texts, force=force)
     steps = init.commands(place, local(workers).device.kind)
     for name in texts:
-        click.echo(f"written: {place / name}", err=True)
+        note(f"written: {place / name}")
     if as_json:
-        click.echo(json.dumps({"files": [str(place / name) for name in texts], "next": steps}, indent=1))
+        print_json({"files": [str(place / name) for name in texts], "next": steps}, ascii_only=True)
         return
-    click.echo("Next:")
+    print_line("Next:")
     for step in steps:
-        click.echo(f"  {step}")
+        print_line(f"  {step}")

@@ -1,4 +1,4 @@
-"""What is said of an option, a value or an argument that the command line does not know: what is near it."""
+"""One-line messages for unknown options, values and arguments, which suggest the nearest valid ones."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import click
 from pipeplan.suggest import did_you_mean
 
 NEAR = 0.6
-"""Of `difflib`: how alike an option must be."""
+"""How similar an option must be to be suggested, as a ratio of `difflib`."""
 
 
 def message_of(error: click.ClickException) -> str:
-    """A complaint of click's in one line that names the nearest right word, or where all of them are listed."""
+    """An error of click in one line that suggests the nearest valid word, or names the page that lists all of them."""
     message = error.format_message().rstrip(".")
     if isinstance(error, click.BadOptionUsage) and "requires an argument" in message:
         return f"{error.option_name} needs a value after it: see --help"
@@ -34,31 +34,31 @@ def message_of(error: click.ClickException) -> str:
     return f"{path}: {message[:1].lower()}{message[1:]}: see {path} --help"
 
 
-def _near(given: str, context: click.Context, path: str) -> str:
+def _near(typed: str, context: click.Context, path: str) -> str:
     options = [param for param in context.command.get_params(context) if isinstance(param, click.Option)]
     known = {name.lstrip("-"): name for option in options for name in option.opts if name.startswith("--")}
-    if owner := _owner(given, context):
-        return f"it is one of {owner}: write pipeplan {owner} {given}"
-    near = difflib.get_close_matches(given.lstrip("-").lower(), known, n=2, cutoff=NEAR)
+    if owner := _owner(typed, context):
+        return f"it is one of {owner}: write pipeplan {owner} {typed}"
+    near = difflib.get_close_matches(typed.lstrip("-").lower(), known, n=2, cutoff=NEAR)
     return f"did you mean {' or '.join(known[name] for name in near)}?" if near else f"{path} --help lists its options"
 
 
-def _owner(given: str, context: click.Context) -> str | None:
-    """The command that has this option and was named behind it, where options of the whole stand."""
+def _owner(typed: str, context: click.Context) -> str | None:
+    """The command that has this option, if the user wrote the option before the name of the command."""
     group = context.command
     if context.parent is not None or not isinstance(group, click.Group):
         return None
     named = next((word for word in sys.argv[1:] if word in group.list_commands(context)), None)
     command = None if named is None else group.get_command(context, named)
-    has = command is not None and any(given in param.opts for param in command.params)
-    return named if has else None
+    has_option = command is not None and any(typed in param.opts for param in command.params)
+    return named if has_option else None
 
 
 def _choice(error: click.BadParameter, parameter: click.Parameter, kind: click.Choice[str]) -> str:
-    # Click quotes what was given, and keeps it nowhere else.
+    # The message of click is the only place that holds the value that was given.
     _, quote, rest = error.message.partition("'")
-    given, found, _ = rest.partition("' is not ")
+    typed, found, _ = rest.partition("' is not ")
     if not quote or not found:
         return ""
     name = parameter.opts[-1] if isinstance(parameter, click.Option) else str(parameter.human_readable_name)
-    return f"{name}: there is no {given!r}; {did_you_mean(given, [str(choice) for choice in kind.choices])}"
+    return f"{name}: there is no {typed!r}; {did_you_mean(typed, [str(choice) for choice in kind.choices])}"

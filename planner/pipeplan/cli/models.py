@@ -1,15 +1,13 @@
-"""`pipeplan models`: the bundled models."""
+"""`pipeplan models`: list the bundled models."""
 
 from __future__ import annotations
 
-import json
-
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from pipeplan.cli.options import json_option, quiet_option
+from pipeplan.cli.output import print_answer, print_json
 from pipeplan_launch.models import BUNDLED
 
 
@@ -17,14 +15,14 @@ from pipeplan_launch.models import BUNDLED
 @json_option
 @quiet_option
 def command(as_json: bool) -> None:
-    """List the bundled models: parameters, samples in a minibatch, where they are from.
+    """List the bundled models with their parameters, samples in a minibatch, and origin.
 
     \b
     pipeplan models
     pipeplan models --json
     """
     if as_json:
-        click.echo(json.dumps(BUNDLED, indent=1, ensure_ascii=False))
+        print_json(BUNDLED)
         return
     table = Table("model", box=None, pad_edge=False)
     table.add_column("parameters", justify="right", no_wrap=True)
@@ -34,11 +32,9 @@ def command(as_json: bool) -> None:
     for name, model in BUNDLED.items():
         size = f"{model['parameters'] / 1e6:.{1 if model['parameters'] > 1e6 else 2}f} M"
         table.add_row(Text(name), size, str(model["minibatch"]), Text(model["description"]), Text(model["source"]))
-    console = Console()
-    console.print(table)
-    console.print("\nYour own: path/to/file.py:callable or package.module:callable", highlight=False)
+    print_answer([table, "\nYour own: path/to/file.py:callable or package.module:callable"])
 
 
 def names() -> list[str]:
-    """Of the bundled models."""
+    """Names of the bundled models."""
     return list(BUNDLED)

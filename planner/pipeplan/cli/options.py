@@ -1,37 +1,42 @@
-"""The options that commands share: the same name, the same words, and the same meaning in all of them.
+"""Options that commands share under the same name, and functions that complete values in a shell.
 
-`-o`  where to write; `--force`  replace what is there; `--json`  the answer as one JSON document on standard output;
-`-q`  nothing but errors on standard error; `--seed`  of what is drawn at random. And what their values complete to.
+-o         the file or folder to write
+--force    replace what is there
+--json     print the answer as one JSON document on standard output
+-q         print nothing but errors on standard error
+--seed     seed of the random numbers
+--profile  the profile that a plan was made from
 """
 
 from __future__ import annotations
 
 import functools
-import io
 from collections.abc import Callable, Iterable
-from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
+from pipeplan.cli import output
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
-FILE, FOLDER, FORCE = "The file to write.", "The folder to write to.", "Replace what is there."
+FILE, FOLDER, FORCE = "The file to write.", "The folder to write to.", "Replace existing files."
 JSON = "Print the answer as one JSON document."
 QUIET = "Print nothing but errors on standard error."
-SEED = "Of what is drawn at random."
+SEED = "Seed of the random numbers."
+PLAN_PROFILE = "The plan's profile  [default: found beside the plan, in this folder, or among the bundled ones]"
 
 
 def output_file(default: Path | None = None, *, note: str = "") -> Callable[[Function], Function]:
-    """`-o FILE`, a Path named `output`; `note` says what the default is where it is no fixed name."""
+    """`-o FILE`, a Path named `output`; `note` describes a default that is no fixed name."""
     return _output(FILE, "FILE", default, note)
 
 
 def output_folder(default: Path | None = None, *, note: str = "") -> Callable[[Function], Function]:
-    """`-o FOLDER`, a Path named `output`; `note` says what the default is where it is no fixed name."""
+    """`-o FOLDER`, a Path named `output`; `note` describes a default that is no fixed name."""
     return _output(FOLDER, "FOLDER", default, note)
 
 
@@ -57,36 +62,42 @@ def json_option(function: Function) -> Function:
     return click.option("--json", "as_json", is_flag=True, help=JSON)(function)
 
 
+def plan_profile_option(function: Function) -> Function:
+    """`--profile FILE`, a Path named `profile_file`, or None."""
+    option = click.option("--profile", "profile_file", type=click.Path(path_type=Path), help=PLAN_PROFILE)
+    return option(function)
+
+
 def seed_option(function: Function) -> Function:
     """`--seed N`, an int named `seed`, 0 unless given."""
     return click.option("--seed", type=int, default=0, metavar="N", show_default=True, help=SEED)(function)
 
 
 def quiet_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`-q`: while the command runs, nothing is printed on standard error. The command itself is not told.
+    """`-q`, which silences standard error while the command runs. The command itself has no parameter for it.
 
-    Its errors are: they are raised, and printed by the one place that decides the exit code.
+    Errors are printed all the same, because the command raises them and `pipeplan.cli.main` prints them.
     """
 
     @functools.wraps(function)
     def command(*arguments: Any, quiet: bool, **named: Any) -> Any:
         if not quiet:
             return function(*arguments, **named)
-        with redirect_stderr(io.StringIO()):
+        with output.silenced():
             return function(*arguments, **named)
 
     return click.option("-q", "--quiet", is_flag=True, help=QUIET)(command)
 
 
 def completing(names: Callable[[], Iterable[str]], suffix: str = "") -> Complete:
-    """Complete to names, and to files, first of all those that end in `suffix`."""
+    """A completion to names and files; those files that end in `suffix` are listed before the shell adds others."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        known = [name for name in names() if name.startswith(incomplete)]
-        # Shells take the marker as "files too", and of bash's only where nothing else fits: so those are listed.
+        matching_names = [name for name in names() if name.startswith(incomplete)]
+        # The item of type "file" makes shells add files, but bash only if nothing else matches: so list likely ones.
         files = sorted(str(path) for path in Path().glob(f"*{suffix}") if path.is_file()) if suffix else []
-        near = [name for name in files if name.startswith(incomplete) and name not in known]
-        return [CompletionItem(incomplete, type="file"), *map(CompletionItem, [*known, *near])]
+        matching = [name for name in files if name.startswith(incomplete) and name not in matching_names]
+        return [CompletionItem(incomplete, type="file"), *map(CompletionItem, [*matching_names, *matching])]
 
     return complete
 
@@ -113,7 +124,7 @@ def bundled_profiles() -> list[str]:
 
 
 def words(*names: str) -> Complete:
-    """Complete to these words alone."""
+    """A completion to the given words alone."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
@@ -122,5 +133,5 @@ def words(*names: str) -> Complete:
 
 
 def model_words() -> list[str]:
-    """What may follow `pipeplan profile`: a model, or what else it does."""
+    """Words that may follow `pipeplan profile`: a bundled model, or a subcommand."""
     return [*bundled_models(), "show", "diff"]

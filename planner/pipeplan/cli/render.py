@@ -1,8 +1,7 @@
-"""`pipeplan render`: what starts a plan on one machine, over ssh, in a batch system."""
+"""`pipeplan render`: write the launch script of a plan for one machine, ssh, or a batch system."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,19 +12,20 @@ from typing import Any
 import click
 
 from pipeplan.cli.options import force_option, output_file, quiet_option
+from pipeplan.cli.output import note, print_json, print_line
 from pipeplan.errors import InputError
 from pipeplan.rendering import launch_files
 from pipeplan.rendering.launcher import Launcher, Setting
 from pipeplan.rendering.launchers import LAUNCHERS, launcher
 
 OWN = "own"
-"""The name of the command that renders a template without a kind; it is not listed."""
+"""The name of the hidden command that renders the user's template without a kind."""
 PLAN = click.Argument(["plan"], metavar="[PLAN]", type=click.Path(path_type=Path), default=Path("plan"), required=False)
 
 
 @dataclass(frozen=True)
-class _Where:
-    """What all kinds are told beside their own settings."""
+class _Output:
+    """The options that all kinds have beside their own settings."""
 
     output: Path | None
     force: bool
@@ -33,7 +33,7 @@ class _Where:
 
 
 class _Kinds(click.Group):
-    """One command for each kind, with the options of that kind."""
+    """A group with one command for each kind, which has the options of that kind."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(LAUNCHERS)
@@ -44,7 +44,7 @@ class _Kinds(click.Group):
         return _command_of(LAUNCHERS[name]) if name in LAUNCHERS else None
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        # `--template FILE [PLAN]` without a kind.
+        # `--template FILE [PLAN]` without a kind runs the hidden command.
         if any(word.partition("=")[0] == "--template" for word in args) and not any(w in LAUNCHERS for w in args):
             args = [OWN, *args]
         return super().parse_args(context, args)
@@ -58,14 +58,14 @@ class _Kinds(click.Group):
 
 
 @click.command("render", cls=_Kinds, invoke_without_command=True, subcommand_metavar="KIND [PLAN]")
-@click.option("--list", "listed", is_flag=True, help="List the kinds, with the files that they write.")
+@click.option("--list", "listed", is_flag=True, help="List the kinds with the files that they write.")
 @click.option("--json", "as_json", is_flag=True, help="With --list: as one JSON document.")
 @click.pass_context
 def command(context: click.Context, listed: bool, as_json: bool) -> None:
-    """Write what starts PLAN (./plan unless given) somewhere, from its plan.json.
+    """Render a script that launches PLAN (default: ./plan) over ssh, in a batch system, or by your own template.
 
-    Each KIND has options of its own: `pipeplan render KIND --help`. With --template FILE, a jinja2 template of yours is
-    rendered in place of the bundled one, with or without a KIND.
+    Each KIND has options of its own: see `pipeplan render KIND --help`. With --template FILE, your own jinja2 template
+    is rendered instead of the bundled one, with or without a KIND.
 
     \b
     pipeplan render --list
@@ -80,20 +80,26 @@ def command(context: click.Context, listed: bool, as_json: bool) -> None:
 
 
 def _command_of(kind: Launcher) -> click.Command:
-    def run(plan: Path, output: Path | None, force: bool, template: Path | None, **given: Any) -> None:
-        settings = {name: value for name, value in given.items() if value is not None}
-        _render(kind, plan, settings, _Where(output, force, template))
+    def run(plan: Path, output: Path | None, force: bool, template: Path | None, **options: Any) -> None:
+        settings = {name: value for name, value in options.items() if value is not None}
+        _render(kind, plan, settings, _Output(output, force, template))
 
-    again = " --force" if kind.file_name == "launch.sh" else ""  # `pipeplan solve` has written one
-    text = f"Write {kind.file_name} of PLAN, which starts it: {kind.title}."
-    text += f"\n\n\b\npipeplan render {kind.name} plan{again}"
+    force = " --force" if kind.file_name == "launch.sh" else ""  # `pipeplan solve` has written one
+    text = f"Render {kind.file_name}, which launches PLAN: {kind.title}."
+    text += f"\n\n\b\npipeplan render {kind.name} plan{force}"
     note = f"{kind.file_name} in the plan's folder"
-    made = click.command(kind.name, help=text, short_help=kind.title)(quiet_option(run))
-    return _with_shared_options(made, kind.settings, note)
+    rendering_command = click.command(kind.name, help=text, short_help=kind.title)(quiet_option(run))
+    return _with_shared_options(rendering_command, kind.settings, note)
 
 
 def _own_command() -> click.Command:
-    @click.option("--set", "assigned", multiple=True, metavar="NAME=VALUE", help="A variable of the template.")
+    @click.option(
+        "--set",
+        "assigned",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Set a variable of the template. Can be repeated.",
+    )
     @quiet_option
     def run(plan: Path, output: Path | None, force: bool, template: Path | None, assigned: tuple[str, ...]) -> None:
         pairs = [one.partition("=") for one in assigned]
@@ -101,21 +107,21 @@ def _own_command() -> click.Command:
             if not equals or not name.isidentifier():
                 raise InputError(f"--set takes NAME=VALUE, not {name + equals!r}")
         settings = {name: value for name, _, value in pairs}
-        _render(None, plan, settings, _Where(output, force, template))
+        _render(None, plan, settings, _Output(output, force, template))
 
     note = "the template's name without .j2, in the plan's folder"
-    made = click.command(OWN, help="Render a template of yours.", hidden=True)(run)
-    return _with_shared_options(made, (), note)
+    rendering_command = click.command(OWN, help="Render your own template.", hidden=True)(run)
+    return _with_shared_options(rendering_command, (), note)
 
 
-def _with_shared_options(made: click.Command, settings: Sequence[Setting], note: str) -> click.Command:
+def _with_shared_options(rendering_command: click.Command, settings: Sequence[Setting], note: str) -> click.Command:
     template = click.Option(
-        ["--template"], type=click.Path(path_type=Path), metavar="FILE", help="Render this jinja2 template of yours."
+        ["--template"], type=click.Path(path_type=Path), metavar="FILE", help="Render your own jinja2 template."
     )
-    made.params[:0] = [PLAN, *map(_option, settings)]
-    made.params += [template]
-    force_option(output_file(note=note)(made))
-    return made
+    rendering_command.params[:0] = [PLAN, *map(_option, settings)]
+    rendering_command.params += [template]
+    force_option(output_file(note=note)(rendering_command))
+    return rendering_command
 
 
 def _option(setting: Setting) -> click.Option:
@@ -132,27 +138,27 @@ def _option(setting: Setting) -> click.Option:
     )
 
 
-def _render(kind: Launcher | None, plan: Path, settings: dict[str, Any], where: _Where) -> None:
-    own, to_screen = where.template, where.output == Path("-")
-    path = launch_files.destination(plan, kind, own, None if to_screen else where.output)
-    text = launch_files.text(plan, kind, settings, own=own, output=path, command=_said())
+def _render(kind: Launcher | None, plan: Path, settings: dict[str, Any], to: _Output) -> None:
+    own, to_screen = to.template, to.output == Path("-")
+    path = launch_files.destination(plan, kind, own, None if to_screen else to.output)
+    text = launch_files.text(plan, kind, settings, own=own, output=path, command=_command_line())
     if to_screen:
-        click.echo(text, nl=False)
+        print_line(text, newline=False)
         return
-    launch_files.write(path, text, kind, own, force=where.force)
-    click.echo(f"written: {path}", err=True)
+    launch_files.write(path, text, kind, own, force=to.force)
+    note(f"written: {path}")
 
 
-def _said() -> str:
-    """The command, as it can be given again."""
+def _command_line() -> str:
+    """The command that is running, quoted for a shell."""
     return shlex.join(["pipeplan", *sys.argv[1:]])
 
 
 def _list(as_json: bool) -> None:
     if as_json:
         kinds = [{"name": one.name, "title": one.title, "file": one.file_name} for one in LAUNCHERS.values()]
-        click.echo(json.dumps(kinds))
+        print_json(kinds, indent=None, ascii_only=True)
         return
     names, files = (max(map(len, column)) for column in (LAUNCHERS, [one.file_name for one in LAUNCHERS.values()]))
     for one in LAUNCHERS.values():
-        click.echo(f"{one.name:{names}}  {one.file_name:{files}}  {one.title}")
+        print_line(f"{one.name:{names}}  {one.file_name:{files}}  {one.title}")

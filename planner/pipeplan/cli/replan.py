@@ -1,15 +1,13 @@
-"""`pipeplan replan PLAN_FOLDER --lost server2`: solve again for what is left, and say how training goes on."""
+"""`pipeplan replan PLAN_FOLDER --lost server2`: solve again for the rest of the cluster, and say how to resume."""
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from pipeplan import interrupts, stored
 from pipeplan.api import cluster as named_cluster
@@ -17,40 +15,22 @@ from pipeplan.check import model as models
 from pipeplan.check.document import Document
 from pipeplan.check.structure import check_structure
 from pipeplan.cli.answer import disagreement_in, search_arguments, settings_of, written
-from pipeplan.cli.given import options_of, problem_arguments, profile_of_plan
-from pipeplan.cli.options import force_option, json_option, output_folder, quiet_option
+from pipeplan.cli.given import option_fields, problem_arguments, profile_of_plan
+from pipeplan.cli.options import force_option, json_option, output_folder, plan_profile_option, quiet_option
+from pipeplan.cli.output import note, print_answer, print_json
 from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan import ACCUMULATING
+from pipeplan.posing import default_overlap
 from pipeplan.problem import Options, Problem
 from pipeplan.rendering.plan_folder import refuse_to_overwrite, write_plan
 from pipeplan.replan import runs
 from pipeplan.replan.lost import Left, without, workers_named
 from pipeplan.replan.options import RELAXED, relaxed, what_helps
 from pipeplan.replan.report import Old, Report
-from pipeplan.replan.show import show as show_changes
-from pipeplan.show import show
+from pipeplan.replan.show import changes_table, resume_lines
+from pipeplan.show import plan_table
 from pipeplan.solving import Outcome, Settings, solve
-
-# The fields of `Options` that an argument sets, where it is given.
-_SETS = {
-    "stages": ("stages",),
-    "max_replicas": ("max_replicas",),
-    "straight": ("max_replicas", "allow_copies"),
-    "overlap": ("overlap",),
-    "ignore_memory": ("memory",),
-    "schedule": ("schedule", "accumulate"),
-    "accumulate": ("accumulate",),
-    "no_recompute": ("recompute",),
-    "no_contention": ("contention",),
-    "boundary": ("boundary",),
-    "max_stages": ("max_stages",),
-    "max_workers": ("max_workers",),
-    "pins": ("pins",),
-    "together": ("together",),
-    "no_cut_after": ("no_cut_after",),
-    "grid": ("grid",),
-}
 
 
 @click.command("replan")
@@ -59,24 +39,27 @@ _SETS = {
     "--lost",
     multiple=True,
     metavar="NAME,…",
-    help="server2, worker5 (of all) or server1.worker0, numbered from 0 as in the plan. Repeat.",
+    help="Lost servers and workers: server2, worker5 (of all) or server1.worker0, numbered from 0 as in the plan. "
+    "Can be repeated.",
 )
-@click.option("--cluster", metavar="NAME", help="Instead of --lost, what there is now: A, B, C, local, or a TOML file.")
-@click.option("--servers", type=int, help="With --cluster: another number of servers than its own.")
-@click.option("--workers", type=int, help="With --cluster local: how many workers.")
-@click.option("--run", "run_folder", type=click.Path(path_type=Path), help="Go on from this run  [default: the latest]")
+@click.option("--cluster", metavar="NAME", help="Instead of --lost, the new cluster: A, B, C, local, or a TOML file.")
+@click.option("--servers", type=int, help="With --cluster: number of servers, instead of its own.")
+@click.option("--workers", type=int, help="With --cluster local: number of workers.")
 @click.option(
-    "--profile",
-    "profile_file",
-    type=click.Path(path_type=Path),
-    help="What the plan was made from  [default: found beside the plan, here, or among the bundled ones]",
+    "--run", "run_folder", type=click.Path(path_type=Path), help="The run to resume from  [default: the latest]"
 )
-@click.option("--relax", type=click.Choice(list(RELAXED)), multiple=True, help="Leave out what was asked for. Repeat.")
+@plan_profile_option
+@click.option(
+    "--relax",
+    type=click.Choice(list(RELAXED)),
+    multiple=True,
+    help="Drop this constraint of the old plan. Can be repeated.",
+)
 @problem_arguments("profile", "cluster_name", "servers", "workers", "inference")
 @search_arguments
 @output_folder(note="PLAN_FOLDER-replanned")
 @force_option
-@click.option("--no-write", is_flag=True, help="Print the answer only.")
+@click.option("--no-write", is_flag=True, help="Print the answer without writing files.")
 @json_option
 @quiet_option
 def command(
@@ -92,10 +75,10 @@ def command(
     force: bool,
     no_write: bool,
     as_json: bool,
-    **given: Any,
+    **arguments: Any,
 ) -> None:
-    """Solve again for what is left of the cluster of PLAN_FOLDER (./plan unless given), with the options that the plan
-    was made with, and say how training goes on from its last checkpoint. Options given here replace the plan's.
+    """Solve again for what is left of the cluster of PLAN_FOLDER (default: ./plan), and say how to resume training from
+    its last checkpoint. The options of the old plan apply, except for those given here.
 
     \b
     pipeplan replan plan --lost server2
@@ -104,46 +87,48 @@ def command(
     """
     names = tuple(name.strip() for text in lost for name in text.split(","))
     folder = stored.file_of(plan_folder).parent
-    output = _beside(folder) if output is None else output
+    output = _default_output(folder) if output is None else output
     if not no_write:
         refuse_to_overwrite(output, force)
-    settings = settings_of(given)
-    was, old, root_profile_text = _old(plan_folder, folder, profile_file)
-    left = _left(was.cluster, names, cluster, servers, workers)
-    problem = _problem(was, left, relax, given)
+    settings = settings_of(arguments)
+    old_problem, old, origin = _old(plan_folder, folder, profile_file)
+    left = _left(old_problem.cluster, names, cluster, servers, workers)
+    problem = _problem(old_problem, left, relax, arguments)
     checkpoint = None
     if not old.plan.inference:
         checkpoint = runs.latest(folder, run_folder, problem.profile.graph_hash)
-    notes = Console(stderr=True, highlight=False)
-    notes.print(root_profile_text, style="dim", markup=False, soft_wrap=True)
+    note(origin, dim=True)
     with interrupts.noted() as interrupted, disagreement_in(None if no_write else output):
         outcome = _solved(problem, settings)
     if not no_write:
-        # Before the table, as `solve` does.
+        # Written before the table is printed, as in `solve`.
         write_plan(outcome, output, force=force)
     report = Report(old, left, names, outcome, None if no_write else output, checkpoint)
     if as_json:
-        click.echo(json.dumps(report.to_json(), indent=1, allow_nan=False))
+        print_json(report.to_json(), ascii_only=True)
     else:
-        console = Console(highlight=False, markup=False)
-        show(outcome, console)
-        show_changes(report, console)
+        print_answer(plan_table(outcome))
+        print_answer(changes_table(report), fold=True)
+        print_answer(resume_lines(report))
     if not no_write:
-        notes.print(written(outcome, output), markup=False, soft_wrap=True)
-    interrupted()  # as `solve` does
+        note(written(outcome, output))
+    interrupted()  # as in `solve`
 
 
-def _beside(folder: Path) -> Path:
-    """`plan-replanned` for `plan`, then `plan-replanned-2` and so on: the folder of a plan is never its own."""
+def _default_output(folder: Path) -> Path:
+    """The folder of a new plan: `plan-replanned` for `plan`, `plan-replanned-2` for that, and so on."""
     named = folder if folder.name not in ("", "..") else folder.resolve()
-    again = re.fullmatch(r"(.*-replanned)(?:-([1-9][0-9]{0,8}))?", named.name, re.DOTALL)
-    if again is None:
+    replanned = re.fullmatch(r"(.*-replanned)(?:-([1-9][0-9]{0,8}))?", named.name, re.DOTALL)
+    if replanned is None:
         return named.with_name(f"{named.name or 'plan'}-replanned")
-    return named.with_name(f"{again[1]}-{int(again[2] or 1) + 1}")
+    return named.with_name(f"{replanned[1]}-{int(replanned[2] or 1) + 1}")
 
 
 def _old(path: Path, folder: Path, profile_file: Path | None) -> tuple[Problem, Old, str]:
-    """The problem that the old plan was made for, and the plan, checked to be one."""
+    """The problem that the old plan was made for, the plan itself, and a line on where both come from.
+
+    Raises `InputError` if the structure of the plan is wrong.
+    """
     root, file = stored.document(path), stored.file_of(path)
     profile = profile_of_plan(root, file, profile_file)
     document = Document.of(root)
@@ -163,7 +148,7 @@ def _left(
 ) -> Left:
     if instead is not None:
         if names:
-            raise InputError("--lost is of the plan's cluster, and --cluster replaces that: give one of them")
+            raise InputError("--lost refers to the plan's cluster, which --cluster replaces: give one of them")
         return Left(named_cluster(instead, servers=servers, workers=workers), (), ())
     if servers is not None or workers is not None:
         raise InputError("--servers and --workers go with --cluster; say what is gone with --lost")
@@ -172,11 +157,14 @@ def _left(
     return without(cluster, workers_named(names, cluster))
 
 
-def _problem(was: Problem, left: Left, relax: tuple[str, ...], given: dict[str, Any]) -> Problem:
-    profile, minibatch = was.profile, given["minibatch"]
+def _problem(old: Problem, left: Left, relax: tuple[str, ...], arguments: dict[str, Any]) -> Problem:
+    profile, minibatch = old.profile, arguments["minibatch"]
     if minibatch is not None and minibatch != profile.minibatch:
         profile = profile.rescaled(minibatch)
-    options = _options(relaxed(was.options, relax), given, was.cluster.device.kind, left.cluster.device.kind)
+    options = _options(relaxed(old.options, relax), arguments)
+    kind = left.cluster.device.kind
+    if arguments["overlap"] is None and kind != old.cluster.device.kind:
+        options = replace(options, overlap=default_overlap(kind))
     if options.stages is not None and options.stages > left.cluster.workers:
         raise InputError(
             f"{options.stages} stages were asked for, and {left.cluster.workers} workers are left: ask for fewer with "
@@ -185,17 +173,14 @@ def _problem(was: Problem, left: Left, relax: tuple[str, ...], given: dict[str, 
     return Problem(profile, left.cluster, options)
 
 
-def _options(old: Options, given: dict[str, Any], kind_was: str, kind: str) -> Options:
-    """The old options, but for those that are given; the overlap is the usual one for devices of another kind."""
-    schedule = given["schedule"] or (None if old.inference else old.schedule)
-    accumulate = given["accumulate"]
+def _options(old: Options, arguments: dict[str, Any]) -> Options:
+    """The old options, overridden by those that are given."""
+    schedule = arguments["schedule"] or (None if old.inference else old.schedule)
+    accumulate = arguments["accumulate"]
     if accumulate is None and schedule in ACCUMULATING:
         accumulate = old.accumulate
-    fresh = options_of(given | {"schedule": schedule, "accumulate": accumulate, "inference": old.inference}, kind)
-    asked = {name for name in _SETS if given[name] is not None and given[name] is not False and given[name] != ()}
-    if kind != kind_was:
-        asked.add("overlap")
-    return replace(old, **{field: getattr(fresh, field) for name in asked for field in _SETS[name]})
+    arguments = arguments | {"schedule": schedule, "accumulate": accumulate, "inference": old.inference}
+    return replace(old, **({"accumulate": accumulate} | option_fields(arguments)))
 
 
 def _solved(problem: Problem, settings: Settings) -> Outcome:

@@ -1,17 +1,16 @@
-"""`pipeplan replay`: run a plan on emulated servers of this machine."""
+"""`pipeplan replay`: run a plan on servers that are emulated on this machine."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from pipeplan.cli.given import profile_of_plan
 from pipeplan.cli.options import json_option, quiet_option
+from pipeplan.cli.output import answer_console, is_watched, print_json, status
 from pipeplan.emulate import show, show_fault
 from pipeplan.emulate.fault_run import replay_fault
 from pipeplan.emulate.prepared import Prepared
@@ -28,16 +27,20 @@ NOT_AS_PROMISED = 1
 @click.command("replay")
 @click.argument("plan_folder", type=click.Path(path_type=Path), default=Path("plan"))
 @click.option("--profile", type=click.Path(path_type=Path), help="The profile that the plan was made from.")
-@click.option("--seconds", type=click.FloatRange(1, 3600), default=SECONDS, show_default=True, help="How long to run.")
+@click.option(
+    "--seconds", type=click.FloatRange(1, 3600), default=SECONDS, show_default=True, help="Duration of the run."
+)
 @click.option(
     "--fault",
     metavar="KIND[:WHERE][@WHEN]",
-    help="cut:server1, flap:server1:3s, kill:worker3 or freeze:worker3, after @20 minibatches or @5s.",
+    help="Inject a fault: cut:server1, flap:server1:3s, kill:worker3 or freeze:worker3, after @20 minibatches or @5s.",
 )
 @click.option(
-    "--timeout", type=click.FloatRange(1, 3600), help="With --fault: the executor's --timeout.  [default: 10 and more]"
+    "--timeout",
+    type=click.FloatRange(1, 3600),
+    help="With --fault: the executor's --timeout in seconds  [default: at least 10]",
 )
-@click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="Keep the run folder and logs there.")
+@click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="Keep the run folder and logs in DIR.")
 @json_option
 @quiet_option
 def command(
@@ -49,11 +52,13 @@ def command(
     keep: Path | None,
     as_json: bool,
 ) -> int:
-    """Run the plan in PLAN_FOLDER (./plan unless given) on emulated servers: real messages and all-reduces through
-    shaped links, computing as long as the profile says, by sleep. Linux only; no root needed on most machines.
+    """Run the plan in PLAN_FOLDER (default: ./plan) on emulated servers of this machine.
 
-    With --fault the plan's launchers run it, something breaks in the middle, and the answer says whether what they
-    then did is what the executor promises; the status is 1 if not.
+    Messages and all-reduces are real and pass through shaped links; computation is replaced by sleeping as long as the
+    profile says. Linux only; most machines need no root.
+
+    With --fault the plan's launchers run it, and a fault strikes in the middle. The answer says whether the launchers
+    reacted as the executor promises; the exit code is 1 if they did not.
 
     \b
     pipeplan replay
@@ -68,44 +73,41 @@ def command(
             broken = replay_fault(plan_folder, layers, fault, seconds, timeout, keep, watch)
         else:
             replayed = replay(plan_folder, layers, Settings(seconds, keep), watch)
-    console = Console(highlight=False, markup=False)
     if as_json:
-        answer = replayed.to_json() if fault is None else broken.to_json()
-        click.echo(json.dumps(answer, indent=1, allow_nan=False, ensure_ascii=False))
+        print_json(replayed.to_json() if fault is None else broken.to_json())
     elif fault is None:
-        show.show(replayed, console)
+        show.show(replayed, answer_console())
     else:
-        show_fault.show(broken, console)
+        show_fault.show(broken, answer_console())
     return 0 if fault is None or broken.kept else NOT_AS_PROMISED
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[Path, Prepared], None]]:
-    """A line on stderr that says how far the replay is, if someone looks at it."""
-    console = Console(stderr=True, highlight=False, markup=False)
-    if not console.is_terminal:
-        yield lambda room, ready: None
-        return
-    with console.status("getting ready") as status:
+    """Show on standard error how far the replay is; only in terminals, because counting minibatches reads files."""
+    with status("getting ready") as show_status:
+        watched = is_watched()
 
         def watch(room: Path, ready: Prepared) -> None:
+            if not watched:
+                return
             done = minibatches_done(room / "run")
             workers = sum(len(part.workers) for part in ready.servers.leaves)
             training = f"{ready.plan.config}: {done} of {ready.minibatches} minibatches"
-            status.update(f"starting {workers} workers" if done is None else training)
+            show_status(f"starting {workers} workers" if done is None else training)
 
         yield watch
 
 
-def _profile(folder: Path, given: Path | None) -> Profile | None:
-    """Where none is found, stages are replayed as one layer each."""
+def _profile(folder: Path, named: Path | None) -> Profile | None:
+    """The plan's profile, or None if it is not found; then each stage is replayed as one layer."""
     plan = folder / "plan.json"
     if not plan.is_file():
-        return None  # which is complained of later
+        return None  # the replay itself raises the error for a missing plan
     root = read_document(plan, FORMAT, VERSION)
     try:
-        return profile_of_plan(root, plan, given)
+        return profile_of_plan(root, plan, named)
     except InputError:
-        if given is not None:
+        if named is not None:
             raise
         return None

@@ -1,15 +1,15 @@
-"""`pipeplan report`: one HTML file on a plan and its run."""
+"""`pipeplan report`: one HTML page on a plan and a run of it."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from pipeplan import stored
 from pipeplan.cli.given import profile_of_plan
-from pipeplan.cli.options import force_option, json_option, output_file, quiet_option
+from pipeplan.cli.options import force_option, json_option, output_file, plan_profile_option, quiet_option
+from pipeplan.cli.output import note, print_json
 from pipeplan.cli.overwrite import refuse_another
 from pipeplan.errors import InputError
 from pipeplan.files import Node, refuse_unwritable, write_text
@@ -21,7 +21,7 @@ from pipeplan.report.source import read
 
 REPORT = "report.html"
 MARK = b'<meta name="generator" content="pipeplan report">'
-"""By what a report is known."""
+"""The line in the head of a page that marks it as a report."""
 
 
 @click.command("report")
@@ -29,13 +29,10 @@ MARK = b'<meta name="generator" content="pipeplan report">'
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @output_file(note=f"{REPORT} in the plan's folder")
 @force_option
+@plan_profile_option
 @click.option(
-    "--profile",
-    "profile_file",
-    type=click.Path(path_type=Path),
-    help="What the plan was made from  [default: found beside the plan, here, or among the bundled ones]",
+    "--thorough", is_flag=True, help="Search for a runner-up and plans for other clusters even if that is slow."
 )
-@click.option("--thorough", is_flag=True, help="Seek a runner-up and plans for other clusters also where that is slow.")
 @json_option
 @quiet_option
 def command(
@@ -47,9 +44,9 @@ def command(
     thorough: bool,
     as_json: bool,
 ) -> None:
-    """Write one HTML file that shows PLAN (./plan unless given), and RUN, a run's folder, beside it.
+    """Write one HTML page on PLAN (default: ./plan) and, beside it, on RUN, the folder of a run.
 
-    An older report is replaced, another file only with --force. With --json nothing is written.
+    An older report is replaced, any other file only with --force. With --json no file is written.
 
     \b
     pipeplan report
@@ -68,23 +65,23 @@ def command(
     measured = None if run is None else runs.read_of(path.parent, run)
     document = build(source, measured, thorough=thorough).to_json()
     if as_json:
-        click.echo(json.dumps(document, allow_nan=False, ensure_ascii=False))
+        print_json(document, indent=None)
         return
     write_text(target, page(document))
-    click.echo(f"written: {target}", err=True)
+    note(f"written: {target}")
 
 
-def write(folder: Path, profile: Profile) -> Path:
-    """Write the report on a plan that was just written, in place of what is there, and say where."""
+def write_report(folder: Path, profile: Profile) -> Path:
+    """Write the report on a plan that was just written, replacing any older one. Returns its path."""
     target = folder / REPORT
     write_text(target, page(build(read(stored.document(folder), profile)).to_json()))
     return target
 
 
-def _profile(root: Node, path: Path, given: Path | None) -> Profile | None:
-    """The plan's profile; None where it is not named and not found."""
-    if given is not None:
-        return profile_of_plan(root, path, given)
+def _profile(root: Node, path: Path, named: Path | None) -> Profile | None:
+    """The plan's profile; None if it is neither named nor found."""
+    if named is not None:
+        return profile_of_plan(root, path, named)
     try:
         return profile_of_plan(root, path, None)
     except InputError:

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from pipeplan.api import simulate
 from pipeplan.cli.options import json_option, quiet_option
+from pipeplan.cli.output import answer_console, answer_width, note, print_json
 from pipeplan.errors import InputError
 from pipeplan.files import write_text
 from pipeplan.measured.run import read_of
@@ -17,22 +17,26 @@ from pipeplan.simulation import picture
 from pipeplan.simulation.simulated import MOST_MINIBATCHES
 from pipeplan.simulation.trace import overlaid_document, trace_document
 
-PIPED_WIDTH = 80
-
 
 @click.command("simulate")
 @click.argument("plan_folder", type=click.Path(path_type=Path), default=Path("plan"))
 @click.option(
-    "--minibatches", type=click.IntRange(1, MOST_MINIBATCHES), help="How many  [default: enough for a steady state]"
+    "--minibatches",
+    type=click.IntRange(1, MOST_MINIBATCHES),
+    help="Number of minibatches  [default: enough for a steady state]",
 )
 @click.option("--trace", "trace_file", type=click.Path(path_type=Path), help="Write a trace for Perfetto or Chrome.")
 @json_option
 @quiet_option
 @click.option(
-    "--run", "run_folder", metavar="RUN", type=click.Path(path_type=Path), help="Draw what this run measured beneath."
+    "--run",
+    "run_folder",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    help="Draw the measured timeline of this run below the simulated one.",
 )
 @click.option(
-    "--width", type=click.IntRange(40, 1000), help="Columns of the timeline  [default: the terminal's, or 80]"
+    "--width", type=click.IntRange(40, 1000), help="Width of the timeline in columns  [default: the terminal's, or 80]"
 )
 def command(
     plan_folder: Path,
@@ -42,7 +46,7 @@ def command(
     run_folder: Path | None,
     width: int | None,
 ) -> None:
-    """Replay the plan in PLAN_FOLDER (./plan unless given) in simulated time: the schedule is the one that would run.
+    """Replay the plan in PLAN_FOLDER (default: ./plan) in simulated time, with the schedule that the executor runs.
 
     \b
     pipeplan simulate
@@ -58,11 +62,8 @@ def command(
         document = trace_document(plan, replayed) if run is None else overlaid_document(plan, run)
         write_text(trace_file, json.dumps(document, allow_nan=False) + "\n")
     if as_json:
-        click.echo(json.dumps(report.to_json(), indent=1, allow_nan=False, ensure_ascii=False))
+        print_json(report.to_json())
         return
-    console = Console(highlight=False, markup=False)
-    columns = width or (console.width if console.is_terminal else PIPED_WIDTH)
-    picture.show(plan, replayed, report, console, columns, run)
+    picture.show(plan, replayed, report, answer_console(), width or answer_width(), run)
     if trace_file is not None:
-        note = Console(stderr=True, highlight=False)
-        note.print(f"written: {trace_file} (open it at ui.perfetto.dev)", markup=False, soft_wrap=True)
+        note(f"written: {trace_file} (open it at ui.perfetto.dev)")

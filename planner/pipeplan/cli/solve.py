@@ -1,35 +1,31 @@
-"""`pipeplan solve`: from a profile and a cluster to a plan folder."""
+"""`pipeplan solve`: find the best plan for a profile on a cluster, and write its plan folder."""
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
 from pipeplan import interrupts
 from pipeplan.api import cluster
 from pipeplan.auto import Choice
 from pipeplan.cli.answer import disagreement_in, search_arguments, settings_of, written
-from pipeplan.cli.given import problem_arguments, read_profile, words_of
+from pipeplan.cli.given import ProfileSource, option_fields, problem_arguments, read_profile
 from pipeplan.cli.options import force_option, json_option, output_folder, quiet_option, words
-from pipeplan.cli.solve_for import for_option
-from pipeplan.cli.solve_for import write as write_for
+from pipeplan.cli.output import note, print_answer, print_json, print_line, status
+from pipeplan.cli.solve_for import for_option, write_exported
 from pipeplan.errors import InputError
 from pipeplan.exports import written as exports
+from pipeplan.exports.aim import Aim
 from pipeplan.fewest import Fewest
 from pipeplan.fewest import fewest_workers as search_fewest
 from pipeplan.hardware import mismatch
-from pipeplan.posing import AUTO, pose
+from pipeplan.posing import AUTO, Posed, pose
 from pipeplan.rendering import documents, plan_folder
-from pipeplan.show import show
+from pipeplan.show import plan_table
 from pipeplan.sized import Sized
 from pipeplan.solving import Outcome, solve
 from pipeplan.units import show_pace, show_time
@@ -41,18 +37,18 @@ from pipeplan.units import show_pace, show_time
 @click.option(
     "--minibatch",
     metavar="N|auto",
-    help="Another minibatch size: as measured, between measured ones, or in proportion; auto: the best measured one.",
+    help="Plan for this minibatch size, interpolated or rescaled from the measured ones; auto: the best measured one.",
 )
 @for_option
-@click.option("--batch", type=int, metavar="SAMPLES", help="Global batch, for --schedule auto and --for.")
+@click.option("--batch", type=int, metavar="SAMPLES", help="Global batch size, for --schedule auto and --for.")
 @click.option(
     "--staleness",
     metavar="NONE|BOUNDED|ANY",
     default="any",
     shell_complete=words("none", "bounded", "any"),
-    help="With --schedule auto: how old weights may be.",
+    help="With --schedule auto: how stale weights may be.",
 )
-@click.option("--fewest-workers", metavar="5%", help="Use as few workers as come so close to the best.")
+@click.option("--fewest-workers", metavar="5%", help="Use as few workers as come this close to the best pace.")
 @click.option(
     "--cost-model",
     type=click.Choice(["pipeplan", "pipedream-code", "pipedream-paper"]),
@@ -63,7 +59,7 @@ from pipeplan.units import show_pace, show_time
 @output_folder(Path("plan"))
 @force_option
 @click.option("--report", "with_report", is_flag=True, help="Also write report.html, as `pipeplan report` does.")
-@click.option("--no-write", is_flag=True, help="Print the answer only.")
+@click.option("--no-write", is_flag=True, help="Print the answer without writing files.")
 @json_option
 @quiet_option
 def command(
@@ -78,7 +74,7 @@ def command(
     with_report: bool,
     no_write: bool,
     as_json: bool,
-    **given: Any,
+    **arguments: Any,
 ) -> None:
     """Find the best plan for a profile on a cluster, prove it, and write it to a folder.
 
@@ -94,80 +90,80 @@ def command(
     pipeplan solve --cluster A --grid
     pipeplan solve profile.json --cluster A --for megatron --accumulate 32
     """
-    settings = replace(settings_of(given), cost_model=cost_model)
+    settings = replace(settings_of(arguments), cost_model=cost_model)
     within = None if fewest_workers is None else _share(fewest_workers)
     if not no_write:
         plan_folder.refuse_to_overwrite(output, force)
     elif with_report:
         raise InputError("--report goes beside a plan that is written: leave out --no-write")
-    notes = Console(stderr=True, highlight=False)
     samples = _samples(minibatch)
-    source = read_profile(given["profile"], None if samples == AUTO else samples)
-    with interrupts.noted() as interrupted, _waiting(source.text, notes):
+    source = read_profile(arguments["profile"], None if samples == AUTO else samples)
+    with interrupts.noted() as interrupted, status(source.text):
         posed = pose(
             source.profile,
-            cluster(given["cluster_name"], servers=given["servers"], workers=given["workers"]),
+            cluster(arguments["cluster_name"], servers=arguments["servers"], workers=arguments["workers"]),
             minibatch=AUTO if samples == AUTO else None,
             batch=batch,
             staleness=staleness,
             target=target_name,
             maximum_cuts=settings.maximum_cuts,
-            **words_of(given | {"target_name": target_name}),
+            **option_fields(arguments | {"target_name": target_name}),
         )
-        interrupted()  # what was chosen then need not be the best
-        problem, aim = posed.problem, posed.aim
+        interrupted()  # an interrupted search may have chosen a schedule that is not the best
         with disagreement_in(None if no_write else output):
-            fewest = None if within is None else search_fewest(problem, within, settings)
-            outcome = solve(problem, settings) if fewest is None else fewest.outcome
-    if aim is not None:
-        # What it cannot express, or cannot be written, is said before anything is written.
-        files = aim.files(outcome)
+            fewest = None if within is None else search_fewest(posed.problem, within, settings)
+            outcome = solve(posed.problem, settings) if fewest is None else fewest.outcome
+    if posed.aim is not None:
+        # Raises for what the trainer cannot express or cannot be written, before anything is written.
+        files = posed.aim.files(outcome)
         if not no_write:
-            exports.refuse_to_overwrite(output / aim.to.name, files, force)
-    if not no_write:
-        # Before the table: whoever closes our output early, as `| head` does, still has the plan.
-        plan_folder.write_plan(outcome, output, force=force)
-    exported = [] if no_write or aim is None else write_for(aim, outcome, output, force=force)
-    # What goes wrong is one line: these come when nothing does.
-    notes.print(source.text, style="dim", markup=False, soft_wrap=True)
-    if note := mismatch(problem.profile, problem.cluster):
-        notes.print(note, markup=False, soft_wrap=True)
-    for remark in [*map(_choice, posed.schedules), *map(_size, posed.sizes), *([_fewest(fewest)] if fewest else [])]:
-        notes.print(remark, style="dim", markup=False, soft_wrap=True)
+            exports.refuse_to_overwrite(output / posed.aim.to.name, files, force)
+    # Written before the table is printed, so that `| head`, which closes our output early, does not lose the plan.
+    written_files = [] if no_write else _write(outcome, posed.aim, output, force)
+    # Notes come after everything that may fail, because an error is to be the only line on standard error.
+    _print_choices(source, posed, fewest)
     if as_json:
-        click.echo(json.dumps(documents.plan_document(outcome), indent=1, allow_nan=False))
+        print_json(documents.plan_document(outcome), ascii_only=True)
     else:
-        show(outcome, Console(highlight=False, markup=False))
-        if aim is not None:
-            click.echo(aim.cost(outcome, settings.maximum_cuts))
-    if not no_write:
-        for line in [written(outcome, output, fresh=() if aim is None else (aim.to.name,)), *exported]:
-            notes.print(line, markup=False, soft_wrap=True)
-        if with_report:
-            notes.print(_report(outcome, output), markup=False, soft_wrap=True)
-        elif not exported:
-            notes.print(_next(output), markup=False, soft_wrap=True)
-    interrupted()  # the best so far is there, and no script is to go on with it
+        print_answer(plan_table(outcome))
+        if posed.aim is not None:
+            print_line(posed.aim.cost(outcome, settings.maximum_cuts))
+    for line in written_files:
+        note(line)
+    if with_report:
+        note(_report(outcome, output))
+    elif not no_write and posed.aim is None:
+        note(_next(output))
+    interrupted()  # the best plan so far is written, but the exit code stops scripts from going on with it
 
 
-@contextmanager
-def _waiting(text: str, notes: Console) -> Iterator[None]:
-    """While it is solved, what is solved, if someone looks at it."""
-    with notes.status(escape(text)) if notes.is_terminal else nullcontext():
-        yield
+def _write(outcome: Outcome, aim: Aim | None, folder: Path, force: bool) -> list[str]:
+    """Write the plan, and the files of the trainer that it is for. Returns the lines that say so."""
+    plan_folder.write_plan(outcome, folder, force=force)
+    exported = [] if aim is None else write_exported(aim, outcome, folder, force=force)
+    return [written(outcome, folder, fresh=() if aim is None else (aim.to.name,)), *exported]
+
+
+def _print_choices(source: ProfileSource, posed: Posed, fewest: Fewest | None) -> None:
+    """Print the origin of the profile, and the schedules, minibatch sizes and numbers of workers that were tried."""
+    note(source.text, dim=True)
+    if warning := mismatch(posed.problem.profile, posed.problem.cluster):
+        note(warning)
+    for line in [*map(_choice, posed.schedules), *map(_size, posed.sizes), *([_fewest(fewest)] if fewest else [])]:
+        note(line, dim=True)
 
 
 def _next(folder: Path) -> str:
-    """The line that says how to see more of a plan; a report of the plan before it may still be there."""
+    """The line that names the next command. A report on the previous plan may still be in the folder."""
     older = " (the report.html there is of an older plan)" if (folder / "report.html").exists() else ""
     return f"next: pipeplan report {shlex.quote(str(folder))}{older}"
 
 
 def _report(outcome: Outcome, folder: Path) -> str:
-    """Write the report on a plan, and the line that says so."""
-    from pipeplan.cli.report import write  # what draws is not to keep the others waiting
+    """Write the report on a plan. Returns the line that says so."""
+    from pipeplan.cli.report import write_report  # imported late: commands without a report start faster
 
-    return f"written: {write(folder, outcome.problem.profile)}"
+    return f"written: {write_report(folder, outcome.problem.profile)}"
 
 
 def _samples(text: str | None) -> int | Literal["auto"] | None:
@@ -196,7 +192,7 @@ def _rate(samples_per_s: float | None, config: str) -> str:
 
 
 def _share(text: str) -> float:
-    """`5%` or `0.05`."""
+    """The share that `5%` or `0.05` stands for."""
     number = text.strip().removesuffix("%")
     try:
         share = float(number) / (100 if text.strip().endswith("%") else 1)
@@ -207,9 +203,9 @@ def _share(text: str) -> float:
     return share
 
 
-def _fewest(found: Fewest) -> str:
-    less = "" if found.fewer_s is None else f"; one fewer takes {show_time(found.fewer_s)}"
+def _fewest(fewest: Fewest) -> str:
+    less = "" if fewest.fewer_s is None else f"; one fewer takes {show_time(fewest.fewer_s)}"
     return (
-        f"{found.workers} workers come within {found.slower:.2%} of the best, {found.best.plan.config} on "
-        f"{found.best.plan.busy} workers ({show_time(found.best.objective_s)}){less}"
+        f"{fewest.workers} workers come within {fewest.slower:.2%} of the best, {fewest.best.plan.config} on "
+        f"{fewest.best.plan.busy} workers ({show_time(fewest.best.objective_s)}){less}"
     )

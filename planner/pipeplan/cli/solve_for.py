@@ -1,4 +1,4 @@
-"""`pipeplan solve --for TARGET`: what it writes beside the plan."""
+"""`pipeplan solve --for TARGET`: the option, and the trainer's files that it writes beside the plan."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pipeplan.cli.export import said
+from pipeplan.cli.export import export_lines
 from pipeplan.cli.options import words
 from pipeplan.exports import written
 from pipeplan.exports.aim import Aim
@@ -18,12 +18,12 @@ for_option = click.option(
     "target_name",
     metavar="TARGET",
     shell_complete=words(*NAMES),
-    help=f"The best plan for another trainer, and its files in the plan's folder: {', '.join(NAMES)}.",
+    help=f"Plan for another trainer and write its files into the plan folder: {', '.join(NAMES)}.",
 )
 
 
-def write(aim: Aim, outcome: Outcome, folder: Path, *, force: bool) -> list[str]:
-    """Write the trainer's files beside a plan in its folder; the lines that say so."""
-    place, files = folder / aim.to.name, aim.files(outcome)
-    written.write(place, files, force=force)
-    return said(aim.to, place, files, (outcome.problem, outcome.plan))
+def write_exported(aim: Aim, outcome: Outcome, folder: Path, *, force: bool) -> list[str]:
+    """Write the trainer's files into the plan folder. Returns the lines that say so."""
+    target_folder, files = folder / aim.to.name, aim.files(outcome)
+    written.write(target_folder, files, force=force)
+    return export_lines(aim.to, target_folder, files, (outcome.problem, outcome.plan))

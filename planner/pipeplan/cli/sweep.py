@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +9,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pipeplan.api import cluster
-from pipeplan.cli.explain import answer_console
+from pipeplan.cli.answer import positive_time_limit
 from pipeplan.cli.given import check_schedules, options_of, problem_arguments, read_profile
 from pipeplan.cli.options import json_option, quiet_option
+from pipeplan.cli.output import note, print_answer, print_json, progress_bar
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.files import write_text
 from pipeplan.plan import ACCUMULATING
@@ -27,15 +25,15 @@ from pipeplan.sweep import plot, rows
 from pipeplan.sweep.grid import Axes, Point, points
 from pipeplan.sweep.rows import Row
 from pipeplan.sweep.run import Answer, run
-from pipeplan.sweep.show import show
+from pipeplan.sweep.show import scaling_plot, sweep_table
 from pipeplan.units import parse_rate, parse_size
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class _Sinks:
-    """Where the answer goes."""
+class _Outputs:
+    """The files to write, and the form of the answer on standard output."""
 
     csv: Path | None
     svg: Path | None
@@ -47,17 +45,29 @@ class _Sinks:
 @click.option("--servers", metavar="1,2,4", help="Numbers of servers.")
 @click.option("--workers", metavar="1,2,4", help="With --cluster local: numbers of workers.")
 @click.option(
-    "--bandwidth", multiple=True, metavar="LEVEL=RATE,…", help="Rates of a level's links: cluster=10Gbit/s,25Gbit/s."
+    "--bandwidth", multiple=True, metavar="LEVEL=RATE,…", help="Bandwidths of a level: cluster=10Gbit/s,25Gbit/s."
 )
-@click.option("--memory", metavar="8GiB,16GiB", help="Memory of a device.")
-@click.option("--minibatch", metavar="32,64", help="Minibatch sizes, as with solve --minibatch.")
-@click.option("--schedule", metavar="A,B", help="Schedules of training.")
-@click.option("--price", type=click.FloatRange(min=0), help="Of a server for an hour  [default: as the cluster says]")
-@click.option("--solver", type=click.Choice(["dp", "ilp", "both"]), default="dp", show_default=True)
+@click.option("--memory", metavar="8GiB,16GiB", help="Memory sizes of a device.")
+@click.option("--minibatch", metavar="32,64", help="Minibatch sizes, as in solve --minibatch.")
+@click.option("--schedule", metavar="A,B", help="Training schedules.")
+@click.option(
+    "--price", type=click.FloatRange(min=0), help="Price of a server for an hour  [default: that of the cluster]"
+)
+@click.option(
+    "--solver",
+    type=click.Choice(["dp", "ilp", "both"]),
+    default="dp",
+    show_default=True,
+    help="Solvers to run; both check each other.",
+)
 @click.option("--time-limit", type=float, default=60.0, show_default=True, help="Seconds for each ILP.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Processes  [default: one a processor]")
-@click.option("--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures to a file.")
-@click.option("--svg", "svg_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the scaling plot.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Number of processes  [default: one for each processor]")
+@click.option(
+    "--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures to this file."
+)
+@click.option(
+    "--svg", "svg_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the scaling plot to this file."
+)
 @json_option
 @quiet_option
 def command(
@@ -74,102 +84,104 @@ def command(
     csv_file: Path | None,
     svg_file: Path | None,
     as_json: bool,
-    **given: Any,
+    **arguments: Any,
 ) -> None:
-    """Solve for every combination of what is listed, several at a time, and compare. Nothing is written but what is
-    asked for.
+    """Solve for every combination of the listed values, several at a time, and compare the plans.
+
+    Files are only written with --csv and --svg.
 
     \b
     pipeplan sweep --cluster A --servers 1,2,4,8 --bandwidth cluster=10Gbit/s,25Gbit/s
     pipeplan sweep profile.json --cluster A --memory 8GiB,16GiB --minibatch 32,64 --price 12.24 --csv sweep.csv
     """
-    if not time_limit > 0:
-        raise InputError(f"--time-limit must be above 0 seconds, not {time_limit:g}")
+    settings = Settings(solver=solver, time_limit_s=positive_time_limit(time_limit), certify=False)
     axes = Axes(
         bandwidths=_bandwidths(bandwidth),
         memory=_listed(memory, "--memory", parse_size),
-        minibatch=_listed(minibatch, "--minibatch", _whole),
+        minibatch=_listed(minibatch, "--minibatch", _integer),
         schedules=_listed(schedule, "--schedule", _text),
     )
-    profile, origin = _profile(given)
-    grid = _points(profile, given, _listed(servers, "--servers", _whole), _listed(workers, "--workers", _whole), axes)
-    Console(stderr=True, highlight=False).print(origin, style="dim", markup=False, soft_wrap=True)
-    settings = Settings(solver=solver, time_limit_s=time_limit, certify=False)
+    profile, origin = _profile(arguments)
+    grid = _points(
+        profile, arguments, _listed(servers, "--servers", _integer), _listed(workers, "--workers", _integer), axes
+    )
+    note(origin, dim=True)
     answers, finished = _run(grid, settings, jobs)
-    found = [Row(grid[i], answers[i], rows.price_of(grid[i], price)) for i in sorted(answers)]
-    _deliver(found, len(grid), _Sinks(csv_file, svg_file, as_json))
+    solved = [Row(grid[i], answers[i], rows.price_of(grid[i], price)) for i in sorted(answers)]
+    _write_and_print(solved, len(grid), _Outputs(csv_file, svg_file, as_json))
     sys.stdout.flush()
     if not finished:
         raise click.Abort
-    if any(row.answer.contradiction for row in found):
+    if any(row.answer.contradiction for row in solved):
         raise DisagreementError("the solvers disagree about a point, which is a defect of pipeplan: see its line")
 
 
-def _profile(given: dict[str, Any]) -> tuple[Profile, str]:
-    source = read_profile(given["profile"], None)
+def _profile(arguments: dict[str, Any]) -> tuple[Profile, str]:
+    source = read_profile(arguments["profile"], None)
     return source.profile, source.text
 
 
-def _points(profile: Profile, given: dict[str, Any], servers: list[int], workers: list[int], axes: Axes) -> list[Point]:
-    name = given["cluster_name"]
+def _points(
+    profile: Profile, arguments: dict[str, Any], servers: list[int], workers: list[int], axes: Axes
+) -> list[Point]:
+    name = arguments["cluster_name"]
     clusters = [
         cluster(name, servers=count, workers=each) for count in servers or (None,) for each in workers or (None,)
     ]
-    return points(profile, clusters, _options(given, clusters[0].device.kind, axes), axes)
+    return points(profile, clusters, _options(arguments, clusters[0].device.kind, axes), axes)
 
 
-def _options(given: dict[str, Any], kind: str, axes: Axes) -> Options:
-    check_schedules(axes.schedules, given)
-    # Each point has its own; any that goes with the other arguments will do until then.
+def _options(arguments: dict[str, Any], kind: str, axes: Axes) -> Options:
+    check_schedules(axes.schedules, arguments)
+    # `points` sets the schedule of each point. Until then any of them will do that agrees with the other arguments.
     last = max(axes.schedules, key=lambda name: name in ACCUMULATING, default=None)
-    return options_of(given | {"schedule": last}, kind)
+    return options_of(arguments | {"schedule": last}, kind)
 
 
 def _run(grid: list[Point], settings: Settings, jobs: int | None) -> tuple[dict[int, Answer], bool]:
-    """The answers by number of the point, and whether there is one for every point."""
+    """The answers by number of the point, and whether every point has one; it has not if Ctrl-C came."""
     answers: dict[int, Answer] = {}
-    console = Console(file=sys.stderr)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("solving", total=len(grid))
+    with progress_bar("solving") as update:
+        update(0, len(grid), "solving")
 
-        def tell(number: int, answer: Answer) -> None:
+        def collect(number: int, answer: Answer) -> None:
             answers[number] = answer
-            bar.advance(task)
+            update(len(answers), len(grid), "solving")
 
-        finished = run(grid, settings, jobs, tell)
+        finished = run(grid, settings, jobs, collect)
     return answers, finished
 
 
-def _deliver(found: list[Row], planned: int, sinks: _Sinks) -> None:
-    """Files first: whoever closes our output early still has them."""
-    notes = Console(stderr=True, highlight=False)
-    if sinks.csv is not None:
-        write_text(sinks.csv, rows.to_csv(found))
-        notes.print(f"written: {sinks.csv}", markup=False, soft_wrap=True)
-    if sinks.svg is not None:
-        _draw(found, sinks.svg, notes)
-    if sinks.as_json:
-        click.echo(json.dumps(rows.to_json(found, planned=planned), indent=1, allow_nan=False, ensure_ascii=False))
+def _write_and_print(solved: list[Row], planned: int, outputs: _Outputs) -> None:
+    """Write the files before the table is printed, so that `| head`, which closes our output early, keeps them."""
+    if outputs.csv is not None:
+        write_text(outputs.csv, rows.to_csv(solved))
+        note(f"written: {outputs.csv}")
+    if outputs.svg is not None:
+        _draw(solved, outputs.svg)
+    if outputs.as_json:
+        print_json(rows.to_json(solved, planned=planned))
         return
-    show(found, answer_console())
-    if len(found) < planned:
-        notes.print(f"{len(found)} of {planned} points were solved", markup=False)
+    print_answer(sweep_table(solved), fold=True, narrow=True)
+    print_answer(scaling_plot(solved))
+    if len(solved) < planned:
+        note(f"{len(solved)} of {planned} points were solved")
 
 
-def _draw(found: list[Row], file: Path, notes: Console) -> None:
-    title = f"{found[0].point.profile.model_name} on cluster {found[0].point.cluster.name}" if found else ""
-    drawing = plot.svg(found, title)
+def _draw(solved: list[Row], file: Path) -> None:
+    title = f"{solved[0].point.profile.model_name} on cluster {solved[0].point.cluster.name}" if solved else ""
+    drawing = plot.svg(solved, title)
     if drawing is None:
-        notes.print(f"not written: {file}, as there are no two numbers of workers with a plan", markup=False)
+        note(f"not written: {file}, as there are no two numbers of workers with a plan")
         return
     write_text(file, drawing)
-    notes.print(f"written: {file}", markup=False, soft_wrap=True)
+    note(f"written: {file}")
 
 
-def _bandwidths(given: tuple[str, ...]) -> dict[str, list[float]]:
+def _bandwidths(texts: tuple[str, ...]) -> dict[str, list[float]]:
+    """Bandwidths in bytes/s by the name of the level, from texts such as `cluster=10Gbit/s,25Gbit/s`."""
     found: dict[str, list[float]] = {}
-    for text in given:
+    for text in texts:
         level, equals, rates = text.partition("=")
         if not equals:
             raise InputError(
@@ -182,7 +194,7 @@ def _bandwidths(given: tuple[str, ...]) -> dict[str, list[float]]:
 
 
 def _listed(text: str | None, where: str, parse: Callable[[object, str], Value]) -> list[Value]:
-    """The values of a list with commas; the same value twice is one."""
+    """The distinct values of a list with commas, in its order."""
     if text is None:
         return []
     return list(dict.fromkeys(parse(item.strip(), where) for item in text.split(",")))
@@ -192,7 +204,7 @@ def _text(value: object, _: str) -> str:
     return str(value)
 
 
-def _whole(value: object, where: str) -> int:
+def _integer(value: object, where: str) -> int:
     try:
         return int(str(value))
     except ValueError:

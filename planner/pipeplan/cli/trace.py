@@ -1,4 +1,4 @@
-"""`pipeplan trace`: what was predicted and what was measured, as a trace for Perfetto."""
+"""`pipeplan trace`: the predicted and the measured timeline as a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from pipeplan.cli.options import force_option, output_file, quiet_option
+from pipeplan.cli.output import note
 from pipeplan.cli.overwrite import refuse_another
 from pipeplan.errors import InputError
 from pipeplan.files import refuse_unwritable, write_text
@@ -17,8 +17,8 @@ from pipeplan.simulation import scenario, trace
 from pipeplan.simulation.engine import replay
 
 MOST_MINIBATCHES = 100_000
-USUAL_MINIBATCHES = 256
-"""As many as a run records."""
+DEFAULT_MINIBATCHES = 256
+"""The number of minibatches that a run records."""
 
 
 @click.command("trace")
@@ -26,23 +26,26 @@ USUAL_MINIBATCHES = 256
 @click.argument("run_folder", metavar="[RUN]", required=False, type=click.Path(path_type=Path))
 @output_file(Path("trace.json"))
 @force_option
-@click.option("--only", type=click.Choice([trace.PREDICTED, trace.MEASURED]), help="One of the two  [default: both]")
+@click.option(
+    "--only",
+    type=click.Choice([trace.PREDICTED, trace.MEASURED]),
+    help="Write only one of the two timelines  [default: both]",
+)
 @click.option(
     "--minibatches",
     type=click.IntRange(1, MOST_MINIBATCHES),
-    default=USUAL_MINIBATCHES,
+    default=DEFAULT_MINIBATCHES,
     show_default=True,
-    help="The first so many, of a run those that it recorded.",
+    help="Number of minibatches from the first on; of a run at most those that it recorded.",
 )
 @quiet_option
 def command(
     plan_folder: Path, run_folder: Path | None, output: Path, force: bool, only: str | None, minibatches: int
 ) -> None:
-    """Write what the plan predicts and what a run of it measured as a trace: one above the other, on one clock.
+    """Write the predicted timeline of a plan and the measured one of a run as one trace, on a common clock.
 
-    PLAN is a plan folder, ./plan unless given; RUN a run folder of it, its latest unless given. Open the trace at
-    ui.perfetto.dev or chrome://tracing.
-    An older trace is replaced, another file only with --force.
+    PLAN is a plan folder (default: ./plan), RUN one of its run folders (default: the latest). Open the trace at
+    ui.perfetto.dev or chrome://tracing. An older trace is replaced, any other file only with --force.
 
     \b
     pipeplan trace
@@ -61,5 +64,4 @@ def command(
         make = trace.measured_document if only == trace.MEASURED else trace.overlaid_document
         document = make(plan, run, minibatches)
     write_text(output, json.dumps(document, allow_nan=False) + "\n")
-    note = Console(stderr=True, highlight=False)
-    note.print(f"written: {output} (open it at ui.perfetto.dev)", markup=False, soft_wrap=True)
+    note(f"written: {output} (open it at ui.perfetto.dev)")

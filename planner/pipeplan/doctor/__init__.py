@@ -1,1 +1,1 @@
-"""What `pipeplan doctor` looks at: this machine, the executor's torch, networks to emulate, and a plan's part here."""
+"""The checks of `pipeplan doctor`: this machine, the executor's torch, network emulation, and a plan's part here."""

@@ -1,4 +1,4 @@
-"""Everything that is looked at, in the order in which a new user needs it."""
+"""All checks, in the order in which a new user needs what they check."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from pipeplan.emulate.machine import lacking
 
 
 def examine(plan: Path | None = None) -> list[Finding]:
-    """Look at this machine, and whether it can run its part of a plan. Some seconds: torch is imported, elsewhere."""
-    with ThreadPoolExecutor() as others:
-        torch = others.submit(torch_findings)
-        networks = others.submit(emulation)
-        part = None if plan is None else others.submit(plan_finding, plan)
+    """Check this machine, and whether it can run its part of a plan.
+
+    Takes some seconds, because another process imports torch.
+    """
+    with ThreadPoolExecutor() as executor:
+        torch = executor.submit(torch_findings)
+        networks = executor.submit(emulation)
+        part = None if plan is None else executor.submit(plan_finding, plan)
         own = [
             machine.python(),
             machine.devices(),
@@ -31,7 +34,7 @@ def examine(plan: Path | None = None) -> list[Finding]:
 
 
 def emulation() -> Finding:
-    """Whether servers can be emulated here."""
+    """Whether servers can be emulated on this machine."""
     need = "pipeplan replay"
     found, _, todo = lacking(processes=True).rpartition("; ")
     if todo:

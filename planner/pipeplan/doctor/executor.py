@@ -1,4 +1,4 @@
-"""What the executor says of itself, asked in a process of its own: pipeplan plans without torch."""
+"""Checks that need torch. They run in a process of their own, because the planner works without torch."""
 
 from __future__ import annotations
 
@@ -15,32 +15,37 @@ from pipeplan.doctor.finding import MISSING, OK, WARNING, Finding
 from pipeplan.local import gpus
 
 PATIENCE_S = 60.0
-TRAINING = "profile and launch.sh (planning does without)"
+"""Seconds to wait for the other process."""
+TRAINING = "profile and launch.sh (planning needs no torch)"
 
 
 def torch_findings() -> list[Finding]:
-    """torch, CUDA, NCCL, Gloo and scikit-learn, of this interpreter."""
+    """Findings on torch, CUDA, NCCL, Gloo and scikit-learn of this interpreter."""
     answer = _ask()
     if answer.get("torch") is None:
         found, todo = str(answer.get("error")), answer.get("todo") or "install it anew: pip install 'pipeplan[torch]'"
-        return [Finding("torch", MISSING, found, TRAINING, todo), _digits(answer)]
-    return [Finding("torch", OK, str(answer["torch"]), TRAINING), *_cuda(answer), _gloo(answer), _digits(answer)]
+        return [Finding("torch", MISSING, found, TRAINING, todo), _scikit_learn(answer)]
+    return [Finding("torch", OK, str(answer["torch"]), TRAINING), *_cuda(answer), _gloo(answer), _scikit_learn(answer)]
 
 
 def plan_finding(folder: Path) -> Finding:
-    """Whether this machine can run its part of a plan: what launch.sh asks first."""
+    """Whether this machine can run its part of a plan, by the preflight check of launch.sh."""
     need = "launch.sh of this plan"
     if not (folder / "stages").is_dir():
         todo = "name a folder that `pipeplan solve` wrote"
         return Finding("plan", MISSING, f"{folder} holds no plan that can be run", need, todo)
     done = _run(["-m", "pipeplan_launch.preflight", str(folder)], _as_first(os.environ))
     if done is None:
-        return Finding("plan", MISSING, f"{folder}: no answer", need, "run its launch.sh, and see")
+        return Finding(
+            "plan", MISSING, f"{folder}: the check gave no answer", need, "run its launch.sh to see the error"
+        )
     line = (done.stderr.strip().splitlines() or [""])[-1]
     if done.returncode:
-        return Finding("plan", MISSING, f"{folder}: {line.removeprefix('error: ')}", need, "do as it says")
+        return Finding("plan", MISSING, f"{folder}: {line.removeprefix('error: ')}", need, "follow this message")
     if line:
-        return Finding("plan", WARNING, f"{folder}: {line.removeprefix('note: ')}", need, "nothing, if that will do")
+        return Finding(
+            "plan", WARNING, f"{folder}: {line.removeprefix('note: ')}", need, "nothing, if that is acceptable"
+        )
     return Finding("plan", OK, f"{folder} can run here", need)
 
 
@@ -48,10 +53,10 @@ def _cuda(answer: Mapping[str, Any]) -> list[Finding]:
     seen, built, cards = int(answer.get("cuda_devices") or 0), answer.get("cuda"), len(gpus())
     need = "plans for GPUs"
     if not cards and not seen:
-        return [Finding("CUDA", OK, "no GPU here, so that workers compute on the processors", need)]
+        return [Finding("CUDA", OK, "no GPU on this machine: workers compute on the processor", need)]
     if not seen:
-        why = f"torch has CUDA {built}, and sees none of them" if built else "this build of torch has no CUDA"
-        todo = "install a driver that this CUDA goes with (nvidia-smi shows the newest that it takes)"
+        why = f"torch has CUDA {built}, but sees none of them" if built else "this build of torch has no CUDA"
+        todo = "install a driver that supports this CUDA version (nvidia-smi shows the newest that yours supports)"
         return [Finding("CUDA", WARNING, f"{cards} GPUs; {why}", need, todo if built else "install torch with CUDA")]
     few = seen < cards
     note = f" (nvidia-smi has {cards}: see CUDA_VISIBLE_DEVICES)" if few else ""
@@ -60,7 +65,13 @@ def _cuda(answer: Mapping[str, Any]) -> list[Finding]:
         Finding("CUDA", OK, f"{built}, torch sees {seen} device{'s' * (seen != 1)}{note}", need),
         Finding("NCCL", OK, str(nccl), all_reduce)
         if nccl
-        else Finding("NCCL", WARNING, "this build of torch has none", all_reduce, "they go over Gloo, which is slower"),
+        else Finding(
+            "NCCL",
+            WARNING,
+            "this build of torch has none",
+            all_reduce,
+            "nothing, or install such a build: Gloo, which is used instead, is slower",
+        ),
     ]
 
 
@@ -72,7 +83,7 @@ def _gloo(answer: Mapping[str, Any]) -> Finding:
     return Finding("Gloo", OK, "two processes made an all-reduce over the loopback interface", need)
 
 
-def _digits(answer: Mapping[str, Any]) -> Finding:
+def _scikit_learn(answer: Mapping[str, Any]) -> Finding:
     need = "the data of the bundled model mnist"
     if answer.get("sklearn"):
         return Finding("scikit-learn", OK, str(answer["sklearn"]), need)
@@ -80,6 +91,7 @@ def _digits(answer: Mapping[str, Any]) -> Finding:
 
 
 def _ask() -> dict[str, Any]:
+    """The answer of the executor's self-test, or an entry `error`."""
     done = _run(["-m", "pipeplan_launch.selftest"])
     if done is None:
         return {"error": f"no answer within {PATIENCE_S:g} s"}
@@ -92,7 +104,7 @@ def _ask() -> dict[str, Any]:
 
 
 def _as_first(environment: Mapping[str, str]) -> dict[str, str]:
-    """What launch.sh is told on the first of several servers, where the environment does not say which this is."""
+    """The environment with the variables of the first of several servers, as far as they are not set."""
     with socket.create_server(("", 0)) as free:
         first = {"NODE_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
     return first | {name: value for name, value in environment.items() if value or name not in first}

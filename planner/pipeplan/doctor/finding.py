@@ -1,4 +1,4 @@
-"""One thing that was looked at."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ OK, WARNING, MISSING = "ok", "warning", "missing"
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found, in plain words."""
+    """The result of one check, in plain words."""
 
     name: str
     state: str
-    """`ok`; `missing`: something that pipeplan is for does not work; `warning`: something goes less well, or one
-    command alone does not work."""
+    """`ok`; `missing` if a main purpose of pipeplan does not work; `warning` if something works less well, or a single
+    command does not work."""
     found: str
     needed_for: str
     todo: str = ""
-    """What to do; empty where nothing is."""
+    """What the user should do; empty for the state `ok`."""
 
     def to_json(self) -> dict[str, str]:
-        """All fields."""
+        """All fields by name."""
         return asdict(self)

@@ -1,4 +1,4 @@
-"""What this machine and this environment have, without torch."""
+"""Checks of this machine and its environment that do without torch."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from pipeplan.units import show_size
 
 OLDEST = (3, 11)
 LEAST_SHARED, LEAST_TEMPORARY, LEAST_HERE = 64 << 20, 64 << 20, 64 << 20
-"""Bytes that should be free."""
+"""Bytes that should be free in shared memory, in the temporary folder, and in the current folder."""
 PORTS = "MASTER_PORT"
 
 
 def python() -> Finding:
-    """The interpreter, and pipeplan itself."""
+    """The versions of the interpreter and of pipeplan."""
     version = platform.python_version()
     found = f"{version} at {sys.executable}, pipeplan {__version__}"
-    if sys.version_info < OLDEST:  # an installation that ignored what pipeplan says it requires
+    if sys.version_info < OLDEST:  # the installation ignored pipeplan's metadata
         return Finding("Python", MISSING, found, "all of pipeplan", "install Python 3.11 or newer")
     return Finding("Python", OK, found, "all of pipeplan")
 
 
 def devices() -> Finding:
-    """What workers would compute on, as `--cluster local` has it."""
+    """The devices of workers, as in `--cluster local`."""
     cards, here = gpus(), processors()
     if cards:
         names = ", ".join(dict.fromkeys(card.name for card in cards))
@@ -42,14 +42,14 @@ def devices() -> Finding:
 
 
 def folder(where: Path) -> Finding:
-    """Whether profiles and plans can be written here, and how much."""
+    """Whether profiles and plans can be written to a folder, and its free space."""
     try:
         with tempfile.TemporaryFile(dir=where):
             pass
         free = shutil.disk_usage(where).free
     except OSError as error:
         why = f"cannot write to {where}: {error.strerror or error}"
-        return Finding("this folder", MISSING, why, "profiles, plans, runs", "go to a folder that is yours")
+        return Finding("this folder", MISSING, why, "profiles, plans, runs", "change to a folder that you can write to")
     found = f"{where} can be written to, {show_size(free)} free"
     if free < LEAST_HERE:
         return Finding("this folder", WARNING, found, "profiles, plans, checkpoints", "free some space")
@@ -63,7 +63,9 @@ def temporary() -> Finding:
         place = tempfile.gettempdir()
         free = shutil.disk_usage(place).free
     except OSError as error:
-        return Finding("temporary", MISSING, error.strerror or str(error), need, "set TMPDIR to a folder that is yours")
+        return Finding(
+            "temporary", MISSING, error.strerror or str(error), need, "set TMPDIR to a folder that you can write to"
+        )
     found = f"{place}, {show_size(free)} free"
     if free < LEAST_TEMPORARY:
         return Finding("temporary", WARNING, found, need, "free some space, or set TMPDIR to a larger folder")
@@ -71,8 +73,8 @@ def temporary() -> Finding:
 
 
 def shared_memory(place: Path = Path("/dev/shm")) -> Finding:
-    """What processes that read minibatches ahead share them through."""
-    need = "reading data ahead (Data(processes=…))"
+    """The shared memory through which processes that prefetch minibatches hand them over."""
+    need = "prefetching data (Data(processes=…))"
     try:
         free = shutil.disk_usage(place).free
     except OSError:
@@ -84,27 +86,29 @@ def shared_memory(place: Path = Path("/dev/shm")) -> Finding:
 
 
 def ports(environment: Mapping[str, str]) -> Finding:
-    """A port where workers can meet: the one that is set, else any."""
-    need, given = "workers of several servers to meet at", environment.get(PORTS, "")
-    if given and (not given.isdecimal() or not 0 < int(given) < 1 << 16):
-        return Finding("ports", MISSING, f"{PORTS} is {given!r}, which is no port", need, "set it to 1024 to 65535")
+    """A port for the rendezvous of workers: the one in MASTER_PORT, else any free one."""
+    need, value = "the rendezvous of workers on several servers", environment.get(PORTS, "")
+    if value and (not value.isdecimal() or not 0 < int(value) < 1 << 16):
+        return Finding("ports", MISSING, f"{PORTS} is {value!r}, which is no port", need, "set it to 1024 to 65535")
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            one.bind(("", int(given or 0)))
-            number = one.getsockname()[1]
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("", int(value or 0)))
+            number = server.getsockname()[1]
     except OSError as error:
-        what = f"{PORTS} {given} cannot be used: {error.strerror}" if given else f"no port is free: {error.strerror}"
-        return Finding("ports", MISSING, what, need, f"set {PORTS} to another port, or end what uses it")
-    free = f"{PORTS} {given} is free" if given else f"{number} is free, say, for {PORTS}"
-    return Finding("ports", OK, f"{free}; whether other servers reach it, only they can tell", need)
+        what = f"{PORTS} {value} cannot be used: {error.strerror}" if value else f"no port is free: {error.strerror}"
+        return Finding("ports", MISSING, what, need, f"set {PORTS} to another port, or end the process that uses it")
+    free = f"{PORTS} {value} is free" if value else f"port {number} is free, for example for {PORTS}"
+    return Finding("ports", OK, f"{free}; only other servers can tell whether they reach it", need)
 
 
 def threads(environment: Mapping[str, str]) -> Finding:
-    """Who says how many threads a worker computes with."""
-    given, need = environment.get("OMP_NUM_THREADS", ""), "workers as fast as their profile says"
-    if not given:
-        return Finding("threads", OK, "OMP_NUM_THREADS is not set: launch.sh sets it as the profile has it", need)
-    found = f"OMP_NUM_THREADS is {given}, and launch.sh keeps it"
-    todo = f"unset it, or profile with --threads {given}, so that the prediction holds"
+    """Whether OMP_NUM_THREADS overrides the number of threads that the profile was measured with."""
+    value, need = environment.get("OMP_NUM_THREADS", ""), "workers that are as fast as their profile says"
+    if not value:
+        return Finding(
+            "threads", OK, "OMP_NUM_THREADS is not set: launch.sh sets it to the threads of the profile", need
+        )
+    found = f"OMP_NUM_THREADS is {value}, and launch.sh keeps it"
+    todo = f"unset it, or profile with --threads {value}, so that the prediction holds"
     return Finding("threads", WARNING, found, need, todo)

@@ -1,1 +1,1 @@
-"""Why a plan is what it is: its bottleneck, its rivals, what other machines would give, how firmly it stands."""
+"""Explains a plan: its bottleneck, the baselines and the second choice, the gain of other machines, its robustness."""

@@ -1,4 +1,4 @@
-"""The second choice: the best plan whose configuration (replicas of every stage) is another one."""
+"""The second choice: the best plan with another configuration (the replica counts of its stages)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pipeplan.solvers import dp
 from pipeplan.verdict import TOLERANCE
 
 MOST_STAGES = 32
-"""Numbers of stages are tried one by one, up to this."""
+"""Numbers of stages are searched one by one up to this."""
 SMALL = 5000
-"""Cuts times workers."""
+"""Up to this product of cuts and workers, every number of stages is searched."""
 ENOUGH = 3
-"""Where so many were found, a part that can hold nothing better than all of them is left."""
+"""Once so many alternatives are found, parts whose bound shows that they hold nothing better are skipped."""
 
 
 @dataclass(frozen=True)
@@ -27,25 +27,25 @@ class Alternative:
     """The best plan of another configuration in one part of the space of plans."""
 
     part: str
-    """In which part, in words."""
+    """Description of the part."""
     plan: Plan
     pace_s: float
     behind: float
-    """How much slower than the best plan, relative."""
+    """How much slower it is than the best plan, relative."""
 
 
 @dataclass(frozen=True)
 class Alternatives:
-    """What was found, best first, and what was searched for it."""
+    """The alternatives that were found, best first, and the parts that were searched."""
 
     found: tuple[Alternative, ...]
     searched: tuple[str, ...]
     exact: bool
-    """Whether no plan of another configuration can be better than the first that was found."""
+    """Whether the first alternative is proven to be the best plan of another configuration."""
 
     @property
     def second(self) -> Alternative | None:
-        """The second choice; None where the searched parts hold no other configuration."""
+        """The second choice; None if the searched parts hold no other configuration."""
         return self.found[0] if self.found else None
 
 
@@ -58,12 +58,13 @@ def alternatives(
     *,
     each: bool = True,
 ) -> Alternatives:
-    """Search the parts of the space that leave the best plan's configuration out, each exactly.
+    """Search parts of the space of plans that exclude the best plan's configuration, each part exactly.
 
-    A part is a set of constraints that the best plan does not satisfy: another number of stages, fewer replicas in the
-    largest stage, fewer workers, no copies. A plan with as many stages and workers as the best one, and no smaller a
-    largest stage, lies in none of them. Nothing better is left out where an alternative is as good as the best plan, or
-    where there are no such plans (`_alone`). Without `each` few parts are searched, as for large problems.
+    A part is a set of constraints that the best plan violates: another number of stages, fewer replicas in the largest
+    stage, fewer workers, no copies. A plan with as many stages and at least as many workers as the best one, and at
+    least as large a largest stage, lies in none of them. The result is still exact if an alternative is as fast as the
+    best plan, or if no such plan exists (`_parts_are_exhaustive`). Without `each`, and for large problems, only few
+    parts are searched.
     """
     found: list[Alternative] = []
     searched = []
@@ -76,27 +77,27 @@ def alternatives(
         try:
             restricted = replace(problem, options=options)
             hopeless = len(found) >= ENOUGH and _bound(restricted, cuts) > _paces(found)[ENOUGH - 1]
-            other = None if hopeless else best_plan(restricted, cuts)
+            rival = None if hopeless else best_plan(restricted, cuts)
         except InputError:
             continue
         searched.append(part)
-        if other is not None and other.plan.config != best.config:
-            found.append(Alternative(part, other.plan, other.pace_s, other.pace_s / pace_s - 1))
+        if rival is not None and rival.plan.config != best.config:
+            found.append(Alternative(part, rival.plan, rival.pace_s, rival.pace_s / pace_s - 1))
     found = _distinct(sorted(found, key=lambda one: (one.pace_s, len(one.plan.stages), one.plan.config)))
     tied = bool(found) and found[0].pace_s <= pace_s * (1 + TOLERANCE)
-    known = tied or (each and _alone(problem, best))
+    known = tied or (each and _parts_are_exhaustive(problem, best))
     certain = cuts.complete and not any(_contended(plan, problem) for plan in [best, *(one.plan for one in found[:1])])
     return Alternatives(tuple(found[:ENOUGH]), tuple(searched), certain and known)
 
 
 def _contended(plan: Plan, problem: Problem) -> bool:
-    """Whether shared network cards slow a plan: then it need not be the best, and its pace bounds no other's."""
+    """Whether shared network cards slow a plan; then it is not proven to be the best, and its pace bounds no other."""
     score = evaluate(plan, problem)
     return score.pace_s > score.alone_s * (1 + TOLERANCE)
 
 
 def _bound(problem: Problem, cuts: Cuts) -> float:
-    """A pace that no plan beats, far sooner found than the best plan where memory binds: that without a limit on it."""
+    """A lower bound on every pace: the best one with unlimited memory, which is found much faster than with a limit."""
     return dp.solve(replace(problem, options=replace(problem.options, memory=False)), cuts).bound_s
 
 
@@ -105,14 +106,16 @@ def _paces(found: list[Alternative]) -> list[float]:
 
 
 def _small(problem: Problem, cuts: Cuts) -> bool:
-    """Whether every number of stages can be tried in little time."""
+    """Whether searching every number of stages takes little time."""
     return len(cuts.ideals) * problem.cluster.workers <= SMALL
 
 
 def parts(problem: Problem, best: Plan, *, each: bool = True) -> Iterator[tuple[str, Options]]:
-    """The parts, by name, as options that say the same and one thing more; those first that are likely to hold the
-    second choice, as it rules others out. Without `each` not every number of stages is a part of its own: those below
-    the best plan's are one, and of those above it there is the first."""
+    """The parts, by name, as options with one constraint more than the problem's.
+
+    Parts that are likely to hold the second choice come first, because it helps to skip others. Without `each`, the
+    numbers of stages below the best plan's form one part, and only the next higher number is searched.
+    """
     options, stages = problem.options, len(best.stages)
     if options.stages is None and not each:
         if stages > 1:
@@ -132,10 +135,10 @@ def parts(problem: Problem, best: Plan, *, each: bool = True) -> Iterator[tuple[
             yield f"{count} stage{'s' * (count > 1)}", replace(options, stages=count, max_stages=None)
 
 
-def _alone(problem: Problem, best: Plan) -> bool:
-    """Whether every other configuration lies in one of the parts, for all problems of this kind.
+def _parts_are_exhaustive(problem: Problem, best: Plan) -> bool:
+    """Whether every configuration other than the best plan's lies in one of the parts.
 
-    So it is for one stage on as many workers as there may be, and where no stage may be replicated.
+    This holds for a single stage on as many workers as the options allow, and if no stage may be replicated.
     """
     options, everyone = problem.options, problem.cluster.workers
     if options.stages is None and min(len(problem.units), everyone, options.max_stages or everyone) > MOST_STAGES:
@@ -147,7 +150,7 @@ def _alone(problem: Problem, best: Plan) -> bool:
 
 
 def _distinct(found: list[Alternative]) -> list[Alternative]:
-    """The best of every configuration."""
+    """The first, and so the best, alternative of every configuration."""
     kept: dict[str, Alternative] = {}
     for one in found:
         kept.setdefault(one.plan.config, one)

@@ -1,4 +1,4 @@
-"""Where the time of a plan goes, what it sends and what it holds."""
+"""Breaks the time of a plan down into computing, communication and idle time, and sums up its traffic and memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeplan.problem import Problem
 
 @dataclass(frozen=True)
 class Anatomy:
-    """A plan taken apart. The three shares of the workers' time add up to 1."""
+    """The time, traffic and memory of a plan. The three shares of the workers' time add up to 1."""
 
     name: str
     config: str
@@ -24,29 +24,29 @@ class Anatomy:
     bound: str
     """The slowest resource."""
     busy: int
-    """Workers that have something to do."""
+    """Number of busy workers."""
     computing: float
-    """Share of the time of all workers of the cluster that goes into the layers' forward and backward passes."""
+    """Share of the time of all workers of the cluster spent in forward and backward passes of layers."""
     communication: float
-    """Share lost to communication: what the pace would gain if every link were infinitely fast."""
+    """Share lost to communication: the relative gain in pace if every link were infinitely fast."""
     idle: float
-    """The rest: stages of unequal length, workers without work, filling and draining, computing again."""
+    """Remaining share: unbalanced stages, idle workers, filling and draining, recomputation."""
     boundary_bytes: float
-    """Sent between stages for one sample, both ways, over all links."""
+    """Bytes sent between stages for one sample, in both directions and over all links."""
     allreduce_bytes: float
-    """Sent for gradients for one sample, by all workers together."""
+    """Bytes of gradients that all workers together send for one sample."""
     memory_bytes: float
-    """Of the fullest worker."""
+    """Memory of the worker that needs most, in bytes."""
     fits: bool
 
     @property
     def sent_bytes(self) -> float:
-        """Everything that is sent for one sample."""
+        """All bytes sent for one sample."""
         return self.boundary_bytes + self.allreduce_bytes
 
 
 def dissect(name: str, plan: Plan, problem: Problem) -> Anatomy:
-    """Take a plan for a problem apart."""
+    """Break the time of a plan for a problem down, under a name for tables."""
     score = evaluate(plan, problem)
     free_s = evaluate(plan, problem.within(without_communication(problem.cluster), problem.copies)).pace_s
     computing = ideal_pace(problem) / score.pace_s
@@ -69,12 +69,12 @@ def dissect(name: str, plan: Plan, problem: Problem) -> Anatomy:
 
 
 def ideal_pace(problem: Problem) -> float:
-    """Seconds per minibatch if all workers computed all the time: no plan is faster."""
+    """Seconds per minibatch if all workers computed all the time, which no plan can beat."""
     return problem.work_s / problem.cluster.total_speed
 
 
 def without_communication(cluster: Cluster) -> Cluster:
-    """The same workers behind links that take no time to speak of."""
+    """The cluster with links that are so fast that transfers take no time."""
 
     def instant(level: Level) -> Level:
         return replace(level, bandwidth=files.LARGEST, latency_s=0.0, allreduce_efficiency=1.0, sendrecv_efficiency=1.0)
@@ -93,7 +93,7 @@ def _traffic(plan: Plan, score: Evaluation) -> tuple[float, float]:
         return float(boundary), 0.0
     allreduce = 0.0
     for stage, costs in zip(plan.stages, score.stages, strict=True):
-        # All copies of a stage are one ring in the executor; so are they here.
+        # As in the executor, the replicas of all copies of a stage form one ring.
         group = (plan.accumulate or 1) if plan.schedule in ACCUMULATING else stage.replicas
         allreduce += 2 * (stage.replicas - 1) * costs.parameter_bytes / group
     return float(boundary), allreduce
@@ -101,14 +101,14 @@ def _traffic(plan: Plan, score: Evaluation) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Load:
-    """One resource, and how long one minibatch keeps it."""
+    """A resource, and how long one minibatch occupies it."""
 
     name: str
     seconds: float
 
 
 def loads(plan: Plan, problem: Problem, score: Evaluation) -> list[Load]:
-    """The resources of a plan, busiest first; with a flush the parts of a batch, which add up to the pace."""
+    """The resources of a plan, busiest first; with a flush, the parts of a batch, whose sum is the pace."""
     if score.batch is not None:
         found = _parts(plan, score.batch)
     else:
@@ -118,14 +118,14 @@ def loads(plan: Plan, problem: Problem, score: Evaluation) -> list[Load]:
             found.append(Load(name, seconds))
             if score.bound == AWAITED:
                 found.append(Load(AWAITED, score.pace_s))
-    # The resource that the evaluator names comes first among equals.
+    # Among equally busy resources, the one that the evaluator names as the bound comes first.
     return sorted(
         (load for load in found if load.seconds > 0), key=lambda load: (-load.seconds, load.name != score.bound)
     )
 
 
 def _parts(plan: Plan, batch: Batch) -> list[Load]:
-    """The parts of a batch, per minibatch."""
+    """The parts of a batch, in seconds per minibatch."""
     minibatches = batch.minibatches * plan.copies
     return [
         Load(f"{batch.bound}, minibatches 2 to {batch.minibatches}", batch.steady_s / minibatches),
@@ -140,7 +140,7 @@ def _resources(plan: Plan, score: Evaluation) -> list[Load]:
     found = [Load("synchronisation among the copies of the pipeline", score.copies_s)] if plan.copies > 1 else []
     for number, stage in enumerate(score.stages, start=1):
         compute_s, synchronisation_s = stage.compute_s, stage.synchronisation_s
-        # What does not overlap is charged to the longer of the two, by whose name the evaluator calls it.
+        # The exposed time is charged to the longer of the two, after which the evaluator names the bound.
         if compute_s >= synchronisation_s:
             compute_s = stage.stage_s
         else:

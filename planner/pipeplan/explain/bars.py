@@ -1,4 +1,4 @@
-"""The stages of a plan as bars: what of the pace each of them needs for what, and what of the memory."""
+"""Bars for the stages of a plan: the shares of the pace spent computing and communicating, and of the memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from pipeplan.evaluate import Evaluation
 
 MOST_STAGES = 16
 BAR = 10
-"""Columns of a bar that stands for all of the pace, or of the memory."""
+"""Columns of a bar for 100%."""
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def stages(score: Evaluation, copies: int, limited: bool) -> Iterator[Table | str]:
-    """A row for each stage, or for those that need most of the pace, where there are very many. `copies` of the whole
-    pipeline; `limited`: whether memory counts.
+    """A table with a row for each stage, or for the `MOST_STAGES` slowest ones, and a line on those left out.
+
+    `copies` is the number of copies of the pipeline. With `limited`, the table has a column for memory.
     """
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("stage", justify="right")
@@ -42,7 +43,7 @@ def stages(score: Evaluation, copies: int, limited: bool) -> Iterator[Table | st
 
 
 def bar(share: float, colour: str) -> Text:
-    """A bar of up to `BAR` columns, to an eighth of one, and the share in figures: read without colours, too."""
+    """A bar of up to `BAR` columns, to an eighth of a column, followed by the share in percent."""
     if share <= 0:
         return Text(" " * BAR + "   0%", "dim")
     eighths = max(1, round(min(share, 1.0) * BAR * 8))

@@ -1,11 +1,12 @@
-"""Why there is no plan, as a person or a program reads it."""
+"""The diagnosis that `pipeplan explain` gives where no plan fits, as text and as JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -19,34 +20,33 @@ from pipeplan.units import show_size
 MOST_LAYERS = 8
 
 
-def show(problem: Problem, diagnosis: Diagnosis, console: Console) -> None:
-    """Print what does not fit and what would do."""
+def diagnosis_parts(problem: Problem, diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    """Lines and a table on what does not fit, and on the changes that would make room for a plan."""
     profile, cluster = problem.profile, problem.cluster
-    console.print(
-        Text("No plan", "bold"),
-        f"for {one_line(profile.model_name)}, minibatch {profile.minibatch}, on cluster "
-        f"{one_line(cluster.name)} "
-        f"({describe(cluster)})",
+    yield Text.assemble(
+        ("No plan", "bold"),
+        f" for {one_line(profile.model_name)}, minibatch {profile.minibatch}, on cluster "
+        f"{one_line(cluster.name)} ({describe(cluster)})",
     )
     if diagnosis.oversized:
-        console.print(_layers(diagnosis))
+        yield _layers(diagnosis)
         left = len(diagnosis.oversized) - MOST_LAYERS
         if left > 0:
-            console.print(f"and {left} more layers")
+            yield f"and {left} more layers"
     enough = diagnosis.enough
     if enough is not None:
-        console.print(
+        yield (
             f"Least memory that would do: {show_size(enough.memory_bytes)} of a device instead of "
             f"{show_size(enough.now_bytes)}{'' if diagnosis.uniform else ' (the smallest; others alike)'}; "
             f"stage {enough.stage} of {enough.plan.config} then needs all of it."
         )
     if diagnosis.growth is not None:
         growth = diagnosis.growth
-        console.print(f"Fewest {growth.unit}s that would do: {growth.count} instead of {growth.now}.")
+        yield f"Fewest {growth.unit}s that would do: {growth.count} instead of {growth.now}."
     elif not diagnosis.oversized:
-        console.print("More workers alone would not do, as far as they were tried.")
+        yield "More workers alone would not do, as far as they were tried."
     for flag in diagnosis.relaxed:
-        console.print(f"Without {flag} there is a plan.")
+        yield f"Without {flag} there is a plan."
 
 
 def _layers(diagnosis: Diagnosis) -> Table:
@@ -61,7 +61,7 @@ def _layers(diagnosis: Diagnosis) -> Table:
 
 
 def to_json(problem: Problem, diagnosis: Diagnosis) -> dict[str, Any]:
-    """What `pipeplan explain --json` prints where there is no plan."""
+    """The document that `pipeplan explain --json` prints where there is no plan."""
     enough, growth = diagnosis.enough, diagnosis.growth
     return {
         "format": FORMAT,

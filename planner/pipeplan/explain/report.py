@@ -1,4 +1,4 @@
-"""All of an explanation, put together."""
+"""Computes the explanation of a plan."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ FORMAT, VERSION = "pipeplan-explanation", 1
 
 @dataclass(frozen=True)
 class Wishes:
-    """How much is to be explained."""
+    """Settings of the robustness part of an explanation."""
 
     samples: int = 20
-    """Drawings of the layers' times."""
+    """How often the layers' times are drawn; 0 leaves robustness out."""
     seed: int = 0
     spread: float | None = None
-    """Relative interquartile range to assume of every time; None: as measured."""
+    """Relative interquartile range to assume for every time; None: as measured."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a plan is what it is."""
+    """Everything that explains a plan."""
 
     problem: Problem
     plan: Plan
     evaluation: Evaluation
     best: Outcome
-    """What solving gives: this plan, unless it was read from a file."""
+    """The solvers' outcome: this plan, unless the plan was read from a file."""
     loads: tuple[Load, ...]
     anatomies: tuple[Anatomy, ...]
-    """Of the plan, data parallelism, and the best straight pipeline, where there is one."""
+    """The plan, data parallelism, and the best straight pipeline and uniform grid if they exist."""
     alternatives: Alternatives
     effects: tuple[Effect, ...]
     robustness: Robustness | None
-    """None where the profile has no spread."""
+    """None if the profile has no spread."""
 
     @property
     def behind_best(self) -> float:
@@ -64,7 +64,7 @@ def explain(
     plan: Plan | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Explanation:
-    """Explain a plan, the best one unless another is given. Raises `InfeasibleError` where there is none."""
+    """Explain a plan, by default the best one. Raises `InfeasibleError` if no plan fits."""
     progress("solving")
     best = solve(problem, settings)
     plan = best.plan if plan is None else plan
@@ -106,7 +106,7 @@ def _robustness(
 
 
 def to_json(explanation: Explanation) -> dict[str, Any]:
-    """What `pipeplan explain --json` prints."""
+    """The document that `pipeplan explain --json` prints."""
     score, second = explanation.evaluation, explanation.alternatives.second
     return {
         "format": FORMAT,

@@ -1,4 +1,4 @@
-"""How a plan stands up to the spread of the measured times: every layer's time is drawn again within its spread."""
+"""Robustness of a plan against the spread of the measured times, which are drawn anew from their distributions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeplan.verdict import TOLERANCE
 NORMAL_QUARTILES = 1.3489795
 """Interquartile range of a normal distribution of standard deviation 1."""
 SLOWEST, FASTEST = 10.0, 0.1
-"""A drawn time stays within these multiples of the measured one: times are not negative, and outliers not endless."""
+"""Drawn times are clipped to these multiples of the measured ones, because a normal distribution is unbounded."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Sample:
     """One drawing of all times."""
 
     pace_s: float
-    """Of the plan as it stands."""
+    """Seconds per minibatch of the plan with these times."""
     best_s: float
-    """Of the best plan for these times."""
+    """Seconds per minibatch of the best plan for these times."""
     config: str
-    """Of that best plan."""
+    """Configuration of that best plan."""
 
     @property
     def behind(self) -> float:
@@ -46,24 +46,24 @@ class Robustness:
 
     samples: tuple[Sample, ...]
     config: str
-    """Of the plan."""
+    """Configuration of the plan."""
     seed: int
     assumed: float | None
-    """The relative spread that was assumed, where the profile has none; None where it was measured."""
+    """The relative spread that was assumed; None if it was measured."""
 
     @property
     def stays_best(self) -> int:
-        """In how many samples no plan is better."""
+        """Number of samples in which no plan is better."""
         return sum(sample.behind <= TOLERANCE for sample in self.samples)
 
     @property
     def same_config(self) -> int:
-        """In how many the best plan has the same configuration, if perhaps other layers in its stages."""
+        """Number of samples whose best plan has the same configuration, possibly with other cuts."""
         return sum(sample.config == self.config for sample in self.samples)
 
     @property
     def worst(self) -> float:
-        """How far the plan is from the best where it is farthest, relative."""
+        """How far the plan is from the best in its worst sample, relative."""
         return max((sample.behind for sample in self.samples), default=0.0)
 
     @property
@@ -73,7 +73,7 @@ class Robustness:
 
     @property
     def rivals(self) -> list[tuple[str, int]]:
-        """The other configurations that were best, and how often."""
+        """The other configurations that were best, with their number of samples, most frequent first."""
         counts = Counter(sample.config for sample in self.samples if sample.config != self.config)
         return sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
 
@@ -84,7 +84,7 @@ def has_spread(profile: Profile) -> bool:
 
 
 def with_spread(profile: Profile, relative: float) -> Profile:
-    """The profile with an interquartile range of so much of every time."""
+    """The profile with an interquartile range of `relative` times every time."""
     if not 0 <= relative <= 1:
         raise InputError(f"the spread must lie between 0 and 1 (100%), not {relative:g}")
     layers = tuple(
@@ -95,30 +95,30 @@ def with_spread(profile: Profile, relative: float) -> Profile:
 
 
 def resampled(profile: Profile, rng: random.Random) -> Profile:
-    """The profile with every time drawn from a normal distribution around it, of its interquartile range."""
+    """The profile with every time drawn from a normal distribution with its mean and interquartile range."""
 
     def draw(time_s: float, spread_s: float) -> float:
         drawn = rng.gauss(time_s, spread_s / NORMAL_QUARTILES)
         return min(max(drawn, FASTEST * time_s), SLOWEST * time_s)
 
-    def again(layer: Layer) -> Layer:
+    def redrawn(layer: Layer) -> Layer:
         forward = draw(layer.forward_s, layer.forward_spread_s)
         return replace(layer, forward_s=forward, backward_s=draw(layer.backward_s, layer.backward_spread_s))
 
-    return replace(profile, layers=tuple(again(layer) for layer in profile.layers))
+    return replace(profile, layers=tuple(redrawn(layer) for layer in profile.layers))
 
 
 def samples(problem: Problem, plan: Plan, count: int, seed: int, maximum_cuts: int) -> Iterator[Sample]:
-    """Draw the times `count` times; each time score the plan as it stands, depths included, and solve anew.
+    """Draw the times `count` times; each time evaluate the plan with its depths unchanged, and solve anew.
 
-    Drawings for which no plan fits in memory, as deeper pipelines may not, are left out.
+    Samples for which no plan fits in memory are left out: other times may need deeper pipelines.
     """
     rng = random.Random(seed)
     for _ in range(count):
         drawn = replace(problem, profile=resampled(problem.profile, rng))
         best = best_plan(drawn, enumerate_cuts(drawn, maximum_cuts))
         if best is not None:
-            mine = evaluate(plan, drawn)
-            if mine.fits and mine.pace_s <= best.pace_s:
-                best = Best(plan, mine.pace_s)
-            yield Sample(mine.pace_s, best.pace_s, best.plan.config)
+            score = evaluate(plan, drawn)
+            if score.fits and score.pace_s <= best.pace_s:
+                best = Best(plan, score.pace_s)
+            yield Sample(score.pace_s, best.pace_s, best.plan.config)

@@ -1,9 +1,11 @@
-"""An explanation as a person reads it, within 80 columns."""
+"""The explanation that `pipeplan explain` prints, within 80 columns."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich import box
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -13,52 +15,46 @@ from pipeplan.explain.anatomy import Anatomy
 from pipeplan.explain.report import Explanation
 from pipeplan.explain.robust import Robustness
 from pipeplan.explain.whatif import Effect
-from pipeplan.show import describe
+from pipeplan.show import describe, short_config
 from pipeplan.text import one_line
 from pipeplan.units import show_size, show_time
 
 MOST_LOADS = 6
 LONGEST_CONFIG = 19
 MATTERS = 1e-3
-"""Relative: gains below this are none."""
+"""Relative gains below this count as none."""
 
 
-def show(explanation: Explanation, console: Console) -> None:
-    """Print an explanation."""
+def explanation_parts(explanation: Explanation) -> Iterator[RenderableType]:
+    """An explanation as lines and tables, each to be printed from a line of its own."""
     problem, score = explanation.problem, explanation.evaluation
-    what = "inference" if explanation.plan.inference else "training"
-    title = Text(f"Plan {short(explanation.plan.config, 40)}", "bold")
-    console.print(
-        title,
-        f"for {what} {one_line(problem.profile.model_name)}, minibatch {problem.profile.minibatch}, on cluster "
+    purpose = "inference" if explanation.plan.inference else "training"
+    yield Text.assemble(
+        (f"Plan {short_config(explanation.plan.config, 40)}", "bold"),
+        f" for {purpose} {one_line(problem.profile.model_name)}, minibatch {problem.profile.minibatch}, on cluster "
         f"{one_line(problem.cluster.name)} ({describe(problem.cluster)}): {show_time(score.pace_s)} a minibatch",
     )
     if explanation.behind_best:
-        console.print(
-            f"It is {explanation.behind_best:.1%} slower than the best plan, {explanation.best.plan.config}.",
-            style="yellow",
-        )
-    _heading(console, f"What bounds the pace: {score.bound}")
-    console.print(_loads(explanation))
-    _heading(console, "What each stage takes of the pace" + (", and of the memory" if problem.options.memory else ""))
-    for part in bars.stages(score, explanation.plan.copies, problem.options.memory):
-        console.print(part)
-    _heading(console, "Where the time goes")
-    # Four columns are too wide for most terminals.
-    console.print(_anatomies(tuple(one for one in explanation.anatomies if one.name != GRID)))
-    for line in reasons(explanation.anatomies, problem.capacity):
-        console.print(line)
-    _heading(console, "Second choice")
-    _alternatives(explanation, console)
-    _heading(console, "What would help")
-    console.print(_effects(explanation.effects))
-    _heading(console, "How firmly it stands")
-    console.print(_firmness(explanation.robustness))
+        slower = f"It is {explanation.behind_best:.1%} slower than the best plan, {explanation.best.plan.config}."
+        yield Text(slower, "yellow")
+    yield from _heading(f"What bounds the pace: {score.bound}")
+    yield _loads(explanation)
+    yield from _heading("What each stage takes of the pace" + (", and of the memory" if problem.options.memory else ""))
+    yield from bars.stages(score, explanation.plan.copies, problem.options.memory)
+    yield from _heading("Where the time goes")
+    # A fourth column would be too wide for most terminals.
+    yield _anatomies(tuple(anatomy for anatomy in explanation.anatomies if anatomy.name != GRID))
+    yield from reasons(explanation.anatomies, problem.capacity)
+    yield from _heading("Second choice")
+    yield from _alternatives(explanation)
+    yield from _heading("What would help")
+    yield _effects(explanation.effects)
+    yield from _heading("How firmly it stands")
+    yield _robustness(explanation.robustness)
 
 
-def _heading(console: Console, text: str) -> None:
-    console.print()
-    console.print(Text(text, "bold"))
+def _heading(text: str) -> tuple[str, Text]:
+    return "", Text(text, "bold")
 
 
 def _table(*headings: str) -> Table:
@@ -80,7 +76,7 @@ def _loads(explanation: Explanation) -> Table:
 def _anatomies(anatomies: tuple[Anatomy, ...]) -> Table:
     table = _table("", *(anatomy.name for anatomy in anatomies))
     rows = [
-        ("configuration", [short(anatomy.config) for anatomy in anatomies]),
+        ("configuration", [short_config(anatomy.config, LONGEST_CONFIG) for anatomy in anatomies]),
         ("time of a minibatch", [show_time(anatomy.pace_s) for anatomy in anatomies]),
         ("workers in use", [str(anatomy.busy) for anatomy in anatomies]),
         ("time spent computing", [f"{anatomy.computing:.0%}" for anatomy in anatomies]),
@@ -96,21 +92,23 @@ def _anatomies(anatomies: tuple[Anatomy, ...]) -> Table:
 
 
 def reasons(anatomies: tuple[Anatomy, ...], capacity: float) -> list[str]:
-    """A sentence on each rival of the plan: why it is slower."""
-    mine, lines = anatomies[0], []
-    for other in anatomies[1:]:
-        if other.config == mine.config:
-            lines.append(f"This plan is {_named(other.name)}.")
+    """A sentence on each baseline that says why it is slower than the plan."""
+    plan, lines = anatomies[0], []
+    for baseline in anatomies[1:]:
+        if baseline.config == plan.config:
+            lines.append(f"This plan is {_named(baseline.name)}.")
             continue
-        times = other.pace_s / mine.pace_s
+        times = baseline.pace_s / plan.pace_s
         speed = f"{times:.2f} times as slow" if times > 1 + MATTERS else "as fast" if times > 1 - MATTERS else "faster"
-        most = max(("communication", other.communication), ("idling", other.idle), key=lambda entry: entry[1])
-        line = f"{_named(other.name).capitalize()} is {speed}: {most[1]:.0%} of its time is lost to {most[0]}"
-        if most[0] == "communication" and mine.sent_bytes > 0:
-            line += f", it sends {other.sent_bytes / mine.sent_bytes:.2g} times the bytes"
-        if not other.fits:
-            line += f", and it does not fit ({show_size(other.memory_bytes)} of {show_size(capacity)})"
-        lines.append(f"{line}. Bound by {other.bound}.")
+        cause, share = max(
+            ("communication", baseline.communication), ("idling", baseline.idle), key=lambda entry: entry[1]
+        )
+        line = f"{_named(baseline.name).capitalize()} is {speed}: {share:.0%} of its time is lost to {cause}"
+        if cause == "communication" and plan.sent_bytes > 0:
+            line += f", it sends {baseline.sent_bytes / plan.sent_bytes:.2g} times the bytes"
+        if not baseline.fits:
+            line += f", and it does not fit ({show_size(baseline.memory_bytes)} of {show_size(capacity)})"
+        lines.append(f"{line}. Bound by {baseline.bound}.")
     return lines
 
 
@@ -118,24 +116,26 @@ def _named(name: str) -> str:
     return name if name == "data parallelism" else f"the {name}"
 
 
-def _alternatives(explanation: Explanation, console: Console) -> None:
+def _alternatives(explanation: Explanation) -> Iterator[RenderableType]:
     others = explanation.alternatives
     if others.second is None:
-        console.print("There is no plan of another configuration in what was searched.")
+        yield "There is no plan of another configuration in what was searched."
     else:
         table = _table("configuration", "a minibatch", "behind", "searched among")
         for one in others.found:
             behind = f"{one.behind:+.1%}" if abs(one.behind) > MATTERS else "0%"
-            table.add_row(Text(short(one.plan.config)), show_time(one.pace_s), behind, Text(one.part))
-        console.print(table)
+            table.add_row(
+                Text(short_config(one.plan.config, LONGEST_CONFIG)), show_time(one.pace_s), behind, Text(one.part)
+            )
+        yield table
     if others.exact:
-        console.print("No other configuration is better than the first of these.")
+        yield "No other configuration is better than the first of these."
     else:
-        console.print(f"Searched: {'; '.join(summary(others.searched))}. {_left_out(explanation)}")
+        yield f"Searched: {'; '.join(summary(others.searched))}. {_left_out(explanation)}"
 
 
 def _left_out(explanation: Explanation) -> str:
-    """Which plans none of the searched parts holds."""
+    """A sentence on the plans that lie in none of the searched parts."""
     plan, searched = explanation.plan, explanation.alternatives.searched
     stages, largest = len(plan.stages), max(stage.replicas for stage in plan.stages) // plan.copies
     several = f"{stages} stages" if stages > 1 else "1 stage"
@@ -148,12 +148,12 @@ def _left_out(explanation: Explanation) -> str:
 
 
 def _of_stages(part: str) -> bool:
-    """Whether a part is all plans of some number of stages."""
+    """Whether a part consists of all plans with a given number of stages."""
     return part.split()[0].isdigit() and part.endswith((" stage", " stages"))
 
 
 def summary(parts: tuple[str, ...]) -> list[str]:
-    """The names of parts, with runs of numbers of stages drawn together."""
+    """The names of parts, in which consecutive numbers of stages are merged: `2 to 5 stages`."""
     counts = sorted(int(part.split()[0]) for part in parts if _of_stages(part))
     others = [part for part in parts if not _of_stages(part)]
     runs: list[list[int]] = []
@@ -175,11 +175,11 @@ def _effects(effects: tuple[Effect, ...]) -> Table:
             continue
         helps = effect.gain > 1 + MATTERS
         gain = Text(f"{effect.gain:.2f}x" if helps else "none", "bold" if helps else "dim")
-        table.add_row(effect.name, show_time(effect.pace_s), gain, Text(short(effect.config)))
+        table.add_row(effect.name, show_time(effect.pace_s), gain, Text(short_config(effect.config, LONGEST_CONFIG)))
     return table
 
 
-def _firmness(robustness: Robustness | None) -> str:
+def _robustness(robustness: Robustness | None) -> str:
     if robustness is None:
         return (
             "The profile's times have no spread: nothing can be said. Measure it on your machine, or assume a spread "
@@ -189,7 +189,7 @@ def _firmness(robustness: Robustness | None) -> str:
     if not count:
         return "In no drawing of the times did any plan fit."
     how = "as measured" if robustness.assumed is None else f"{_percent(robustness.assumed)} of each time, assumed"
-    rivals = ", ".join(f"{short(config)} ({times}x)" for config, times in robustness.rivals[:3])
+    rivals = ", ".join(f"{short_config(config, LONGEST_CONFIG)} ({times}x)" for config, times in robustness.rivals[:3])
     return (
         f"With all times drawn again {count} times within their spread ({how}; seed {robustness.seed}), this very plan "
         f"stays the best {robustness.stays_best} times, and its configuration {robustness.same_config} times"
@@ -200,8 +200,3 @@ def _firmness(robustness: Robustness | None) -> str:
 
 def _percent(share: float) -> str:
     return f"{share * 100:.3g}%"
-
-
-def short(config: str, most: int = LONGEST_CONFIG) -> str:
-    """A configuration, or where it is long only the number of its stages."""
-    return config if len(config) <= most else f"{config.count('-') + 1} stages"

@@ -1,4 +1,4 @@
-"""What another machine would give: the problem solved again with one thing changed."""
+"""Gains of other machines: the problem is solved again with one property of the cluster changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeplan.quick import best_plan
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that might be different."""
+    """A change of the cluster."""
 
     name: str
     make: Callable[[], Cluster]
@@ -25,19 +25,19 @@ class Change:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a change gives."""
+    """The best plan after a change of the cluster."""
 
     name: str
     pace_s: float | None
-    """Of the best plan then, seconds per minibatch; None where there is none, or no such cluster."""
+    """Seconds per minibatch of the best plan after the change; None if there is no plan, or no such cluster."""
     gain: float | None
-    """How many times faster than now."""
+    """Speedup over the present best plan."""
     config: str = ""
     remark: str = ""
 
 
 def changes(cluster: Cluster) -> Iterator[Change]:
-    """Links, machines, memory and speed, each doubled alone, and one more server (or worker)."""
+    """Bandwidth, memory and speed, each doubled alone, and one more server (or worker)."""
     for index in reversed(alter.crossed(cluster)):
         name = f"links of level {cluster.levels[index].name} twice as fast"
         yield Change(name, partial(alter.with_faster_links, cluster, index, 2.0))
@@ -50,7 +50,10 @@ def changes(cluster: Cluster) -> Iterator[Change]:
 
 
 def effects(problem: Problem, cuts: Cuts, plan: Plan, pace_s: float) -> Iterator[Effect]:
-    """The best plan after every change, compared with the best now and its pace; cuts do not depend on the cluster."""
+    """The best plan after every change, compared with the present best plan and its pace.
+
+    The cuts serve all changes, because they do not depend on the cluster.
+    """
     for change in changes(problem.cluster):
         try:
             best = best_plan(problem.within(change.make()), cuts, plan)

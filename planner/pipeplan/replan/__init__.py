@@ -1,1 +1,1 @@
-"""Plans anew for what is left of a cluster, and says what changes for a run that goes on from its checkpoint."""
+"""Plans anew for the rest of a cluster after a loss, and describes how a run resumes from its checkpoint."""

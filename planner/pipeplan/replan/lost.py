@@ -1,4 +1,4 @@
-"""What is left of a cluster that lost servers or workers.
+"""The rest of a cluster that lost servers or workers.
 
     servers of 2          lost: server1, worker5        left
 
@@ -6,7 +6,7 @@
     server 1  [2][3]      ×  ×                          server 1  [2]        was server 2: worker 4 is now 2
     server 2  [4][5]         ×
 
-Servers and workers that stay keep their order and are numbered anew from 0, as plans number them.
+The remaining servers and workers keep their order and are numbered anew from 0, as in plans.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ INSTEAD = "describe what is left in a cluster file and give it with --cluster"
 
 @dataclass(frozen=True)
 class Left:
-    """A reduced cluster, and what its numbers were."""
+    """A reduced cluster, and the old numbers of its workers and servers."""
 
     cluster: Cluster
     workers: tuple[int, ...]
-    """Of every worker that is left, the number that it had."""
+    """The old number of every remaining worker; empty if the cluster was replaced."""
     servers: tuple[int, ...]
-    """Of every server that is left, the number that it had."""
+    """The old number of every remaining server; empty if the cluster was replaced."""
 
     def now(self, worker: int) -> int | None:
-        """The new number of a worker by its old one; None if it is lost."""
+        """The new number of the worker with an old number; None if it is lost."""
         return self.workers.index(worker) if worker in self.workers else None
 
 
 def workers_named(names: Iterable[str], cluster: Cluster) -> frozenset[int]:
-    """The workers that `server2`, `worker5` (of all) or `server1.worker2` (of that server) stand for, all from 0.
+    """The workers that `server2`, `worker5` (of the cluster) or `server1.worker2` (of that server) name, all from 0.
 
-    Raises `InputError` for a name that does not say what is lost, or something that the cluster does not have.
+    Raises `InputError` for a name of another form, or of a server or worker that the cluster does not have.
     """
     found: set[int] = set()
     for name in names:
@@ -72,10 +72,10 @@ def _existing(number: int, count: int, what: str, where: str) -> int:
 
 
 def without(cluster: Cluster, lost: frozenset[int]) -> Left:
-    """The cluster without some workers. A server that has none left is gone.
+    """The cluster without the lost workers, and without servers that lost all of theirs.
 
-    Servers may end up with different numbers of workers. Raises `InputError` where nothing is left, or where the
-    levels above the servers would join unequal numbers of them, which a cluster cannot express.
+    Servers may end up with different numbers of workers. Raises `InputError` if nothing is left, or if the levels above
+    the servers would join unequal numbers of them, which a cluster cannot express.
     """
     workers = tuple(worker for worker in range(cluster.workers) if worker not in lost)
     if not workers:
@@ -97,9 +97,9 @@ def _reduced(cluster: Cluster, workers: tuple[int, ...]) -> Cluster:
 
 
 def _counts(cluster: Cluster, workers: tuple[int, ...], level: int) -> list[int]:
-    """How many components of the level below, or workers, every component of `level` has left; those with none apart.
+    """How many components of the level below (or workers) every component of `level` has left, without empty ones.
 
-    Workers are in order, so that the components come in order too.
+    The components come in order, because the workers do.
     """
     below = {cluster.component(level - 1, worker): worker for worker in workers}
     return list(Counter(cluster.component(level, worker) for worker in below.values()).values())
@@ -116,7 +116,7 @@ def _level(cluster: Cluster, index: int, counts: set[int]) -> Level:
 
 
 def _server(cluster: Cluster, number: int, count: int) -> Server:
-    """A server with that many workers left, as one of those that a cluster lists."""
+    """A server with `count` workers left, as an entry of a heterogeneous cluster."""
     if cluster.uniform:
         return Server(cluster.device, replace(cluster.levels[0], name="server", count=count), 0.0, cluster.server_price)
     machine = cluster.machines[number]

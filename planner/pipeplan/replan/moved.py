@@ -1,4 +1,4 @@
-"""What becomes of every layer and every worker when one plan follows another."""
+"""The changes for every layer and every worker when a new plan replaces an old one."""
 
 from __future__ import annotations
 
@@ -18,72 +18,72 @@ class Worker:
     number: int
     server: int
     was: int | None
-    """Its number in the old plan; None where that is not known."""
+    """Its number in the old plan; None if that is not known."""
     stage: int | None
-    """From 0; None: idle."""
+    """Its stage, counted from 0; None if it is idle."""
     stage_was: int | None
-    """None: idle then, or not known."""
+    """Its stage in the old plan; None if it was idle, or is not known."""
     taken: tuple[str, ...]
-    """Layers that it holds now, and did not hold before."""
+    """Layers that it holds in the new plan only."""
     read_bytes: int
     """Weights, buffers and optimiser state that it reads from a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Shift:
-    """Layers, one after the other, that go from the same stage to the same stage."""
+    """Consecutive layers that move from the same stage to the same stage."""
 
     layers: tuple[str, ...]
     stage_was: int
-    """From 0, like `stage`."""
+    """Counted from 0, like `stage`."""
     stage: int
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Layers, one after the other, whose updates are made from as many samples as each other."""
+    """Consecutive layers whose updates average equally many samples."""
 
     layers: tuple[str, ...]
     minibatches_was: int
-    """Of which an update averaged the gradients."""
+    """Minibatches whose gradients an update averaged in the old plan."""
     minibatches: int
     samples_was: int
     samples: int
 
     @property
     def rate(self) -> float:
-        """By what the linear rule multiplies a learning rate that was right before."""
+        """The factor that the linear scaling rule applies to the old learning rate."""
         return self.samples / self.samples_was
 
 
 @dataclass(frozen=True)
 class Moves:
-    """From an old plan to a new one of the same model."""
+    """The changes from an old plan to a new one of the same model."""
 
     workers: tuple[Worker, ...]
     shifts: tuple[Shift, ...]
     """All layers, in the order of the new plan."""
     batches: tuple[Batch, ...]
-    """All layers with parameters; empty where the plans make no updates."""
+    """All layers with parameters; empty for inference, which makes no updates."""
 
     @property
     def read_bytes(self) -> int:
-        """What all workers read from a checkpoint."""
+        """Bytes that all workers together read from a checkpoint."""
         return sum(worker.read_bytes for worker in self.workers)
 
     @property
     def restaged(self) -> int:
-        """How many layers change their stage."""
+        """Number of layers that change their stage."""
         return sum(len(shift.layers) for shift in self.shifts if shift.stage != shift.stage_was)
 
     @property
     def rebatched(self) -> tuple[Batch, ...]:
-        """Where updates are made from more or fewer samples than before."""
+        """The layers whose updates average more or fewer samples than before."""
         return tuple(batch for batch in self.batches if batch.samples != batch.samples_was)
 
 
 def moves(old: Plan, new: Plan, left: Left, profile: Profile, minibatch_was: int) -> Moves:
-    """What changes from `old` to `new`, for workers that are what `left` says (no old numbers: not known)."""
+    """The changes from `old` to `new`, whose workers are those of `left`. Its old numbers are empty if not known."""
     layers = {layer.name: layer for layer in profile.layers}
     return Moves(
         workers=tuple(_workers(old, new, left, layers, profile.optimizer_state_ratio)),
@@ -93,11 +93,11 @@ def moves(old: Plan, new: Plan, left: Left, profile: Profile, minibatch_was: int
 
 
 def _workers(old: Plan, new: Plan, left: Left, layers: Mapping[str, Layer], ratio: float) -> Iterator[Worker]:
-    held = {worker: index for index, stage in enumerate(old.stages) for worker in stage.workers}
-    holds = {worker: index for index, stage in enumerate(new.stages) for worker in stage.workers}
+    old_stages = {worker: index for index, stage in enumerate(old.stages) for worker in stage.workers}
+    new_stages = {worker: index for index, stage in enumerate(new.stages) for worker in stage.workers}
     for number in range(left.cluster.workers):
         was = left.workers[number] if left.workers else None
-        stage, stage_was = holds.get(number), None if was is None else held.get(was)
+        stage, stage_was = new_stages.get(number), None if was is None else old_stages.get(was)
         names = () if stage is None else new.stages[stage].layers
         before = set() if stage_was is None else set(old.stages[stage_was].layers)
         yield Worker(
@@ -112,7 +112,7 @@ def _workers(old: Plan, new: Plan, left: Left, layers: Mapping[str, Layer], rati
 
 
 def _state_bytes(layer: Layer, ratio: float) -> int:
-    """Bytes of a layer in a checkpoint, with `ratio` bytes of optimiser state for a byte of parameters."""
+    """Bytes of a layer in a checkpoint, with `ratio` bytes of optimiser state for each byte of parameters."""
     return layer.parameter_bytes + layer.buffer_bytes + round(ratio * layer.parameter_bytes)
 
 
@@ -134,7 +134,7 @@ def _batches(old: Plan, new: Plan, profile: Profile, minibatch_was: int) -> Iter
 
 
 def _minibatches(plan: Plan) -> dict[str, int]:
-    """How many minibatches an update of each layer averages."""
+    """Number of minibatches that an update of each layer averages, by name of the layer."""
     return {
         name: int(plan.accumulate or 1) if plan.schedule in ACCUMULATING else stage.replicas
         for stage in plan.stages

@@ -1,4 +1,4 @@
-"""Which of the options of an old plan a user can leave out, and which of them would make room for a plan."""
+"""The options of an old plan that `--relax` drops, and those of them that would make room for a new plan."""
 
 from __future__ import annotations
 
@@ -7,34 +7,40 @@ from dataclasses import replace
 from typing import Any
 
 from pipeplan.cuts import enumerate_cuts
+from pipeplan.posing import FLAGS
 from pipeplan.problem import Options, Problem
 from pipeplan.solvers import dp
 
-RELAXED: dict[str, dict[str, Any]] = {
-    "stages": {"stages": None},
-    "max-stages": {"max_stages": None},
-    "max-replicas": {"max_replicas": None},
-    "straight": {"max_replicas": None, "allow_copies": True},
-    "max-workers": {"max_workers": None},
-    "pin": {"pins": ()},
-    "together": {"together": ()},
-    "no-cut-after": {"no_cut_after": ()},
-    "grid": {"grid": False},
-    "no-recompute": {"recompute": True},
+_RELAXABLE = {
+    "stages": "stages",
+    "max-stages": "max_stages",
+    "max-replicas": "max_replicas",
+    "straight": "straight",
+    "max-workers": "max_workers",
+    "pin": "pins",
+    "together": "together",
+    "no-cut-after": "no_cut_after",
+    "grid": "grid",
+    "no-recompute": "no_recompute",
 }
-"""By the option of `solve` that asks for it: the fields of `Options` as they are where nobody asks."""
+"""By option of `pipeplan solve`, its name in Python."""
+RELAXED: dict[str, dict[str, Any]] = {
+    option: {field: getattr(Options(), field) for field in FLAGS.get(name, (name,))}
+    for option, name in _RELAXABLE.items()
+}
+"""By option of `pipeplan solve`, the fields of `Options` that it sets, with their defaults."""
 _MOST_CUTS = 2000
-"""Beyond these, the cuts of one order of the layers, as `solve` takes them."""
+"""Beyond this number only the cuts of one order of the layers are enumerated, as in `solve`."""
 
 
 def relaxed(options: Options, names: Iterable[str]) -> Options:
-    """The options without what the names in `RELAXED` ask for."""
+    """The options without the constraints of the options of `RELAXED` that are named."""
     changes = {field: value for name in names for field, value in RELAXED[name].items()}
     return replace(options, **changes)
 
 
 def what_helps(problem: Problem) -> list[str]:
-    """Options of `pipeplan replan` that, any one of them given, make room for a plan where there is none."""
+    """Options of `pipeplan replan`, each of which alone makes the infeasible problem feasible."""
     found = [
         f"--relax {name}" for name in RELAXED if _changes(problem.options, name) and _fits(_without(problem, name))
     ]
@@ -45,7 +51,7 @@ def what_helps(problem: Problem) -> list[str]:
 
 def _changes(options: Options, name: str) -> bool:
     if name == "straight" and options.allow_copies:
-        return False  # then it was --max-replicas that was asked for
+        return False  # the constraint came from --max-replicas
     return relaxed(options, [name]) != options
 
 
@@ -54,7 +60,7 @@ def _without(problem: Problem, name: str) -> Problem:
 
 
 def _first_that_fits(problem: Problem) -> Iterator[int]:
-    """The largest of the halves of the minibatch, quarters and on, with which there is a plan."""
+    """The largest feasible size among the minibatch halved once, twice and so on; nothing if there is none."""
     size = problem.profile.minibatch // 2
     while size >= 1:
         if _fits(replace(problem, profile=problem.profile.rescaled(size))):

@@ -1,4 +1,4 @@
-"""What replanning says beside the new plan: before and after, what moves, and how training goes on."""
+"""The report of `pipeplan replan` beside the new plan: old and new pace, moved layers, and commands that resume."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ FORMAT, VERSION = "pipeplan-replan", 1
 
 @dataclass(frozen=True)
 class Old:
-    """The plan before."""
+    """The old plan."""
 
     folder: Path
     plan: Plan
     cluster: Cluster
     minibatch: int
     pace_s: float
-    """Seconds per minibatch, as it was predicted."""
+    """Predicted seconds per minibatch."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What starts the new plan on one server."""
+    """The command that starts the new plan on one server."""
 
     server: int
     was: int | None
-    """Its number before; None where that is not known."""
+    """The old number of the server; None if that is not known."""
     environment: tuple[tuple[str, str], ...]
     arguments: tuple[str, ...]
 
     @property
     def text(self) -> str:
-        """A line for a shell."""
+        """The command as a line for a shell."""
         return " ".join([*(f"{name}={value}" for name, value in self.environment), shlex.join(self.arguments)])
 
 
@@ -53,31 +53,31 @@ class Report:
     old: Old
     left: Left
     lost: tuple[str, ...]
-    """As they were named; empty where the cluster was replaced altogether."""
+    """The lost servers and workers as the user named them; empty if the cluster was replaced."""
     outcome: Outcome
     folder: Path | None
-    """Of the new plan; None where it was not written."""
+    """Folder of the new plan; None if it was not written."""
     checkpoint: Checkpoint | None
 
     @property
     def moves(self) -> Moves:
-        """What becomes of every layer and worker."""
+        """The changes for every layer and worker."""
         return moves(self.old.plan, self.outcome.plan, self.left, self.outcome.problem.profile, self.old.minibatch)
 
     @property
     def samples_per_s(self) -> tuple[float, float]:
-        """Before and now."""
+        """Samples per second of the old plan and of the new one."""
         now = self.outcome.problem.profile.minibatch / self.outcome.objective_s
         return self.old.minibatch / self.old.pace_s, now
 
     @property
     def commands(self) -> list[Command]:
-        """What starts the new plan, on every server; none where it was not written or has no model to run."""
+        """The commands that start the new plan, one for each server; none if it was not written or has no model."""
         if self.folder is None or not self.outcome.problem.profile.model_ref:
             return []
         resume = [] if self.checkpoint is None else ["--resume-from", str(self.checkpoint.resume_from)]
         script = str(self.folder / "launch.sh")
-        # A shell looks for a name without a slash among its commands.
+        # A shell would search its PATH for a name without a slash.
         arguments = (script if "/" in script else f"./{script}", *resume)
         return [
             Command(number, self._server_was(number), tuple(self._environment(number)), arguments)
@@ -92,7 +92,7 @@ class Report:
         return rank + self._devices(number)
 
     def _devices(self, number: int) -> list[tuple[str, str]]:
-        """The GPUs that a server has left, where they are no longer its first ones."""
+        """CUDA_VISIBLE_DEVICES with the remaining GPUs of a server, unless these are its first ones."""
         cluster = self.left.cluster
         if cluster.device.kind != "cuda" or not self.left.workers:
             return []
@@ -102,7 +102,7 @@ class Report:
         return [] if kept == list(range(len(kept))) else [("CUDA_VISIBLE_DEVICES", ",".join(map(str, kept)))]
 
     def to_json(self) -> dict[str, Any]:
-        """What `pipeplan replan --json` prints; docs/replan.md describes it."""
+        """The document that `pipeplan replan --json` prints; docs/replan.md describes it."""
         moved, (before, now) = self.moves, self.samples_per_s
         return {
             "format": FORMAT,

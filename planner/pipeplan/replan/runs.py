@@ -1,7 +1,7 @@
-"""The checkpoint that training can go on from: what a manifest says, read without torch.
+"""Finds the checkpoint that training can resume from, by manifests that are read without torch.
 
-A run's folder holds `checkpoints/<name>/manifest.json`; the manifest is written last, so that a checkpoint is complete
-if it has one. A disk that went with a server may have taken files from it all the same.
+A run folder holds `checkpoints/<name>/manifest.json`. The manifest is written last, so a checkpoint that has one was
+complete. Files of it may still be missing, if they were on the disk of a lost server.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The latest whole checkpoint of a run."""
+    """The latest complete checkpoint of a run."""
 
     run: Path
     folder: Path
     epoch: int
-    """From 0."""
+    """Counted from 0."""
     minibatch: int
-    """How many of the epoch's minibatches are done."""
+    """Number of minibatches of the epoch that are done."""
     minibatches: int
-    """Of the epoch."""
+    """Number of minibatches of the epoch."""
     damaged: tuple[str, ...] = ()
-    """What is wrong with each of those that are later."""
+    """The errors of later checkpoints, which are damaged."""
     chosen: bool = False
-    """Whether the user named it, and not its run."""
+    """Whether the user named this checkpoint itself, not its run."""
 
     @property
     def resume_from(self) -> Path:
-        """What to resume from: the run, whose latest checkpoint may be later still, unless that is not the one."""
+        """The path to resume from: the run, or this checkpoint if it is not the run's latest one or was named."""
         return self.folder if self.damaged or self.chosen else self.run
 
     @property
     def text(self) -> str:
-        """How far it is, for people."""
+        """The training progress at the checkpoint, in words."""
         return f"after {self.minibatch} of {self.minibatches} minibatches of epoch {self.epoch + 1}"
 
     def to_json(self) -> dict[str, Any]:
-        """All that `pipeplan replan --json` says of it."""
+        """The part of `pipeplan replan --json` on the checkpoint."""
         return {
             "run": str(self.run),
             "folder": str(self.folder),
@@ -59,20 +59,19 @@ class Checkpoint:
 
 
 def latest(plan_folder: Path, named: Path | None, graph_hash: str) -> Checkpoint | None:
-    """The latest whole checkpoint of the run, or the checkpoint, that is `named`, else of the plan's runs, the latest
-    first; None if there is none.
+    """The latest complete checkpoint of the run or checkpoint `named`, or else of the latest run of the plan with one.
 
-    Raises `InputError` where something was named that has none, or where it is of a model with another graph than
-    `graph_hash` (empty: any will do).
+    Returns None if nothing was named and there is none. Raises `InputError` if `named` has no complete checkpoint, or
+    if the hash of its model's graph is not `graph_hash` (empty: any graph).
     """
     damaged: list[str] = []
     for folder in _candidates(plan_folder, named):
         try:
-            checkpoint, its = _read(folder)
+            checkpoint, its_hash = _read(folder)
         except InputError as error:
             damaged.append(str(error))
             continue
-        if graph_hash and its != graph_hash:
+        if graph_hash and its_hash != graph_hash:
             raise InputError(f"{folder} is of another model than the plan, or another version of it: graphs differ")
         return replace(checkpoint, damaged=tuple(damaged), chosen=folder == named)
     if named is not None:
@@ -82,7 +81,7 @@ def latest(plan_folder: Path, named: Path | None, graph_hash: str) -> Checkpoint
 
 
 def _candidates(plan_folder: Path, named: Path | None) -> Iterator[Path]:
-    """Checkpoints that have a manifest, the latest first."""
+    """Folders of checkpoints that have a manifest, latest first."""
     if named is not None and (named / MANIFEST).is_file():
         yield named
     elif named is not None:
@@ -94,13 +93,13 @@ def _candidates(plan_folder: Path, named: Path | None) -> Iterator[Path]:
 
 
 def _of_run(run: Path) -> list[Path]:
-    """By the numbers in their names, `epoch-0003-sample-00000640`."""
+    """Checkpoints of a run, latest first by the numbers in their names, as in `epoch-0003-sample-00000640`."""
     found = [path.parent for path in run.glob(f"checkpoints/*/{MANIFEST}")]
     return sorted(found, key=lambda folder: [int(number) for number in re.findall("[0-9]+", folder.name)], reverse=True)
 
 
 def _read(folder: Path) -> tuple[Checkpoint, str]:
-    """A checkpoint, and the hash of its model's graph. Raises `InputError` where it is not whole."""
+    """Read a checkpoint and the hash of its model's graph. Raises `InputError` if files are missing or truncated."""
     root = read_document(folder / MANIFEST, FORMAT, VERSION)
     for name, size in root["files"].mapping().items():
         file = folder / Path(name).name

@@ -1,12 +1,12 @@
-"""What replanning changes, as a person reads it."""
+"""The changes that `pipeplan replan` prints below the new plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from rich import box
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -18,15 +18,13 @@ from pipeplan.units import show_pace, show_size, show_time
 MOST_COMMANDS = 16
 
 
-def show(report: Report, console: Console) -> None:
-    """Print what stands below the new plan."""
-    console.print()
-    for line in (_left(report), _pace(report)):
-        console.print(line)
-    console.print(_workers(report))
-    for line in _state(report):
-        console.print(line)
-    _go_on(report, console)
+def changes_table(report: Report) -> Iterator[RenderableType]:
+    """What is left of the cluster, the loss of pace, and a table of the workers; lines to be folded."""
+    yield ""
+    yield _left(report)
+    yield _pace(report)
+    yield _workers(report)
+    yield from _state(report)
 
 
 def _left(report: Report) -> str:
@@ -55,8 +53,8 @@ def _workers(report: Report) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("takes over", overflow="fold")
     table.add_column("reads", justify="right", no_wrap=True)
-    for _, run in groupby(report.moves.workers, _alike):
-        workers = list(run)
+    for _, group in groupby(report.moves.workers, _alike):
+        workers = list(group)
         first = workers[0]
         table.add_row(
             _numbers([worker.number for worker in workers]),
@@ -72,12 +70,12 @@ def _workers(report: Report) -> Table:
 
 
 def _alike(worker: Worker) -> tuple[object, ...]:
-    """What workers that are shown in one line have in common."""
+    """The properties that consecutive workers must share to be shown in one row."""
     return worker.server, worker.stage, worker.stage_was, worker.taken, worker.was is None
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """`0-2` where they follow each other, `0,2` where not."""
+    """Numbers as `0-2` if they are consecutive, else as `0,2`."""
     first, last = numbers[0], numbers[-1]
     if len(numbers) > 1 and list(numbers) == list(range(first, last + 1)):
         return f"{first}-{last}"
@@ -89,7 +87,7 @@ def _stage(index: int | None) -> str:
 
 
 def layers(names: Sequence[str]) -> str:
-    """The first and the last, and how many there are."""
+    """The first and the last layer, and their number."""
     if not names:
         return "-"
     text = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)})"
@@ -98,10 +96,10 @@ def layers(names: Sequence[str]) -> str:
 
 def _state(report: Report) -> list[str]:
     moved, count = report.moves, len(report.outcome.problem.profile.layers)
-    what = "Weights" if report.outcome.plan.inference else "Weights and optimiser state"
+    state = "Weights" if report.outcome.plan.inference else "Weights and optimiser state"
     most, sum_of_all = max(worker.read_bytes for worker in moved.workers), moved.read_bytes
     changed = f"{moved.restaged} of {count} layers change their stage."
-    lines = [f"{changed} {what} to read: {show_size(sum_of_all)} by all workers, {show_size(most)} at most by one."]
+    lines = [f"{changed} {state} to read: {show_size(sum_of_all)} by all workers, {show_size(most)} at most by one."]
     if moved.rebatched:
         lines.append(f"Batch: {'; '.join(_update(batch) for batch in moved.rebatched)} (linear rule).")
     return lines
@@ -119,28 +117,24 @@ def _minibatches(count: int) -> str:
     return f"{count} minibatch{'es' * (count != 1)}"
 
 
-def _go_on(report: Report, console: Console) -> None:
-    """From where, and with which commands. Lines to be copied are not wrapped."""
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True)
-
+def resume_lines(report: Report) -> Iterator[str]:
+    """The checkpoint to resume from and the commands that do so. Users copy these lines, so they are not folded."""
     commands, training = report.commands, not report.outcome.plan.inference
     for text in report.checkpoint.damaged if report.checkpoint else ():
-        say(f"Left out: {one_line(text)}.")
+        yield f"Left out: {one_line(text)}."
     if report.checkpoint is not None:
-        say(f"Last checkpoint: {one_line(report.checkpoint.folder)}, {report.checkpoint.text}.")
+        yield f"Last checkpoint: {one_line(report.checkpoint.folder)}, {report.checkpoint.text}."
     elif training:
-        say(f"No complete checkpoint in {one_line(report.old.folder / 'runs')}: training can only start anew.")
+        yield f"No complete checkpoint in {one_line(report.old.folder / 'runs')}: training can only start anew."
     if not commands:
         return
-    say(f"{'Go on' if report.checkpoint else 'Start'} with{_where(report)}")
+    yield f"{'Go on' if report.checkpoint else 'Start'} with{_where(report)}"
     for command in commands[:MOST_COMMANDS]:
-        say(f"  {command.text}")
+        yield f"  {command.text}"
     if len(commands) > MOST_COMMANDS:
-        say(f"  … and so on to NODE_RANK={len(commands) - 1}")
+        yield f"  … and so on to NODE_RANK={len(commands) - 1}"
     if report.checkpoint is not None:
-        say("and the other options of the old run, such as --epochs.")
+        yield "and the other options of the old run, such as --epochs."
 
 
 def _where(report: Report) -> str:

@@ -1,1 +1,1 @@
-"""The same model on many clusters: every combination of servers, links, memory, minibatch and schedule."""
+"""Solves one model for many clusters: every combination of servers, links, memory, minibatch sizes and schedules."""

@@ -1,4 +1,4 @@
-"""The points of a sweep: the product of what is to be varied."""
+"""The points of a sweep: all combinations of the values of its axes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ MOST_POINTS = 10_000
 
 @dataclass(frozen=True)
 class Axes:
-    """What is varied, each by a list of values; an empty list leaves it as it is."""
+    """The values of each quantity that a sweep varies; an empty list leaves the quantity unchanged."""
 
     bandwidths: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """By the name of the level, bytes/s."""
+    """By the name of the level, in bytes/s."""
     memory: Sequence[int] = ()
-    """Of a device, bytes."""
+    """Memory of a device, in bytes."""
     minibatch: Sequence[int] = ()
     schedules: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Point:
-    """One problem of a sweep, not yet checked as one."""
+    """One problem of a sweep. Whether it is a valid problem is checked when it is solved."""
 
     profile: Profile
     cluster: Cluster
@@ -40,22 +40,22 @@ class Point:
 
     @property
     def schedule(self) -> str:
-        """By name."""
+        """Name of the schedule."""
         return INFERENCE if self.options.inference else self.options.schedule
 
     @property
     def memory_bytes(self) -> int:
-        """Of the smallest device."""
+        """Memory of the smallest device, in bytes."""
         return min(device.memory_bytes for device in self.cluster.devices)
 
     @property
     def bandwidths(self) -> dict[str, float]:
-        """Bytes/s of the links of every level, by its name."""
+        """Bandwidth of the links of every level, in bytes/s, by the name of the level."""
         return {level.name: level.bandwidth for level in self.cluster.levels}
 
     @property
     def ideal_rate(self) -> float:
-        """Samples/s if all workers computed all the time."""
+        """Samples per second if all workers computed all the time."""
         return self.profile.minibatch * self.cluster.total_speed / self._work_s
 
     @property
@@ -65,7 +65,7 @@ class Point:
         return math.fsum(one.forward_s for one in self.profile.layers) + math.fsum(behind)
 
     def settings(self) -> dict[str, str]:
-        """What may differ between points, as people read it, by a short name; workers first."""
+        """The settings that may differ between points, formatted for readers, by short names; workers first."""
         rates = {f"{name} links": show_rate(rate) for name, rate in self.bandwidths.items() if rate}
         return (
             {"servers": str(self.cluster.servers), "workers": str(self.cluster.workers)}
@@ -79,9 +79,9 @@ class Point:
 
 
 def points(profile: Profile, clusters: Sequence[Cluster], options: Options, axes: Axes) -> list[Point]:
-    """All combinations, in the order of the lists, the last axis varying fastest.
+    """All combinations in the order of the lists, the last axis varying fastest.
 
-    An `InputError` says what no point could be made of: an unknown level or schedule, a minibatch of 0.
+    Raises `InputError` for an unknown level or schedule, an invalid minibatch size, or too many combinations.
     """
     number = len(clusters) * math.prod(
         max(1, len(values)) for values in (*axes.bandwidths.values(), axes.memory, axes.minibatch, axes.schedules)

@@ -1,4 +1,4 @@
-"""Samples per second against workers, beside what they would be if all workers computed all the time."""
+"""Plots samples per second against workers, beside the ideal rate if all workers computed all the time."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ WIDTH, HEIGHT = 60, 14
 MARKS = "ABCDEFGH"
 SEVERAL, IDEAL = "+", "."
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
-"""Okabe and Ito's, which people with any colour vision tell apart."""
+"""The palette of Okabe and Ito, which people with any colour vision can tell apart."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points that differ in the number of workers only."""
+    """The points of a sweep that differ only in the number of workers."""
 
     name: str
     points: tuple[tuple[int, float], ...]
-    """Workers and samples per second, by workers."""
+    """Pairs of workers and samples per second, sorted by workers."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """What there is to draw."""
+    """The data of a plot."""
 
     series: tuple[Series, ...]
     ideal: tuple[tuple[int, float], ...]
     left_out: int = 0
-    """Series beyond those that can be told apart."""
+    """Number of series that are not drawn, because there are too few marks."""
 
     @property
     def most_workers(self) -> int:
-        """The right end."""
+        """The right end of the plot."""
         return max(workers for workers, _ in self.ideal)
 
     @property
     def fastest(self) -> float:
-        """The upper end."""
+        """The upper end of the plot, in samples per second."""
         return max(rate for _, rate in self.ideal)
 
 
 def chart(rows: Sequence[Row]) -> Chart | None:
-    """What to draw of the rows; None where there are no two numbers of workers with a plan."""
+    """The chart of the rows; None unless there are plans for at least two numbers of workers."""
     solved = [row for row in rows if row.rate is not None]
     if len({row.point.cluster.workers for row in solved}) < 2:
         return None
@@ -66,7 +66,7 @@ def chart(rows: Sequence[Row]) -> Chart | None:
 
 
 def scaling(rows: Sequence[Row]) -> list[str]:
-    """The chart as lines of plain characters; none where there is nothing to draw."""
+    """The chart as lines of plain characters; empty if there is nothing to draw."""
     found = chart(rows)
     if found is None:
         return []
@@ -94,12 +94,12 @@ def scaling(rows: Sequence[Row]) -> list[str]:
 def _mark(grid: list[list[str]], found: Chart, workers: float, rate: float, mark: str) -> None:
     column = min(WIDTH - 1, int(workers / found.most_workers * WIDTH))
     row = HEIGHT - 1 - min(HEIGHT - 1, int(rate / found.fastest * HEIGHT))
-    there = grid[row][column]
-    grid[row][column] = mark if there in (" ", IDEAL, mark) else SEVERAL
+    drawn = grid[row][column]
+    grid[row][column] = mark if drawn in (" ", IDEAL, mark) else SEVERAL
 
 
 def _axis(found: Chart) -> str:
-    """The numbers of workers below their columns, as far as there is room."""
+    """The numbers of workers below their columns; those without room are left out."""
     text = ""
     for workers, _ in found.ideal:
         label = str(workers)
@@ -110,7 +110,7 @@ def _axis(found: Chart) -> str:
 
 
 def interpolated(points: Sequence[tuple[int, float]], workers: float) -> float:
-    """The value between points, on a line through the origin before the first."""
+    """The linearly interpolated value at `workers`; before the first point, on the line from the origin."""
     before = (0.0, 0.0)
     for point in points:
         if workers <= point[0]:
@@ -121,12 +121,12 @@ def interpolated(points: Sequence[tuple[int, float]], workers: float) -> float:
 
 
 def figure(value: float) -> str:
-    """A number of samples or a price, in four digits or whole."""
+    """A number of samples or a price, rounded to four digits or to an integer."""
     return f"{value:.4g}" if value < 1e4 else f"{value:.0f}"
 
 
 def ticks(most: float, wanted: int = 5) -> list[float]:
-    """Round numbers from 0 to about `most`, so that a scale has about `wanted` of them."""
+    """About `wanted` round numbers from 0 to about `most`, for the ticks of an axis."""
     rough = most / wanted
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * (1 - 1e-9))
@@ -134,7 +134,7 @@ def ticks(most: float, wanted: int = 5) -> list[float]:
 
 
 def svg(rows: Sequence[Row], title: str) -> str | None:
-    """The chart as a self-contained SVG file; None where there is nothing to draw."""
+    """The chart as a self-contained SVG file; None if there is nothing to draw."""
     found = chart(rows)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""What a sweep found: rows, what they cost, which of them no other beats, and all of it as CSV and JSON."""
+"""The rows of a sweep with their prices and their Pareto set, as CSV and JSON."""
 
 from __future__ import annotations
 
@@ -18,41 +18,44 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Row:
-    """A point, its answer, and what the cluster costs."""
+    """A point, its answer, and the price of its cluster."""
 
     point: Point
     answer: Answer
     price_per_hour: float | None = None
-    """Of the whole cluster, idle servers included."""
+    """Price of the whole cluster, idle servers included."""
 
     @property
     def rate(self) -> float | None:
-        """Samples per second; None where there is no plan."""
+        """Samples per second; None if there is no plan."""
         return None if self.answer.pace_s is None else self.point.profile.minibatch / self.answer.pace_s
 
     @property
     def cost(self) -> float | None:
-        """Of a million samples; None where there is no price or no plan."""
+        """Cost of a million samples; None if there is no price or no plan."""
         if self.price_per_hour is None or self.rate is None:
             return None
         return self.price_per_hour / HOUR_S * MILLION / self.rate
 
 
 def price_of(point: Point, per_server: float | None) -> float | None:
-    """Of the point's cluster for an hour: by the price of a server if given, else by the cluster's own."""
+    """Hourly price of the point's cluster: that of its servers at `per_server` if given, else the cluster's own."""
     if per_server is not None:
         return per_server * point.cluster.servers
     return point.cluster.price_per_hour
 
 
 def efficient(rows: Sequence[Row]) -> set[int]:
-    """The Pareto set of speed against cost: the rows, by number, that none beats in one without losing in the other."""
+    """The Pareto set of speed and cost: indices of rows that no other row beats in one without losing in the other."""
     known = [(number, row.rate, row.cost) for number, row in enumerate(rows)]
     priced = [(number, rate, cost) for number, rate, cost in known if rate is not None and cost is not None]
     return {
         number
         for number, rate, cost in priced
-        if not any(other >= rate and price <= cost and (other > rate or price < cost) for _, other, price in priced)
+        if not any(
+            other_rate >= rate and other_cost <= cost and (other_rate > rate or other_cost < cost)
+            for _, other_rate, other_cost in priced
+        )
     }
 
 
@@ -64,7 +67,7 @@ def varying(rows: Iterable[Row]) -> list[str]:
 
 
 def records(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Every row as plain values in seconds, bytes and bytes/s; None where there is nothing to say."""
+    """Every row as plain values in seconds, bytes and bytes/s; None where a value does not apply."""
     best = efficient(rows)
     found = []
     for number, row in enumerate(rows):
@@ -96,7 +99,7 @@ def records(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """The records, one a line, below their names."""
+    """The records as CSV with a header line."""
     found = records(rows)
     file = io.StringIO()
     names = list(dict.fromkeys(name for record in found for name in record))
@@ -107,5 +110,5 @@ def to_csv(rows: Sequence[Row]) -> str:
 
 
 def to_json(rows: Sequence[Row], *, planned: int) -> dict[str, Any]:
-    """What `pipeplan sweep --json` prints; `planned` is how many rows there were to be."""
+    """The document that `pipeplan sweep --json` prints; `planned` is the number of points, solved or not."""
     return {"format": FORMAT, "version": VERSION, "planned": planned, "rows": records(rows)}

@@ -1,7 +1,7 @@
-"""Solves the points of a sweep, in several processes where there are several points.
+"""Solves the points of a sweep, several of them in parallel processes.
 
-The processes are spawned, not forked, so that it works alike everywhere and no thread of ours is copied; they ignore
-the interrupt of Ctrl-C, which ends them through the process that started them.
+The processes are spawned, not forked, so that all platforms behave alike and no thread is copied. They ignore Ctrl-C;
+the process that started them ends them.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from pipeplan.sweep.grid import Point
 
 @dataclass(frozen=True)
 class Answer:
-    """What solving a point gave."""
+    """The result of solving a point."""
 
     pace_s: float | None = None
-    """Seconds per minibatch; None where there is no plan."""
+    """Seconds per minibatch; None if there is no plan."""
     over_parallelism: float | None = None
-    """How many times faster than data parallelism, whether that fits or not."""
+    """Speedup over data parallelism, whether that fits in memory or not."""
     parallelism_fits: bool = True
     """Whether data parallelism fits in memory."""
     config: str = ""
     bound: str = ""
     """The slowest resource."""
     busy: int = 0
-    """Workers with something to do."""
+    """Number of busy workers."""
     proven: str = ""
-    """By which solvers the plan is optimal, or how far it may be from that."""
+    """The solvers that proved the plan optimal, or the remaining gap."""
     why: str = ""
-    """Where there is no plan: why."""
+    """The reason if there is no plan."""
     contradiction: bool = False
     """Whether the solvers contradicted each other."""
 
@@ -51,7 +51,7 @@ Tell = Callable[[int, Answer], None]
 
 
 def solve_point(point: Point, settings: Settings) -> Answer:
-    """Solve one point. What makes it unsolvable is part of the answer."""
+    """Solve one point. An error becomes part of the answer."""
     try:
         outcome = solve(Problem(point.profile, point.cluster, point.options), settings)
     except PipeplanError as error:
@@ -69,14 +69,14 @@ def solve_point(point: Point, settings: Settings) -> Answer:
 
 
 def _proven(outcome: Outcome) -> str:
-    """By whom, or how far the plan may be from the best, which contention or a limit of time leave open."""
+    """The solvers that proved the plan optimal, or the gap that contention or the time limit leaves."""
     if outcome.status != Status.OPTIMAL:
         return f"gap {outcome.gap:.1%}"
     return "+".join(result.solver.split()[0] for result in outcome.results if result.status == Status.OPTIMAL)
 
 
 def run(points: Sequence[Point], settings: Settings, jobs: int | None, tell: Tell) -> bool:
-    """Solve all points and `tell` each answer, with the number of its point, as it comes; False if interrupted."""
+    """Solve all points, and call `tell` with each answer and the number of its point. Returns False if interrupted."""
     jobs = min(jobs or len(os.sched_getaffinity(0)), len(points))
     try:
         if jobs <= 1:
@@ -118,12 +118,12 @@ def _answer(future: Future[Answer]) -> Answer:
 
 @contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """What is started here ignores Ctrl-C for good: a process inherits what its parent ignores."""
+    """Make processes that are started inside ignore Ctrl-C for good, because they inherit ignored signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, usual)
+        signal.signal(signal.SIGINT, previous)

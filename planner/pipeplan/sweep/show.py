@@ -1,14 +1,15 @@
-"""The rows of a sweep as a table, within 80 columns."""
+"""The table that `pipeplan sweep` prints, within 80 columns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from rich import box
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pipeplan.show import short_config
 from pipeplan.sweep import plot
 from pipeplan.sweep.rows import Row, efficient, varying
 from pipeplan.text import one_line
@@ -16,14 +17,14 @@ from pipeplan.units import show_time
 
 LONGEST_CONFIG = 14
 MANY = 5
-"""Settings with a column of their own."""
+"""With so many settings in columns, the columns that follow from the others are left out."""
 PARETO = "*"
 
 
-def show(rows: Sequence[Row], console: Console) -> None:
-    """Print the table, what is not in it, and the scaling plot where workers vary."""
+def sweep_table(rows: Sequence[Row]) -> Iterator[RenderableType]:
+    """A heading with the settings that all rows share, the table, and notes on it; lines to be folded."""
     if not rows:
-        console.print("No point was solved.")
+        yield "No point was solved."
         return
     first, names = rows[0], _shown(rows)
     settings = first.point.settings().items()
@@ -32,15 +33,15 @@ def show(rows: Sequence[Row], console: Console) -> None:
         each = first.point.cluster.workers // first.point.cluster.servers
         fixed.insert(0, f"{each} worker{'s' * (each > 1)} a server")
     model, cluster = one_line(first.point.profile.model_name), first.point.cluster.name
-    console.print(Text(f"{model} on cluster {cluster}", "bold"), f"({', '.join(fixed)})")
-    console.print(_table(rows, names))
-    for line in _notes(rows):
-        console.print(line, markup=False)
+    yield Text.assemble((f"{model} on cluster {cluster}", "bold"), f" ({', '.join(fixed)})")
+    yield _table(rows, names)
+    yield from _notes(rows)
+
+
+def scaling_plot(rows: Sequence[Row]) -> list[str]:
+    """Samples per second against workers as lines not to be folded; empty if the workers do not vary."""
     drawn = plot.scaling(rows)
-    if drawn:
-        console.print()
-        for line in drawn:
-            console.print(line, soft_wrap=True, markup=False)
+    return ["", *drawn] if drawn else []
 
 
 def _notes(rows: Sequence[Row]) -> Iterator[str]:
@@ -61,7 +62,7 @@ def _proof(proven: str) -> str:
 
 
 def _shown(rows: Sequence[Row]) -> list[str]:
-    """The settings that get a column: those that differ, but not workers where servers say the same."""
+    """The settings that get a column: those that vary, but not the workers if the servers determine them."""
     names = varying(rows)
     clusters = [row.point.cluster for row in rows]
     if len({(one.workers / one.servers, one.workers % one.servers) for one in clusters}) == 1 and "servers" in names:
@@ -82,7 +83,7 @@ def _table(rows: Sequence[Row], names: list[str]) -> Table:
 
 
 def _columns(rows: Sequence[Row], names: list[str]) -> list[tuple[str, list[Text]]]:
-    """Headings, and the cells below them. Where the settings take much room, what follows from the rest is left out."""
+    """Headings with the cells below them. With `MANY` settings, columns that follow from the others are left out."""
     best = efficient(rows)
     paces = [show_time(row.answer.pace_s) if row.answer.pace_s is not None else "-" for row in rows]
     found = [("", [str(number + 1) for number in range(len(rows))])]
@@ -103,7 +104,7 @@ def _columns(rows: Sequence[Row], names: list[str]) -> list[tuple[str, list[Text
 
 
 def _setting(name: str, cells: list[str]) -> tuple[str, list[str]]:
-    """A column of a setting, whose unit stands in the heading where it is the same for all."""
+    """The column of a setting. A unit that all cells share is moved to the heading."""
     short = {"minibatch": "mini-\nbatch", "servers": "ser-\nvers", "workers": "work-\ners"}
     pairs = [cell.partition(" ") for cell in cells]
     units = {unit for _, _, unit in pairs}
@@ -120,5 +121,4 @@ def _gain(row: Row) -> str:
 
 
 def _config(row: Row) -> str:
-    config = row.answer.config or "none"
-    return config if len(config) <= LONGEST_CONFIG else f"{config.count('-') + 1} stages"
+    return short_config(row.answer.config or "none", LONGEST_CONFIG)

@@ -1,6 +1,6 @@
-"""`pipeplan profile`: measure a model or the links of a cluster, and look at profiles.
+"""`pipeplan profile`: measure a model or the links of a cluster, and show or compare profiles.
 
-pipeplan profile MODEL [OPTIONS]      measure (the default), or estimate for a device that is not here
+pipeplan profile MODEL [OPTIONS]      measure (the default), or estimate for a device that this machine lacks
 pipeplan profile --links [OPTIONS]    measure the links, and write a cluster file
 pipeplan profile show FILE
 pipeplan profile diff FILE FILE
@@ -18,7 +18,7 @@ _NAMED = ("show", "diff")
 
 
 class _Profile(click.Group):
-    """What follows `profile` is a model unless it is the name of one of its own commands."""
+    """A group that measures by default: a word that names none of its commands is a model."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         if "--links" in args:
@@ -26,7 +26,7 @@ class _Profile(click.Group):
         elif not args or args[0] not in _NAMED:
             hint = did_you_mean(args[0], _NAMED) if len(args) > 1 and not args[1].startswith("-") else ""
             if hint.endswith("?") and not context.resilient_parsing:
-                # A model is followed by options alone.
+                # Only options may follow a model, so the word is a misspelt command.
                 raise click.UsageError(f"there is no command 'profile {args[0]}'; {hint}")
             args = ["measure", *args]
         return super().parse_args(context, args)
@@ -43,10 +43,10 @@ class _Profile(click.Group):
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        # In usage lines the two that are not named are the command itself.
+        # In usage lines, the commands `measure` and `links` appear under the name of the group.
         return name if name in _NAMED else "", self.get_command(context, name), args[1:]
 
 
 @click.command("profile", cls=_Profile, context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Measure a model or links; look at profiles."""
+    """Measure a model or links, and show or compare profiles."""

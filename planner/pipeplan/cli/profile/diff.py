@@ -1,20 +1,18 @@
-"""`pipeplan profile diff`: two profiles beside each other."""
+"""`pipeplan profile diff`: compare two profiles layer by layer."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from pipeplan.bundled_profiles import read
 from pipeplan.cli.options import bundled_profiles, completing, json_option, quiet_option
+from pipeplan.cli.output import print_answer, print_json
 from pipeplan.cli.profile.show import KINDS
-from pipeplan.cli.profile.table import print_table
 from pipeplan.profile_data import Profile
 from pipeplan.profile_diff import SAME, UNKNOWN, Difference, Row, Side, compare, document
 from pipeplan.text import one_line
@@ -27,14 +25,16 @@ NOTHING = Side(0.0, 0.0, 0.0, 0, 0.0, 0.0)
 @click.command("diff")
 @click.argument("first", metavar="A", shell_complete=completing(bundled_profiles, ".json"))
 @click.argument("second", metavar="B", shell_complete=completing(bundled_profiles, ".json"))
-@click.option("--top", type=click.IntRange(min=1), default=ROWS, metavar="N", show_default=True, help="Layers to show.")
+@click.option(
+    "--top", type=click.IntRange(min=1), default=ROWS, metavar="N", show_default=True, help="Number of layers to show."
+)
 @json_option
 @quiet_option
 def command(first: str, second: str, top: int, as_json: bool) -> None:
-    """Compare two profiles layer by layer; what changes the total most comes first.
+    """Compare two profiles layer by layer, sorted by how much each layer changes the total time.
 
-    A and B are profiles, or names of bundled ones. Layers are matched by name; where tools name them differently, by
-    their order, kind and weights.
+    A and B are profile files, or names of bundled profiles. Layers are matched by name, or if tools name them
+    differently, by their order, kind and weights.
 
     \b
     pipeplan profile diff before.json after.json
@@ -42,20 +42,16 @@ def command(first: str, second: str, top: int, as_json: bool) -> None:
     """
     found = compare(read(first), read(second))
     if as_json:
-        click.echo(json.dumps(document(found), indent=1, ensure_ascii=False))
+        print_json(document(found))
         return
-    console = Console(highlight=False, markup=False)
-    for line in _heading(found, (first, second)):
-        console.print(one_line(line), soft_wrap=True)
-    console.print()
-    print_table(_table(found, top), console)
-    for line in _below(found):
-        console.print(one_line(line), soft_wrap=True)
+    heading, totals = _heading(found, (first, second)), _totals(found)
+    print_answer([*map(one_line, heading), "", _table(found, top), *map(one_line, totals)], wide=True)
 
 
 def _heading(found: Difference, names: tuple[str, str]) -> list[str]:
     lines = [
-        _who(letter, name, one) for letter, name, one in zip("AB", names, (found.first, found.second), strict=True)
+        _described(letter, name, one)
+        for letter, name, one in zip("AB", names, (found.first, found.second), strict=True)
     ]
     structure = "the same edges between them" if found.same_structure else "not the same layers and edges"
     if found.graph == UNKNOWN:
@@ -64,21 +60,21 @@ def _heading(found: Difference, names: tuple[str, str]) -> list[str]:
         lines.append(f"Graphs: {found.graph} by their hashes" + ("" if found.graph == SAME else f", {structure}"))
     counts = Counter(row.by for row in found.rows)
     matched = ", ".join(f"{count} by {how}" for how, count in counts.items()) or "none"
-    lines.append(f"Layers matched: {matched}{_alone('A', found.only_first)}{_alone('B', found.only_second)}")
+    lines.append(f"Layers matched: {matched}{_unmatched('A', found.only_first)}{_unmatched('B', found.only_second)}")
     if found.per_sample:
         sizes = f"{found.first.minibatch} and {found.second.minibatch}"
         lines.append(f"Minibatches of {sizes} samples: times, kept and outputs are compared per sample")
     return lines
 
 
-def _who(letter: str, name: str, profile: Profile) -> str:
+def _described(letter: str, name: str, profile: Profile) -> str:
     origin = profile.provenance
     where = origin.device_name or origin.device or "an unnamed device"
     kind = KINDS.get(origin.kind, origin.kind)
     return f"{letter}: {name}: {profile.model_name}, minibatch {profile.minibatch}, {kind} {where}"
 
 
-def _alone(letter: str, sides: Sequence[tuple[str, Side]]) -> str:
+def _unmatched(letter: str, sides: Sequence[tuple[str, Side]]) -> str:
     if not sides:
         return ""
     time = show_time(sum(side.total_s for _, side in sides))
@@ -95,8 +91,8 @@ def _table(found: Difference, top: int) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
 
     def cells(first: Side, second: Side, beyond: bool | None) -> list[str]:
-        whole = found.totals[0].total_s
-        change = (second.total_s - first.total_s) / whole if whole else 0.0
+        total = found.totals[0].total_s
+        change = (second.total_s - first.total_s) / total if total else 0.0
         return [
             f"{first.total_s * per_second:.3f}",
             f"{second.total_s * per_second:.3f}",
@@ -122,7 +118,7 @@ def _table(found: Difference, top: int) -> Table:
 
 
 def _rows(found: Difference) -> list[Row]:
-    """Those that were matched and those that were not, by what they change the total most."""
+    """Matched and unmatched layers, sorted by how much each changes the total time."""
     gone = [Row((name,), (), "", side, NOTHING, None) for name, side in found.only_first]
     new = [Row((), (name,), "", NOTHING, side, None) for name, side in found.only_second]
     return sorted((*found.rows, *gone, *new), key=lambda row: -abs(row.change_s))
@@ -158,7 +154,7 @@ def _ratio(first: float, second: float) -> str:
     return f"{ratio:.2f}" if ratio < 100 else f"{ratio:.3g}"
 
 
-def _below(found: Difference) -> list[str]:
+def _totals(found: Difference) -> list[str]:
     first, second = found.totals
     lines = []
     if any(row.beyond_spread is not None for row in found.rows):

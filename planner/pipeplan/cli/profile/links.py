@@ -1,9 +1,8 @@
-"""`pipeplan profile --links`: what joins the workers of a cluster, measured, as a cluster file."""
+"""`pipeplan profile --links`: measure the links between workers, and write them as a cluster file."""
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import signal
 import sys
@@ -14,12 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pipeplan import cluster_write, local
 from pipeplan.cli.options import force_option, json_option, output_file, quiet_option
-from pipeplan.cli.profile.links_table import print_links
+from pipeplan.cli.output import is_watched, note, print_answer, print_json, progress_bar
+from pipeplan.cli.profile.links_table import links_table
 from pipeplan.errors import InputError
 from pipeplan.linkfit.build import Built, build
 from pipeplan.linkfit.levels import Nesting, find
@@ -29,7 +27,8 @@ from pipeplan_launch.interrupt import watch_signals
 from pipeplan_launch.linkprobe.settings import Found, Measured, Settings, Share
 from pipeplan_launch.torch_here import unusable
 
-Show = Callable[[int, int, str], None]
+Progress = Callable[[int, int, str], None]
+"""A function that is called with the steps done, the steps in all, and the current step."""
 
 
 class _Links(click.Command):
@@ -38,19 +37,19 @@ class _Links(click.Command):
 
 
 @click.command("links", cls=_Links)
-@click.option("--workers", type=int, metavar="N", help="On this machine alone.  [default: as --cluster local has]")
+@click.option("--workers", type=int, metavar="N", help="Workers on this machine  [default: those of --cluster local]")
 @click.option(
     "--servers",
     type=int,
     default=1,
     metavar="N",
-    help="On N machines, --workers on each; on each, NODE_RANK (from 0), MASTER_ADDR and MASTER_PORT say which it is "
-    "and where they meet.",
+    help="Measure N machines with --workers on each. On every machine, NODE_RANK (from 0) gives its number, and "
+    "MASTER_ADDR and MASTER_PORT the rendezvous.",
 )
 @output_file(Path("cluster.toml"))
-@click.option("--name", help="The cluster's name.  [default: the file's]")
+@click.option("--name", help="Name of the cluster  [default: that of the file]")
 @click.option(
-    "--device", type=click.Choice(("cpu", "cuda")), help="What the workers compute on.  [default: cuda where it is]"
+    "--device", type=click.Choice(("cpu", "cuda")), help="Device of the workers  [default: cuda if there is a GPU]"
 )
 @click.option(
     "--budget", type=float, default=45.0, metavar="S", show_default=True, help="Seconds that measuring should take."
@@ -72,10 +71,10 @@ def command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Measure messages and all-reduces between workers, and write the cluster file that they give.
+    """Measure messages and all-reduces between workers, and write a cluster file with the measured links.
 
-    On several servers, run it on each, with NODE_RANK from 0 on, or by torchrun … -m pipeplan profile --links; the
-    first server's worker 0 writes the file.
+    On several servers, run it on each with NODE_RANK counted from 0, or by torchrun … -m pipeplan profile --links.
+    Worker 0 of the first server writes the file.
 
     \b
     pipeplan profile --links --workers 3 -o local.toml
@@ -90,7 +89,7 @@ def command(
     refusal = _refusal(output, force)
     joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     if joined and (workers is not None or share):
-        raise InputError("--workers and --servers are for starting workers; under torchrun there are those it starts")
+        raise InputError("--workers and --servers are for starting workers; under torchrun, leave them out")
     if refusal and not joined and share is None:
         raise InputError(refusal)
     hardware, count = _hardware(device, workers)
@@ -99,24 +98,23 @@ def command(
             f"this machine would have one worker, a {hardware.name}: give --workers 2, or start by torchrun"
         )
     first = share.number == 0 if share else os.environ.get("RANK") == "0"
-    said = refusal if first else ""
-    settings = Settings(hardware.kind, timeout, budget, asdict(hardware), said)
+    settings = Settings(hardware.kind, timeout, budget, asdict(hardware), refusal if first else "")
     measured = _measure(settings, None if joined else count, share)
     if measured is None:
         return
     built = _built(measured, name or output.stem)
     cluster_write.save(built.cluster, output, _remarks(measured, built))
     if as_json:
-        click.echo(json.dumps(built.cluster.to_json(), indent=1, allow_nan=False, ensure_ascii=False))
+        print_json(built.cluster.to_json())
     else:
-        print_links(built, Console())
-    for note in built.notes:
-        click.echo(f"note: {note}", err=True)
-    click.echo(f"written: {output}\nnext: pipeplan solve --cluster {output}", err=True)
+        print_answer(links_table(built))
+    for remark in built.notes:
+        note(f"note: {remark}")
+    note(f"written: {output}\nnext: pipeplan solve --cluster {output}")
 
 
 def _share(servers: int) -> Share | None:
-    """Which of several servers this one is, by the variables that launch.sh reads too."""
+    """The part of this server among several, from the environment variables that launch.sh reads too."""
     if servers == 1:
         return None
     if servers < 1:
@@ -134,7 +132,7 @@ def _share(servers: int) -> Share | None:
 
 
 def _refusal(output: Path, force: bool) -> str:
-    """Why the file cannot be written, if it cannot."""
+    """Why the file cannot be written; empty if it can."""
     if output.is_dir():
         return f"{output} is a folder: name the file to write, as in -o {output / 'cluster.toml'}"
     if output.exists() and not force:
@@ -146,7 +144,7 @@ def _refusal(output: Path, force: bool) -> str:
 
 
 def _hardware(device: str | None, workers: int | None) -> tuple[local.Hardware, int]:
-    """What each worker here computes on, and how many there are if nobody says."""
+    """The hardware of each worker on this machine, and the number of workers."""
     gpus = local.gpus() if device != "cpu" else []
     if device == "cuda" and not gpus:
         raise InputError("--device cuda: nvidia-smi finds no GPU here; give --device cpu, or leave --device out")
@@ -157,13 +155,16 @@ def _hardware(device: str | None, workers: int | None) -> tuple[local.Hardware, 
 
 
 def _nesting(found: Found, kind: str) -> Nesting:
-    # Processes on a CPU run on whichever core is free: what looks like an island among them is chance.
+    # Processes move between the cores of a CPU, so any islands of fast links among them would be chance.
     return find(found.pairs, found.places, islands=kind == "cuda")
 
 
 def _measure(settings: Settings, workers: int | None, share: Share | None) -> Measured | None:
-    """With the workers that torchrun started, or so many on this machine. None where another worker has the result."""
-    # When a worker is lost torch's library prints pages; what there is to say is one line.
+    """Measure with the workers that torchrun started, or with `workers` on this machine.
+
+    Returns None in processes other than worker 0, which has the result.
+    """
+    # When a worker is lost, torch would print pages of traces beside our one-line error.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     if why := unusable():
         raise InputError(f"measuring links needs torch: {why[0]}; {why[1]}")
@@ -175,28 +176,28 @@ def _measure(settings: Settings, workers: int | None, share: Share | None) -> Me
 
     try:
         if workers is not None:
-            with _progress() as show:
-                return measure_here(workers, settings, levels, show, share)
-        with _one_of_several(), _progress(os.environ.get("RANK") == "0") as show:
-            return measure_joined(settings, levels, show)
+            with _progress() as progress:
+                return measure_here(workers, settings, levels, progress, share)
+        with _one_of_several(), _progress(os.environ.get("RANK") == "0") as progress:
+            return measure_joined(settings, levels, progress)
     except LaunchError as error:
         raise InputError(str(error)) from error
 
 
 @contextmanager
 def _one_of_several() -> Iterator[None]:
-    """Ctrl-C, and errors, where other processes may be what this one waits for."""
+    """End at once on Ctrl-C and after errors, because this process may wait for others that are gone."""
 
     def stop(number: int) -> None:
         if number == signal.SIGINT and os.environ.get("RANK") == "0":
-            click.echo("error: interrupted", err=True)
+            note("error: interrupted")
         os._exit(130)
 
     watch_signals(stop)
     try:
         yield
     except BaseException:
-        # Taking down process groups of which a part is gone can hang: this comes before that.
+        # Destroying a process group hangs if some of its processes are gone. This handler runs before that.
         atexit.register(_end)
         raise
 
@@ -208,24 +209,20 @@ def _end() -> None:
 
 
 @contextmanager
-def _progress(shown: bool = True) -> Iterator[Show]:
-    """A bar in a terminal; elsewhere a line whenever something else begins."""
-    console = Console(file=sys.stderr)
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}")
+def _progress(shown: bool = True) -> Iterator[Progress]:
+    """Show a progress bar in a terminal, and elsewhere a line whenever another kind of measurement begins."""
+    in_lines = shown and not is_watched()
     begun: list[str] = []
-    with Progress(
-        *columns, TimeElapsedColumn(), console=console, transient=True, disable=not (shown and console.is_terminal)
-    ) as bar:
-        task = bar.add_task("waiting for the workers", total=None)
+    with progress_bar("waiting for the workers", shown=shown) as update:
 
-        def show(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total or None, description=what)
-            head = what.partition(":")[0]
-            if shown and not console.is_terminal and head not in (*begun[-1:], "done"):
-                begun.append(head)
-                click.echo(f"measuring {head}", err=True)
+        def progress(done: int, total: int, step: str) -> None:
+            update(done, total, step)
+            kind = step.partition(":")[0]
+            if in_lines and kind not in (*begun[-1:], "done"):
+                begun.append(kind)
+                note(f"measuring {kind}")
 
-        yield show
+        yield progress
 
 
 def _built(measured: Measured, name: str) -> Built:

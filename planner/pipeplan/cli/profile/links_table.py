@@ -1,9 +1,11 @@
-"""Measured links as a table in the terminal."""
+"""The table of measured links that `pipeplan profile --links` prints."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich import box
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 
 from pipeplan.linkfit.build import Built, Link
@@ -13,21 +15,19 @@ from pipeplan.units import show_size, show_time
 _HEADINGS = ("level", "joins", "link\nGbit/s", "latency", "message\nGbit/s", "±", "all-reduce\nGbit/s", "±", "sizes")
 
 
-def print_links(built: Built, console: Console) -> None:
-    """A row for every level: its figures, and how far times are from what these figures give."""
+def links_table(built: Built) -> Iterator[RenderableType]:
+    """A table with a row for every level: the fitted figures, and the error of the fit."""
     cluster = built.cluster
     kinds = ", ".join(f"{count} × {devices} {name}" for count, devices, name in cluster.kinds)
-    console.print(f"{cluster.name}: {kinds}", highlight=False, markup=False, soft_wrap=True)
+    yield f"{cluster.name}: {kinds}"
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for number, heading in enumerate(_HEADINGS):
         table.add_column(heading, justify="left" if number in (0, 8) else "right", no_wrap=True)
     for level, link in zip(cluster.levels, built.links, strict=False):
         if link is not None:
             table.add_row(level.name, str(level.count), *_row(link))
-    console.print(table)
-    console.print(
-        "± is the median difference between a time and what latency and bandwidth give for it.", soft_wrap=True
-    )
+    yield table
+    yield "± is the median difference between a time and what latency and bandwidth give for it."
 
 
 def _row(link: Link) -> list[str]:

@@ -1,8 +1,7 @@
-"""`pipeplan profile MODEL`: what a model's layers cost, measured here or estimated for a device."""
+"""`pipeplan profile MODEL`: measure the cost of a model's layers here, or estimate it for a device."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from contextlib import redirect_stdout
@@ -10,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pipeplan.api import profile
 from pipeplan.cli.given import DEFAULT_PROFILE
@@ -24,8 +21,9 @@ from pipeplan.cli.options import (
     quiet_option,
     seed_option,
 )
+from pipeplan.cli.output import note, print_answer, print_json, progress_bar
 from pipeplan.cli.overwrite import refuse_another
-from pipeplan.cli.profile.table import print_profile
+from pipeplan.cli.profile.table import measured_profile
 from pipeplan.errors import InputError
 from pipeplan.files import refuse_unwritable
 from pipeplan.init import CLUSTER
@@ -35,7 +33,7 @@ from pipeplan.profile_data import GRANULARITIES, Profile
 
 class _Measure(click.Command):
     def format_usage(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        # This is what `profile` does unless told otherwise: its usage is that of the whole.
+        # `measure` is the default command of `profile`, so its usage is that of the group.
         formatter.write_usage("pipeplan profile", "MODEL [OPTIONS] | --links [OPTIONS] | show FILE | diff FILE FILE")
 
 
@@ -45,35 +43,39 @@ class _Measure(click.Command):
     "--batch",
     "batches",
     metavar="N[,N…]",
-    help="Samples in a minibatch; several sizes are measured in one run.  [default: the model's own]",
+    help="Samples in a minibatch; several sizes are measured in one run  [default: the model's own]",
 )
 @click.option(
     "--device",
     default="cpu",
     metavar="cpu|cuda|NAME",
     show_default=True,
-    help="Where to measure; or a device to estimate for, as v100, a100, h100, h200, titan-x, or a TOML file.",
+    help="Measure on this device; or estimate for a device: v100, a100, h100, h200, titan-x, or a TOML file.",
 )
 @output_file(DEFAULT_PROFILE)
 @force_option
-@click.option("--threads", type=int, default=1, metavar="N", show_default=True, help="Threads to compute with.")
+@click.option(
+    "--threads", type=int, default=1, metavar="N", show_default=True, help="Number of threads to compute with."
+)
 @click.option(
     "--granularity",
     type=click.Choice(GRANULARITIES),
     default="layer",
     show_default=True,
-    help="What one layer is: a member of a list of modules, the call of a leaf module, or one operator.",
+    help="Size of one layer: a member of a list of modules, the call of a leaf module, or one operator.",
 )
-@click.option("--repeats", type=int, metavar="N", help="Measured passes.  [default: until the spread is small]")
+@click.option(
+    "--repeats", type=int, metavar="N", help="Number of measured passes  [default: until the spread is small]"
+)
 @click.option(
     "--processes",
     type=int,
     default=1,
     metavar="N",
     show_default=True,
-    help="So many measure at the same time: for a plan whose workers share this machine.",
+    help="Number of processes that measure at the same time, for plans whose workers share this machine.",
 )
-@click.option("--measure-all", is_flag=True, help="Measure each layer, also where several are the same computation.")
+@click.option("--measure-all", is_flag=True, help="Measure each layer, even if several are the same computation.")
 @seed_option
 @json_option
 @quiet_option
@@ -83,13 +85,14 @@ def command(
     output: Path,
     force: bool,
     as_json: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
-    """Measure what each layer of MODEL takes: time forward and backward, bytes sent, held and kept for backward.
+    """Measure the cost of each layer of MODEL: forward and backward time, and the bytes of its output, its parameters
+    and the activations kept for the backward pass.
 
-    MODEL is a bundled name (`pipeplan models` lists them), path/to/file.py:callable or package.module:callable; the
-    callable takes nothing and returns a torch module with `example_input_array`, or a pipeplan_launch.Job. An older
-    profile is replaced, another file only with --force.
+    MODEL is a bundled name (`pipeplan models` lists them), path/to/file.py:callable or package.module:callable. The
+    callable takes no arguments and returns a torch module with `example_input_array`, or a pipeplan_launch.Job. An
+    older profile is replaced, any other file only with --force.
 
     \b
     pipeplan profile mnist
@@ -98,28 +101,28 @@ def command(
     """
     refuse_unwritable(output)
     refuse_another(output, b'"pipeplan-profile"', "a profile", force)
-    measured = _measure(model, {"batch": _sizes(batches), **given})
+    measured = _measure(model, {"batch": _sizes(batches), **options})
     measured.save(output)
     if as_json:
-        click.echo(json.dumps(measured.to_json(), indent=1))
+        print_json(measured.to_json(), ascii_only=True)
     else:
-        print_profile(measured, Console())
-        click.echo(f"written: {output}\nnext: {_next(measured, output)}", err=True)
-        if given["device"] == "cpu" and given["threads"] > (cores := processors().cores):
-            click.echo(f"note: {given['threads']} threads share {cores} cores: fewer would be as quick", err=True)
+        print_answer(measured_profile(measured), wide=True)
+        note(f"written: {output}\nnext: {_next(measured, output)}")
+        if options["device"] == "cpu" and options["threads"] > (cores := processors().cores):
+            note(f"note: {options['threads']} threads share {cores} cores: fewer would be as quick")
 
 
 def _next(profile: Profile, output: Path) -> str:
-    """The command that a user would give now."""
+    """The command that plans with this profile."""
     file = "" if output == DEFAULT_PROFILE else f" {shlex.quote(str(output))}"
-    here = profile.provenance.kind == "measured"
-    near = output.parent / CLUSTER
-    there = shlex.quote(str(near)) if near.is_file() else "local --workers 3" if here else "YOURS.toml"
-    return f"pipeplan solve{file} --cluster {there}"
+    measured = profile.provenance.kind == "measured"
+    beside = output.parent / CLUSTER
+    cluster = shlex.quote(str(beside)) if beside.is_file() else "local --workers 3" if measured else "YOURS.toml"
+    return f"pipeplan solve{file} --cluster {cluster}"
 
 
 def _sizes(text: str | None) -> tuple[int, ...]:
-    """`32` or `8,16,32`."""
+    """The sizes that `32` or `8,16,32` stand for."""
     if text is None:
         return ()
     try:
@@ -128,20 +131,7 @@ def _sizes(text: str | None) -> tuple[int, ...]:
         raise InputError(f"--batch: expected a number of samples, or several as in 8,16,32, found {text!r}") from None
 
 
-def _measure(model: str, given: dict[str, Any]) -> Profile:
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}")
-    # What the user's code prints goes with the progress: standard output is for the result.
-    # The stream itself: while the model is traced, sys.stderr is another one.
-    console = Console(file=sys.stderr)
-    with (
-        Progress(
-            *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
-        ) as bar,
-        redirect_stdout(sys.stderr),
-    ):
-        task = bar.add_task("loading", total=None)
-
-        def show(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total or None, description=what)
-
-        return profile(model, progress=show, **given)
+def _measure(model: str, options: dict[str, Any]) -> Profile:
+    # Standard output is for the result, so text that the user's code prints goes to standard error.
+    with progress_bar("loading") as update, redirect_stdout(sys.stderr):
+        return profile(model, progress=update, **options)

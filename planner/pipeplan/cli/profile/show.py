@@ -1,17 +1,18 @@
-"""`pipeplan profile show`: a profile as tables and as a picture."""
+"""`pipeplan profile show`: print a profile as a table and a drawing of its graph."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import RenderableType
 
 from pipeplan.bundled_profiles import read
 from pipeplan.cli.options import bundled_profiles, completing, json_option, quiet_option
-from pipeplan.cli.profile.table import print_table, table, totals
+from pipeplan.cli.output import answer_width, note, print_answer, print_json
+from pipeplan.cli.profile.table import layer_table, totals
 from pipeplan.files import write_text
 from pipeplan.picture.chains import expensive, total_s
 from pipeplan.picture.terminal import picture
@@ -19,7 +20,6 @@ from pipeplan.profile_data import Profile
 from pipeplan.text import one_line
 from pipeplan.units import show_time
 
-PIPED_WIDTH = 80
 KINDS = {
     "measured": "measured on",
     "modelled": "modelled, not measured, for",
@@ -30,18 +30,31 @@ KINDS = {
 
 @click.command("show")
 @click.argument("profile", metavar="FILE", shell_complete=completing(bundled_profiles, ".json"))
-@click.option("--top", type=click.IntRange(min=1), metavar="N", help="Only the N most expensive layers, these first.")
-@click.option("--no-picture", is_flag=True, help="Leave out the picture of the graph.")
 @click.option(
-    "--svg", "svg_file", type=click.Path(path_type=Path, dir_okay=False), help="Draw the whole graph to a file."
+    "--top",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Show only the N most expensive layers, most expensive first.",
 )
-@click.option("--dot", "dot_file", type=click.Path(path_type=Path, dir_okay=False), help="Write it for Graphviz.")
+@click.option("--no-picture", is_flag=True, help="Leave out the drawing of the graph.")
+@click.option(
+    "--svg",
+    "svg_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a drawing of the whole graph to this file.",
+)
+@click.option(
+    "--dot",
+    "dot_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the graph for Graphviz to this file.",
+)
 @json_option
 @quiet_option
 def command(
     profile: str, top: int | None, no_picture: bool, svg_file: Path | None, dot_file: Path | None, as_json: bool
 ) -> None:
-    """Show a profile: where its numbers come from, what each layer costs, and its graph.
+    """Show a profile: the origin of its numbers, the cost of each layer, and its graph.
 
     FILE is a profile, or the name of a bundled one, such as vgg16-v100.
 
@@ -52,18 +65,18 @@ def command(
     found = read(profile)
     _draw(found, svg_file, dot_file)
     if as_json:
-        click.echo(json.dumps(document(found, top), indent=1, ensure_ascii=False))
+        print_json(profile_summary(found, top))
     else:
-        _show(found, top, Console(highlight=False, markup=False), not no_picture)
+        print_answer(_profile_parts(found, top, drawn=not no_picture), wide=True)
     for path in (svg_file, dot_file):
         if path is not None:
-            click.echo(f"written: {path}", err=True)
+            note(f"written: {path}")
 
 
 def _draw(profile: Profile, svg_file: Path | None, dot_file: Path | None) -> None:
     if svg_file is None and dot_file is None:
         return
-    # What fills in templates brings the whole planner with it.
+    # Imported late, because rendering templates imports the whole planner.
     from pipeplan.picture import drawing
 
     for path, text in ((svg_file, drawing.svg), (dot_file, drawing.dot)):
@@ -71,40 +84,35 @@ def _draw(profile: Profile, svg_file: Path | None, dot_file: Path | None) -> Non
             write_text(path, text(profile))
 
 
-def _show(profile: Profile, top: int | None, console: Console, drawn: bool) -> None:
-    width = console.width if console.is_terminal else min(console.width, PIPED_WIDTH)
-    for line in heading(profile):
-        console.print(one_line(line), soft_wrap=True)
-    console.print()
-    print_table(table(profile, top), console)
-    for line in totals(profile):
-        console.print(one_line(line), soft_wrap=True)
+def _profile_parts(profile: Profile, top: int | None, *, drawn: bool) -> Iterator[RenderableType]:
+    yield from map(one_line, heading(profile))
+    yield ""
+    yield layer_table(profile, top)
+    yield from map(one_line, totals(profile))
     if not drawn:
         return
     hot = expensive(profile)
     share = sum(total_s(layer) for layer in profile.layers if layer.name in hot) / (profile.total_s or 1.0)
-    console.print()
     marked = "1 layer that takes" if len(hot) == 1 else f"{len(hot)} layers that take"
     mark = f"; ● marks {marked} {share:.0%}" if hot else ""
-    console.print(f"The graph, and each part's share of the time{mark}:")
-    for text in picture(profile, width):
-        console.print(text, soft_wrap=True)
+    yield f"\nThe graph, and each part's share of the time{mark}:"
+    yield from picture(profile, answer_width())
 
 
 def heading(profile: Profile) -> list[str]:
-    """Where the numbers come from, in lines."""
+    """Lines on the model and on the origin of the numbers."""
     origin = profile.provenance
     lines = [f"{profile.model_name or 'a model'}, minibatch {profile.minibatch}: {len(profile.layers)} layers"]
     lines[0] += f" ({profile.granularity}), {show_time(profile.total_s)} forward and backward"
     where = origin.device_name or origin.device or "an unnamed device"
-    made = [
+    conditions = [
         f"{KINDS.get(origin.kind, origin.kind)} {where}"
         + (f" ({origin.device})" if origin.device and origin.device_name else "")
     ]
-    made += [f"in {origin.processes} processes at the same time"] if origin.processes > 1 else []
-    made += [f"{origin.threads} thread{'s' if origin.threads > 1 else ''}"] if origin.threads else []
-    made += [f"{origin.repeats} passes after {origin.warmup}"] if origin.repeats else []
-    lines.append("  " + ", ".join([*made, *([origin.when] if origin.when else [])]))
+    conditions += [f"in {origin.processes} processes at the same time"] if origin.processes > 1 else []
+    conditions += [f"{origin.threads} thread{'s' if origin.threads > 1 else ''}"] if origin.threads else []
+    conditions += [f"{origin.repeats} passes after {origin.warmup}"] if origin.repeats else []
+    lines.append("  " + ", ".join([*conditions, *([origin.when] if origin.when else [])]))
     lines += [f"  {text}" for text in (origin.how, origin.traced and f"traced by {origin.traced}") if text]
     versions = [f"{name} {value}" for name, value in (("torch", origin.torch), ("pipeplan", origin.pipeplan)) if value]
     lines += ["  " + ", ".join(versions)] if versions else []
@@ -122,17 +130,18 @@ def heading(profile: Profile) -> list[str]:
     return lines
 
 
-def document(profile: Profile, top: int | None) -> dict[str, Any]:
-    """What `--json` prints: the digest, sums, and the layers with their shares; seconds and bytes."""
+def profile_summary(profile: Profile, top: int | None) -> dict[str, Any]:
+    """The document of `--json`: the digest, sums, and the layers with their shares, in seconds and bytes."""
     layers = list(profile.layers)
     if top is not None:
         layers = sorted(layers, key=total_s, reverse=True)[:top]
     content = profile.to_json()
     by_name = {layer["name"]: layer for layer in content["layers"]}
-    whole = profile.total_s or 1.0
-    made = profile.made_bytes()
+    total_time_s = profile.total_s or 1.0
+    output_bytes = profile.made_bytes()
     rows = [
-        by_name[layer.name] | {"output_bytes": made[layer.name], "share": total_s(layer) / whole} for layer in layers
+        by_name[layer.name] | {"output_bytes": output_bytes[layer.name], "share": total_s(layer) / total_time_s}
+        for layer in layers
     ]
     sums = {
         name: sum(layer[name] for layer in content["layers"])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
-from rich.measure import Measurement
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -16,61 +15,48 @@ from pipeplan.text import one_line
 from pipeplan.units import show_size, show_time
 
 PLAINLY = "torch.export"
-"""How a model is traced of which nothing is taken whole."""
+"""The tracer of models that contain no opaque modules."""
 MIB, GIB = 2**20, 2**30
 WIDE = 10 * GIB
-"""From here on a column is in GiB."""
+"""Columns with a total of at least so many bytes are in GiB."""
 LONGEST = 18
-"""Characters of an operation: other tools' have all their arguments."""
+"""Most characters of an operation; those of other tools contain all their arguments."""
 
 
-def print_profile(profile: Profile, console: Console) -> None:
-    """The layers as a table, what they sum to, and what a reader of the numbers should know."""
+def measured_profile(profile: Profile) -> Iterator[RenderableType]:
+    """A heading, the table of layers, its totals, and notes on the measurement."""
     where = profile.provenance
     heading = (
         f"{profile.model_name}, minibatch {profile.minibatch}, on {where.device_name or where.device or 'unknown'}"
     )
     if where.processes > 1:
         heading += f", measured in {where.processes} processes at the same time"
-    _print(console, heading)
-    print_table(table(profile), console)
+    yield one_line(heading)
+    yield layer_table(profile)
     traced = [f"Traced by {where.traced}"] if where.traced not in ("", PLAINLY) else []
     for line in (*totals(profile), *traced, *(f"Note: {note}" for note in where.notes)):
-        _print(console, line)
-
-
-def print_table(found: Table, console: Console) -> None:
-    """Folded to the width of a terminal; in a file or a pipe as wide as it needs to be."""
-    if not console.is_terminal:
-        console.width = max(
-            console.width, Measurement.get(console, console.options.update(width=10_000), found).maximum
-        )
-    console.print(found)
-
-
-def _print(console: Console, line: str) -> None:
-    console.print(one_line(line), highlight=False, markup=False, soft_wrap=True)
+        yield one_line(line)
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of bytes, in MiB or GiB."""
+    """A column of sizes in bytes, which are shown in MiB or GiB."""
 
     heading: str
     size: Callable[[Layer], int]
     total: Callable[[Iterable[int]], int] = sum
 
-    def of(self, layers: Sequence[Layer]) -> int:
+    def total_of(self, layers: Sequence[Layer]) -> int:
         return self.total(map(self.size, layers))
 
 
-def table(profile: Profile, top: int | None = None) -> Table:
-    """All layers in their order, or the `top` most expensive ones first; below them their sums."""
+def layer_table(profile: Profile, top: int | None = None) -> Table:
+    """All layers in their order, or the `top` most expensive ones sorted by time, and a row with the sums."""
     layers = list(profile.layers)
     if top is not None:
         layers = sorted(layers, key=total_s, reverse=True)[:top]
     columns = _columns(profile)
-    units = [GIB if column.of(profile.layers) >= WIDE else MIB for column in columns]
+    units = [GIB if column.total_of(profile.layers) >= WIDE else MIB for column in columns]
     spread = any(layer.forward_spread_s or layer.backward_spread_s for layer in profile.layers)
     updates = any(layer.update_s for layer in profile.layers)
     found = Table(box=None, pad_edge=False)
@@ -93,7 +79,7 @@ def table(profile: Profile, top: int | None = None) -> Table:
             *([deviation] if spread else []),
             f"{share * 100:.1f}",
             *([_ms(sum(one.update_s for one in part))] if updates else []),
-            *(f"{column.of(part) / unit:.2f}" for column, unit in zip(columns, units, strict=True)),
+            *(f"{column.total_of(part) / unit:.2f}" for column, unit in zip(columns, units, strict=True)),
         ]
 
     hot = set(expensive(profile))
@@ -110,9 +96,9 @@ def table(profile: Profile, top: int | None = None) -> Table:
 
 
 def _columns(profile: Profile) -> list[_Column]:
-    made = profile.made_bytes()
+    output_bytes = profile.made_bytes()
     found = [
-        _Column("output", lambda layer: made[layer.name]),
+        _Column("output", lambda layer: output_bytes[layer.name]),
         _Column("weights", lambda layer: layer.parameter_bytes),
         _Column("kept", lambda layer: layer.saved_bytes),
     ]
@@ -122,13 +108,13 @@ def _columns(profile: Profile) -> list[_Column]:
 
 
 def _operation(layer: Layer) -> str:
-    """What it computes, and the layer that was measured in its place."""
-    made = layer.op if len(layer.op) <= LONGEST else layer.op[: LONGEST - 1] + "…"
-    return f"{made} = {layer.like}" if layer.like else made
+    """The operation of a layer, and the layer that was measured in its place if there is one."""
+    text = layer.op if len(layer.op) <= LONGEST else layer.op[: LONGEST - 1] + "…"
+    return f"{text} = {layer.like}" if layer.like else text
 
 
 def _deviation(layer: Layer) -> str:
-    """The spread as a share of the time."""
+    """The spread in percent of the time; empty for a layer that takes no time."""
     spread = layer.forward_spread_s + layer.backward_spread_s
     return f"{spread / total_s(layer) * 100:.0f}" if total_s(layer) else ""
 
@@ -138,7 +124,7 @@ def _ms(seconds: float) -> str:
 
 
 def totals(profile: Profile) -> list[str]:
-    """Below the table: what ± is, the sum against the whole, the optimiser's step, memory, and other sizes."""
+    """Lines below the table: the meaning of ±, the sum against the whole model, the update, memory, and other sizes."""
     lines = []
     if any(layer.forward_spread_s or layer.backward_spread_s for layer in profile.layers):
         lines.append(
@@ -191,8 +177,8 @@ def _size(size: Size) -> str:
         f"{show_time((forward + backward) / size.minibatch)} a sample, "
         f"kept {show_size(sum(one.saved_bytes for one in size.layers))}, outputs {show_size(_made(size.tensors))}"
     )
-    whole = (size.whole_forward_s or 0.0) + (size.whole_backward_s or 0.0)
-    return line + (f"; sum / whole {(forward + backward) / whole:.2f}" if whole else "")
+    whole_s = (size.whole_forward_s or 0.0) + (size.whole_backward_s or 0.0)
+    return line + (f"; sum / whole {(forward + backward) / whole_s:.2f}" if whole_s else "")
 
 
 def _made(tensors: Sequence[Tensor]) -> int:
