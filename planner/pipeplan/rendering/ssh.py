@@ -9,9 +9,9 @@ from pipeplan.rendering.launcher import Context, Launcher
 
 
 def _more(context: Context, _settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`job_file`: the file that the model's reference names, or nothing where it is the name of a module."""
+    """`model_file`: the file in the reference of the model; empty where the reference names a module."""
     file, colon, _ = context.model_ref.rpartition(":")
-    return {"job_file": file if colon and file.endswith(".py") else ""}
+    return {"model_file": file if colon and file.endswith(".py") else ""}
 
 
 SSH = Launcher(
