@@ -79,7 +79,7 @@ def test_what_no_gradient_comes_back_for_is_told_and_may_cross() -> None:
     profile = decoder(3, rotary=True)
     assert {item.beside for item in chain_of(profile)} == {(), ("rotary",)}
     text = export(TARGET, problem(profile), grid(profile, ["h.1.ln"]))[MODULE].text
-    assert "# Later stages also read, without a gradient: rotary." in text
+    assert "# Later stages also read outputs that need no gradient: rotary." in text
 
 
 def test_what_carries_a_gradient_past_every_cut_leaves_no_chain() -> None:

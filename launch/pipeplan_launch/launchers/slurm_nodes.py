@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from pipeplan_launch.errors import LaunchError
 
+FIRST_PORT = 20000
+"""The port of a job is this and the last four digits of its number, or the next free one."""
+
 
 @dataclass(frozen=True)
 class Component:
@@ -81,7 +84,7 @@ def _address(node: str) -> str:
 
 def _free_port(job: str) -> int:
     """A port of this machine to which nothing answers, the same for a job that starts again unless it is taken."""
-    port = 20000 + int(job) % 10000
+    port = FIRST_PORT + int(job) % 10000
     while True:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)):

@@ -1,4 +1,4 @@
-"""Starting a plan on hosts that are reached by ssh: a script that is told the hosts when it runs."""
+"""launch-ssh.sh: starts a plan on hosts that are reached over ssh and named when the script runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from pipeplan.rendering.launcher import Context, Launcher
 
 
-def _more(context: Context, _settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def _ssh_variables(context: Context, _settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """`model_file`: the file in the reference of the model; empty where the reference names a module."""
     file, colon, _ = context.model_ref.rpartition(":")
     return {"model_file": file if colon and file.endswith(".py") else ""}
@@ -20,5 +20,5 @@ SSH = Launcher(
     "launch-ssh.sh",
     "launch-ssh.sh.j2",
     mode=0o755,
-    more=_more,
+    more=_ssh_variables,
 )
