@@ -21,6 +21,7 @@ from types import FrameType
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.launchers.plan_digest import check_digest
+from pipeplan_launch.launchers.script_arguments import parse_script_arguments
 from pipeplan_launch.launchers.slurm_nodes import Component, meeting_variables, output_lines, srun_command
 from pipeplan_launch.launchers.slurm_run_folder import JobRun, choose_run
 
@@ -75,14 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The plan's facts, which launch.slurm has written in it, and the arguments of launch.sh."""
-    before, after = list(arguments), []
-    if "--" in before:
-        end = before.index("--")
-        before, after = before[:end], before[end + 1 :]
+    """The plan's facts, which launch.slurm contains, and the arguments of launch.sh."""
     parser = argparse.ArgumentParser(prog="python -m pipeplan_launch.launchers.slurm", allow_abbrev=False)
-    parser.add_argument("--plan", required=True, help="the plan folder, or the folder of SLURM's copy of launch.slurm")
-    parser.add_argument("--digest", required=True, help="digest of the plan")
     parser.add_argument(
         "--component",
         dest="components",
@@ -93,8 +88,13 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         help="nodes that are alike, and the cores of a task on each",
     )
     parser.add_argument("--setup", default="", help="shell lines that run first on every node")
-    parser.add_argument("--at-time-limit", choices=("requeue", "advise", "end"), required=True)
-    return parser.parse_args(before), after
+    parser.add_argument(
+        "--at-time-limit",
+        choices=("requeue", "advise", "end"),
+        required=True,
+        help="after the time limit: queue the job again, print how to go on, or do neither",
+    )
+    return parse_script_arguments(parser, arguments)
 
 
 def _run(plan: argparse.Namespace, arguments: list[str]) -> int:

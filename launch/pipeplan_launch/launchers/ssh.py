@@ -19,6 +19,7 @@ from types import FrameType
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.launchers.hosts_file import Host, read_hosts
 from pipeplan_launch.launchers.plan_digest import check_digest
+from pipeplan_launch.launchers.script_arguments import parse_script_arguments
 from pipeplan_launch.launchers.ssh_check import check_hosts
 from pipeplan_launch.launchers.ssh_connection import Launch
 from pipeplan_launch.launchers.ssh_copy import copy_to_all
@@ -49,18 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The plan's facts, which launch-ssh.sh has written in it, and the user's arguments."""
-    before, after = list(arguments), []
-    if "--" in before:
-        end = before.index("--")
-        before, after = before[:end], before[end + 1 :]
+    """The plan's facts, which launch-ssh.sh contains, and the user's arguments."""
     parser = argparse.ArgumentParser(prog="python -m pipeplan_launch.launchers.ssh", allow_abbrev=False)
-    parser.add_argument("--plan", required=True, help="the plan folder")
     parser.add_argument("--servers", required=True, type=int, help="servers of the plan")
-    parser.add_argument("--digest", required=True, help="digest of the plan: hosts that have another one are refused")
     parser.add_argument("--python", required=True, help="interpreter that hosts try first, as launch.sh does")
     parser.add_argument("--model-file", default="", help="file that the workers load the model from, if there is one")
-    return parser.parse_args(before), after
+    return parse_script_arguments(parser, arguments)
 
 
 def _launch(plan: argparse.Namespace, options: SshOptions) -> int:
