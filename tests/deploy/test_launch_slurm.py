@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,6 +99,8 @@ def test_the_queued_job_goes_on_from_the_checkpoint(slurm: Slurm, plan: Path) ->
     job, run, reached = _job_at_time_limit(slurm, plan)
     # In those two minutes all processes of the first start end.
     slurm.wait_until(lambda: not slurm.has_step(job.number), "end of the steps")
+    # SLURM refuses a start in the second in which it revoked the credential of the one before.
+    time.sleep(2)
     slurm.output("scontrol", "update", f"JobId={job.number}", "StartTime=now")
     job.until(f"resumed from {run}/checkpoints/{reached}")
     slurm.wait_until(lambda: checkpoints(run)[-1] > reached, "checkpoint")

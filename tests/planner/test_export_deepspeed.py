@@ -87,7 +87,7 @@ def test_an_output_with_a_gradient_that_passes_every_cut_leaves_no_chain() -> No
     far = Tensor("far", "a", ("d", "loss"), 8, 8)
     profile = replace(chain(names), tensors=(*chain(names).tensors, far))
     assert [item.layers for item in chain_of(profile)] == [("a",), ("b", "c", "d", "loss")]
-    with pytest.raises(InputError, match=r"behind b cross the outputs of (a and b|b and a)"):
+    with pytest.raises(InputError, match=r"after b the outputs of (a and b|b and a) cross"):
         TARGET.restrict(
             replace(profile, tensors=(*profile.tensors, Tensor("more", "a", ("c",), 8, 8)), together=(("a", "b"),)),
             Options(accumulate=8),

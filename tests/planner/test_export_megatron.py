@@ -181,7 +181,7 @@ def test_an_encoder_and_a_decoder_are_no_stack() -> None:
 
 def test_a_shortcut_past_a_block_makes_no_stack() -> None:
     tensors = (*DECODER.tensors, Tensor("far", "h.0.add", ("h.3.ln",), 8, 8))
-    with pytest.raises(InputError, match=r"h\.0\.add is read behind the next block"):
+    with pytest.raises(InputError, match=r"h\.0\.add is read after the next block"):
         stack_of(replace(DECODER, tensors=tensors))
 
 

@@ -136,7 +136,7 @@ REFUSED: dict[str, tuple[Plan, str]] = {
     "gap": (gap(), "worker 1 has nothing to do"),
 }
 FOR_TORCH: dict[str, tuple[Plan, str]] = {
-    "skip": (grid(DECODER, ["h.1.attn", "h.1.add"]), "the tensor 'h.0.add' passes over stage 2"),
+    "skip": (grid(DECODER, ["h.1.attn", "h.1.add"]), "the tensor 'h.0.add' skips stage 2"),
     "order": (shuffled(), "stages 1 to 1 are not the first"),
     "loss": (grid(DECODER, ["loss"]), "between 'lm_head' and 'loss', where no module"),
 }

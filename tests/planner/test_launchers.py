@@ -158,7 +158,7 @@ def test_render_writes_beside_the_plan_and_twice(plans: dict[str, Path], run: Ru
     script.write_text("edited")
     again = run("render", "ssh")
     assert (again.code, again.err.count("\n")) == (2, 1)
-    assert "launch-ssh.sh is there and says something else: give another file with -o, or --force" in again.err
+    assert "launch-ssh.sh exists with another content: give another file with -o, or --force" in again.err
     assert run("render", "ssh", "--force").code == 0
     assert script.read_bytes() != b"edited"
     elsewhere = run("render", "slurm", "plan", "-o", "-", "--partition", "gpu").out

@@ -35,18 +35,16 @@ def places_of(to: Target, boundaries: Boundaries, problem: Problem, plan: Plan) 
         skipping = boundaries.crossing[place] & boundaries.crossing[following]
         if skipping:
             passed = places.index(following) + 1
-            raise refused(to, plan, f"the tensor {min(skipping)!r} passes over stage {passed} to a later one")
+            raise refused(to, plan, f"the tensor {min(skipping)!r} skips stage {passed} on its way to a later one")
     return places
 
 
 def restrict(to: Target, boundaries: Boundaries, places: Sequence[int], options: Options) -> Options:
     """The options under which stages begin at these places only. Raises `InputError` if there are no places."""
     if not boundaries.splits:
-        raise InputError(
-            f"{to.title} is told where to cut by modules, and the profile does not say which modules its layers are"
-        )
+        raise InputError(f"{to.title} cuts at modules, and the profile does not name the modules of its layers")
     if not places:
-        raise InputError(f"{to.title} cannot cut this model: where its modules begin, other layers' outputs pass over")
+        raise InputError(f"{to.title} cannot cut this model: a tensor would skip a stage wherever its modules begin")
     names = [layer.name for layer in boundaries.profile.layers]
     groups = (tuple(names[first:stop]) for first, stop in itertools.pairwise([0, *places, len(names)]))
     return replace(options, together=(*options.together, *(group for group in groups if len(group) > 1)))

@@ -81,9 +81,9 @@ class _Cuts:
         main, _ = self._crossing(place)
         if len(main) != 1:
             name = self._layers[place - 1].name
-            return f"behind {name} cross the outputs of {' and '.join(main)}" if main else f"nobody reads {name}"
+            return f"after {name} the outputs of {' and '.join(main)} cross" if main else f"no layer reads {name}"
         if self._last_source >= place:
-            return f"{self._layers[self._last_source].name}, further on, reads the model's inputs"
+            return f"{self._layers[self._last_source].name}, a later layer, reads the model's inputs"
         for group in self._together:
             if group[0][0] < place <= group[-1][0]:
                 return f"{group[0][1]} and {group[-1][1]} must share a stage, as they share weights or memory"

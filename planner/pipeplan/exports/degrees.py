@@ -46,7 +46,7 @@ class Degrees:
 def degrees(to: Target, problem: Problem, plan: Plan) -> Degrees:
     """The degrees of a plan. Raises `InputError` unless it trains synchronously on a grid of workers 0, 1, 2 …"""
     if plan.inference:
-        raise InputError(f"the plan {plan.config} is for inference, and {to.title} is told how to train")
+        raise InputError(f"the plan {plan.config} is for inference, and the export to {to.title} is for training")
     _refuse_asynchronous(to, plan)
     counts = [stage.replicas for stage in plan.stages]
     for number, count in enumerate(counts, start=1):
@@ -68,7 +68,7 @@ def synchronous(to: Target, options: Options) -> Options:
     the minibatches per update are not given, or for another schedule.
     """
     if options.inference:
-        raise InputError(f"{to.title} is told how to train: leave out --inference")
+        raise InputError(f"the export to {to.title} is for training: leave out --inference")
     if options.accumulate is None:
         raise InputError(
             f"{to.title} makes one update for a number of microbatches, pipeplan's minibatches: say for how many with "

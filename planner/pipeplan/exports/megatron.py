@@ -40,7 +40,7 @@ class Megatron:
         if shared := tied(profile, stack):
             raise InputError(
                 f"{shared[0]} and {shared[1]} share their weights, which keeps the whole model in one stage: profile "
-                f"it without (`tie_word_embeddings=False`), and {self.title} is told to train it so"
+                f"it without (`tie_word_embeddings=False`); the export tells {self.title} not to share them either"
             )
         if options.schedule == GPIPE:
             raise InputError(f"{self.title} has no schedule {GPIPE}: leave out --schedule")

@@ -115,7 +115,7 @@ def _strays(profile: Profile, blocks: list[list[Layer]]) -> str:
         if tensor.producer in place and tensor.gradient_bytes:
             furthest = max((place.get(name, len(blocks)) for name in tensor.consumers), default=0)
             if furthest > place[tensor.producer] + 1:
-                return f"{tensor.producer} is read behind the next block"
+                return f"{tensor.producer} is read after the next block"
     return ""
 
 

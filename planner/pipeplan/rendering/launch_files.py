@@ -55,7 +55,7 @@ def write(path: Path, content: str, kind: Launcher | None, own: Path | None = No
     if path.is_dir():
         raise InputError(f"{path} is a folder: name the file to write with -o")
     if path.exists() and not force and path.is_file() and path.read_bytes() != content.encode():
-        raise InputError(f"{path} is there and says something else: give another file with -o, or --force")
+        raise InputError(f"{path} exists with another content: give another file with -o, or --force")
     if own is not None:
         # A template that can be run becomes a file that can be run.
         mode = stat.S_IMODE(own.stat().st_mode) if own.exists() else 0o644
