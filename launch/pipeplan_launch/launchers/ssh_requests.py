@@ -7,7 +7,7 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -95,7 +95,7 @@ class HostRequests:
 
 def last_line(text: str) -> str:
     """The last line that is not blank."""
-    lines: Sequence[str] = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
 
