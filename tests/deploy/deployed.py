@@ -1,4 +1,4 @@
-"""A small plan for two servers, made by the planner, whose model trains in a moment; and runs of it."""
+"""A small plan for two servers whose model trains in a moment, and helpers for its runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PATIENCE_S = 120
 
 
 def small_plan(folder: Path, job: Path, sizes: Sequence[int] = (1, 1), device: str = "cpu") -> Path:
-    """The folder of a plan with a stage on each server; as many workers on each as `sizes` says."""
+    """Write a plan with one stage on each server. `sizes` are the workers of the servers."""
     job.parent.mkdir(parents=True, exist_ok=True)
     job.write_text(JOB)
     layers = (Layer("0", 1e-3, 2e-3, 160, 0), Layer("1", 1e-3, 2e-3, 0, 0))
@@ -66,7 +66,7 @@ def small_plan(folder: Path, job: Path, sizes: Sequence[int] = (1, 1), device: s
 
 
 def rendered(plan: Path, kind: str, **settings: object) -> Path:
-    """The launcher of that kind, in the plan folder."""
+    """Render a launcher of that kind into the plan folder; returns its path."""
     one = launcher(kind)
     path = launch_files.destination(plan, one, None, None)
     launch_files.write(path, launch_files.text(plan, one, settings), one)
@@ -78,38 +78,38 @@ def checkpoints(run: Path) -> list[str]:
 
 
 def summary(run: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((run / "summary.json").read_text())
-    return found
+    content: dict[str, object] = json.loads((run / "summary.json").read_text())
+    return content
 
 
 def runs(plan: Path) -> list[Path]:
     return sorted((plan / "runs").iterdir()) if (plan / "runs").is_dir() else []
 
 
-def until(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
+def until(condition: Callable[[], object], awaited: str, patience_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + patience_s
     while not condition():
-        assert time.monotonic() < deadline, f"no {what}"
+        assert time.monotonic() < deadline, f"no {awaited}"
         time.sleep(0.05)
 
 
 def working_on(folder: Path) -> list[int]:
-    """Processes of which an argument names this folder: launchers and workers of its plan."""
-    found = []
+    """Ids of the processes with this folder in an argument: launchers and workers of its plan."""
+    numbers = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if os.fsencode(folder) in (entry / "cmdline").read_bytes() and int(entry.name) != os.getpid():
-                found.append(int(entry.name))
-    return found
+                numbers.append(int(entry.name))
+    return numbers
 
 
 def page_blocks(page: str) -> list[list[str]]:
-    """The commands of every block of a page of docs/ that is said to be run by tests in this folder."""
+    """The commands in a page of docs/, by block, for the blocks whose mark says that tests in this folder run them."""
     if (documents := str(ROOT / "tests" / "docs")) not in sys.path:
         sys.path.append(documents)
     shell_blocks = importlib.import_module("blocks").shell_blocks
-    found: list[list[str]] = []
+    blocks: list[list[str]] = []
     for block in shell_blocks(ROOT / "docs" / page):
         if any("tests/deploy" in reason for reason in block.marked("not run")):
-            found.append(block.commands)
-    return found
+            blocks.append(block.commands)
+    return blocks

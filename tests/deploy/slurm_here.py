@@ -1,4 +1,4 @@
-"""SLURM on this machine: a controller, and nodes that are daemons of one host, with all files in one folder."""
+"""SLURM on this machine: a controller, and daemons that stand in for nodes, with all files in one folder."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ PartitionName=gpu Nodes=n[1-{nodes}] MaxTime=INFINITE
 
 
 class Slurm:
-    """The cluster; `environment` is for its commands, in `folder`."""
+    """A SLURM cluster with its files in `folder`. Its commands need the variables in `environment`."""
 
     def __init__(self, folder: Path) -> None:
-        self._where = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-        missing = [name for name in NEEDED if shutil.which(name, path=self._where) is None]
+        self._search_path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+        missing = [name for name in NEEDED if shutil.which(name, path=self._search_path) is None]
         if missing:
             pytest.skip(f"needs SLURM: {', '.join(missing)} not found (slurmctld, slurmd, slurm-client and munge)")
         if os.geteuid() != 0:
             pytest.skip("the daemons of SLURM need root")
         self.folder = folder
-        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": self._where}
+        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": self._search_path}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -72,7 +72,7 @@ class Slurm:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         subprocess.run(["scancel", "--user=root"], env=self.environment, check=False, capture_output=True)
-        self.wait_until(lambda: not self.said("squeue", "-h"), "end of the jobs")
+        self.wait_until(lambda: not self.output("squeue", "-h"), "end of the jobs")
         self._stack.close()
 
     def _start(self) -> None:
@@ -84,7 +84,7 @@ class Slurm:
         self._daemon("munged", "--foreground", "--force", f"--socket={munge}/socket", *places)
         self.wait_until(lambda: (munge / "socket").exists(), "munge")
         host, ports = socket.gethostname(), _free_ports(NODES + 1)
-        # Of a GPU SLURM wants to see a device, whichever it is.
+        # SLURM wants a device file for every GPU. Any device will do.
         devices = ("null", "zero", "full", "random")[:GPUS]
         gres.write_text("".join(f"Name=gpu Type=v100 File=/dev/{name}\n" for name in devices))
         text = CONFIG.format(
@@ -102,12 +102,14 @@ class Slurm:
         for number in range(1, NODES + 1):
             (self.folder / f"n{number}").mkdir()
             self._daemon("slurmd", "-D", "-N", f"n{number}")
-        self.wait_until(lambda: self.said("sinfo", "-h", "-p", "debug", "-o", "%T %D") == f"idle {NODES}", "idle nodes")
+        self.wait_until(
+            lambda: self.output("sinfo", "-h", "-p", "debug", "-o", "%T %D") == f"idle {NODES}", "idle nodes"
+        )
 
     def _daemon(self, name: str, *options: str) -> None:
         with (self.folder / f"{name}-{len(list(self.folder.glob('*.log')))}.log").open("wb") as log:
             process = subprocess.Popen(
-                ["nice", shutil.which(name, path=self._where) or name, *options],
+                ["nice", shutil.which(name, path=self._search_path) or name, *options],
                 env=self.environment,
                 stdout=log,
                 stderr=log,
@@ -115,26 +117,26 @@ class Slurm:
             )
         self._stack.callback(_end, process)
 
-    def said(self, *command: str | Path) -> str:
-        """What a command of SLURM prints, or nothing where it fails."""
+    def output(self, *command: str | Path) -> str:
+        """The output of a command of SLURM; empty if it fails."""
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
         return done.stdout.strip() if done.returncode == 0 else ""
 
-    def wait_until(self, condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
+    def wait_until(self, condition: Callable[[], object], awaited: str, patience_s: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + patience_s
         while not condition():
             if time.monotonic() > deadline:
                 logs = "\n".join(path.read_text(errors="replace")[-1000:] for path in self.folder.glob("*.log"))
-                pytest.fail(f"no {what}:\n{logs}")
+                pytest.fail(f"no {awaited}:\n{logs}")
             time.sleep(0.05)
 
     def state(self, job: str) -> str:
-        """Of a job that SLURM remembers: PENDING, RUNNING, COMPLETED, …"""
-        words = self.said("scontrol", "show", "job", job).split()
+        """State of a job: PENDING, RUNNING, COMPLETED, …; empty if SLURM has forgotten it."""
+        words = self.output("scontrol", "show", "job", job).split()
         return next((word.removeprefix("JobState=") for word in words if word.startswith("JobState=")), "")
 
     def has_step(self, job: str) -> bool:
-        """Whether a daemon still looks after a step of the job."""
+        """Whether a daemon still runs a step of the job."""
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
                 if path.read_bytes().startswith(f"slurmstepd: [{job}.".encode()):

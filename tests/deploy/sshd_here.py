@@ -1,4 +1,4 @@
-"""An ssh server of our own on this machine: keys, settings and port are its own, and it ends with the test."""
+"""An ssh server on this machine, with keys, settings and a port of its own, that ends with the test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOSTS = ("gpu1", "gpu2")
 
 
 class Sshd:
-    """Both hosts are this machine. `path` is a folder to put first on PATH: its `ssh` knows them by name."""
+    """The server. For the `ssh` in the folder `path`, to be put first on PATH, all `HOSTS` are this machine."""
 
     def __init__(self, folder: Path) -> None:
         daemon = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
@@ -54,7 +54,9 @@ class Sshd:
         shim.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F "{self.folder}/ssh" "$@"\n')
         shim.chmod(0o755)
         if os.geteuid() == 0:
-            Path("/run/sshd").mkdir(exist_ok=True)  # where it locks its children in; the package's service makes it
+            Path("/run/sshd").mkdir(
+                exist_ok=True
+            )  # sshd confines its children there; the service of the package would make the folder
         with (self.folder / "log").open("wb") as log:
             self._process = subprocess.Popen([self._daemon, "-D", "-e", "-f", self.folder / "sshd"], stderr=log)
         deadline = time.monotonic() + 20

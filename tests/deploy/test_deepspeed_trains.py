@@ -1,4 +1,4 @@
-"""A generated module trains in DeepSpeed itself, on the CPU over Gloo, and learns what one process learns."""
+"""A generated module trains in DeepSpeed, on the CPU over Gloo, to the same weights as one process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ import deepspeed, torch
 from torch import nn
 from planned_pipeline import PlannedPipeline, layers_of
 
-# It would be compiled for minutes: a faster all-reduce between processes of a CPU, which is not what is tried here.
+# Disables a faster all-reduce for CPUs, which would take minutes to compile and is not under test here.
 sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
 
 
@@ -109,7 +109,7 @@ def version() -> str:
     return found
 
 
-def test_two_stages_with_two_replicas_learn_what_one_process_learns(version: str, tmp_path: Path) -> None:
+def test_two_stages_with_two_replicas_train_as_one_process_does(version: str, tmp_path: Path) -> None:
     profile = chain(["0", "1", "2", "3", "4", "5", "loss"])
     plan = grid(profile, ["4"], replicas=2, accumulate=6)
     plan = replace(plan, stages=(replace(plan.stages[0], recompute=True), plan.stages[1]))

@@ -1,10 +1,11 @@
-"""launch.slurm, as jobs of a real SLURM whose nodes are all this machine."""
+"""launch.slurm in a real SLURM, whose nodes are all this machine."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,13 +25,13 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 
 class Job:
-    """A job of a plan in a folder whose name has a space."""
+    """A job that runs a plan."""
 
     def __init__(self, slurm: Slurm, plan: Path, *options: str, **environment: str) -> None:
         self.slurm, self.plan = slurm, plan
-        self.number = self._submitted(environment, ["sbatch", "--parsable", str(plan / "launch.slurm"), *options])
+        self.number = self._submit(environment, ["sbatch", "--parsable", str(plan / "launch.slurm"), *options])
 
-    def _submitted(self, environment: dict[str, str], command: list[str]) -> str:
+    def _submit(self, environment: dict[str, str], command: list[str]) -> str:
         everything = self.slurm.environment | environment
         done = subprocess.run(
             command, cwd=self.plan.parent, env=everything, capture_output=True, text=True, check=False
@@ -44,16 +45,16 @@ class Job:
         return path.read_text() if path.exists() else ""
 
     def until(self, text: str) -> None:
-        """Wait for something in the log."""
+        """Wait for a text in the log."""
 
-        def said() -> bool:
+        def logged() -> bool:
             assert self.slurm.state(self.number) not in ENDED or text in self.log, self.log
             return text in self.log
 
-        self.slurm.wait_until(said, f"{text!r} in {self.log}", PATIENCE_S)
+        self.slurm.wait_until(logged, f"{text!r} in {self.log}", PATIENCE_S)
 
     def end(self) -> str:
-        """The state in which it ended."""
+        """Wait for the end of the job; its state then."""
         self.slurm.wait_until(lambda: self.slurm.state(self.number) in ENDED, "end of the job", PATIENCE_S)
         return self.slurm.state(self.number)
 
@@ -64,7 +65,7 @@ def plan(tmp_path: Path) -> Path:
 
 
 def test_the_page_of_slurm(slurm: Slurm, plan: Path) -> None:
-    """Its commands, but for solving, which `small_plan` has done; of the jobs the first is run."""
+    """The commands of the page except solving, which `small_plan` does. Only the first job runs."""
     environment = slurm.environment | {"PATH": f"{Path(sys.executable).parent}:{slurm.environment['PATH']}"}
     for commands in page_blocks("how-to/slurm.md"):
         script = "\n".join(line for line in commands if not line.startswith("pipeplan solve"))
@@ -73,7 +74,7 @@ def test_the_page_of_slurm(slurm: Slurm, plan: Path) -> None:
             ["bash", "-euc", script], cwd=plan.parent, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-    slurm.wait_until(lambda: not slurm.said("squeue", "-h"), "end of the job", PATIENCE_S)
+    slurm.wait_until(lambda: not slurm.output("squeue", "-h"), "end of the job", PATIENCE_S)
     (path,) = plan.parent.glob("pipeplan-small-*.log")
     log, (run,) = path.read_text(), runs(plan)
     assert summary(run)["stopped"] is None, log
@@ -84,37 +85,39 @@ def test_the_page_of_slurm(slurm: Slurm, plan: Path) -> None:
 
 
 def test_a_time_limit_ends_in_a_checkpoint_and_the_job_is_queued_again(slurm: Slurm, plan: Path) -> None:
-    job, run, reached = _at_its_limit(slurm, plan)
+    job, run, reached = _job_at_time_limit(slurm, plan)
     assert (summary(run)["stopped"] is not None, reached in checkpoints(run)) == (True, True)
-    slurm.said("scancel", job.number)
+    slurm.output("scancel", job.number)
 
 
 @pytest.mark.slow
 def test_the_queued_job_goes_on_from_the_checkpoint(slurm: Slurm, plan: Path) -> None:
-    """SLURM waits for two minutes, unless it is told not to: a busy one can then mix up the old start and the new.
+    """SLURM waits for two minutes by default. Without that wait a busy SLURM can mix up the two starts.
 
-    `test_launch_slurm_restarts.py` has what the script does at its second start.
+    `test_launch_slurm_restarts.py` tests the second start without SLURM.
     """
-    job, run, reached = _at_its_limit(slurm, plan)
-    # In those two minutes what is left of the job is gone.
+    job, run, reached = _job_at_time_limit(slurm, plan)
+    # In those two minutes all processes of the first start end.
     slurm.wait_until(lambda: not slurm.has_step(job.number), "end of the steps")
-    slurm.said("scontrol", "update", f"JobId={job.number}", "StartTime=now")
+    # SLURM refuses a start in the second in which it revoked the credential of the one before.
+    time.sleep(2)
+    slurm.output("scontrol", "update", f"JobId={job.number}", "StartTime=now")
     job.until(f"resumed from {run}/checkpoints/{reached}")
     slurm.wait_until(lambda: checkpoints(run)[-1] > reached, "checkpoint")
-    slurm.said("scancel", job.number)
+    slurm.output("scancel", job.number)
     assert job.end() == "CANCELLED"
     slurm.wait_until(lambda: "stopped after" in job.log.rpartition("resumed from")[2], "last checkpoint")
     assert runs(run.parents[1]) == [run]
 
 
-def _at_its_limit(slurm: Slurm, plan: Path) -> tuple[Job, Path, str]:
-    """A job that got the signal of its time limit and waits in the queue; its run, and the checkpoint there."""
+def _job_at_time_limit(slurm: Slurm, plan: Path) -> tuple[Job, Path, str]:
+    """A job in the queue after the signal of its time limit, its run folder, and the name of its checkpoint."""
     rendered(plan, "slurm")
     moved = plan.rename(plan.parent / "moved to")
     job = Job(slurm, moved, "--epochs", "100000", "--log-every", "0", SAMPLE_S="0.01")
     job.until("epoch 1/100000")
-    # As SLURM does before the limit, which is at least a minute long.
-    slurm.said("scancel", "--batch", "--signal=USR1", job.number)
+    # SLURM sends this signal before the time limit, which is at least a minute.
+    slurm.output("scancel", "--batch", "--signal=USR1", job.number)
     job.until("the job is queued again")
     slurm.wait_until(lambda: slurm.state(job.number) == "PENDING", "queued job")
     (run,) = runs(moved)
@@ -132,22 +135,22 @@ def test_servers_of_different_sizes_are_components_of_one_job(slurm: Slurm, tmp_
 
 
 def test_jobs_for_gpus_are_what_sbatch_accepts(slurm: Slurm, tmp_path: Path) -> None:
-    """`--test-only` says when and where it would run; it fails for what the cluster does not have."""
+    """`--test-only` fails for resources that the cluster does not have."""
     settings = {"partition": "gpu", "account": "mine", "time": "12:00:00", "constraint": "fast", "mem": "0"}
     plan = small_plan(tmp_path / "plan", tmp_path / "job.py", device="cuda", sizes=(4, 4))
-    for given, accepted in (
+    for options, accepted in (
         (settings | {"gpu_type": "v100", "sbatch": ("--exclusive",)}, True),
         (settings | {"gpu_type": "h100"}, False),
         ({"partition": "nowhere"}, False),
     ):
-        script = rendered(plan, "slurm", **given)
+        script = rendered(plan, "slurm", **options)
         command = ["sbatch", "--test-only", str(script)]
         done = subprocess.run(command, cwd=tmp_path, env=slurm.environment, capture_output=True, text=True, check=False)
         assert (done.returncode == 0) is accepted, done.stderr
         script.unlink()
 
 
-def test_a_job_says_what_is_wrong(slurm: Slurm, plan: Path) -> None:
+def test_a_job_reports_errors_in_one_line(slurm: Slurm, plan: Path) -> None:
     rendered(plan, "slurm")
     alone = subprocess.run(["bash", plan / "launch.slurm"], capture_output=True, text=True, check=False)
     assert alone.returncode == 2

@@ -1,4 +1,4 @@
-"""launch-ssh.sh, against an ssh server of our own, with two hosts that are both this machine."""
+"""launch-ssh.sh against a real ssh server, with two hosts that are both this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.deploy,
     pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them"),
 ]
-# Where the hosts are one, each is to be taken for a machine of its own.
+# Both hosts are this machine. PIPEPLAN_SERVER makes the executor take them for two.
 HOST_FILE = f"# two\n{HOSTS[0]} PIPEPLAN_SERVER=a\n\n{HOSTS[1]} PIPEPLAN_SERVER=b # the other\n"
 
 
@@ -38,8 +38,8 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-class Ran:
-    """The script, from start to end."""
+class Script:
+    """One run of the script."""
 
     def __init__(self, sshd: Sshd, folder: Path, *options: str) -> None:
         self.folder = folder
@@ -56,23 +56,23 @@ class Ran:
         )
 
     def end(self) -> tuple[int, str, str]:
-        """The status, and what was printed."""
-        said, errors = self.process.communicate(timeout=240)
-        return self.process.returncode, said, errors
+        """Wait for the end; the status and the output."""
+        output, errors = self.process.communicate(timeout=240)
+        return self.process.returncode, output, errors
 
-    def trains(self) -> Path:
-        """Wait for a checkpoint; the run folder."""
+    def wait_for_checkpoint(self) -> Path:
+        """Wait for a checkpoint; returns the run folder."""
 
-        def begun() -> bool:
+        def saved() -> bool:
             assert self.process.poll() is None, self.process.communicate()
             return any(checkpoints(run) for run in runs(self.folder / "plan"))
 
-        until(begun, "checkpoint")
+        until(saved, "checkpoint")
         return runs(self.folder / "plan")[0]
 
 
 def test_the_page_of_ssh(sshd: Sshd, folder: Path, tmp_path: Path) -> None:
-    """Its commands, but for solving, which `small_plan` has done; all but the plan is copied away from where it was."""
+    """The commands of the page except solving, which `small_plan` does. The copies go to another folder."""
     (folder / "README.txt").write_text("to copy")
     first, second = page_blocks("how-to/ssh.md")
     for commands, run in ((first, None), (second, folder / "run")):
@@ -98,10 +98,11 @@ def test_the_page_of_ssh(sshd: Sshd, folder: Path, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_reaches_all_hosts_and_ends_at_a_checkpoint(sshd: Sshd, folder: Path) -> None:
-    ran = Ran(sshd, folder, "--hosts", "hosts.txt", "--epochs", "100000", "--env", "SAMPLE_S=0.005", "--log-every", "0")
-    run = ran.trains()
-    os.killpg(ran.process.pid, signal.SIGINT)  # as a terminal sends it: to ssh, too
-    status, _, errors = ran.end()
+    options = ("--hosts", "hosts.txt", "--epochs", "100000", "--log-every", "0", "--env", "SAMPLE_S=0.005")
+    script = Script(sshd, folder, *options)
+    run = script.wait_for_checkpoint()
+    os.killpg(script.process.pid, signal.SIGINT)  # as a terminal does, to all processes of the group
+    status, _, errors = script.end()
     assert status == 0, errors
     assert "stopped after epoch" in errors
     assert summary(run)["stopped"] is not None
@@ -109,22 +110,22 @@ def test_ctrl_c_reaches_all_hosts_and_ends_at_a_checkpoint(sshd: Sshd, folder: P
 
 
 def test_nothing_outlives_the_script(sshd: Sshd, folder: Path) -> None:
-    """It is killed, as its machine may be, and the hosts end their workers at a checkpoint."""
+    """The script is killed, and the hosts end their workers at a checkpoint."""
     options = ("--hosts", "hosts.txt", "--epochs", "100000", "--log-every", "0", "--checkpoint-every", "3")
-    ran = Ran(sshd, folder, *options, "--env", "SAMPLE_S=0.01")
-    run = ran.trains()
-    os.killpg(ran.process.pid, signal.SIGKILL)
-    ran.process.communicate()
+    script = Script(sshd, folder, *options, "--env", "SAMPLE_S=0.01")
+    run = script.wait_for_checkpoint()
+    os.killpg(script.process.pid, signal.SIGKILL)
+    script.process.communicate()
     until(lambda: not working_on(folder), "end of the workers")
     assert summary(run)["stopped"] is not None
 
 
-def test_what_is_wrong_with_a_host_is_said_before_anything_trains(sshd: Sshd, folder: Path) -> None:
+def test_problems_of_hosts_are_reported_before_training(sshd: Sshd, folder: Path) -> None:
     plan, one, other = folder / "plan", f"{HOSTS[0]}\n", folder.parent / "other"
     shutil.copytree(plan, other)
     stage = other / "stages" / "stage-0.json"
     stage.write_text(stage.read_text().replace('"plan": "sha256:', '"plan": "sha256:0'))
-    for second, options, said in (
+    for second, options, message in (
         ("gpu2 port=1", (), "error: gpu2 cannot be reached: ssh: connect to host 127.0.0.1 port 1: Connection refused"),
         ("gpu2 folder=/no/where", (), "error: gpu2 has no folder /no/where; --copy brings the plan there"),
         (f"gpu2 folder={other}", (), f"error: gpu2 has another plan in {other}; --copy brings this one there"),
@@ -140,8 +141,8 @@ def test_what_is_wrong_with_a_host_is_said_before_anything_trains(sshd: Sshd, fo
         ("", (), "error: the plan has 2 servers, and hosts.txt names 1 hosts"),
     ):
         (folder / "hosts.txt").write_text(one + second + "\n")
-        status, _, errors = Ran(sshd, folder, "--hosts", "hosts.txt", *options).end()
+        status, _, errors = Script(sshd, folder, "--hosts", "hosts.txt", *options).end()
         assert status == 2, (second, options)
-        assert errors.startswith(said), (second, options)
-        assert errors.count("\n") == (2 if "work in" in said else 1)
+        assert errors.startswith(message), (second, options)
+        assert errors.count("\n") == (2 if "work in" in message else 1)
     assert not (plan / "runs").exists()

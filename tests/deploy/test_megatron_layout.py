@@ -1,4 +1,4 @@
-"""Layouts of plans, read by Megatron Core itself: which rank builds which layers."""
+"""Layouts of plans, read by Megatron Core: each rank builds the layers of its stage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.deploy
 
 @pytest.fixture(scope="module")
 def megatron() -> Any:
-    """The class of its configurations, which checks a layout."""
+    """Megatron Core's class of configurations, which checks a layout."""
     core = pytest.importorskip("megatron.core", reason="megatron-core is not installed (pip install -e '.[deploy]')")
     if core.__version__ != "0.16.1":
         pytest.skip(f"the export is for Megatron Core 0.16.1, and {core.__version__} is installed")
@@ -68,7 +68,7 @@ def test_every_rank_builds_the_layers_of_its_stage(cuts: list[str], blocks: list
     assert ends == [[0], [stages - 1]]
 
 
-def test_the_batch_is_of_as_many_microbatches_as_the_plan_says(megatron: Any) -> None:
+def test_the_batch_has_the_microbatches_of_the_plan(megatron: Any) -> None:
     from megatron.core.num_microbatches_calculator import ConstantNumMicroBatchesCalculator
 
     profile = decoder(4)

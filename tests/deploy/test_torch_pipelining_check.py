@@ -1,4 +1,4 @@
-"""What an exported pipeline.py says, before training, of models that torch cuts and then cannot run."""
+"""An exported pipeline.py refuses, before training, the models that torch cuts but cannot run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
 
 
 def models() -> dict[str, Any]:
-    """Each with the words that it is refused with; none where it can run."""
+    """Models, each with the message that refuses it, or with none if it can run."""
     import torch
     from torch import Tensor, nn
 
@@ -83,7 +83,7 @@ def models() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["chain", "mask", "skip", "late", "twice", "pair"])
-def test_what_torch_cuts_and_cannot_run_ends_in_a_line(exported: ModuleType, name: str) -> None:
+def test_models_that_torch_cuts_but_cannot_run_end_in_one_line(exported: ModuleType, name: str) -> None:
     import torch
     from torch.distributed.pipelining import pipeline
 

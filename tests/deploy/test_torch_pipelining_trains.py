@@ -1,4 +1,4 @@
-"""The export to torch.distributed.pipelining, run as it is, beside one process that trains the same batches."""
+"""The export to torch.distributed.pipelining trains as one process does on the same batches."""
 
 from __future__ import annotations
 
@@ -79,25 +79,25 @@ SAMPLES, UPDATES = 24, 3
 
 
 def test_a_grid_of_four_workers_trains_as_one_process_does(tmp_path: Path) -> None:
-    """Two stages of two replicas; the first recomputes, and has more in flight than torch's own 1F1B would."""
+    """The first of two stages recomputes, and has more microbatches in flight than in torch's own 1F1B."""
     profile = decoder(4)
     plan = grid(profile, ["h.2.ln"], replicas=2, accumulate=SAMPLES // 4)
     first, last = plan.stages
     plan = replace(plan, stages=(replace(first, depth=3, recompute=True), last))
-    written = trains_as_one_process_does(tmp_path, profile, plan)
+    written = check_against_one_process(tmp_path, profile, plan)
     assert written["schedule.csv"].text == "0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"
 
 
 def test_fewer_microbatches_than_stages_train_too(tmp_path: Path) -> None:
-    """torch's own 1F1B refuses them, what loads the order from a file runs them."""
+    """torch's own 1F1B refuses them. The schedule that loads its order from a file runs them."""
     profile = decoder(4, minibatch=SAMPLES // 2)
     plan = grid(profile, ["h.1.ln", "h.2.ln", "h.3.ln"], accumulate=2)
     plan = replace(plan, stages=tuple(replace(stage, depth=min(stage.depth, 2)) for stage in plan.stages))
-    trains_as_one_process_does(tmp_path, profile, plan)
+    check_against_one_process(tmp_path, profile, plan)
 
 
-def trains_as_one_process_does(tmp_path: Path, profile: Profile, plan: Plan) -> Mapping[str, File]:
-    """Losses and parameters are those of one process; what was written."""
+def check_against_one_process(tmp_path: Path, profile: Profile, plan: Plan) -> Mapping[str, File]:
+    """Check losses and parameters against those of one process; returns the exported files."""
     torch = pytest.importorskip("torch")
     (tmp_path / "job.py").write_text(JOB)
     ref = f"{tmp_path / 'job.py'}:make"
@@ -110,8 +110,8 @@ def trains_as_one_process_does(tmp_path: Path, profile: Profile, plan: Plan) -> 
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
 
-    expected, state = alone(ref)
-    assert [float(found) for found in re.findall(r"loss (\S+)", done.stdout)] == pytest.approx(expected, abs=2e-5)
+    expected, state = train_in_one_process(ref)
+    assert [float(loss) for loss in re.findall(r"loss (\S+)", done.stdout)] == pytest.approx(expected, abs=2e-5)
     stages = [torch.load(tmp_path / "saved" / f"stage-{number}.pt") for number in range(len(plan.stages))]
     for stage, planned in zip(stages, plan.stages, strict=True):
         assert {name.removesuffix(".ln") for name in planned.layers if name.endswith(".ln")} == {
@@ -123,7 +123,7 @@ def trains_as_one_process_does(tmp_path: Path, profile: Profile, plan: Plan) -> 
     return files
 
 
-def alone(ref: str) -> tuple[list[float], dict[str, object]]:
+def train_in_one_process(ref: str) -> tuple[list[float], dict[str, object]]:
     """The losses of the updates in one process, and the parameters after them."""
     import torch
 

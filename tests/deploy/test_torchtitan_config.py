@@ -1,4 +1,4 @@
-"""The export to torchtitan, read by torchtitan: its own parser of configurations, and its own model."""
+"""The export to torchtitan, read by torchtitan's own parser of configurations and built as its own model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from pipeplan.exports.written import export, write
 from pipeplan.plan import Plan
 from pipeplan.profile_data import Profile
 
-# torchtitan imports triton, which works on GPUs only and takes a gigabyte, but uses none of it to read a configuration.
-# torch looks for it, too, and finds that there is none.
+# torchtitan imports triton, which needs a GPU and a gigabyte of disk, but does not use it to read a configuration. The
+# parts of torch that look for triton are imported first, and find none.
 READ = """
 import json, sys
 from importlib.machinery import ModuleSpec
@@ -52,36 +52,36 @@ pytestmark = pytest.mark.deploy
 @pytest.fixture(scope="module", autouse=True)
 def _torchtitan() -> None:
     try:
-        found = importlib.metadata.version("torchtitan")
+        installed = importlib.metadata.version("torchtitan")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("torchtitan is not installed: pip install -e '.[deploy]'")
-    if TARGET.title != f"torchtitan {found}":
-        pytest.skip(f"the export is for {TARGET.title}, and {found} is installed")
+    if TARGET.title != f"torchtitan {installed}":
+        pytest.skip(f"the export is for {TARGET.title}, and {installed} is installed")
 
 
-def read(folder: Path, profile: Profile, plan: Plan) -> dict[str, Any]:
+def read_config(folder: Path, profile: Profile, plan: Plan) -> dict[str, Any]:
     write(folder, export(TARGET, problem(profile), plan))
     done = subprocess.run([sys.executable, "-c", READ], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    config: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return config
 
 
 def test_torchtitan_reads_stages_degrees_and_batches(tmp_path: Path) -> None:
     profile = decoder(6)
     plan = grid(profile, ["h.2.ln"], replicas=2, accumulate=12)
-    # One more in flight than torch's schedule has.
+    # The first stage has one more microbatch in flight than in torch's schedule.
     plan = replace(plan, stages=(replace(plan.stages[0], depth=3), plan.stages[1]))
-    found = read(tmp_path, profile, plan)
-    stages = found["module_fqns_per_model_part"]
+    config = read_config(tmp_path, profile, plan)
+    stages = config["module_fqns_per_model_part"]
     assert stages[0] == ["tok_embeddings", "layers.0", "layers.1"]
-    # Every module of torchtitan's model is in one stage.
-    assert sorted(name for stage in stages for name in stage) == sorted(found["modules"])
-    assert found["pipeline_parallel_degree"] == 2
-    assert (found["data_parallel_replicate_degree"], found["data_parallel_shard_degree"]) == (2, 1)
-    assert found["pipeline_parallel_schedule"] == "1F1B"
-    assert Path(found["pipeline_parallel_schedule_csv"]).read_text().startswith("0F0,0F1,0F2,0B0,0F3")
-    # Microbatches of 4 samples: 6 on each replica, 12 in all.
-    assert found["pipeline_parallel_microbatch_size"] == 4
-    assert found["training"] == [24, 48]
-    assert found["recompute"] is None
+    # Every module of torchtitan's model is in exactly one stage.
+    assert sorted(name for stage in stages for name in stage) == sorted(config["modules"])
+    assert config["pipeline_parallel_degree"] == 2
+    assert (config["data_parallel_replicate_degree"], config["data_parallel_shard_degree"]) == (2, 1)
+    assert config["pipeline_parallel_schedule"] == "1F1B"
+    assert Path(config["pipeline_parallel_schedule_csv"]).read_text().startswith("0F0,0F1,0F2,0B0,0F3")
+    # There are 12 microbatches of 4 samples, 6 of them on each replica.
+    assert config["pipeline_parallel_microbatch_size"] == 4
+    assert config["training"] == [24, 48]
+    assert config["recompute"] is None

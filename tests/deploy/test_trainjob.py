@@ -1,4 +1,4 @@
-"""TrainJobs against the models of Kubeflow Trainer's API, and their script in two pods that are processes here."""
+"""trainjob.yaml against the models of Kubeflow Trainer's API, and its script in processes that stand in for pods."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 @pytest.fixture(scope="module")
 def train_job() -> Any:
-    """The model of a TrainJob, as Kubeflow Trainer generates it from the API that its CustomResourceDefinition has."""
+    """The model of a TrainJob that Kubeflow Trainer generates from its CustomResourceDefinition."""
     try:
-        found = metadata.version("kubeflow-trainer-api")
+        installed = metadata.version("kubeflow-trainer-api")
     except metadata.PackageNotFoundError:
         pytest.skip("kubeflow-trainer-api is not installed (pip install -e '.[deploy]')")
-    if found != VERSION:
-        pytest.skip(f"TrainJobs are written for the API of Kubeflow Trainer {VERSION}, and {found} is installed")
+    if installed != VERSION:
+        pytest.skip(f"TrainJobs are written for the API of Kubeflow Trainer {VERSION}, and {installed} is installed")
     from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 
     return TrainerV1alpha1TrainJob
@@ -52,27 +52,27 @@ def document(plan: Path, **settings: object) -> dict[str, Any]:
     path = rendered(plan, "kubernetes", **settings)
     text = path.read_text()
     path.unlink()
-    found: dict[str, Any] = yaml.safe_load(text)
-    return found
+    manifest: dict[str, Any] = yaml.safe_load(text)
+    return manifest
 
 
-def fits(model: Any, found: dict[str, Any]) -> bool:
-    """Whether the model takes all of a document: of a field that it does not know nothing comes back."""
+def fits(model: Any, manifest: dict[str, Any]) -> bool:
+    """Whether the model reads a manifest and returns it unchanged. It drops fields that it does not know."""
     try:
-        back = model.from_dict(found).to_dict()
+        back = model.from_dict(manifest).to_dict()
     except (ValueError, TypeError, KeyError):
         return False
-    return bool(back == found)
+    return bool(back == manifest)
 
 
-def mappings(found: object) -> Iterator[dict[str, Any]]:
-    """All mappings with fields in a document; labels and the like may have any keys."""
-    if isinstance(found, list):
-        for one in found:
+def mappings(content: object) -> Iterator[dict[str, Any]]:
+    """All mappings of a manifest whose keys are fields. Labels and the like may have any keys."""
+    if isinstance(content, list):
+        for one in content:
             yield from mappings(one)
-    if isinstance(found, dict):
-        yield found
-        for key, value in found.items():
+    if isinstance(content, dict):
+        yield content
+        for key, value in content.items():
             if key not in ("annotations", "nodeSelector", "limits", "requests"):
                 yield from mappings(value)
 
@@ -80,16 +80,16 @@ def mappings(found: object) -> Iterator[dict[str, Any]]:
 @pytest.mark.deploy
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_api_knows_every_field_and_its_type(variant: str, plan: Path, train_job: Any) -> None:
-    found = document(plan, **VARIANTS[variant])
-    assert fits(train_job, found)
-    for index in range(len(list(mappings(found)))):
-        wrong = copy.deepcopy(found)
+    manifest = document(plan, **VARIANTS[variant])
+    assert fits(train_job, manifest)
+    for index in range(len(list(mappings(manifest)))):
+        wrong = copy.deepcopy(manifest)
         list(mappings(wrong))[index]["nonsense"] = "1"
-        assert not fits(train_job, wrong), "a field that nobody knows would be noticed"
-    wrong = copy.deepcopy(found)
+        assert not fits(train_job, wrong), "an unknown field is noticed"
+    wrong = copy.deepcopy(manifest)
     wrong["spec"]["trainer"]["numProcPerNode"] = "one"
     assert not fits(train_job, wrong)
-    wrong = copy.deepcopy(found)
+    wrong = copy.deepcopy(manifest)
     del wrong["spec"]["runtimeRef"]
     assert not fits(train_job, wrong)
 
@@ -100,14 +100,16 @@ def _port() -> str:
         return str(free.getsockname()[1])
 
 
-def pods(found: dict[str, Any], tmp_path: Path, count: int) -> list[tuple[int, str]]:
-    """Runs the containers of a TrainJob as processes: the status and the output of each."""
-    trainer, port = found["spec"]["trainer"], _port()
-    given = {one["name"]: one.get("value", "node-7") for one in trainer.get("env", [])}
+def pods(manifest: dict[str, Any], tmp_path: Path, count: int) -> list[tuple[int, str]]:
+    """Run the containers of a TrainJob as processes; the status and the output of each."""
+    trainer, port = manifest["spec"]["trainer"], _port()
+    from_manifest = {one["name"]: one.get("value", "node-7") for one in trainer.get("env", [])}
     started = []
     for rank in range(count):
         variables = (
-            os.environ | given | {"PYTHON": sys.executable, "PET_NODE_RANK": str(rank), "PET_NPROC_PER_NODE": "1"}
+            os.environ
+            | from_manifest
+            | {"PYTHON": sys.executable, "PET_NODE_RANK": str(rank), "PET_NPROC_PER_NODE": "1"}
         )
         variables |= {"PET_NNODES": str(count), "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}
         command = [*trainer["command"], *trainer["args"]]
@@ -115,16 +117,16 @@ def pods(found: dict[str, Any], tmp_path: Path, count: int) -> list[tuple[int, s
         started.append(subprocess.Popen(command, env=variables, cwd=tmp_path, **pipes))
     ended = []
     for one in started:
-        said, _ = one.communicate(timeout=90)
-        ended.append((one.returncode, said))
+        output, _ = one.communicate(timeout=90)
+        ended.append((one.returncode, output))
     return ended
 
 
 @pytest.mark.deploy
 def test_two_pods_train(plan: Path, tmp_path: Path) -> None:
     claim = plan.parent
-    found = document(plan, mount=str(claim), name="small", options="--epochs 1 --probe 0")
-    ended = pods(found, tmp_path, 2)
+    manifest = document(plan, mount=str(claim), name="small", options="--epochs 1 --probe 0")
+    ended = pods(manifest, tmp_path, 2)
     assert [status for status, _ in ended] == [0, 0], ended
     run = claim / "runs" / "small"
     assert len(checkpoints(run)) == 1
@@ -132,11 +134,11 @@ def test_two_pods_train(plan: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_pods_that_are_started_again_go_on(plan: Path, tmp_path: Path) -> None:
+def test_pods_that_start_again_resume(plan: Path, tmp_path: Path) -> None:
     claim = plan.parent
     settings = {"mount": str(claim), "name": "again", "options": "--epochs 1 --probe 0"}
     assert [status for status, _ in pods(document(plan, **settings), tmp_path, 2)] == [0, 0]
     ended = pods(document(plan, **settings | {"options": "--epochs 2 --probe 0"}), tmp_path, 2)
     assert [status for status, _ in ended] == [0, 0], ended
-    assert "resumed from" in "".join(said for _, said in ended)
+    assert "resumed from" in "".join(output for _, output in ended)
     assert len(checkpoints(claim / "runs" / "again")) == 2

@@ -1,4 +1,4 @@
-"""launch.sh, rendered and run: whatever names hold, and down to a trained model in real worker processes."""
+"""launch.sh, rendered and run: with hostile names, and up to a trained model in real worker processes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ HOSTILE = "x'y\"z $(touch pwned) `touch pwned`\nrm -rf pwned; #"
 
 
 def render(folder: Path, **variables: Any) -> Path:
-    """launch.sh of a made-up plan, next to its stage files."""
-    given = {"title": "a plan", "servers": 1, "workers_per_server": 2, "device": "cpu", "python": sys.executable}
-    given |= {"server_sizes": (), "uneven": False, "threads": 1, "version": "0", "command": "a test", "folder": ""}
+    """Render launch.sh of a made-up plan into the folder of its stage files."""
+    values = {"title": "a plan", "servers": 1, "workers_per_server": 2, "device": "cpu", "python": sys.executable}
+    values |= {"server_sizes": (), "uneven": False, "threads": 1, "version": "0", "command": "a test", "folder": ""}
     script = folder / "launch.sh"
-    script.write_text(template("launch.sh.j2").render(given | variables))
+    script.write_text(template("launch.sh.j2").render(values | variables))
     script.chmod(0o755)
     return script
 
@@ -55,7 +55,7 @@ def test_hostile_names_run_nothing(tmp_path: Path) -> None:
     assert not Path("/pwned").exists()
 
 
-def test_says_what_is_missing(tmp_path: Path) -> None:
+def test_the_missing_prerequisite_is_named(tmp_path: Path) -> None:
     script = render(tmp_path)
     done = run(script)
     assert done.returncode == 2
@@ -70,7 +70,7 @@ def test_says_what_is_missing(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_help_comes_once(tmp_path: Path) -> None:
+def test_help_is_printed_once(tmp_path: Path) -> None:
     done = run(render(tmp_path), "--help")
     assert done.returncode == 0
     assert done.stdout.count("usage: launch.sh") == 1

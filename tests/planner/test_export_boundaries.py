@@ -1,4 +1,4 @@
-"""Where a model is cut by naming modules, and which cuts go together; against torch's own cutter and by brute force."""
+"""Cuts by naming modules, and sets of cuts that are possible together: against torch's own cuts and by brute force."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeplan.solving import Settings, solve
 
 
 def layered(*layers: tuple[str, str]) -> Profile:
-    """A chain of layers, each with the path of its module."""
+    """A chain of layers from pairs of a layer and the path of its module."""
     names = [name for name, _ in layers]
     made = tuple(Layer(name, 1.0, 1.0, 0, 0, module=module, op=name) for name, module in layers)
     tensors = tuple(Tensor(one, one, (other,), 8, 8) for one, other in itertools.pairwise(names))
@@ -65,7 +65,7 @@ def test_a_module_in_a_module_that_is_called_twice_is_no_boundary() -> None:
     [pytest.param("mnist", marks=pytest.mark.deploy), pytest.param("resnet-tiny", marks=pytest.mark.slow)],
 )
 def test_torch_cuts_where_the_profile_says(name: str) -> None:
-    """At every boundary of a traced model torch's `pipeline()` puts the modules before it into the first stage."""
+    """torch's `pipeline()` puts the modules before each boundary of a traced model into the first stage."""
     pytest.importorskip("torch")
     from torch.distributed.pipelining import SplitPoint, pipeline
 
@@ -88,7 +88,7 @@ def test_torch_cuts_where_the_profile_says(name: str) -> None:
 
 
 def random_profile(seed: int) -> Profile:
-    """A DAG in the order of its layers, each a module, with connections over some of them."""
+    """A random DAG with one module for each layer, and connections that skip some layers."""
     rng = random.Random(seed)
     count = rng.randint(3, 8)
     tensors = []
@@ -99,23 +99,23 @@ def random_profile(seed: int) -> Profile:
     return Profile(layers, tuple(tensors), 4)
 
 
-def passes_over(profile: Profile, cuts: Sequence[int]) -> bool:
-    """Whether anything is read later than by the next stage."""
+def skips_a_stage(profile: Profile, cuts: Sequence[int]) -> bool:
+    """Whether a tensor skips a stage."""
     stage = {layer.name: sum(place <= index for place in cuts) for index, layer in enumerate(profile.layers)}
     return any(stage[reader] > stage[one.producer] + 1 for one in profile.tensors for reader in one.consumers)
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_plans_are_refused_where_a_tensor_passes_over_a_stage(seed: int) -> None:
+def test_plans_are_refused_if_a_tensor_skips_a_stage(seed: int) -> None:
     profile = random_profile(seed)
     boundaries = Boundaries(profile)
     names = [layer.name for layer in profile.layers]
     free = neighbourly(boundaries, Options())
     for cuts in itertools.chain.from_iterable(itertools.combinations(boundaries.splits, count) for count in (1, 2, 3)):
         plan = grid(profile, [names[place] for place in cuts])
-        if passes_over(profile, cuts):
-            assert not set(cuts) <= set(free), "restricted to places that do not go together"
-            with pytest.raises(InputError, match=r"passes over stage \d"):
+        if skips_a_stage(profile, cuts):
+            assert not set(cuts) <= set(free), "the restriction allows cuts that exclude each other"
+            with pytest.raises(InputError, match=r"skips stage \d"):
                 places_of(TARGET, boundaries, problem(profile), plan)
         else:
             assert places_of(TARGET, boundaries, problem(profile), plan) == list(cuts)
@@ -135,8 +135,8 @@ def test_blocks_of_a_decoder_are_cut_apart_and_nothing_inside_them() -> None:
     assert found == ["h.0.ln", "h.1.ln", "h.2.ln", "ln_f", "lm_head"]
 
 
-def test_what_reads_no_layer_is_in_the_first_stage() -> None:
-    """A second input, read in the middle: torch hands inputs to the first stage only."""
+def test_layers_that_read_no_other_are_in_the_first_stage() -> None:
+    """The model reads a second input in the middle, and torch gives inputs to the first stage only."""
     profile = chain(["a", "b", "embed", "c", "d", "loss"])
     kept = [one for one in profile.tensors if one.producer != "b"]
     tensors = (*kept, Tensor("b", "b", ("c",), 64, 64))
@@ -157,9 +157,9 @@ def test_every_plan_under_the_restriction_is_expressed(name: str) -> None:
 
 def test_models_that_cannot_be_cut_by_modules_are_refused() -> None:
     unnamed = layered(("a", ""), ("b", ""), ("loss", ""))
-    with pytest.raises(InputError, match="does not say which modules its layers are"):
+    with pytest.raises(InputError, match="does not name the modules of its layers"):
         TARGET.restrict(unnamed, Options(accumulate=2))
     late = chain(["a", "b", "loss"])
     late = replace(late, tensors=(Tensor("b", "b", ("loss",), 8, 8), Tensor("a", "a", ("loss",), 8, 8)))
-    with pytest.raises(InputError, match="other layers' outputs pass over"):
+    with pytest.raises(InputError, match="a tensor would skip a stage"):
         TARGET.restrict(late, Options(accumulate=2))

@@ -1,4 +1,4 @@
-"""`pipeplan export`: what it writes, says and refuses."""
+"""`pipeplan export`: its files, its output, and the plans that it refuses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLUSH = ("2", "--schedule", "1f1b-flush", "--accumulate", "4")
 FILES = {"pipeline.py", "schedule.csv", "train.py"}
 
 
-def test_the_files_are_written_beside_the_plan_once_and_said(run: Run) -> None:
+def test_the_files_are_written_beside_the_plan_once_and_listed(run: Run) -> None:
     assert run(*SOLVE, *FLUSH).code == 0
     done = run("export", "torch-pipelining")
     assert done.code == 0

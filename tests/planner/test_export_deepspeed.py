@@ -1,4 +1,4 @@
-"""The export to DeepSpeed: which models and plans it takes, and where its module cuts a list of layers."""
+"""The export to DeepSpeed: the models and plans that it accepts, and the cuts of its module in a list of layers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bundled(name: str) -> Profile:
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs a generated module, without DeepSpeed: for what it does by itself."""
+    """Run a generated module with stand-ins for DeepSpeed's classes."""
 
     class Without:
         def __init__(self, *_: object, **__: object) -> None:
@@ -75,19 +75,19 @@ def test_blocks_stay_whole_and_branches_together() -> None:
     assert "word" in chain_of(bundled("s2vt"))[0].layers, "the words are read by the first stage too"
 
 
-def test_what_no_gradient_comes_back_for_is_told_and_may_cross() -> None:
+def test_outputs_without_a_gradient_may_cross_and_are_named() -> None:
     profile = decoder(3, rotary=True)
     assert {item.beside for item in chain_of(profile)} == {(), ("rotary",)}
     text = export(TARGET, problem(profile), grid(profile, ["h.1.ln"]))[MODULE].text
-    assert "# Later stages also read, without a gradient: rotary." in text
+    assert "# Later stages also read outputs that need no gradient: rotary." in text
 
 
-def test_what_carries_a_gradient_past_every_cut_leaves_no_chain() -> None:
+def test_an_output_with_a_gradient_that_passes_every_cut_leaves_no_chain() -> None:
     names = ["a", "b", "c", "d", "loss"]
     far = Tensor("far", "a", ("d", "loss"), 8, 8)
     profile = replace(chain(names), tensors=(*chain(names).tensors, far))
     assert [item.layers for item in chain_of(profile)] == [("a",), ("b", "c", "d", "loss")]
-    with pytest.raises(InputError, match=r"behind b cross the outputs of (a and b|b and a)"):
+    with pytest.raises(InputError, match=r"after b the outputs of (a and b|b and a) cross"):
         TARGET.restrict(
             replace(profile, tensors=(*profile.tensors, Tensor("more", "a", ("c",), 8, 8)), together=(("a", "b"),)),
             Options(accumulate=8),
@@ -139,7 +139,7 @@ def test_a_sequential_gives_its_layers_with_their_names(module: Any) -> None:
     assert found["parts_of"]([name for name, _ in layers]) == [0, 3, 5]
 
 
-def test_the_configuration_is_of_the_grid() -> None:
+def test_the_configuration_has_the_sizes_of_the_grid() -> None:
     plan = grid(DECODER, ["h.2.ln"], replicas=4, accumulate=12)
     files = export(TARGET, problem(DECODER, servers=2), plan)
     config = json.loads(files[CONFIG].text)
@@ -167,7 +167,7 @@ def test_single_stages_recompute(module: Any) -> None:
     ],
     ids=["inside a block", "only the loss", "stashing", "gpipe", "odd number"],
 )
-def test_what_deepspeed_cannot_express_is_refused(plan: Plan, reason: str) -> None:
+def test_plans_that_deepspeed_cannot_express_are_refused(plan: Plan, reason: str) -> None:
     with pytest.raises(InputError, match=reason) as error:
         export(TARGET, problem(DECODER), plan)
     assert "\n" not in str(error.value)

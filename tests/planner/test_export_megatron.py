@@ -1,4 +1,4 @@
-"""The export to Megatron-LM: which models and plans it takes, and what its layout says, read by a reader of its own."""
+"""The export to Megatron-LM: the models and plans that it accepts, and its layout, read by a separate parser."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ DECODER = decoder(6)
 
 
 def expanded(layout: str) -> list[str]:
-    """The stages of a layout, a letter a layer: `Et*2|L` is EttL's `Ett` and `L`."""
-    return re.sub(r"(.)\*(\d+)", lambda found: found[1] * int(found[2]), layout).split("|")
+    """The stages of a layout with one letter for each layer: `Et*2|L` has the stages `Ett` and `L`."""
+    return re.sub(r"(.)\*(\d+)", lambda match: match[1] * int(match[2]), layout).split("|")
 
 
 def arguments(folder: Path, made_of: Problem, plan: Plan) -> dict[str, str]:
-    """What bash makes of the fragment: the arguments with their values, and the variables."""
+    """The arguments and variables that bash reads from the fragment, by name."""
     text = export(TARGET, made_of, plan)[FILE].text
     (folder / FILE).write_text(text)
     script = (
@@ -43,13 +43,13 @@ def arguments(folder: Path, made_of: Problem, plan: Plan) -> dict[str, str]:
     script += ' per-node "$PIPEPLAN_NPROC_PER_NODE" world "$PIPEPLAN_WORLD_SIZE"'
     done = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, check=True)
     words = done.stdout.split("\0")[:-1]
-    found, name = {}, ""
+    values, name = {}, ""
     for word in words:
         if word.startswith("--") or word in ("nodes", "per-node", "world"):
-            name, found[word] = word, ""
+            name, values[word] = word, ""
         else:
-            found[name] = word
-    return found
+            values[name] = word
+    return values
 
 
 @pytest.mark.parametrize(
@@ -98,17 +98,17 @@ def test_every_plan_under_the_restriction_can_be_expressed(rotary: bool) -> None
 
 
 @pytest.mark.parametrize("target", [TARGET, DEEPSPEED], ids=lambda target: target.name)
-def test_a_plan_in_flight_otherwise_says_so(target: Target) -> None:
+def test_another_number_of_microbatches_in_flight_is_reported(target: Target) -> None:
     file = FILE if target is TARGET else MODULE
     plan = grid(DECODER, ["h.3.ln"], accumulate=80)
     deeper = replace(plan, stages=(replace(plan.stages[0], depth=4), plan.stages[1]))
-    said = "in flight: 2-1, where the plan counts on 4-1; "
+    difference = "in flight: 2-1, where the plan counts on 4-1; "
     assert "in flight" not in export(target, problem(DECODER), plan)[file].text
-    assert f"{said}this may be slower" in export(target, problem(DECODER), deeper)[file].text
+    assert f"{difference}this may be slower" in export(target, problem(DECODER), deeper)[file].text
     levels = (Level("server", 1, 1e9), Level("cluster", 2, 1e9, latency_s=9e-3))
     slow = Problem(DECODER, Cluster("slow", Device("A100", "cuda", 2**30), levels))
-    # 22 layers of 3 ms, 9 ms there, 9 ms back: a microbatch is on its way for 84 ms, and two are at a time.
-    assert f"{said}so each takes 42 ms or more, not " in export(target, slow, deeper)[file].text
+    # 22 layers take 3 ms each, and each direction 9 ms: a microbatch takes 84 ms, and two are in flight.
+    assert f"{difference}so each takes 42 ms or more, not " in export(target, slow, deeper)[file].text
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_plan_in_flight_otherwise_says_so(target: Target) -> None:
     ],
     ids=["inside a block", "inside the head", "stashing", "gpipe", "odd number", "inference"],
 )
-def test_what_megatron_cannot_express_is_refused(plan: Plan, reason: str) -> None:
+def test_plans_that_megatron_cannot_express_are_refused(plan: Plan, reason: str) -> None:
     with pytest.raises(InputError, match=reason) as error:
         export(TARGET, problem(DECODER), plan)
     assert "\n" not in str(error.value)
@@ -146,17 +146,17 @@ def test_unequal_replicas_and_partial_recomputation_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["vgg16", "resnet50", "gnmt8", "awd-lm", "s2vt", "mnist"])
-def test_models_that_are_no_stack_are_refused_with_what_was_looked_for(name: str) -> None:
+def test_models_that_are_no_stack_are_refused_with_the_reason(name: str) -> None:
     profile = Profile.load(resources.folder("profiles") / f"{name}-v100.json")
     reason = r"cannot train this model: .* no list of blocks that are all alike.*between an embedding and a head: "
-    with pytest.raises(InputError, match=reason) as said:
+    with pytest.raises(InputError, match=reason) as error:
         TARGET.restrict(profile, Options(accumulate=8))
-    assert "\n" not in str(said.value)
+    assert "\n" not in str(error.value)
     with pytest.raises(InputError, match=reason):
         TARGET.refuse(problem(profile), grid(profile, [], schedule=STASHING, accumulate=None))
 
 
-def test_what_else_is_asked_for_and_cannot_be() -> None:
+def test_options_that_megatron_cannot_follow_are_refused() -> None:
     with pytest.raises(InputError, match=r"wte and lm_head share their weights"):
         TARGET.restrict(decoder(3, tied=True), Options(accumulate=8))
     with pytest.raises(InputError, match="--accumulate"):
@@ -165,7 +165,7 @@ def test_what_else_is_asked_for_and_cannot_be() -> None:
         TARGET.restrict(DECODER, Options(schedule=GPIPE, accumulate=8))
 
 
-def test_lists_in_lists_are_taken_apart_and_what_is_inside_of_blocks_is_not() -> None:
+def test_nested_lists_are_flattened_but_not_the_lists_inside_blocks() -> None:
     paths = ["0.emb", *(f"1.{n}.{part}" for n in range(3) for part in ("norm", "experts.0", "experts.1")), "2", "loss"]
     stack = stack_of(chain(paths))
     assert stack.path == "1"
@@ -181,7 +181,7 @@ def test_an_encoder_and_a_decoder_are_no_stack() -> None:
 
 def test_a_shortcut_past_a_block_makes_no_stack() -> None:
     tensors = (*DECODER.tensors, Tensor("far", "h.0.add", ("h.3.ln",), 8, 8))
-    with pytest.raises(InputError, match=r"h\.0\.add is read behind the next block"):
+    with pytest.raises(InputError, match=r"h\.0\.add is read after the next block"):
         stack_of(replace(DECODER, tensors=tensors))
 
 

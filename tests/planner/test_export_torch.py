@@ -1,4 +1,4 @@
-"""The export to torch.distributed.pipelining: what its files say, and which plans it refuses."""
+"""The exports to torch.distributed.pipelining and torchtitan: their files, and the plans that they refuse."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NASTY = '"\'"""\\ {{ x }} {% y %}\n$(reboot) \u2028\U0001f600'
 
 
 def constants(files: dict[str, File] | Any, name: str = "pipeline.py") -> dict[str, Any]:
-    """What a generated module assigns at its top, as far as that is plain: attributes as their last name."""
+    """The top-level constants of a generated module. An attribute counts as its last name."""
 
     def plain(node: ast.expr) -> Any:
         if isinstance(node, ast.Attribute):
@@ -35,16 +35,16 @@ def constants(files: dict[str, File] | Any, name: str = "pipeline.py") -> dict[s
             return {plain(key): plain(one) for key, one in zip(node.keys, node.values, strict=True) if key}
         return ast.literal_eval(node)
 
-    found: dict[str, Any] = {}
+    assigned: dict[str, Any] = {}
     for node in ast.parse(files[name].text).body:
         if isinstance(node, ast.Assign):
             names = [one.id for part in node.targets for one in ast.walk(part) if isinstance(one, ast.Name)]
             try:
                 value = plain(node.value)
             except ValueError:
-                continue  # computed
-            found |= dict(zip(names, value if len(names) > 1 else [value], strict=True))
-    return found
+                continue  # not a literal
+            assigned |= dict(zip(names, value if len(names) > 1 else [value], strict=True))
+    return assigned
 
 
 def test_stages_ranks_and_sizes() -> None:
@@ -98,14 +98,14 @@ def test_the_order_has_every_pass_once_and_as_many_in_flight_as_planned(
 
 
 def test_fewer_microbatches_than_stages_go_by_the_plans_order() -> None:
-    """torch's own 1F1B refuses them."""
+    """torch's own 1F1B refuses such an update."""
     for each, schedule in ((2, FLUSH), (3, FLUSH), (2, GPIPE)):
         plan = grid(DECODER, ["h.1.ln", "h.2.ln"], 2, each * 2, schedule=schedule)
         plan = replace(plan, stages=tuple(replace(one, depth=min(one.depth, each)) for one in plan.stages))
         few = schedule == FLUSH and each < 3
         files = export(TORCH, problem(DECODER, 2), plan)
         assert constants(files)["BY_ORDER"] is few
-        assert ("torch's own takes no fewer microbatches than stages" in files["pipeline.py"].text) is few
+        assert ("torch's schedule needs at least as many microbatches as stages" in files["pipeline.py"].text) is few
         assert ("schedule.csv" in export(TITAN, problem(DECODER, 2), plan)) is few
     assert files["schedule.csv"].text.splitlines()[0] == "0F0,0F1,0B0,0B1"
 
@@ -121,7 +121,7 @@ def unequal() -> Plan:
 
 
 def shuffled() -> Plan:
-    """The second block before the first one: no part of the order."""
+    """A plan with the second block before the first, which is not the order of forward()."""
     names = [layer.name for layer in DECODER.layers]
     first = [name for name in names if not name.startswith(("h.0", "h.2", "h.3", "l"))]
     rest = [name for name in names if name not in first]
@@ -136,7 +136,7 @@ REFUSED: dict[str, tuple[Plan, str]] = {
     "gap": (gap(), "worker 1 has nothing to do"),
 }
 FOR_TORCH: dict[str, tuple[Plan, str]] = {
-    "skip": (grid(DECODER, ["h.1.attn", "h.1.add"]), "the tensor 'h.0.add' passes over stage 2"),
+    "skip": (grid(DECODER, ["h.1.attn", "h.1.add"]), "the tensor 'h.0.add' skips stage 2"),
     "order": (shuffled(), "stages 1 to 1 are not the first"),
     "loss": (grid(DECODER, ["loss"]), "between 'lm_head' and 'loss', where no module"),
 }
@@ -156,7 +156,7 @@ FOR_TITAN: dict[str, tuple[Plan, str]] = {
     + [(TITAN, *case) for case in (REFUSED | FOR_TITAN).values()],
     ids=[f"torch {name}" for name in REFUSED | FOR_TORCH] + [f"titan {name}" for name in REFUSED | FOR_TITAN],
 )
-def test_what_cannot_be_expressed_is_refused_with_the_command_that_finds_what_can(
+def test_plans_that_cannot_be_expressed_are_refused_with_the_command_that_finds_one(
     to: Target, plan: Plan, reason: str
 ) -> None:
     with pytest.raises(InputError) as refusal:
@@ -196,8 +196,8 @@ def test_torchtitan_takes_models_that_are_lists_of_blocks_only() -> None:
     assert "pipeline_parallel_degree=1" in alone["plan_config.py"].text
 
 
-def test_torchtitan_is_told_stages_and_batches() -> None:
-    rotary = decoder(6, rotary=True)  # which every stage of torchtitan has for itself
+def test_torchtitan_gets_stages_and_batch_sizes() -> None:
+    rotary = decoder(6, rotary=True)  # torchtitan computes the rotary embedding in every stage
     plan = grid(rotary, ["h.0.ln", "h.4.ln"], replicas=2, accumulate=6)
     files = export(TITAN, problem(rotary, 2), plan)
     found = constants(files, "plan_config.py")
@@ -212,7 +212,7 @@ def test_torchtitan_is_told_stages_and_batches() -> None:
 
 
 def inside(profile: Profile, module: str) -> Profile:
-    """The same model as a module of that name in another."""
+    """The same model as a submodule of another one."""
 
     def moved(name: str) -> str:
         return name if name == "loss" else f"{module}.{name}"

@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers, as they are traced and named: told apart into embedding, blocks and head."""
+"""Traced models of Hugging Face transformers are recognised as an embedding, blocks and a head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TrainJobs: what the YAML says, whatever names contain, and what its script does in a pod."""
+"""trainjob.yaml: its contents, whatever names contain, and the behaviour of its script in a pod."""
 
 from __future__ import annotations
 
@@ -31,67 +31,67 @@ def cluster(servers: int = 2, devices: int = 4, kind: str = "cuda", name: str = 
 
 def rendered(where: Cluster | None = None, plan: Plan = PLAN, model: str = "decoder", **settings: object) -> str:
     where = where or cluster()
-    said = {
+    document = {
         "profile": {"model": model, "ref": "job.py:make", "digest": "sha256:0", "minibatch": 4, "threads": 2},
         "cluster": where.to_json() | {"digest": "sha256:1"},
         "plan": plan.to_json(),
     }
-    context = Context.of(Node(said, "plan.json"))
+    context = Context.of(Node(document, "plan.json"))
     return template(KUBERNETES.template).render(KUBERNETES.variables(context, settings))
 
 
-def job(*given: Any, **settings: Any) -> dict[str, Any]:
-    (found,) = yaml.safe_load_all(rendered(*given, **settings))
-    assert isinstance(found, dict)
-    return found
+def job(*arguments: Any, **settings: Any) -> dict[str, Any]:
+    (manifest,) = yaml.safe_load_all(rendered(*arguments, **settings))
+    assert isinstance(manifest, dict)
+    return manifest
 
 
-def pod(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The patch of the pods."""
-    (patch,) = found["spec"]["runtimePatches"]
+def pod(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec of the pods in the patch of the runtime."""
+    (patch,) = manifest["spec"]["runtimePatches"]
     (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
-    assert node["name"] == "node", "as the runtime torch-distributed calls them"
+    assert node["name"] == "node", "the runtime torch-distributed gives them this name"
     spec: dict[str, Any] = node["template"]["spec"]["template"]["spec"]
     return spec
 
 
 def expanded(text: str, variables: Mapping[str, str]) -> str:
-    """What Kubernetes makes of an argument: `$$` is `$`, `$(NAME)` a variable if there is such."""
+    """Expand an argument as Kubernetes does: `$$` is `$`, and `$(NAME)` the variable NAME if it exists."""
 
-    def one(found: re.Match[str]) -> str:
-        return "$" if found[0] == "$$" else variables.get(found[1], found[0])
+    def value(match: re.Match[str]) -> str:
+        return "$" if match[0] == "$$" else variables.get(match[1], match[0])
 
-    return re.sub(r"\$\$|\$\(([^)]*)\)", one, text)
+    return re.sub(r"\$\$|\$\(([^)]*)\)", value, text)
 
 
 def test_a_pod_for_each_server() -> None:
-    found = job()
-    assert (found["apiVersion"], found["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
-    assert found["metadata"]["name"] == "decoder-4-4"
-    trainer = found["spec"]["trainer"]
-    assert found["spec"]["runtimeRef"] == {"name": "torch-distributed"}
+    manifest = job()
+    assert (manifest["apiVersion"], manifest["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
+    assert manifest["metadata"]["name"] == "decoder-4-4"
+    trainer = manifest["spec"]["trainer"]
+    assert manifest["spec"]["runtimeRef"] == {"name": "torch-distributed"}
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)
     assert trainer["resourcesPerNode"]["limits"] == {"nvidia.com/gpu": "4"}
-    assert {volume["name"] for volume in pod(found)["volumes"]} == {"pipeplan", "shared-memory"}
+    assert {volume["name"] for volume in pod(manifest)["volumes"]} == {"pipeplan", "shared-memory"}
 
 
 def test_on_cpus_pods_get_the_cores_of_their_workers() -> None:
-    found = job(cluster(kind="cpu"))
-    assert found["spec"]["trainer"]["resourcesPerNode"]["requests"] == {"cpu": "8"}
-    assert [volume["name"] for volume in pod(found)["volumes"]] == ["pipeplan"]
+    manifest = job(cluster(kind="cpu"))
+    assert manifest["spec"]["trainer"]["resourcesPerNode"]["requests"] == {"cpu": "8"}
+    assert [volume["name"] for volume in pod(manifest)["volumes"]] == ["pipeplan"]
 
 
-def test_options_reach_their_places() -> None:
-    found = job(
+def test_options_are_in_the_manifest() -> None:
+    manifest = job(
         image="registry:5000/me/image@sha256:1", claim="my-claim", folder="plans/a", mount="/data/", name="mine",
         namespace="team", runtime="my-runtime", gpu_resource="amd.com/gpu", cpu="4", memory="64Gi", grace=60,
         env=["GLOO_SOCKET_IFNAME=eth0", "A=$(HOME) $$ $x"], node_selector=["pool=a b"], options="--epochs 90",
     )  # fmt: skip
-    trainer, spec = found["spec"]["trainer"], pod(found)
-    assert found["metadata"] | {"annotations": 0} == {"name": "mine", "namespace": "team", "annotations": 0}
+    trainer, spec = manifest["spec"]["trainer"], pod(manifest)
+    assert manifest["metadata"] | {"annotations": 0} == {"name": "mine", "namespace": "team", "annotations": 0}
     assert trainer["image"] == "registry:5000/me/image@sha256:1"
     assert trainer["resourcesPerNode"]["limits"] == {"amd.com/gpu": "4", "cpu": "4", "memory": "64Gi"}
-    assert found["spec"]["runtimeRef"]["name"] == "my-runtime"
+    assert manifest["spec"]["runtimeRef"]["name"] == "my-runtime"
     assert [expanded(one["value"], {"HOME": "no"}) for one in trainer["env"]] == ["eth0", "$(HOME) $$ $x"]
     assert trainer["args"][1:] == ["pipeplan", "/data/plans/a", "/data/runs/mine", "--epochs", "90"]
     assert spec["nodeSelector"] == {"pool": "a b"}
@@ -101,11 +101,11 @@ def test_options_reach_their_places() -> None:
 
 
 def test_a_plan_from_a_config_map() -> None:
-    found = job(config_map="the-plan")
-    volume = next(volume for volume in pod(found)["volumes"] if volume["name"] == "plan")
+    manifest = job(config_map="the-plan")
+    volume = next(volume for volume in pod(manifest)["volumes"] if volume["name"] == "plan")
     paths = [item["path"] for item in volume["configMap"]["items"]]
     assert paths == ["launch.sh", "stages/stage-0.json", "stages/stage-1.json"]
-    assert found["spec"]["trainer"]["args"][2] == "/etc/pipeplan/plan"
+    assert manifest["spec"]["trainer"]["args"][2] == "/etc/pipeplan/plan"
 
 
 def test_servers_of_different_sizes_need_a_pod_for_each_worker() -> None:
@@ -123,22 +123,22 @@ def test_servers_of_different_sizes_need_a_pod_for_each_worker() -> None:
 
 
 @pytest.mark.parametrize("model", [EVIL, "---\nkind: Pod", "", "9", "-", "A" * 300], ids=range(6))
-def test_names_of_models_and_clusters_cannot_break_it(model: str) -> None:
-    found = job(cluster(name=model), PLAN, model)
-    name = found["metadata"]["name"]
+def test_names_of_models_and_clusters_cannot_break_the_manifest(model: str) -> None:
+    manifest = job(cluster(name=model), PLAN, model)
+    name = manifest["metadata"]["name"]
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
     assert len(f"{name}-node-0-1-abcde") <= 63
 
 
-def test_values_cannot_break_it() -> None:
+def test_values_of_options_cannot_break_the_manifest() -> None:
     evil = EVIL.replace(" ", "")
-    found = job(
+    manifest = job(
         env=[f"A={EVIL}"], node_selector=[f"pool={EVIL}"], image=evil, folder=EVIL, mount=f"/{evil}".replace(":", "")
     )
-    trainer = found["spec"]["trainer"]
+    trainer = manifest["spec"]["trainer"]
     assert expanded(trainer["env"][0]["value"], {"HOME": "no"}) == EVIL
     assert trainer["image"] == evil
-    assert pod(found)["nodeSelector"] == {"pool": EVIL}
+    assert pod(manifest)["nodeSelector"] == {"pool": EVIL}
     assert expanded(trainer["args"][2], {"HOME": "no"}).endswith(EVIL)
 
 
@@ -166,47 +166,52 @@ def test_values_cannot_break_it() -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_what_kubernetes_would_not_take_is_refused(settings: dict[str, Any], reason: str) -> None:
+def test_values_that_kubernetes_refuses_are_refused(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason) as error:
         rendered(**settings)
     assert "\n" not in str(error.value)
 
 
-def ran(folder: Path, *, rank: int = 0, options: str = "") -> list[str]:
-    """What launch.sh is told by a pod: its arguments, then the variables."""
+def run_pod(folder: Path, *, rank: int = 0, options: str = "") -> list[str]:
+    """Run the script of a pod; the arguments of launch.sh, and then its variables."""
     (folder / "plan").mkdir(exist_ok=True)
     words = '"$@" "$NNODES" "$NODE_RANK" "$MASTER_ADDR" "$MASTER_PORT" "${PET_NNODES-unset}"'
     (folder / "plan" / "launch.sh").write_text(f"printf '%s\\n' {words}\n")
     trainer = job(mount=str(folder), options=options)["spec"]["trainer"]
-    told = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "4", "PET_NODE_RANK": str(rank), "PATH": "/usr/bin:/bin"}
-    told |= {"PET_MASTER_ADDR": "decoder-4-4-node-0-0.decoder-4-4", "PET_MASTER_PORT": "29500"}
-    command = [expanded(word, told) for word in [*trainer["command"], *trainer["args"]]]
-    done = subprocess.run(command, env=told, capture_output=True, text=True)
+    environment = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "4", "PET_NODE_RANK": str(rank), "PATH": "/usr/bin:/bin"}
+    environment |= {"PET_MASTER_ADDR": "decoder-4-4-node-0-0.decoder-4-4", "PET_MASTER_PORT": "29500"}
+    command = [expanded(word, environment) for word in [*trainer["command"], *trainer["args"]]]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
 def test_a_pod_tells_launch_sh_where_it_is(tmp_path: Path) -> None:
     run = f"{tmp_path}/runs/decoder-4-4"
-    told = ["2", "1", "decoder-4-4-node-0-0.decoder-4-4", "29500", "unset"]
+    variables = ["2", "1", "decoder-4-4-node-0-0.decoder-4-4", "29500", "unset"]
     options = ["--epochs", "9", "it's $(HOME) $$"]
-    assert ran(tmp_path, rank=1, options='--epochs 9 "it\'s $(HOME) $$"') == ["--run-dir", run, *options, *told]
+    assert run_pod(tmp_path, rank=1, options='--epochs 9 "it\'s $(HOME) $$"') == [
+        "--run-dir",
+        run,
+        *options,
+        *variables,
+    ]
 
 
-def test_a_pod_that_starts_again_goes_on_or_begins_anew(tmp_path: Path) -> None:
+def test_a_pod_that_starts_again_resumes_or_begins_again(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "decoder-4-4"
     (run / "metrics").mkdir(parents=True)
-    ran(tmp_path, rank=1)
+    run_pod(tmp_path, rank=1)
     assert run.exists(), "only the first pod decides"
-    assert "--resume" not in ran(tmp_path)
+    assert "--resume" not in run_pod(tmp_path)
     assert sorted(path.name for path in run.parent.iterdir()) == ["decoder-4-4.ended-1"]
     (run / "checkpoints" / "epoch-0001-sample-00000000").mkdir(parents=True)
-    ran(tmp_path)
+    run_pod(tmp_path)
     assert sorted(path.name for path in run.parent.iterdir()) == ["decoder-4-4.ended-1", "decoder-4-4.ended-2"]
     (run / "checkpoints" / "epoch-0001").mkdir(parents=True)
     (run / "checkpoints" / "epoch-0001" / "manifest.json").write_text("{}")
     for rank in (0, 1):
-        assert ran(tmp_path, rank=rank)[:3] == ["--run-dir", str(run), "--resume"]
+        assert run_pod(tmp_path, rank=rank)[:3] == ["--run-dir", str(run), "--resume"]
     begun = "--weights D --seed 3 --resume-from=E --resume-from F"
-    assert ran(tmp_path, options=begun)[:5] == ["--run-dir", str(run), "--resume", "--seed", "3"]
+    assert run_pod(tmp_path, options=begun)[:5] == ["--run-dir", str(run), "--resume", "--seed", "3"]
     assert run.exists()

@@ -1,4 +1,4 @@
-"""launch.slurm with stand-ins for SLURM's commands: what it has launch.sh do when a job is started again."""
+"""launch.slurm with stand-ins for SLURM's commands: the arguments of launch.sh when a job starts again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeplan.solving import Settings, solve
 
 JOB = 70123
 STAND_INS = {
-    # What it would run: the variables, and its arguments, each on a line.
+    # Prints the variables and arguments of srun, each on a line.
     "srun": 'printf "%s\\n" "$MASTER_ADDR" "$NNODES" "$@"',
     "scontrol": '[[ "$2" == job ]] && printf "   Command=%s --a b\\n" "$FILE" || printf "node7\\nnode8\\n"',
     "getent": "exit 0",
@@ -25,7 +25,7 @@ STAND_INS = {
 
 
 class Slurm:
-    """A plan for two servers, and a job of it."""
+    """A plan for two servers, and jobs that run it."""
 
     def __init__(self, folder: Path) -> None:
         self.plan, self.path = folder / "a plan", folder / "bin"
@@ -35,7 +35,7 @@ class Slurm:
         self.path.mkdir()
         for name, text in STAND_INS.items():
             self.stand_in(name, text)
-        self.copy = folder / "slurm_script"  # SLURM runs a copy that lies elsewhere
+        self.copy = folder / "slurm_script"  # SLURM runs a copy of launch.slurm
 
     def write(self, problem: Problem) -> None:
         write_plan(solve(problem, Settings()), self.plan, force=True)
@@ -47,19 +47,19 @@ class Slurm:
         (self.path / name).write_text(f"#!/bin/bash\n{text}\n")
         (self.path / name).chmod(0o755)
 
-    def started(self, *options: str, restart: int = 0) -> list[str]:
-        """What is given to launch.sh of every node."""
-        return self.srun(*options, restart=restart)[-1]
+    def launch_arguments(self, *options: str, restart: int = 0) -> list[str]:
+        """Run a job; the arguments of launch.sh on every node."""
+        return self.srun_arguments(*options, restart=restart)[-1]
 
-    def srun(self, *options: str, restart: int = 0) -> tuple[list[str], list[str]]:
-        """What is given to srun, and of it to launch.sh."""
-        done = self.job(*options, restart=restart)
+    def srun_arguments(self, *options: str, restart: int = 0) -> tuple[list[str], list[str]]:
+        """Run a job; the arguments of srun, and those of launch.sh among them."""
+        done = self.run_job(*options, restart=restart)
         lines = done.stdout.splitlines()
         assert lines[:2] == ["node7", str(2)], done.stdout
         return lines[2:], lines[lines.index(f"{self.plan}/launch.sh") + 1 :]
 
-    def job(self, *options: str, restart: int = 0) -> subprocess.CompletedProcess[str]:
-        """The job from start to end."""
+    def run_job(self, *options: str, restart: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run a job from start to end."""
         script = self.plan / "launch.slurm"
         self.copy.write_text(script.read_text())
         environment = {
@@ -84,35 +84,35 @@ def slurm(tmp_path: Path) -> Slurm:
 
 
 def test_a_job_makes_its_own_run_and_finds_it_again(slurm: Slurm) -> None:
-    *given, option, folder = slurm.started("--epochs", "5", "--resume-from", "elsewhere")
-    assert (given, option) == (["--epochs", "5", "--resume-from", "elsewhere"], "--run-dir")
+    *words, option, folder = slurm.launch_arguments("--epochs", "5", "--resume-from", "elsewhere")
+    assert (words, option) == (["--epochs", "5", "--resume-from", "elsewhere"], "--run-dir")
     run = Path(folder)
     assert run.parent == slurm.plan / "runs"
     assert run.name.endswith(f"Z-slurm-{JOB}")
     run.mkdir(parents=True)
-    # It was started again before it had a checkpoint: its metrics stay where they are.
-    assert slurm.started("--epochs", "5", restart=1) == ["--epochs", "5", "--run-dir", f"{run}-restart-1"]
+    # The job starts again before it has a checkpoint. The metrics of its first start stay in their folder.
+    assert slurm.launch_arguments("--epochs", "5", restart=1) == ["--epochs", "5", "--run-dir", f"{run}-restart-1"]
     slurm.checkpoint(Path(f"{run}-restart-1"))
     resumed = ["--resume", "--epochs", "5", "--run-dir", f"{run}-restart-1"]
-    assert slurm.started("--epochs", "5", "--resume-from", "elsewhere", restart=2) == resumed
-    assert slurm.started("--epochs", "5", "--weights=elsewhere", restart=2) == resumed
+    assert slurm.launch_arguments("--epochs", "5", "--resume-from", "elsewhere", restart=2) == resumed
+    assert slurm.launch_arguments("--epochs", "5", "--weights=elsewhere", restart=2) == resumed
 
 
 def test_a_run_folder_that_was_named_is_kept(slurm: Slurm, tmp_path: Path) -> None:
     mine = str(tmp_path / "my run")
-    assert slurm.started("--run-dir", mine) == ["--run-dir", mine]
-    assert slurm.started("--run-dir", mine, restart=1) == ["--run-dir", mine]
+    assert slurm.launch_arguments("--run-dir", mine) == ["--run-dir", mine]
+    assert slurm.launch_arguments("--run-dir", mine, restart=1) == ["--run-dir", mine]
     slurm.checkpoint(Path(mine))
-    assert slurm.started("--run-dir", mine) == ["--run-dir", mine], "the first time it is as it was said"
-    assert slurm.started(f"--run-dir={mine}", "--seed", "3", restart=1) == [
+    assert slurm.launch_arguments("--run-dir", mine) == ["--run-dir", mine], "the first start follows the options"
+    assert slurm.launch_arguments(f"--run-dir={mine}", "--seed", "3", restart=1) == [
         "--resume",
         "--seed",
         "3",
         "--run-dir",
         mine,
     ]
-    assert slurm.started("--resume", "--run-dir", mine, restart=4) == ["--resume", "--run-dir", mine]
-    assert slurm.started("--resume") == ["--resume"], "there is none: launch.sh says so"
+    assert slurm.launch_arguments("--resume", "--run-dir", mine, restart=4) == ["--resume", "--run-dir", mine]
+    assert slurm.launch_arguments("--resume") == ["--resume"], "launch.sh reports that there is no run"
 
 
 def test_the_latest_run_is_named_so_that_the_job_knows_it(slurm: Slurm) -> None:
@@ -120,11 +120,11 @@ def test_the_latest_run_is_named_so_that_the_job_knows_it(slurm: Slurm) -> None:
     slurm.checkpoint(older)
     slurm.checkpoint(latest)
     empty.mkdir()
-    assert slurm.started("--resume", "--seed", "3") == ["--resume", "--seed", "3", "--run-dir", str(latest)]
+    assert slurm.launch_arguments("--resume", "--seed", "3") == ["--resume", "--seed", "3", "--run-dir", str(latest)]
 
 
-def test_a_step_that_ends_while_it_is_asked_to_counts_as_it_ended(slurm: Slurm, tmp_path: Path) -> None:
-    """SLURM is slow to send the signal on: bash has seen the end of the step before its trap is done."""
+def test_a_step_that_ends_before_scancel_does_keeps_its_status(slurm: Slurm, tmp_path: Path) -> None:
+    """SLURM may be slow to pass a signal on: the step can end before scancel does."""
     slurm.stand_in(
         "srun",
         'run="${!#}"\nmkdir -p "$run"\nprintf \'"stopped": {}\' >"$run/summary.json"\n'
@@ -135,7 +135,7 @@ def test_a_step_that_ends_while_it_is_asked_to_counts_as_it_ended(slurm: Slurm, 
         "scancel", 'cd "$(dirname "$0")"\ntouch asked\nwhile kill -0 "$(<pid)" 2>/dev/null; do sleep 0.02; done'
     )
     slurm.stand_in("scontrol", f'if [[ "$1" == requeue ]]; then echo requeued; else {STAND_INS["scontrol"]}; fi')
-    assert slurm.job().stdout.splitlines()[0] == "requeued"
+    assert slurm.run_job().stdout.splitlines()[0] == "requeued"
 
 
 def test_components_are_one_step(slurm: Slurm) -> None:
@@ -143,9 +143,9 @@ def test_components_are_one_step(slurm: Slurm) -> None:
     servers = [Server(device, Level("server", size, 100.0)) for size in (2, 1)]
     profile = outcome().problem.profile
     slurm.write(Problem(profile, Cluster.of_servers("two", servers, [Level("cluster", 2, 10.0)])))
-    given, _ = slurm.srun("--epochs", "2")
-    assert given.count(":") == 1
-    halves = given[: given.index(":")], given[given.index(":") + 1 :]
+    words, _ = slurm.srun_arguments("--epochs", "2")
+    assert words.count(":") == 1
+    halves = words[: words.index(":")], words[words.index(":") + 1 :]
     assert [[word for word in half if "het" in word or "cpus" in word] for half in halves] == [
         ["--het-group=0", "--cpus-per-task=2"],
         ["--het-group=1", "--cpus-per-task=1"],

@@ -1,4 +1,4 @@
-"""`pipeplan render`: every kind of file that starts a plan, whatever names hold, and templates of users' own."""
+"""`pipeplan render`: every kind of file that starts a plan, whatever names contain, and users' templates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "launch.md"
 
 
 def clusters() -> dict[str, Cluster]:
-    """One server, two that are alike, and three of which one is smaller."""
+    """Clusters of one server, of two equal servers, and of three servers of which one is smaller."""
     core = Device("d", "cpu", 10_000)
     gpu = Device(NASTY, "cuda", 10_000)
     server = Level("server", 2, 100.0)
@@ -43,7 +43,7 @@ def clusters() -> dict[str, Cluster]:
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A plan folder for each cluster, with names that no shell must read."""
+    """A plan folder for each cluster, with names that a shell must not interpret."""
     folder = tmp_path_factory.mktemp("plans $(touch pwned) 'x'")
     profile = replace(outcome(model=NASTY, layer=NASTY).problem.profile, model_ref=f"/{NASTY}.py:{NASTY}")
     made = {}
@@ -68,7 +68,7 @@ def test_scripts_are_clean_and_no_name_can_run_anything(
     comments = [line for line in script.read_text().splitlines() if line.startswith("#")]
     assert all("\x1b" not in line for line in comments)
     assert any("Written by pipeplan" in line for line in comments)
-    # Run where nothing that it needs is: it ends, and nothing of what names say has happened.
+    # Without the programs that it needs the script fails, and no command in a name has run.
     subprocess.run(["bash", script], cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, capture_output=True, check=False)
     assert not list(tmp_path.rglob("pwned"))
     if shutil.which("shellcheck"):
@@ -77,11 +77,11 @@ def test_scripts_are_clean_and_no_name_can_run_anything(
 
 
 def test_a_job_asks_for_what_the_plan_needs(plans: dict[str, Path]) -> None:
-    def asked(text: str) -> list[str]:
+    def sbatch_options(text: str) -> list[str]:
         return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
 
     settings = {"partition": "gpu", "time": "1:00:00", "gpu_type": "v100", "cpus": 3, "sbatch": ("--exclusive",)}
-    lines = asked(_text(plans["uneven"], "slurm", **settings))
+    lines = sbatch_options(_text(plans["uneven"], "slurm", **settings))
     first, second = lines[: lines.index("hetjob")], lines[lines.index("hetjob") + 1 :]
     assert [*first[-7:]] == [
         *("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=6", "--gres=gpu:v100:2"),
@@ -91,10 +91,10 @@ def test_a_job_asks_for_what_the_plan_needs(plans: dict[str, Path]) -> None:
         *("--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=3", "--gres=gpu:v100:1"),
         *("--partition=gpu", "--time=1:00:00", "--exclusive"),
     ]
-    plain = asked(_text(plans["two"], "slurm"))
+    plain = sbatch_options(_text(plans["two"], "slurm"))
     assert plain[-3:] == ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2"]
     assert "--requeue" in plain
-    assert "--no-requeue" in asked(_text(plans["two"], "slurm", no_requeue=True))
+    assert "--no-requeue" in sbatch_options(_text(plans["two"], "slurm", no_requeue=True))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_lines_for_torchrun_name_every_worker_once(plans: dict[str, Path]) -> No
     assert counts == ["2", "2", "1"]
 
 
-def test_the_context_says_what_the_stage_files_say(plans: dict[str, Path]) -> None:
+def test_the_context_agrees_with_the_stage_files(plans: dict[str, Path]) -> None:
     stage = stored.read_document(plans["uneven"] / "stages" / "stage-0.json", "pipeplan-stage", 1)
     context = Context.of(stored.document(plans["uneven"]))
     assert context.digest == stage["plan"].text()
@@ -131,7 +131,7 @@ def test_the_context_says_what_the_stage_files_say(plans: dict[str, Path]) -> No
     assert context.model_ref == stage["model"]["ref"].text()
 
 
-def test_a_plan_of_before_has_no_reference_and_one_thread(plans: dict[str, Path]) -> None:
+def test_a_plan_of_an_older_version_has_no_reference_and_one_thread(plans: dict[str, Path]) -> None:
     root = stored.document(plans["two"])
     for name in ("ref", "threads"):
         root.value["profile"].pop(name)
@@ -153,12 +153,12 @@ def test_render_writes_beside_the_plan_and_twice(plans: dict[str, Path], run: Ru
     assert script.stat().st_mode & 0o111
     assert "pipeplan render ssh" in script.read_text()
     before = script.read_bytes()
-    assert run("render", "ssh").code == 0, "the same once more"
+    assert run("render", "ssh").code == 0, "the same file may be written again"
     assert script.read_bytes() == before
     script.write_text("edited")
     again = run("render", "ssh")
     assert (again.code, again.err.count("\n")) == (2, 1)
-    assert "launch-ssh.sh is there and says something else: give another file with -o, or --force" in again.err
+    assert "launch-ssh.sh exists with another content: give another file with -o, or --force" in again.err
     assert run("render", "ssh", "--force").code == 0
     assert script.read_bytes() != b"edited"
     elsewhere = run("render", "slurm", "plan", "-o", "-", "--partition", "gpu").out
@@ -217,7 +217,7 @@ def test_a_template_of_the_users_own(plans: dict[str, Path], run: Run, tmp_path:
     done = subprocess.run([script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == f"{NASTY}|long|"
     assert not (tmp_path / "pwned").exists()
-    # In place of the bundled one of a kind, it is told that kind's settings.
+    # In place of the bundled template of a kind it gets the settings of that kind.
     own.write_text("{{ partition }} {{ components }}\n")
     assert run("render", "slurm", "--template", str(own), "--partition", "p", "-o", "-").out == "p [(2, 2)]\n"
 

@@ -1,4 +1,4 @@
-"""The plan folder: what is in it, that it is whole or absent, and that no name in it can run anything."""
+"""The plan folder: its contents, that it is complete or absent, and that no name in it runs as a command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NASTY = "a b\n'\"; touch pwned; $(touch pwned) `touch pwned` \\ \x1b[31m é #"
 
 
 def outcome(model: str = "small", layer: str = "a", cluster: str = "test") -> Outcome:
-    """A solved problem of two layers on three workers, with names of the caller's choice."""
+    """A solved problem of two layers on three workers, with the given names."""
     profile = Profile(
         layers=(Layer(layer, 2.0, 4.0, 50, 5), Layer("b", 1.0, 2.0, 20, 7)),
         tensors=(Tensor("x", layer, ("b",), 4, 4),),
@@ -47,7 +47,7 @@ def test_a_plan_folder_holds_what_the_executor_needs(tmp_path: Path) -> None:
     assert document["prediction"]["minibatch_s"] == solved.evaluation.pace_s
     assert document["verdict"]["proven"] is True
     assert (tmp_path / "plan" / "launch.sh").stat().st_mode & 0o111
-    assert [path.name for path in tmp_path.iterdir()] == ["plan"], "nothing else is left behind"
+    assert [path.name for path in tmp_path.iterdir()] == ["plan"], "no scratch folder is left behind"
 
 
 def test_the_executor_reads_what_is_written(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
-def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> str:
         raise InputError("disk full")
 

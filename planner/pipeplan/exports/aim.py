@@ -1,4 +1,4 @@
-"""Planning for a trainer: the problem restricted to what it can express, and what that costs."""
+"""Planning for a trainer: restricts a problem to the plans that the trainer can express, and prices the restriction."""
 
 from __future__ import annotations
 
@@ -17,45 +17,46 @@ from pipeplan.verdict import TOLERANCE
 
 @dataclass(frozen=True)
 class Aim:
-    """A target, and the problem as it would be without it."""
+    """A target, and the problem without the restrictions of the target."""
 
     to: Target
     free: Problem
 
     @property
     def problem(self) -> Problem:
-        """Restricted to what the target expresses. Raises `InputError` where nothing is left."""
+        """The problem restricted to plans that the target can express. Raises `InputError` if there are none."""
         return replace(self.free, options=self.to.restrict(self.free.profile, self.free.options))
 
     def files(self, outcome: Outcome) -> Mapping[str, File]:
-        """What the target reads; an `InputError` where it cannot express the plan after all."""
+        """The files that the target reads. Raises `InputError` if it cannot express the plan after all."""
         return written.export(self.to, outcome.problem, outcome.plan)
 
     def cost(self, outcome: Outcome, maximum_cuts: int) -> str:
-        """What the restriction costs: the best plans without it, with the same schedule and with pipeplan's own.
+        """The cost of the restriction as a sentence: the best plans without it, and how much faster they are.
 
-        They are the dynamic program's alone.
+        One has the schedule of the target, the other pipeplan's default one. Only the dynamic program looks for them.
         """
-        # Workers that the user did without are no loss by the target.
-        asked, found = replace(self.free.options, max_workers=outcome.problem.options.max_workers), []
-        same = replace(asked, schedule=outcome.problem.options.schedule, accumulate=outcome.problem.options.accumulate)
-        for options in dict.fromkeys((same, _own(asked))):
+        # The user's limit on workers holds for these plans too: it is no cost of the target.
+        free = replace(self.free.options, max_workers=outcome.problem.options.max_workers)
+        same = replace(free, schedule=outcome.problem.options.schedule, accumulate=outcome.problem.options.accumulate)
+        alternatives = []
+        for options in dict.fromkeys((same, _with_default_schedule(free))):
             problem = replace(outcome.problem, options=options)
             best = best_plan(problem, enumerate_cuts(problem, maximum_cuts))
             if best is None:
                 continue
             gain = faster(outcome.objective_s / best.pace_s)
-            found.append(f"{best.plan.config} by {options.schedule}, {gain}")
-        return f"Restricted to what {self.to.title} can express. Without the restriction: {'; '.join(found)}."
+            alternatives.append(f"{best.plan.config} by {options.schedule}, {gain}")
+        return f"Restricted to what {self.to.title} can express. Without the restriction: {'; '.join(alternatives)}."
 
 
 def faster(gain: float) -> str:
-    """So many times as fast, in words. What rounds to once as fast is said to be less than a percent."""
+    """A speedup in words: `no faster`, `less than 1% faster` or `1.23x faster`."""
     if gain <= 1 + TOLERANCE:
         return "no faster"
     return "less than 1% faster" if gain < 1.005 else f"{gain:.2f}x faster"
 
 
-def _own(asked: Options) -> Options:
-    """With the schedule that pipeplan would take where none is asked for."""
-    return asked if asked.schedule in FLUSHING else replace(asked, schedule=STASHING, accumulate=None)
+def _with_default_schedule(options: Options) -> Options:
+    """The options with weight stashing, pipeplan's default, unless the user asked for a schedule with a flush."""
+    return options if options.schedule in FLUSHING else replace(options, schedule=STASHING, accumulate=None)

@@ -1,7 +1,7 @@
-"""Where a model can be cut by naming a module: before the call of one, or after it.
+"""The cuts of a model that can be described by naming a module: before the call of the module, or after it.
 
-Trainers that cut at modules run the layers in the order of the model's own forward(), which is that of the profile. A
-boundary between two stages is then a place in this order, and must lie where a module begins or ends.
+Trainers that cut at modules run the layers in the order of the model's forward(), which is the order of the profile. A
+boundary between two stages is then a place in this order. It must lie where a module begins or ends.
 """
 
 from __future__ import annotations
@@ -16,62 +16,62 @@ from pipeplan.profile_data import Layer, Profile
 
 @dataclass(frozen=True)
 class Split:
-    """A boundary, told by a module."""
+    """A boundary between stages, described by a module."""
 
     module: str
-    """Its path, as in `named_modules()`."""
+    """Path of the module, as in `named_modules()`."""
     before: bool
-    """Whether the boundary is before the module's call, or after it."""
+    """Whether the boundary is before the module's call. Otherwise it is after it."""
 
 
 @dataclass(frozen=True)
 class Boundaries:
-    """The places in the order of a profile's layers: place i is before layer i, for i from 1 on."""
+    """The places for a cut in the order of a profile's layers. Place i is before layer i, for i from 1 on."""
 
     profile: Profile
 
     @cached_property
     def place_of(self) -> dict[str, int]:
-        """The place of every layer in the order of the profile."""
+        """Index of every layer in the order of the profile, by name."""
         return {layer.name: index for index, layer in enumerate(self.profile.layers)}
 
     @cached_property
     def splits(self) -> dict[int, Split]:
-        """The places where a module that is called once begins or ends, and which."""
-        found: dict[int, Split] = {}
+        """The places where a module begins or ends, with that module. Modules that are called twice do not count."""
+        splits: dict[int, Split] = {}
         for path, (first, last) in sorted(self._modules.items(), key=lambda one: (one[0].count("."), one[1])):
-            # A beginning says more than an end, and an outer module more than one inside it.
-            if first and not (first in found and found[first].before):
-                found[first] = Split(path, before=True)
-            found.setdefault(last + 1, Split(path, before=False))
-        # The loss is computed by the trainer, after the model.
-        return {place: found[place] for place in sorted(found) if place < self._loss}
+            # People find a beginning easier to read than an end, and an outer module easier than one inside it.
+            if first and not (first in splits and splits[first].before):
+                splits[first] = Split(path, before=True)
+            splits.setdefault(last + 1, Split(path, before=False))
+        # The trainer computes the loss, after the model.
+        return {place: splits[place] for place in sorted(splits) if place < self._loss}
 
     @cached_property
     def crossing(self) -> dict[int, frozenset[str]]:
-        """For every place in `splits` the tensors that cross it, by name."""
+        """The names of the tensors that cross each place in `splits`."""
         spans = [(tensor.name, *self._span(tensor.producer, tensor.consumers)) for tensor in self.profile.tensors]
         return {place: frozenset(name for name, first, last in spans if first < place <= last) for place in self.splits}
 
     def place(self, before: Sequence[str]) -> int | None:
-        """The place that has exactly these layers before it, or None where they are not the first in the order."""
+        """The place that has exactly these layers before it. None if they are not the first layers in the order."""
         return len(before) if {self.place_of[name] for name in before} == set(range(len(before))) else None
 
     @cached_property
     def entering(self) -> int:
-        """The last place of a layer that reads no other: it may read the model's inputs."""
+        """Index of the last layer that reads no other layer, and so may read the inputs of the model."""
         fed = {name for tensor in self.profile.tensors for name in tensor.consumers}
         return max(place for name, place in self.place_of.items() if name not in fed)
 
     @cached_property
     def _loss(self) -> int:
-        """The place of the layer that consumes the outputs."""
+        """Index of the loss layer, or the number of layers if there is none."""
         last = len(self.profile.layers) - 1
         return last if self.profile.layers[last].op == "loss" else last + 1
 
     @cached_property
     def _modules(self) -> dict[str, tuple[int, int]]:
-        """(first, last) layer of every module that is called once, whose layers stand together."""
+        """(first, last) index of the layers of every module that is called once and whose layers are consecutive."""
         inside: dict[str, list[int]] = {}
         for index, layer in enumerate(self.profile.layers):
             for path in _around(layer.module):
@@ -89,12 +89,12 @@ class Boundaries:
 
 
 def _around(path: str) -> Iterator[str]:
-    """The path of a module, and of all that it is in, outermost first."""
+    """The paths of the modules around a module, outermost first, and its own."""
     parts = path.split(".") if path else []
     for count in range(1, len(parts) + 1):
         yield ".".join(parts[:count])
 
 
 def _is_call(layer: Layer) -> bool:
-    """Whether a layer is one call of its module, and not an operator inside one."""
+    """Whether a layer is a whole call of its module, rather than an operator inside one."""
     return layer.name.partition("#")[0] == layer.module

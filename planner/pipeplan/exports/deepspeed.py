@@ -1,7 +1,7 @@
-"""DeepSpeed: a subclass of its `PipelineModule` that is cut as the plan says, with its configuration and host file.
+"""Export to DeepSpeed: a subclass of `PipelineModule` with the stages of the plan, a configuration and a host file.
 
-Stages go round the workers in blocks of the data-parallel size (`PipeDataParallelTopology`), as in pipeplan's uniform
-grids. Its schedule is 1F1B with a flush, with stages - s microbatches in flight at stage s, counted from 0.
+Stage s has the workers from s times the data-parallel size on (`PipeDataParallelTopology`), as in pipeplan's uniform
+grids. DeepSpeed's schedule is 1F1B with a flush. Stage s, counted from 0, has stages - s microbatches in flight.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ MODULE, CONFIG, HOSTS = "planned_pipeline.py", "ds_config.json", "hostfile"
 
 @dataclass(frozen=True)
 class DeepSpeed:
-    """DeepSpeed 0.19.8."""
+    """The target DeepSpeed 0.19.8."""
 
     name: str = "deepspeed"
     title: str = "DeepSpeed 0.19.8"
 
     def restrict(self, profile: Profile, options: Options) -> Options:
-        """Cuts where one layer's output crosses only, on a uniform grid, with the one schedule that it has."""
+        """Restrict to cuts that a single output crosses, to a uniform grid, and to 1F1B with a flush."""
         items = _chain(self, profile)
         if options.schedule == GPIPE:
             raise InputError(f"{self.title} has no schedule {GPIPE}: leave out --schedule")
@@ -44,12 +44,12 @@ class DeepSpeed:
         return replace(synchronous(self, options), together=(*options.together, *groups))
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
-        """One line on why DeepSpeed cannot cut the model so, or would run it otherwise."""
+        """Raise `InputError` if DeepSpeed cannot cut the model like this plan, or would run it differently."""
         items = _chain(self, problem.profile) if len(plan.stages) > 1 else ()
-        found = degrees(self, problem, plan)
-        if plan.schedule == GPIPE and found.stages > 1:
+        grid = degrees(self, problem, plan)
+        if plan.schedule == GPIPE and grid.stages > 1:
             raise refused(self, plan, f"it has no schedule {GPIPE}")
-        if not found.stage_major:
+        if not grid.stage_major:
             raise refused(self, plan, "the replicas of a stage must be neighbours, one stage after another")
         for number, stage in enumerate(plan.stages, start=1):
             for item in items:
@@ -61,27 +61,27 @@ class DeepSpeed:
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, File]:
         """The module, the configuration and the host file."""
-        found, lines = degrees(self, problem, plan), header(self, problem, plan)
+        grid, lines = degrees(self, problem, plan), header(self, problem, plan)
         starts = _starts(problem, plan)
         module = template("exports/deepspeed.py.j2").render(
             header=lines,
             starts=[literal(item.label if item else "") for item in starts],
-            about=[one_line(_about(index, problem, plan, found)) for index in range(found.stages)],
+            about=[one_line(_about(index, problem, plan, grid)) for index in range(grid.stages)],
             beside=sorted({one_line(name) for item in starts if item for name in item.beside}),
-            in_flight=otherwise(problem, plan, found),
+            in_flight=otherwise(problem, plan, grid),
             recompute=[stage.recompute for stage in plan.stages],
-            degrees=found,
+            degrees=grid,
             module=MODULE.removesuffix(".py"),
             config=CONFIG,
         )
         return {
             MODULE: File(module, "a PipelineModule with the stages of the plan"),
-            CONFIG: File(_config(plan, found), "batch sizes, to which you add the rest of your configuration"),
-            HOSTS: File(_hosts(lines, used(problem.cluster, found.count)), "slots of every server; put in your hosts"),
+            CONFIG: File(_config(plan, grid), "batch sizes, to which you add the rest of your configuration"),
+            HOSTS: File(_hosts(lines, used(problem.cluster, grid.count)), "slots of every server; put in your hosts"),
         }
 
     def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
-        """How the module is used."""
+        """How to use the module."""
         return (
             f"put the names of your hosts into {shlex.quote(f'{folder}/{HOSTS}')}, and build PlannedPipeline of "
             f"{shlex.quote(f'{folder}/{MODULE}')} from your list of layers"
@@ -92,6 +92,7 @@ TARGET = DeepSpeed()
 
 
 def _chain(to: DeepSpeed, profile: Profile) -> tuple[Item, ...]:
+    """The model as a list of layers. Raises `InputError` in the name of the target."""
     try:
         return chain_of(profile)
     except InputError as error:
@@ -99,38 +100,38 @@ def _chain(to: DeepSpeed, profile: Profile) -> tuple[Item, ...]:
 
 
 def _starts(problem: Problem, plan: Plan) -> list[Item | None]:
-    """What every stage begins with; of the first one nothing has to be known."""
+    """The item with which each stage begins; None for the first stage, which begins with the first layer."""
     if len(plan.stages) == 1:
         return [None]
     items = chain_of(problem.profile)
     return [None, *(next(item for item in items if item.layers[0] in stage.layers) for stage in plan.stages[1:])]
 
 
-def _about(index: int, problem: Problem, plan: Plan, found: Degrees) -> str:
-    """What a stage holds, and who."""
-    held = set(plan.stages[index].layers)
-    names = [layer.name for layer in problem.profile.layers if layer.name in held]
-    workers = found.workers[index]
+def _about(index: int, problem: Problem, plan: Plan, grid: Degrees) -> str:
+    """One line with the layers and the ranks of a stage."""
+    in_stage = set(plan.stages[index].layers)
+    names = [layer.name for layer in problem.profile.layers if layer.name in in_stage]
+    workers = grid.workers[index]
     ranks = f"rank {workers[0]}" if len(workers) == 1 else f"ranks {workers[0]}-{workers[-1]}"
     return (
         f"stage {index}, {ranks}: {names[0]} … {names[-1]}" if len(names) > 1 else f"stage {index}, {ranks}: {names[0]}"
     )
 
 
-def _config(plan: Plan, found: Degrees) -> str:
+def _config(plan: Plan, grid: Degrees) -> str:
     config: dict[str, object] = {
-        "train_batch_size": found.batch,
-        "train_micro_batch_size_per_gpu": found.microbatch,
-        "gradient_accumulation_steps": found.microbatches,
+        "train_batch_size": grid.batch,
+        "train_micro_batch_size_per_gpu": grid.microbatch,
+        "gradient_accumulation_steps": grid.microbatches,
     }
     if any(stage.recompute for stage in plan.stages):
-        # The other way of checkpointing asks inputs for gradients, which those of the first stage have not.
+        # Reentrant checkpointing needs inputs with gradients, and the first stage has none.
         config["pipeline"] = {"use_reentrant": False}
     return json.dumps(config, indent=2) + "\n"
 
 
 def _hosts(lines: list[str], slots: list[int]) -> str:
-    said = [*lines, "Put the names of your hosts in place of server0 …, in the order of the cluster's servers."]
+    comment = [*lines, "Put the names of your hosts in place of server0 …, in the order of the cluster's servers."]
     return "".join(
-        [*(f"# {line}\n" for line in said), *(f"server{index} slots={count}\n" for index, count in enumerate(slots))]
+        [*(f"# {line}\n" for line in comment), *(f"server{index} slots={count}\n" for index, count in enumerate(slots))]
     )

@@ -1,7 +1,7 @@
-"""What trainers with a uniform grid of workers ask for: the degrees of parallelism, and microbatches per update.
+"""A plan as a uniform grid of workers: the degrees of parallelism, and the microbatches of an update.
 
-What pipeplan calls a minibatch, the piece that goes through the pipeline, they call a microbatch; their batch is what
-one update is made of.
+Other trainers call a microbatch what pipeplan calls a minibatch, the unit that goes through the pipeline. Their batch
+holds all samples of one update.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from pipeplan.problem import Options, Problem
 
 @dataclass(frozen=True)
 class Degrees:
-    """A pipeline of `stages`, `replicas` times."""
+    """A pipeline of `stages` stages, each on `replicas` workers."""
 
     stages: int
     replicas: int
     microbatches: int
-    """That each replica of the pipeline takes for one update."""
+    """Microbatches of one update for each replica of the pipeline."""
     microbatch: int
-    """Samples in one."""
+    """Samples in a microbatch."""
     workers: tuple[tuple[int, ...], ...]
-    """Of every stage, in the order of the replicas: replica i of a pipeline is the i-th of each."""
+    """Workers of every stage, in the order of the replicas: the i-th workers of all stages form replica i."""
 
     @property
     def batch(self) -> int:
-        """Samples of one update, of all replicas."""
+        """Samples of one update on all replicas together."""
         return self.microbatch * self.microbatches * self.replicas
 
     @property
     def count(self) -> int:
-        """Workers that have something to do."""
+        """Workers of the grid."""
         return self.stages * self.replicas
 
     @property
@@ -46,34 +46,35 @@ class Degrees:
 def degrees(to: Target, problem: Problem, plan: Plan) -> Degrees:
     """The degrees of a plan. Raises `InputError` unless it trains synchronously on a grid of workers 0, 1, 2 …"""
     if plan.inference:
-        raise InputError(f"the plan {plan.config} is for inference, and {to.title} is told how to train")
+        raise InputError(f"the plan {plan.config} is for inference, and the export to {to.title} is for training")
     _refuse_asynchronous(to, plan)
     counts = [stage.replicas for stage in plan.stages]
     for number, count in enumerate(counts, start=1):
         if count != counts[0]:
             reason = f"stage 1 has {_workers(counts[0])} and stage {number} has {count}, where all must have as many"
             raise refused(to, plan, reason)
-    found = Degrees(len(counts), counts[0], _microbatches(to, plan), problem.profile.minibatch, _aligned(plan))
-    busy = sorted(worker for stage in found.workers for worker in stage)
-    if busy != list(range(found.count)):
-        idle = next(worker for worker in range(found.count) if worker not in busy)
+    grid = Degrees(len(counts), counts[0], _microbatches(to, plan), problem.profile.minibatch, _aligned(plan))
+    busy = sorted(worker for stage in grid.workers for worker in stage)
+    if busy != list(range(grid.count)):
+        idle = next(worker for worker in range(grid.count) if worker not in busy)
         raise refused(to, plan, f"worker {idle} has nothing to do, and only the last ones can be left out")
-    return found
+    return grid
 
 
 def synchronous(to: Target, options: Options) -> Options:
-    """The options restricted to what `degrees` lets pass: a flush before every update, and a uniform grid.
+    """The options restricted to plans that `degrees` accepts: a flush before every update, and a uniform grid.
 
-    The schedule is 1F1B where none with a flush was asked for. Raises `InputError` without minibatches per update.
+    The schedule becomes 1F1B with a flush, unless the user asked for another one with a flush. Raises `InputError` if
+    the minibatches per update are not given, or for another schedule.
     """
     if options.inference:
-        raise InputError(f"{to.title} is told how to train: leave out --inference")
+        raise InputError(f"the export to {to.title} is for training: leave out --inference")
     if options.accumulate is None:
         raise InputError(
             f"{to.title} makes one update for a number of microbatches, pipeplan's minibatches: say for how many with "
             "--accumulate, as in --accumulate 32"
         )
-    if options.schedule not in (*FLUSHING, STASHING):  # stashing is what nobody has to ask for
+    if options.schedule not in (*FLUSHING, STASHING):  # weight stashing is the default
         raise InputError(
             f"{to.title} cannot run the schedule {options.schedule}, whose weights are old: leave out --schedule, or "
             f"give {FLUSH}"
@@ -85,7 +86,7 @@ def synchronous(to: Target, options: Options) -> Options:
 def _refuse_asynchronous(to: Target, plan: Plan) -> None:
     if plan.schedule in FLUSHING:
         return
-    # One stage alone makes its updates from the newest weights, unless it puts them off.
+    # A single stage always computes with the newest weights, unless it accumulates gradients.
     if len(plan.stages) > 1 or plan.accumulate is not None:
         raise refused(to, plan, f"its schedule {plan.schedule} is asynchronous, and keeps versions of the weights")
 
@@ -103,7 +104,7 @@ def _microbatches(to: Target, plan: Plan) -> int:
 
 
 def _aligned(plan: Plan) -> tuple[tuple[int, ...], ...]:
-    """The workers of every stage, those of one copy of the pipeline after those of another."""
+    """The workers of every stage, grouped by copy of the pipeline."""
     return tuple(
         tuple(worker for copy in range(plan.copies) for worker in stage.workers[copy :: plan.copies])
         for stage in plan.stages

@@ -1,8 +1,8 @@
-"""Megatron-LM: arguments that give its pipeline the layout of a plan.
+"""Export to Megatron-LM: arguments that give its pipeline the layout of a plan.
 
-Of the layout's letters E is the embedding, t a block, L the head with the loss; `|` ends a stage. Stages go round the
-workers in blocks of the data-parallel size, as in pipeplan's uniform grids. Its one schedule without interleaving is
-1F1B with a flush, with stages - s microbatches in flight at stage s, counted from 0.
+In a layout E is the embedding, t a block, L the head with the loss, and `|` ends a stage. Stage s has the workers from
+s times the data-parallel size on, as in pipeplan's uniform grids. The only schedule without interleaving is 1F1B with a
+flush. Stage s, counted from 0, has stages - s microbatches in flight.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ FILE = "arguments.sh"
 
 @dataclass(frozen=True)
 class Megatron:
-    """Megatron-LM with Megatron Core 0.16.1."""
+    """The target Megatron-LM with Megatron Core 0.16.1."""
 
     name: str = "megatron"
     title: str = "Megatron-LM core_v0.16.1"
 
     def restrict(self, profile: Profile, options: Options) -> Options:
-        """Cuts between blocks only, on a uniform grid, with the one schedule that it has and nothing recomputed."""
+        """Restrict to cuts between blocks, to a uniform grid, to 1F1B with a flush, and to no recomputation."""
         stack = _stack(self, profile)
         if shared := tied(profile, stack):
             raise InputError(
                 f"{shared[0]} and {shared[1]} share their weights, which keeps the whole model in one stage: profile "
-                f"it without (`tie_word_embeddings=False`), and {self.title} is told to train it so"
+                f"it without (`tie_word_embeddings=False`); the export tells {self.title} not to share them either"
             )
         if options.schedule == GPIPE:
             raise InputError(f"{self.title} has no schedule {GPIPE}: leave out --schedule")
@@ -48,12 +48,12 @@ class Megatron:
         return replace(restricted, recompute=False, together=(*options.together, *_groups(stack)))
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
-        """One line on why a plan has no layout, or another meaning in Megatron-LM."""
+        """Raise `InputError` if a plan has no layout, or Megatron-LM would run it differently."""
         stack = _stack(self, problem.profile)
-        found = degrees(self, problem, plan)
-        if plan.schedule == GPIPE and found.stages > 1:
+        grid = degrees(self, problem, plan)
+        if plan.schedule == GPIPE and grid.stages > 1:
             raise refused(self, plan, f"it has no schedule {GPIPE}")
-        if not found.stage_major:
+        if not grid.stage_major:
             raise refused(self, plan, "the replicas of a stage must be neighbours, one stage after another")
         for number, stage in enumerate(plan.stages, start=1):
             if stage.recompute:
@@ -66,21 +66,21 @@ class Megatron:
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, File]:
         """The arguments, as a fragment for bash."""
-        found, stack = degrees(self, problem, plan), stack_of(problem.profile)
+        grid, stack = degrees(self, problem, plan), stack_of(problem.profile)
         text = template("exports/megatron.sh.j2").render(
             header=header(self, problem, plan),
-            stages=[_stage_line(index, stage, stack, found) for index, stage in enumerate(plan.stages)],
+            stages=[_stage_line(index, stage, stack, grid) for index, stage in enumerate(plan.stages)],
             blocks=len(stack.blocks),
             layout="|".join(_letters(stage, stack) for stage in plan.stages),
-            degrees=found,
+            degrees=grid,
             untied=tied(problem.profile, stack) is None,
-            servers=used(problem.cluster, found.count),
-            in_flight=otherwise(problem, plan, found),
+            servers=used(problem.cluster, grid.count),
+            in_flight=otherwise(problem, plan, grid),
         )
         return {FILE: File(text, "arguments: the pipeline's layout, degrees of parallelism, batch sizes")}
 
     def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
-        """How the arguments reach Megatron-LM."""
+        """How to pass the arguments to Megatron-LM."""
         return f'source {shlex.quote(f"{folder}/{FILE}")}, then pass "${{PIPEPLAN_ARGS[@]}}" to pretrain_gpt.py'
 
 
@@ -88,6 +88,7 @@ TARGET = Megatron()
 
 
 def _stack(to: Megatron, profile: Profile) -> Stack:
+    """The model as a list of blocks. Raises `InputError` in the name of the target."""
     try:
         return stack_of(profile)
     except InputError as error:
@@ -103,19 +104,19 @@ def _part_names(stack: Stack) -> list[str]:
 
 
 def _letters(stage: Stage, stack: Stack) -> str:
-    """A stage in the layout: `Et*3`."""
+    """A stage in the layout, such as `Et*3`."""
     names = set(stage.layers)
     count = sum(set(block) <= names for block in stack.blocks)
     blocks = "t" * min(count, 1) + (f"*{count}" if count > 1 else "")
     return "E" * (set(stack.before) <= names) + blocks + "L" * (set(stack.after) <= names)
 
 
-def _stage_line(index: int, stage: Stage, stack: Stack, found: Degrees) -> str:
-    """What a stage holds, for people, as a line of a comment."""
+def _stage_line(index: int, stage: Stage, stack: Stack, grid: Degrees) -> str:
+    """One line of a comment with the parts and the ranks of a stage."""
     parts = [
         part for part, names in zip(_part_names(stack), stack.parts(), strict=True) if set(names) <= set(stage.layers)
     ]
-    held = parts[0] if len(parts) == 1 else f"{parts[0]} to {parts[-1]}"
-    workers = found.workers[index]
+    content = parts[0] if len(parts) == 1 else f"{parts[0]} to {parts[-1]}"
+    workers = grid.workers[index]
     ranks = f"rank {workers[0]}" if len(workers) == 1 else f"ranks {workers[0]}-{workers[-1]}"
-    return one_line(f"stage {index}, {ranks}: {held}")
+    return one_line(f"stage {index}, {ranks}: {content}")

@@ -1,4 +1,4 @@
-"""The order of forward and backward passes, as torch.distributed.pipelining reads it, and whether that is its own."""
+"""The order of forward and backward passes in the format of torch.distributed.pipelining, compared with torch's own."""
 
 from __future__ import annotations
 
@@ -10,26 +10,29 @@ FILE = "schedule.csv"
 
 
 def name_of(plan: Plan) -> str:
-    """The schedule's name in torch."""
+    """Name of the plan's schedule in torch."""
     return "GPipe" if plan.schedule == GPIPE else "1F1B"
 
 
 def csv(plan: Plan) -> str:
-    """One row for each stage, as `_PipelineScheduleRuntime._load_csv` reads them: `0F1` is forward of microbatch 1."""
+    """One row for each stage, for `_PipelineScheduleRuntime._load_csv`. `0F1` is stage 0, forward, microbatch 1."""
     rows = ([f"{stage}{kind}{number}" for kind, number in passes(plan, stage)] for stage in range(len(plan.stages)))
     return "".join(",".join(row) + "\n" for row in rows)
 
 
 def too_few(plan: Plan, grid: Degrees) -> bool:
-    """Whether torch's own schedule takes no such update: its 1F1B refuses fewer microbatches than stages.
+    """Whether an update has too few microbatches for torch's 1F1B, which needs at least as many as stages.
 
-    What loads a CSV file has no such limit.
+    A schedule from a CSV file has no such limit.
     """
     return plan.schedule != GPIPE and grid.microbatches < grid.stages
 
 
 def is_torchs(plan: Plan, grid: Degrees) -> bool:
-    """Whether torch's schedule has the same order: its 1F1B has as many in flight as there are stages from here on."""
+    """Whether torch's own schedule has the order of the plan.
+
+    Torch's 1F1B has as many microbatches in flight at a stage as there are stages from that stage on.
+    """
     if too_few(plan, grid):
         return False
     return plan.schedule == GPIPE or all(

@@ -1,13 +1,13 @@
-"""Python that is generated."""
+"""Literals in generated Python."""
 
 from __future__ import annotations
 
 WIDTH = 88
-"""Columns that formatters fill unless they are told otherwise."""
+"""Default line width of Python formatters."""
 
 
 def literal(value: object) -> str:
-    """A Python expression for a text, a number or a list of such, whatever they contain, as formatters write it."""
+    """A Python expression for a string, a number or a list of these, in the style of formatters."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(literal, value))}]"
     text = repr(value)
@@ -17,7 +17,7 @@ def literal(value: object) -> str:
 
 
 def fitted(values: list[int] | tuple[int, ...], indent: int = 4) -> str:
-    """A list of numbers as an item of another list, on one line where that has room, else on a line for each."""
+    """A list of numbers inside another list: on one line if it fits, else with one number on each line."""
     line = literal(values)
     if indent + len(line) + 1 <= WIDTH:
         return line

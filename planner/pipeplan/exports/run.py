@@ -1,4 +1,4 @@
-"""How an exported script is started."""
+"""The torchrun commands that start an exported script."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pipeplan.exports.servers import used
 
 
 def torchrun(cluster: Cluster, workers: int, script: str, *, before: str = "") -> list[str]:
-    """The commands that start a script on workers 0, 1, … of a cluster, one for each kind of server.
+    """The commands that start a script on workers 0, 1, … of a cluster, one for each size of server.
 
-    `script` is quoted for the shell; `before` stands in front, as in `NAME=value`.
+    `script` is quoted for the shell already. `before` precedes the command, such as `NAME=value`.
     """
     sizes = used(cluster, workers)
     start = f"{before} torchrun".strip()

@@ -1,4 +1,4 @@
-"""On which servers a grid of workers runs, and on how many devices of each."""
+"""The servers that a grid of workers runs on, and its devices on each of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipeplan.cluster_data import Cluster
 
 
 def used(cluster: Cluster, count: int) -> list[int]:
-    """How many of the first `count` workers each server has, without the servers that have none."""
+    """The number of the first `count` workers on each server, without the servers that have none."""
     ends = itertools.accumulate(cluster.server_sizes)
     return [
         min(end, count) - (end - size)

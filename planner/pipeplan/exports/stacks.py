@@ -1,6 +1,6 @@
-"""A model seen as Megatron-LM sees it: a list of blocks that are all alike, what comes before it, and what after.
+"""A model as Megatron-LM sees it: a list of equal blocks, between an embedding and a head.
 
-Told by the paths of the modules alone: `transformer.h.3.ln_1` is a layer of block 3 of the list `transformer.h`.
+The paths of the modules alone decide: `transformer.h.3.ln_1` is a layer of block 3 of the list `transformer.h`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pipeplan.errors import InputError
 from pipeplan.profile_data import Layer, Profile, edges
 
-# Not of a transformer. GPT-2's `Conv1D` of the library transformers is a linear layer.
+# Operators that no transformer has. `Conv1D`, in GPT-2 of the library transformers, is a linear layer.
 _FOREIGN = re.compile(r"(LSTM|GRU|RNN|ConvTranspose|Conv[123]d)", re.ASCII)
 
 
@@ -21,36 +21,37 @@ class Stack:
     """The layers of a model in three parts, by name."""
 
     path: str
-    """Of the list of blocks: `transformer.h`."""
+    """Path of the list of blocks, such as `transformer.h`."""
     before: tuple[str, ...]
-    """The embedding, with all that blocks read besides the block before them."""
+    """The embedding, and all else that blocks read apart from the block before."""
     blocks: tuple[tuple[str, ...], ...]
     after: tuple[str, ...]
     """The head and the loss."""
 
     def parts(self) -> tuple[tuple[str, ...], ...]:
-        """All groups of layers that a cut may fall between, in order."""
+        """The groups of layers in order. Cuts are possible between them only."""
         return (self.before, *self.blocks, self.after)
 
 
 def member_of(layer: Layer) -> tuple[str, int] | None:
-    """The path of the list that a layer's module is in, and its place there.
+    """The path of the list of modules that a layer belongs to, and its index there. None if there is no list.
 
-    Lists in lists are taken apart (`stages.0.1`), but not what is inside of their members (`layers.3.experts.2`).
+    Of directly nested lists it is the inner one (`stages.0.1`). A list further inside a member does not count
+    (`layers.3.experts.2`).
     """
     parts = (layer.module or layer.name.partition("#")[0]).split(".")
     for index, part in enumerate(parts):
-        if _is_place(part) and not (index + 1 < len(parts) and _is_place(parts[index + 1])):
+        if _is_index(part) and not (index + 1 < len(parts) and _is_index(parts[index + 1])):
             return ".".join(parts[:index]), int(part)
     return None
 
 
-def _is_place(part: str) -> bool:
+def _is_index(part: str) -> bool:
     return part.isascii() and part.isdecimal()
 
 
 def stack_of(profile: Profile) -> Stack:
-    """The model of a profile as a stack. Raises `InputError` where it is none, saying what was looked for."""
+    """The model of a profile as a stack. Raises `InputError`, which says what is missing, if it is not one."""
     lists = _lists(profile)
     alike = {path: blocks for path, blocks in lists.items() if not _why_not(profile, path, blocks)}
     if len(alike) != 1:
@@ -64,7 +65,7 @@ def stack_of(profile: Profile) -> Stack:
 
 
 def tied(profile: Profile, stack: Stack) -> tuple[str, str] | None:
-    """Two layers that share weights, of the ends of the stack, if there are such."""
+    """A layer before the blocks and one after them that share weights, if there are any."""
     ends = (set(stack.before), set(stack.after))
     for group in profile.together:
         first, last = ([name for name in group if name in end] for end in ends)
@@ -74,20 +75,20 @@ def tied(profile: Profile, stack: Stack) -> tuple[str, str] | None:
 
 
 def _lists(profile: Profile) -> dict[str, list[list[Layer]]]:
-    """The members of every list of modules, whose places are 0, 1, 2 … and at least two."""
-    found: dict[str, dict[int, list[Layer]]] = {}
+    """The layers of every list of modules by member, for lists of two or more members 0, 1, 2 …"""
+    lists: dict[str, dict[int, list[Layer]]] = {}
     for layer in profile.layers:
         if member := member_of(layer):
-            found.setdefault(member[0], {}).setdefault(member[1], []).append(layer)
+            lists.setdefault(member[0], {}).setdefault(member[1], []).append(layer)
     return {
         path: [members[index] for index in range(len(members))]
-        for path, members in found.items()
+        for path, members in lists.items()
         if len(members) > 1 and set(members) == set(range(len(members)))
     }
 
 
 def _why_not(profile: Profile, path: str, blocks: list[list[Layer]]) -> str:
-    """Why a list of modules cannot be the blocks, in a few words; empty if it can."""
+    """The reason why a list of modules cannot be the blocks; empty if it can."""
     shapes = [
         frozenset((layer.name.removeprefix(f"{path}.{place}"), layer.op) for layer in block)
         for place, block in enumerate(blocks)
@@ -104,7 +105,7 @@ def _why_not(profile: Profile, path: str, blocks: list[list[Layer]]) -> str:
 
 
 def _strays(profile: Profile, blocks: list[list[Layer]]) -> str:
-    """What lies between the blocks, or goes past one of them."""
+    """A layer between the blocks, or an output that skips a block, in words; empty if there is none."""
     place = {layer.name: index for index, block in enumerate(blocks) for layer in block}
     before, after = _reaching(profile, set(place)), _reached(profile, set(place))
     for layer in profile.layers:
@@ -114,7 +115,7 @@ def _strays(profile: Profile, blocks: list[list[Layer]]) -> str:
         if tensor.producer in place and tensor.gradient_bytes:
             furthest = max((place.get(name, len(blocks)) for name in tensor.consumers), default=0)
             if furthest > place[tensor.producer] + 1:
-                return f"{tensor.producer} is read behind the next block"
+                return f"{tensor.producer} is read after the next block"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What a trainer that plans are exported to says of itself."""
+"""The interface of a trainer that plans are exported to, and the list of these trainers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeplan.problem import Options, Problem
 from pipeplan.profile_data import Profile
 from pipeplan.suggest import did_you_mean
 
-# name: the module that has it as `TARGET`; imported when asked for.
+# Name of a target: the module of its `TARGET`, which is imported on demand.
 _MODULES: Mapping[str, str] = {
     "deepspeed": "deepspeed",
     "megatron": "megatron",
@@ -26,11 +26,11 @@ NAMES = tuple(_MODULES)
 
 @dataclass(frozen=True)
 class File:
-    """One of the files that tell a trainer the plan."""
+    """One of the files by which a trainer gets the plan."""
 
     text: str
     about: str
-    """What it is, in a few words."""
+    """Description in a few words."""
     mode: int = 0o644
 
 
@@ -39,29 +39,29 @@ class Target(Protocol):
 
     @property
     def name(self) -> str:
-        """As on the command line: `megatron`."""
+        """Name on the command line, such as `megatron`."""
 
     @property
     def title(self) -> str:
-        """As its authors write it, with the version: `Megatron-LM core_v0.16.1`."""
+        """Name in messages, with the version, such as `Megatron-LM core_v0.16.1`."""
 
     def restrict(self, profile: Profile, options: Options) -> Options:
-        """The options under which every plan can be expressed, for `solve --for`.
+        """The options under which the target can express every plan, for `solve --for`.
 
-        Raises `InputError` where nothing of the profile or of what the user asked for can be.
+        Raises `InputError` if it can express no plan for the profile and the user's options.
         """
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
-        """Raise an `InputError` that says what of this plan cannot be expressed, and how to get one that can.
+        """Raise `InputError` if the target cannot express a plan.
 
-        `refused` makes it.
+        The error, which `refused` makes, names the reason and the command that finds a plan for the target.
         """
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, File]:
-        """The files that tell the trainer the plan, which `refuse` has let pass, by their names."""
+        """The files for a plan that `refuse` has accepted, by name."""
 
     def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
-        """One line: what the user does with the files, which are in `folder`."""
+        """One line on how to use the files in `folder`."""
 
 
 def target(name: str) -> Target:
@@ -74,7 +74,7 @@ def target(name: str) -> Target:
 
 def refused(to: Target, plan: Plan, reason: str) -> InputError:
     """The error for a plan that a target cannot express: `reason` is a clause without a full stop."""
-    # Without a number of minibatches per update there is no synchronous plan to be found.
+    # `solve --for` needs the number of minibatches per update.
     accumulate = "" if plan.accumulate else " --accumulate 32"
     return InputError(
         f"{to.title} cannot express the plan {plan.config}: {reason}; "

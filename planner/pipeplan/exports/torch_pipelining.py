@@ -1,4 +1,4 @@
-"""The export to torch.distributed.pipelining: split_spec, schedule, its order as a CSV file, and a script to run."""
+"""Export to torch.distributed.pipelining: a module with `split_spec`, the order of passes, and a training script."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from pipeplan.rendering.templating import template
 
 
 class TorchPipelining:
-    """torch.distributed.pipelining, whose `pipeline()` traces the model and cuts it at modules."""
+    """The target torch.distributed.pipelining, whose `pipeline()` traces a model and cuts it at modules."""
 
     name = "torch-pipelining"
     title = "torch.distributed.pipelining of torch 2.13.0"
 
     def restrict(self, profile: Profile, options: Options) -> Options:
-        """A uniform grid with a flush, and stages that `split_spec` can tell and that only talk to the next."""
+        """Restrict to a uniform grid with a flush, cuts at modules, and stages that send to the next stage only."""
         boundaries = Boundaries(profile)
         options = synchronous(self, options)
         return chain.restrict(self, boundaries, chain.neighbourly(boundaries, options), options)
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
-        """Raise an `InputError` for what is no such plan."""
+        """Raise `InputError` for any other plan."""
         degrees(self, problem, plan)
         chain.places_of(self, Boundaries(problem.profile), problem, plan)
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, File]:
-        """pipeline.py and schedule.csv, and train.py where the profile says which job it is of."""
+        """pipeline.py, schedule.csv, and train.py if the profile names the job."""
         grid = degrees(self, problem, plan)
-        found = {
+        files = {
             "pipeline.py": File(self._pipeline(problem, plan, grid), "where the model is cut, the mesh, the schedule"),
             orders.FILE: File(orders.csv(plan), "the order of the passes, which torch's schedules load"),
         }
@@ -48,11 +48,11 @@ class TorchPipelining:
                 model=problem.profile.model_ref,
                 python=literal,
             )
-            found["train.py"] = File(text, "trains the job with it, for torchrun")
-        return found
+            files["train.py"] = File(text, "trains the job with it, for torchrun")
+        return files
 
     def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
-        """How to start it."""
+        """How to start training."""
         if not problem.profile.model_ref:
             return f"import {folder}/pipeline.py in your training script; the profile names no job to write one for"
         grid = degrees(self, problem, plan)

@@ -1,7 +1,7 @@
-"""The export to torchtitan: a Python module that puts a plan into the configuration of a job.
+"""Export to torchtitan: a Python module that puts a plan into the configuration of a job.
 
-torchtitan's language models are `tok_embeddings`, `layers.0` …, `norm` and `lm_head`. A profile's model is one of these
-where it is a list of blocks that are all alike between an embedding and a head, whatever they are called.
+torchtitan's language models consist of `tok_embeddings`, `layers.0` …, `norm` and `lm_head`. A profile's model can be
+one of these if it is a list of equal blocks between an embedding and a head, whatever their names are.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from pipeplan.text import one_line
 
 FILE = "plan_config.py"
 JOBS: Mapping[int, str] = {32: "llama3_8b", 80: "llama3_70b", 126: "llama3_405b"}
-"""torchtitan's own jobs by the number of their blocks; a small one stands for all others."""
+"""torchtitan's own jobs by their number of blocks. Other models begin with `SMALL`."""
 SMALL = "llama3_debugmodel"
 
 
 @dataclass(frozen=True)
 class Torchtitan:
-    """torchtitan, whose models are cut at modules named by their paths."""
+    """The target torchtitan, whose configuration names the modules of every stage."""
 
     name: str = "torchtitan"
     title: str = "torchtitan 0.3.0"
 
     def restrict(self, profile: Profile, options: Options) -> Options:
-        """A uniform grid with a flush, cuts between blocks only, nothing recomputed."""
+        """Restrict to a uniform grid with a flush, cuts between blocks, and no recomputation."""
         stack = self._stack(profile, stages=2)
         groups = (names for names in stack.parts() if len(names) > 1)
         return replace(synchronous(self, options), recompute=False, together=(*options.together, *groups))
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
-        """Raise an `InputError` for what is no such plan."""
-        found, stack = degrees(self, problem, plan), self._stack(problem.profile, stages=len(plan.stages))
-        if not found.stage_major:
+        """Raise `InputError` for any other plan."""
+        grid, stack = degrees(self, problem, plan), self._stack(problem.profile, stages=len(plan.stages))
+        if not grid.stage_major:
             raise refused(self, plan, "the replicas of a stage must be neighbours, one stage after another")
         for number, stage in enumerate(plan.stages, start=1):
             if stage.recompute:
@@ -56,9 +56,9 @@ class Torchtitan:
                     raise refused(self, plan, f"stage {number} holds a part of {part} only")
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, File]:
-        """The configuration, and the order of the passes where torch's schedules have another."""
+        """The configuration, and the order of passes if torch's schedule has another one."""
         grid, stack = degrees(self, problem, plan), stack_of(problem.profile)
-        own = orders.is_torchs(plan, grid)
+        torch_order = orders.is_torchs(plan, grid)
         text = template("exports/torchtitan.py.j2").render(
             header=header(self, problem, plan),
             run=_run(problem, grid.count, "."),
@@ -67,26 +67,26 @@ class Torchtitan:
             blocks=len(stack.blocks),
             stages=[_modules(stage, stack) for stage in plan.stages],
             schedule=orders.name_of(plan),
-            order="" if own else orders.FILE,
+            order="" if torch_order else orders.FILE,
             too_few=orders.too_few(plan, grid),
             degrees=grid,
-            # Without a pipeline torchtitan takes the microbatches of an update one by one.
+            # Without a pipeline torchtitan loads the microbatches of an update one by one.
             local=grid.microbatch * (grid.microbatches if grid.stages > 1 else 1),
             python=literal,
         )
-        found = {FILE: File(text, "puts the plan into a job's configuration: stages, schedule, degrees, batch sizes")}
-        if not own:
-            found[orders.FILE] = File(orders.csv(plan), "the order of the passes, which the configuration names")
-        return found
+        files = {FILE: File(text, "puts the plan into a job's configuration: stages, schedule, degrees, batch sizes")}
+        if not torch_order:
+            files[orders.FILE] = File(orders.csv(plan), "the order of the passes, which the configuration names")
+        return files
 
     def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
-        """How to start it."""
+        """How to start training."""
         job = JOBS.get(len(stack_of(problem.profile).blocks))
         whose = f"it extends {job}; name your own" if job else "name your job"
         return f"{whose} in {folder}/{FILE}; {'; '.join(_run(problem, degrees(self, problem, plan).count, folder))}"
 
     def _stack(self, profile: Profile, *, stages: int) -> Stack:
-        """The model as a list of blocks, for that many stages and more."""
+        """The model as a list of blocks. Raises `InputError`, also if its ends share weights and `stages` exceeds 1."""
         try:
             stack = stack_of(profile)
         except InputError as error:
@@ -109,14 +109,14 @@ def _run(problem: Problem, workers: int, folder: str) -> list[str]:
 
 
 def _parts(stack: Stack) -> dict[str, tuple[str, ...]]:
-    """The layers that go together, by what people call them."""
+    """The groups of layers that cuts do not separate, by names for messages."""
     blocks = {f"{stack.path}.{index}": names for index, names in enumerate(stack.blocks)}
     return {"the embedding": stack.before, **blocks, "the head": stack.after}
 
 
 def _modules(stage: Stage, stack: Stack) -> list[str]:
-    """The modules of torchtitan that a stage has."""
-    held = set(stage.layers)
-    blocks = [f"layers.{index}" for index, names in enumerate(stack.blocks) if set(names) <= held]
-    first = ["tok_embeddings"] if set(stack.before) <= held else []
-    return [*first, *blocks, *(["norm", "lm_head"] if set(stack.after) <= held else [])]
+    """The paths of a stage's modules in torchtitan."""
+    in_stage = set(stage.layers)
+    blocks = [f"layers.{index}" for index, names in enumerate(stack.blocks) if set(names) <= in_stage]
+    first = ["tok_embeddings"] if set(stack.before) <= in_stage else []
+    return [*first, *blocks, *(["norm", "lm_head"] if set(stack.after) <= in_stage else [])]

@@ -1,4 +1,4 @@
-"""From a plan to the files of a target, written all or none."""
+"""Writes the files of a target for a plan: all of them or none."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pipeplan.problem import Problem
 
 
 def export(to: Target, problem: Problem, plan: Plan) -> Mapping[str, File]:
-    """The files of a target, by their names. Raises `InputError` for a plan that it cannot express."""
+    """The files of a target by name. Raises `InputError` for a plan that the target cannot express."""
     to.refuse(problem, plan)
     return to.files(problem, plan)
 
 
 def refuse_to_overwrite(folder: Path, names: Collection[str], force: bool) -> None:
-    """Raise an `InputError` where files of these names cannot, or must not, be written to `folder`."""
+    """Raise `InputError` if files of these names cannot, or must not, be written to `folder`."""
     for place in (folder, *folder.parents):
         if place.exists() or place.is_symlink():
             if not place.is_dir():
@@ -35,9 +35,9 @@ def refuse_to_overwrite(folder: Path, names: Collection[str], force: bool) -> No
 
 
 def write(folder: Path, files: Mapping[str, File], *, force: bool = False) -> None:
-    """Write all of the files into a folder, or none; with `force` in place of those that are there."""
+    """Write all files into a folder, or none. With `force` they replace existing ones. Raises `InputError`."""
     refuse_to_overwrite(folder, files, force)
-    made = _made(folder)
+    created = _missing(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".new-export.", dir=folder))
@@ -48,13 +48,13 @@ def write(folder: Path, files: Mapping[str, File], *, force: bool = False) -> No
                 (scratch / name).replace(folder / name)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-            for place in made:
+            for place in created:
                 if place.is_dir() and not any(place.iterdir()):
                     place.rmdir()
     except OSError as error:
         raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
 
 
-def _made(folder: Path) -> list[Path]:
-    """The folders that there are not yet, innermost first."""
+def _missing(folder: Path) -> list[Path]:
+    """The folders of a path that do not exist yet, innermost first."""
     return [place for place in (folder, *folder.parents) if not place.exists()]

@@ -1,1 +1,1 @@
-"""From a solved problem to files: the plan folder, and what starts it."""
+"""Writes a solved problem to files: the plan folder, and the scripts that start the plan."""

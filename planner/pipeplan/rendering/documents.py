@@ -1,4 +1,4 @@
-"""What the files of a plan folder say: plan.json for people and tools, stages/*.json for the executor."""
+"""The contents of a plan folder's files: plan.json for people and tools, stages/*.json for the executor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VERSION = 1
 
 
 def plan_document(outcome: Outcome) -> dict[str, Any]:
-    """What plan.json says, also what `solve --json` prints."""
+    """The contents of plan.json, which `solve --json` also prints."""
     profile, score = outcome.problem.profile, outcome.evaluation
     return {
         "format": PLAN_FORMAT,
@@ -82,7 +82,7 @@ def _published(outcome: Outcome) -> dict[str, float] | None:
 
 
 def result_document(result: Result) -> dict[str, Any]:
-    """What one solver answered."""
+    """The answer of one solver, as JSON."""
 
     def finite(value: float) -> float | None:
         return value if value < float("inf") else None
@@ -100,7 +100,7 @@ def result_document(result: Result) -> dict[str, Any]:
 
 
 def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
-    """One stage as the executor compares it with what it measures: per minibatch, on one replica."""
+    """Prediction for one stage, per minibatch on one replica, which the executor compares with its measurements."""
     stages = outcome.evaluation.stages
     stage, before = stages[index], stages[index - 1] if index else None
     links, waiting = Links.of(outcome.problem.cluster), {}
@@ -124,7 +124,7 @@ def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
 
 
 def _worker_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
-    """What a worker of the stage compares besides, which follows from the rest: per minibatch that it computes."""
+    """Further predictions for a worker of the stage, per minibatch that this worker computes."""
     plan, score, cluster = outcome.plan, outcome.evaluation, outcome.problem.cluster
     shared = (cores for first, stop, cores in cluster.shared_cores if first <= plan.stages[index].workers[0] < stop)
     return {
@@ -136,7 +136,7 @@ def _worker_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
 
 
 def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
-    """What the stage files say: each holds all that a worker of the stage has to know."""
+    """The contents of the stage files. Each holds all that a worker of the stage needs to know."""
     problem, plan = outcome.problem, outcome.plan
     profile, cluster = problem.profile, problem.cluster
     sizes = cluster.server_sizes

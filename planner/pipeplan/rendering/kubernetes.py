@@ -1,7 +1,7 @@
-"""Starting a plan on Kubernetes: a TrainJob of Kubeflow Trainer 2.3 or newer, a pod for each server.
+"""trainjob.yaml: starts a plan on Kubernetes, as a TrainJob of Kubeflow Trainer 2.3 or newer, with a pod a server.
 
-All pods of a TrainJob are alike (`numNodes` times `resourcesPerNode`), so that servers of different sizes are only
-possible as a pod for each worker.
+All pods of a TrainJob are alike (`numNodes` times `resourcesPerNode`). A plan for servers of different sizes therefore
+needs a pod for each worker.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?", re.ASCII)
 _QUALIFIED = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_LONGEST = 63  # of a DNS label
+_LONGEST = 63  # characters of a DNS label
 
 
 def _longest_name(pods: int) -> int:
-    """Of a TrainJob: JobSet wants `NAME-node-0-INDEX-abcde`, a pod's name, to be a DNS label."""
+    """Longest name of a TrainJob: JobSet wants the name of a pod, `NAME-node-0-INDEX-abcde`, to be a DNS label."""
     return _LONGEST - len(f"-node-0-{pods - 1}-abcde")
 
 
 def _slug(text: str, longest: int) -> str:
-    """A DNS label (RFC 1035, as JobSet wants it) that looks like a text."""
-    found = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-    if not found[:1].isalpha():
-        found = f"plan-{found}".strip("-")
-    return found[:longest].strip("-")
+    """A DNS label (RFC 1035, as JobSet wants it) that resembles `text`."""
+    label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if not label[:1].isalpha():
+        label = f"plan-{label}".strip("-")
+    return label[:longest].strip("-")
 
 
-def _expanded(text: str) -> str:
-    """What Kubernetes reads as this text: it expands `$(NAME)` in commands and variables, and makes `$` of `$$`."""
+def _escaped(text: str) -> str:
+    """Escape a text for commands and variables, where Kubernetes expands `$(NAME)` and replaces `$$` by `$`."""
     return re.sub(r"\$(?=[$(])", "$$", text)
 
 
 def _quoted(text: str) -> str:
-    """A JSON string, which is one in YAML too: all that is printable stays as it is."""
+    """A JSON string, which YAML reads too. Printable characters stay as they are."""
     return json.dumps(text, ensure_ascii=False)
 
 
-def _more(context: Context, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the template writes besides, and `q`, which quotes a value. Raises `InputError`."""
+def _kubernetes_variables(context: Context, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Further variables of the template, and its function `q`, which quotes a value. Raises `InputError`."""
     each = bool(settings["pod_per_worker"])
     if context.uneven and not each:
         sizes = ", ".join(map(str, context.server_sizes))
@@ -71,25 +71,25 @@ def _more(context: Context, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         "per_pod": per_pod,
         "each": each,
         "resources": _resources(context, settings, per_pod),
-        "environment": [(key, _expanded(value)) for key, value in _environment(settings["env"], each)],
+        "environment": [(key, _escaped(value)) for key, value in _environment(settings["env"], each)],
         "selector": _pairs("node-selector", settings["node_selector"], _QUALIFIED),
         "stages": context.config.count("-") + 1,
-        "plan": _expanded("/etc/pipeplan/plan" if settings["config_map"] else folder),
-        "run": _expanded(f"{_mount(settings)}/runs/{name}"),
-        "options": [_expanded(word) for word in _options(settings["options"])],
+        "plan": _escaped("/etc/pipeplan/plan" if settings["config_map"] else folder),
+        "run": _escaped(f"{_mount(settings)}/runs/{name}"),
+        "options": [_escaped(word) for word in _options(settings["options"])],
     }
 
 
-def _name(context: Context, given: str | None, pods: int) -> str:
+def _name(context: Context, name: str | None, pods: int) -> str:
     longest = _longest_name(pods)
-    if given is None:
+    if name is None:
         return _slug(f"{context.model} {context.config}", longest)
-    if not _LABEL.fullmatch(given) or len(given) > longest:
+    if not _LABEL.fullmatch(name) or len(name) > longest:
         raise InputError(
-            f"--name {given!r} cannot be the name of a TrainJob: up to {longest} small letters, digits and -, the "
-            f"first a letter, the last no -; such as {_slug(given, longest)}"
+            f"--name {name!r} cannot be the name of a TrainJob: up to {longest} small letters, digits and -, the "
+            f"first a letter, the last no -; such as {_slug(name, longest)}"
         )
-    return given
+    return name
 
 
 def _checked(option: str, value: str | None, pattern: re.Pattern[str]) -> str | None:
@@ -120,39 +120,39 @@ def _inside(path: str) -> str:
 
 
 def _resources(context: Context, settings: Mapping[str, Any], per_pod: int) -> list[tuple[str, str]]:
-    """What a pod is given, by resource."""
+    """Resources of one pod, as (name, quantity)."""
     cpu = settings["cpu"] or (str(per_pod * context.threads) if context.device == "cpu" else None)
-    found = [("cpu", cpu), ("memory", settings["memory"])]
-    for option, quantity in found:
+    resources = [("cpu", cpu), ("memory", settings["memory"])]
+    for option, quantity in resources:
         if quantity is not None and not _QUANTITY.fullmatch(quantity):
             raise InputError(f"--{option} {quantity!r} is no quantity: a number with a unit, such as 8, 500m or 64Gi")
     if context.device == "cuda":
         if not _QUALIFIED.fullmatch(settings["gpu_resource"]):
             raise InputError(f"--gpu-resource {settings['gpu_resource']!r} is no resource, such as nvidia.com/gpu")
-        found.insert(0, (settings["gpu_resource"], str(per_pod)))
-    return [(name, quantity) for name, quantity in found if quantity is not None]
+        resources.insert(0, (settings["gpu_resource"], str(per_pod)))
+    return [(name, quantity) for name, quantity in resources if quantity is not None]
 
 
-def _environment(given: tuple[str, ...], each: bool) -> list[tuple[str, str]]:
-    own = {"NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}
-    own |= {"WORKERS", "PIPEPLAN_SERVER", "PIPEPLAN_SHARED_MEMORY"} if each else set()
-    pairs = _pairs("env", given, _VARIABLE)
+def _environment(assignments: tuple[str, ...], each: bool) -> list[tuple[str, str]]:
+    reserved = {"NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}
+    reserved |= {"WORKERS", "PIPEPLAN_SERVER", "PIPEPLAN_SHARED_MEMORY"} if each else set()
+    pairs = _pairs("env", assignments, _VARIABLE)
     for name, _ in pairs:
         if name.startswith("PET_"):
             raise InputError(f"--env {name}: Kubeflow Trainer sets that itself")
-        if name in own:
+        if name in reserved:
             raise InputError(f"--env {name}: the TrainJob sets that itself")
     return pairs
 
 
-def _pairs(option: str, given: tuple[str, ...], pattern: re.Pattern[str]) -> list[tuple[str, str]]:
-    found: dict[str, str] = {}
-    for text in given:
+def _pairs(option: str, assignments: tuple[str, ...], pattern: re.Pattern[str]) -> list[tuple[str, str]]:
+    pairs: dict[str, str] = {}
+    for text in assignments:
         name, equals, value = text.partition("=")
         if not equals or not pattern.fullmatch(name):
             raise InputError(f"--{option} takes NAME=VALUE, not {text!r}")
-        found[name] = value
-    return list(found.items())
+        pairs[name] = value
+    return list(pairs.items())
 
 
 def _options(text: str | None) -> list[str]:
@@ -174,20 +174,20 @@ KUBERNETES = Launcher(
     settings=(
         Setting("image", "The image, which has pipeplan, torch and your model.", default="pipeplan:latest"),
         Setting("claim", "The PersistentVolumeClaim of plan and runs; all pods write to it.", default="pipeplan"),
-        Setting("folder", "Where the plan folder is in the claim.", default="plan", metavar="PATH"),
+        Setting("folder", "The plan folder inside the claim.", default="plan", metavar="PATH"),
         Setting("config_map", "Take the plan from this ConfigMap, not from the claim; at most 1 MiB.", metavar="NAME"),
-        Setting("mount", "Where the pods see the claim.", default="/mnt/pipeplan", metavar="PATH"),
-        Setting("name", "Of the TrainJob.  [default: made of the model's name and the plan]"),
-        Setting("namespace", "Of the TrainJob.  [default: that of kubectl]"),
+        Setting("mount", "The path at which pods see the claim.", default="/mnt/pipeplan", metavar="PATH"),
+        Setting("name", "Name of the TrainJob.  [default: made of the model's name and the plan]"),
+        Setting("namespace", "Namespace of the TrainJob.  [default: that of kubectl]"),
         Setting("runtime", "The ClusterTrainingRuntime.", default="torch-distributed", metavar="NAME"),
-        Setting("gpu_resource", "What a GPU is called.", default="nvidia.com/gpu", metavar="NAME"),
+        Setting("gpu_resource", "The resource name of a GPU.", default="nvidia.com/gpu", metavar="NAME"),
         Setting("cpu", "Processor cores of a pod.  [default on CPUs: the threads of its workers]", metavar="QUANTITY"),
-        Setting("memory", "Memory of a pod, as 64Gi.", metavar="QUANTITY"),
-        Setting("env", "A variable of the workers. Repeat.", many=True, metavar="NAME=VALUE"),
-        Setting("node_selector", "Only on nodes with this label. Repeat.", many=True, metavar="KEY=VALUE"),
-        Setting("options", "Options of launch.sh, as '--epochs 90'.", metavar="TEXT"),
+        Setting("memory", "Memory of a pod, such as 64Gi.", metavar="QUANTITY"),
+        Setting("env", "An environment variable of the workers. Repeat.", many=True, metavar="NAME=VALUE"),
+        Setting("node_selector", "Use only nodes with this label. Repeat.", many=True, metavar="KEY=VALUE"),
+        Setting("options", "Options of launch.sh, such as '--epochs 90'.", metavar="TEXT"),
         Setting("grace", "Time for a checkpoint when a pod is ended.", "count", default=300, metavar="SECONDS"),
         Setting("pod_per_worker", "A pod for each worker, not for each server.", "flag", default=False),
     ),
-    more=_more,
+    more=_kubernetes_variables,
 )

@@ -1,4 +1,4 @@
-"""Writes what starts a plan somewhere, from the plan.json of a plan folder: neither profile nor solver is needed."""
+"""Writes the files that start a plan, from plan.json alone: neither the profile nor a solver is needed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def text(
     output: Path | None = None,
     command: str = "pipeplan render",
 ) -> str:
-    """What starts the plan of a folder, by the template of a kind or by a user's `own`; to be written to `output`.
+    """The text of a file that starts the plan of a folder, rendered from the template of `kind`, or from `own`.
 
-    `settings` are those of the kind; without a kind, any variables for the user's template. Raises `InputError`.
+    `own` is a template of the user's. `settings` are those of `kind`; without a kind they are any variables for `own`.
+    `output` is where the text will be written: outside the plan folder it has to name that folder. Raises `InputError`.
     """
     path = stored.file_of(plan)
     root, folder = stored.document(plan), path.parent.resolve()
@@ -34,12 +35,12 @@ def text(
     variables = kind.variables(context, settings) if kind else context.variables() | dict(settings)
     if own is not None:
         return render_own(own, variables)
-    assert kind is not None, "something must say what to render"
+    assert kind is not None, "a kind or a template must be given"
     return template(kind.template).render(variables)
 
 
 def destination(plan: Path, kind: Launcher | None, own: Path | None, output: Path | None) -> Path:
-    """Where the file goes: `output`; else the plan folder, by the name of the user's template or of the kind."""
+    """Path of the file: `output`, else a file in the plan folder named after the user's template or the kind."""
     if output is not None:
         return output
     if own is not None:
@@ -50,13 +51,13 @@ def destination(plan: Path, kind: Launcher | None, own: Path | None, output: Pat
 
 
 def write(path: Path, content: str, kind: Launcher | None, own: Path | None = None, *, force: bool = False) -> None:
-    """Write the file, whole or not at all. Raises `InputError` where one is there and `force` is not given."""
+    """Write the file, in full or not at all. Raises `InputError` if another one exists, unless `force` is given."""
     if path.is_dir():
         raise InputError(f"{path} is a folder: name the file to write with -o")
     if path.exists() and not force and path.is_file() and path.read_bytes() != content.encode():
-        raise InputError(f"{path} is there and says something else: give another file with -o, or --force")
+        raise InputError(f"{path} exists with another content: give another file with -o, or --force")
     if own is not None:
-        # A script of the user's is one that can be run, and so is what it becomes.
+        # A template that can be run becomes a file that can be run.
         mode = stat.S_IMODE(own.stat().st_mode) if own.exists() else 0o644
     else:
         mode = kind.mode if kind else 0o644

@@ -1,6 +1,6 @@
-"""A kind of file that starts a plan somewhere: its options, and what every template is told of the plan.
+"""A kind of file that starts a plan: its options, and the variables that every template gets.
 
-docs/launch.md lists what templates are told.
+docs/launch.md lists the variables.
 """
 
 from __future__ import annotations
@@ -20,50 +20,49 @@ from pipeplan.text import one_line
 
 @dataclass(frozen=True)
 class Context:
-    """What every template is told, by these names. Text is as the user's files have it: quote what a shell reads."""
+    """The variables of every template. Text is as in the user's files: quote whatever a shell reads."""
 
     title: str
-    """What the plan is, on one line and without control characters: for comments."""
+    """Description of the plan for comments, on one line and without control characters."""
     model: str
     """Name of the model."""
     model_ref: str
-    """What the executor loads the model by; empty where the plan does not say."""
+    """Reference by which the executor loads the model; empty if the plan has none."""
     cluster: str
     """Name of the cluster."""
     config: str
-    """The plan as people write it, `15-1`."""
+    """The plan in short: the replicas of every stage, such as `15-1`."""
     schedule: str
     minibatch: int
     """Samples in one minibatch."""
     inference: bool
     servers: int
     server_sizes: tuple[int, ...]
-    """Workers on every server, idle ones included, in the order of their numbers."""
+    """Workers on every server, idle ones included, in the order of the servers' numbers."""
     uneven: bool
     """Whether servers differ in the number of their workers."""
     workers: int
-    """On all servers."""
+    """Workers on all servers."""
     workers_per_server: int
-    """On the largest."""
+    """Workers on the largest server."""
     device: str
     """`cuda` or `cpu`."""
     device_name: str
     threads: int
-    """Of a worker (OMP_NUM_THREADS): as many as the profile was measured with, so that the prediction is for what
-    runs."""
+    """Threads of a worker (OMP_NUM_THREADS): as many as the profile was measured with, so that predictions hold."""
     python: str
-    """The interpreter that has pipeplan here: it may be another where the file runs."""
+    """The interpreter that runs pipeplan now. Where the file runs it may be another one."""
     version: str
-    """Of pipeplan."""
+    """Version of pipeplan."""
     command: str
-    """What wrote the file, on one line: for comments."""
+    """The command that wrote the file, on one line, for comments."""
     digest: str
-    """Of the plan, its profile and its cluster: as `plan` in the stage files."""
+    """Digest of the plan, its profile and its cluster. Stage files have it as `plan`."""
     folder: str
-    """The plan folder, absolute, where the file is written to another one. Empty where it is written into the plan
-    folder, which may then be moved as a whole."""
+    """Absolute path of the plan folder if the file is written to another folder. Empty if it is written into the plan
+    folder, which can then be moved as a whole."""
     plan_folder: str
-    """The plan folder, absolute, as it is now; empty where it is not known yet."""
+    """Absolute path of the plan folder as it is now; empty if it is not known yet."""
 
     @classmethod
     def of(
@@ -74,7 +73,10 @@ class Context:
         plan_folder: str = "",
         beside: bool = True,
     ) -> Context:
-        """What plan.json says. Raises `InputError`."""
+        """Read the variables from a plan.json. Raises `InputError`.
+
+        `beside`: whether the file is written into the plan folder.
+        """
         plan, cluster = Plan.from_json(root["plan"]), cluster_json.from_json(root["cluster"])
         model, sizes = root["profile"]["model"].text(), cluster.server_sizes
         reference, threads = root["profile"].get("ref"), root["profile"].get("threads")
@@ -104,13 +106,13 @@ class Context:
         )
 
     def variables(self) -> dict[str, Any]:
-        """By name, for a template."""
+        """The variables by name, as a template takes them."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """An option of one kind: `--its-name` on the command line, `its_name` in Python and in the template."""
+    """An option of one launcher: `--some-name` on the command line, `some_name` in Python and in the template."""
 
     name: str
     help: str
@@ -118,23 +120,23 @@ class Setting:
     """A count is a whole number of at least 1."""
     default: str | int | bool | None = None
     many: bool = False
-    """Whether it may be given more than once; the template then gets a tuple."""
+    """Whether it may be given more than once. The template then gets a tuple."""
     metavar: str | None = None
 
     def checked(self, value: Any) -> Any:
-        """A value that Python code gave, as the template gets it. Raises `InputError`."""
+        """Check a value that Python code gave, and return it as the template gets it. Raises `InputError`."""
         if self.many:
             values = () if value is None else (value,) if isinstance(value, str) else tuple(value)
             return tuple(self._one(single) for single in values)
         return self.default if value is None else self._one(value)
 
     def _one(self, value: Any) -> Any:
-        right = {
+        valid = {
             "text": isinstance(value, str),
             "count": isinstance(value, int) and not isinstance(value, bool) and value >= 1,
             "flag": isinstance(value, bool),
         }[self.type]
-        if not right:
+        if not valid:
             expected = {"text": "text", "count": "a whole number of at least 1", "flag": "true or false"}[self.type]
             raise InputError(f"{self.name} must be {expected}, not {value!r}")
         if isinstance(value, str) and not value.isprintable():
@@ -142,7 +144,7 @@ class Setting:
         return value
 
 
-def _nothing_more(_context: Context, _settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def _no_more_variables(_context: Context, _settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
@@ -151,28 +153,28 @@ class Launcher:
     """One kind of file that starts a plan."""
 
     name: str
-    """As on the command line: `slurm`."""
+    """Name on the command line, such as `slurm`."""
     title: str
-    """What it is, in a line of `--list`."""
+    """Description in a line of `--list`."""
     file_name: str
-    """In the plan folder, unless the user says otherwise."""
+    """Name of the file in the plan folder, unless the user gives another path."""
     template: str
-    """In the bundled folder of templates."""
+    """File in the bundled folder of templates."""
     mode: int = 0o644
     settings: tuple[Setting, ...] = ()
-    more: Callable[[Context, Mapping[str, Any]], Mapping[str, Any]] = field(default=_nothing_more)
-    """Further variables of the template, worked out from the plan and the settings; raises `InputError` for a plan, or
-    settings, that cannot be rendered."""
+    more: Callable[[Context, Mapping[str, Any]], Mapping[str, Any]] = field(default=_no_more_variables)
+    """Function that derives further variables of the template from the plan and the settings. It raises `InputError`
+    for a plan or settings that cannot be rendered."""
 
     def variables(self, context: Context, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """All that the template is told. Raises `InputError` for settings that this kind does not have."""
+        """All variables of the template. Raises `InputError` for settings that this launcher does not have."""
         known = {setting.name: setting for setting in self.settings}
         for name in settings:
             if name not in known:
                 near = did_you_mean(name, known) if known else "it has none"
                 raise InputError(f"{self.name} has no option {name!r}; {near}")
         checked = {name: setting.checked(settings.get(name)) for name, setting in known.items()}
-        told = context.variables()
-        # A setting may be of something that the context knows, unless it is said.
-        told |= {name: value for name, value in checked.items() if value is not None or name not in told}
-        return told | dict(self.more(context, checked))
+        variables = context.variables()
+        # A setting such as `python` replaces the variable of the context, if it is given.
+        variables |= {name: value for name, value in checked.items() if value is not None or name not in variables}
+        return variables | dict(self.more(context, checked))

@@ -1,4 +1,4 @@
-"""The kinds of files that start a plan: a template, a `Launcher` in a module of its own, and an entry here."""
+"""The list of launchers. A new one needs a template, a module with its `Launcher`, and an entry here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOCAL = Launcher(
     "launch.sh.j2",
     mode=0o755,
     settings=(
-        Setting("python", "What has pipeplan where this will run.  [default: this interpreter]", metavar="PATH"),
+        Setting("python", "The interpreter that will run the plan.  [default: this interpreter]", metavar="PATH"),
     ),
 )
 
@@ -27,7 +27,7 @@ LAUNCHERS: Mapping[str, Launcher] = {launcher.name: launcher for launcher in (LO
 
 
 def launcher(name: str) -> Launcher:
-    """The kind of that name. Raises `InputError`."""
+    """The launcher of that name. Raises `InputError`."""
     if name not in LAUNCHERS:
         raise InputError(f"there is no kind {name!r} of file to start a plan; {did_you_mean(name, LAUNCHERS)}")
     return LAUNCHERS[name]

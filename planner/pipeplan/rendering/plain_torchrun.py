@@ -1,4 +1,4 @@
-"""The lines by which plain torchrun starts a plan, to copy: one for each server."""
+"""torchrun.sh: the commands that start a plan by plain torchrun, one for each server, to copy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from pipeplan.rendering.launcher import Context, Launcher
 
 
-def _more(context: Context, _settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def _torchrun_variables(context: Context, _settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """`starts`: the number of the first worker of every server."""
     return {"starts": list(itertools.accumulate((0, *context.server_sizes[:-1])))}
 
@@ -19,5 +19,5 @@ TORCHRUN = Launcher(
     "lines for plain torchrun, to copy, one for each server",
     "torchrun.sh",
     "torchrun.sh.j2",
-    more=_more,
+    more=_torchrun_variables,
 )

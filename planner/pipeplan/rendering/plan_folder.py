@@ -1,6 +1,6 @@
 """Writes a plan folder: plan.json for people and tools, stages/*.json for the executor, launch.sh to run it.
 
-The files are written in full beside their places and then moved there, so that no half-written plan can be started.
+All files are written to a scratch folder first and then moved into place, so that no half-written plan can be started.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 def launch_script(document: Mapping[str, Any]) -> str:
-    """The text of launch.sh, of what plan.json says. Every value is quoted for the shell, whatever it contains."""
+    """The text of launch.sh for a plan.json. Every value in it is quoted for the shell."""
     context = Context.of(Node(document, "the plan"))
     return template(LOCAL.template).render(LOCAL.variables(context, {}))
 
 
 def refuse_to_overwrite(folder: Path, force: bool) -> None:
-    """Raise an `InputError` where a plan cannot, or must not, be written to `folder`."""
+    """Raise `InputError` if a plan cannot, or must not, be written to `folder`."""
     if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
         raise InputError(f"{folder} is not a folder; a plan is written to one: give another with -o")
     for parent in folder.parents:
@@ -47,7 +47,7 @@ def refuse_to_overwrite(folder: Path, force: bool) -> None:
 
 
 def write_plan(outcome: Outcome, folder: Path, *, force: bool = False) -> None:
-    """Write the plan folder; with `force`, in place of a plan that is there. All else in the folder stays."""
+    """Write the plan folder. With `force` it replaces a plan; other files in the folder stay. Raises `InputError`."""
     refuse_to_overwrite(folder, force)
     made = not folder.exists()
     try:
@@ -61,11 +61,11 @@ def write_plan(outcome: Outcome, folder: Path, *, force: bool = False) -> None:
             if made and not any(folder.iterdir()):
                 folder.rmdir()
     except (InputError, OSError) as error:
-        why = error if isinstance(error, OSError) else error.__cause__
-        if not isinstance(why, OSError):
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError):
             raise
-        # The user knows the folder, not the place beside it where files are written first.
-        raise InputError(f"cannot write {folder}: {why.strerror or why}") from error
+        # The error names a file in the scratch folder. The user knows the plan folder.
+        raise InputError(f"cannot write {folder}: {cause.strerror or cause}") from error
 
 
 def _write_files(outcome: Outcome, scratch: Path) -> None:
@@ -77,9 +77,9 @@ def _write_files(outcome: Outcome, scratch: Path) -> None:
 
 
 def _move_in(scratch: Path, folder: Path) -> None:
-    """Put the files of a plan, written in full, in the place of those of an older one.
+    """Replace the files of an older plan by those in `scratch`.
 
-    launch.sh comes last, and the older one goes first: whatever interrupts this, no script starts a mixture.
+    The old launch.sh goes first and the new one comes last, so that no script starts a mixture after an interruption.
     """
     (folder / "launch.sh").unlink(missing_ok=True)
     if (folder / "stages").exists():
@@ -90,7 +90,7 @@ def _move_in(scratch: Path, folder: Path) -> None:
 
 
 def write_disagreement(results: tuple[Result, ...], folder: Path) -> list[Path]:
-    """Write the contradicting plans beside where the plan would have gone; returns the files."""
+    """Write the contradicting plans next to the folder that the plan would have had; returns the files."""
     written = []
     for result in results:
         kind = "ilp" if result.solver.startswith("ILP") else "dp"

@@ -1,4 +1,4 @@
-"""The rates that a plan was made for, as stage files say them: the executor compares them with what it finds."""
+"""The link rates that a plan was made for. Stage files hold them, and the executor compares them with its own."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ if TYPE_CHECKING:
 
 
 def planned_links(outcome: Outcome) -> list[dict[str, Any]]:
-    """For every level, innermost first: who it joins, at which rates, and how busy the plan keeps each server's card.
+    """The levels of the cluster, innermost first: what each joins, its rates, and how long the plan keeps cards busy.
 
-    What differs between components of a level is a list over these; a rate without bounds is null.
+    `span` is the number of components that a component of the level joins. `sendrecv` and `allreduce` are in bytes per
+    second, null if unlimited. `cards_s` is in seconds per minibatch for one network card. A value is a list over the
+    components of the level where these differ.
     """
     problem = outcome.problem
     cluster, links = problem.cluster, Links.of(problem.cluster)
     busy = contention.loads(outcome.plan, problem, links).busy_s
-    found = []
+    documents = []
     for number, level in enumerate(cluster.levels, start=1):
         rates = links.rates[number]
-        # A card belongs to what the level joins: servers, and whatever holds several of them.
+        # Network cards belong to the components that a level joins: to servers, and to groups of servers.
         cards = busy[number - 1].max(axis=0).tolist() if number > cluster.server_level else None
-        found.append(
+        documents.append(
             {
                 "name": level.name,
                 "span": _one_or_all(np.diff(np.array(cluster.starts(number))).tolist()),
@@ -37,7 +39,7 @@ def planned_links(outcome: Outcome) -> list[dict[str, Any]]:
                 "cards_s": None if cards is None else _one_or_all(cards),
             }
         )
-    return found
+    return documents
 
 
 def _finite(rate: float) -> float | None:
@@ -45,5 +47,5 @@ def _finite(rate: float) -> float | None:
 
 
 def _one_or_all(values: list[Any]) -> Any:
-    """One value where all are the same."""
+    """The value that all have in common, or else all values."""
     return values[0] if all(value == values[0] for value in values) else values

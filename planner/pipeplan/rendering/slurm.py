@@ -1,4 +1,8 @@
-"""Starting a plan as a job of SLURM: one task a node, a component of the job for every run of nodes that are alike."""
+"""launch.slurm: starts a plan as a SLURM job, with one task on each node.
+
+Consecutive servers with the same number of workers are one component of the job. Several components make it a
+heterogeneous job.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from pipeplan.errors import InputError
 from pipeplan.rendering.launcher import Context, Launcher, Setting
 
 CORES_PER_GPU = 4
-"""Of a worker on a GPU, unless it is said: one computes, the others read samples and send."""
+"""Default cores of a worker on a GPU: one computes, the others read samples and send."""
 _LONGEST_NAME = 40
 
 SETTINGS = (
@@ -31,28 +35,31 @@ SETTINGS = (
     Setting("no_requeue", "Do not go on by itself after the time limit, preemption or the loss of a node.", "flag"),
 )
 SHARED = ("partition", "account", "qos", "time", "constraint", "mem")
-"""What each component of a job says anew."""
+"""Options that every component of a heterogeneous job must repeat."""
 
 
-def _more(context: Context, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What else the template is told: `shared`, options of all components; `job_name`; `cores` of a worker; and
+def _slurm_variables(context: Context, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Further variables of the template.
 
-    `components`, for every run of servers that are alike how many they are, and how many workers one of them has.
+    shared: the options of sbatch that all components have
+    job_name: a name made of the model's
+    components: for each component, (nodes, workers of one node)
+    cores: cores of one worker
     """
     for name in (*SHARED, "gpu_type"):
-        # What stands in a line of `#SBATCH` is split at spaces, and ends at a number sign.
+        # SLURM splits an `#SBATCH` line at spaces and ends it at a number sign.
         if settings[name] is not None and not re.fullmatch(r"[^\s\"'#\\]+", settings[name]):
             raise InputError(f"--{name.replace('_', '-')} must be one word without quotes, not {settings[name]!r}")
     for option in settings["sbatch"]:
         if not re.fullmatch(r"-[^\"'#\\]+", option):
             raise InputError(f"--sbatch takes an option of sbatch, such as --sbatch=--exclusive, not {option!r}")
-    usual = context.threads if context.device == "cpu" else max(context.threads, CORES_PER_GPU)
+    default_cores = context.threads if context.device == "cpu" else max(context.threads, CORES_PER_GPU)
     shared = {name: settings[name] for name in SHARED if settings[name] is not None}
     return {
         "shared": [f"--{name}={value}" for name, value in shared.items()] + list(settings["sbatch"]),
         "job_name": re.sub(r"[^A-Za-z0-9._-]+", "-", f"pipeplan-{context.model}")[:_LONGEST_NAME].rstrip("-"),
-        "components": [(len(list(run)), size) for size, run in itertools.groupby(context.server_sizes)],
-        "cores": settings["cpus"] or usual,
+        "components": [(len(list(group)), size) for size, group in itertools.groupby(context.server_sizes)],
+        "cores": settings["cpus"] or default_cores,
     }
 
 
@@ -63,5 +70,5 @@ SLURM = Launcher(
     "launch.slurm.j2",
     mode=0o755,
     settings=SETTINGS,
-    more=_more,
+    more=_slurm_variables,
 )

@@ -1,4 +1,4 @@
-"""Starting a plan on hosts that are reached by ssh: a script that is told the hosts when it runs."""
+"""launch-ssh.sh: starts a plan on hosts that are reached over ssh and named when the script runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from pipeplan.rendering.launcher import Context, Launcher
 
 
-def _more(context: Context, _settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`job_file`: the file that the model's reference names, or nothing where it is the name of a module."""
+def _ssh_variables(context: Context, _settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`model_file`: the file in the reference of the model; empty where the reference names a module."""
     file, colon, _ = context.model_ref.rpartition(":")
-    return {"job_file": file if colon and file.endswith(".py") else ""}
+    return {"model_file": file if colon and file.endswith(".py") else ""}
 
 
 SSH = Launcher(
@@ -20,5 +20,5 @@ SSH = Launcher(
     "launch-ssh.sh",
     "launch-ssh.sh.j2",
     mode=0o755,
-    more=_more,
+    more=_ssh_variables,
 )

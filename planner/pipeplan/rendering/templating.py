@@ -1,4 +1,4 @@
-"""The templates that travel with pipeplan, and users' own."""
+"""Renders the bundled templates, and those of users."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ FILTERS: Mapping[str, Callable[[object], str]] = {
     "shell_quote": lambda value: shlex.quote(str(value)),
     "one_line": lambda value: " ".join(one_line(value).split()),
 }
-"""`shell_quote` for every value that a shell reads, `one_line` for comments."""
+"""Filters of all templates: `shell_quote` for every value that a shell reads, `one_line` for comments."""
 
 
 def template(name: str) -> jinja2.Template:
-    """A template of the bundled folder."""
+    """Load a template of the bundled folder."""
     return _environment(jinja2.Environment, resources.folder("templates")).get_template(name)
 
 
 def render_own(path: Path, variables: Mapping[str, Any]) -> str:
-    """A user's own template, rendered; it can include files of its folder, and cannot run code.
+    """Render a user's template. It can include files of its folder; it runs in a sandbox, and cannot run code.
 
-    Raises `InputError` with the line of the template that is wrong.
+    Raises `InputError`, which names the line of the template that is wrong.
     """
-    read_text(path)  # for its words where the file cannot be read
+    read_text(path)  # for its error message if the file cannot be read
     try:
         return _environment(SandboxedEnvironment, path.parent).get_template(path.name).render(variables)
     except jinja2.TemplateSyntaxError as error:
@@ -44,7 +44,7 @@ def render_own(path: Path, variables: Mapping[str, Any]) -> str:
         hint = f"; {did_you_mean(missing, sorted(variables))}" if missing.isidentifier() else ""
         raise InputError(f"{_place(error, path)}: {_first_line(error)}{hint}") from error
     except Exception as error:
-        # Whatever a template does wrong while it is rendered, a filter's ValueError included.
+        # Rendering can raise anything, such as the ValueError of a filter.
         raise InputError(f"{_place(error, path)}: {_first_line(error)}") from error
 
 
@@ -62,7 +62,7 @@ def _environment(kind: type[jinja2.Environment], folder: Path) -> jinja2.Environ
 
 
 def _place(error: Exception, path: Path) -> str:
-    """The template's file and line: jinja2 rewrites its frames so that they name those."""
+    """File and line of the template, which jinja2 puts into the frames of its tracebacks."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.endswith(".py"):
             return f"{frame.filename}, line {frame.lineno}"

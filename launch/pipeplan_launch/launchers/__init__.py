@@ -1,0 +1,5 @@
+"""Starting all servers of a plan from one place. The scripts that `pipeplan render` writes hand over to these modules.
+
+`ssh` runs launch.sh on hosts over ssh, `slurm` runs it as the tasks of a SLURM job. No module here imports torch, so
+that a laptop can start servers that do.
+"""

@@ -1,0 +1,60 @@
+"""The file that names the hosts of a launch over ssh: one host a line, in the order of the plan's servers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeplan_launch.errors import LaunchError
+
+_ASSIGNMENT = re.compile(r"[A-Z_][A-Z0-9_]*=")
+
+
+@dataclass(frozen=True)
+class Host:
+    """One line of the file."""
+
+    name: str
+    """Destination as ssh takes it: `gpu1`, `me@gpu2`, or a name of ~/.ssh/config."""
+    port: str = ""
+    """Port of its ssh server. Empty: ssh decides."""
+    folder: str = ""
+    """Plan folder on the host. A relative one is in the home folder of the host. Empty: the path on this machine."""
+    python: str = ""
+    """Interpreter on the host that has pipeplan; `~/` is the home folder of the host. Empty: launch.sh decides."""
+    address: str = ""
+    """Address by which the other hosts reach this one. Only that of the first host matters."""
+    variables: tuple[str, ...] = ()
+    """Environment variables of this host alone, as NAME=VALUE."""
+
+
+def read_hosts(path: str) -> list[Host]:
+    """Read a hosts file. Raises `LaunchError`, with the number of the line, for a word that it does not know."""
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise LaunchError(f"cannot read {path}") from error
+    hosts = []
+    for number, line in enumerate(text.split("\n"), 1):
+        words = line.partition("#")[0].split()
+        if words:
+            hosts.append(_host(words, f"{path}, line {number}"))
+    return hosts
+
+
+def _host(words: list[str], place: str) -> Host:
+    name, *rest = words
+    if name.startswith("-"):  # ssh would take it for an option
+        raise LaunchError(f"{place}: '{name}' is not the name of a host")
+    fields: dict[str, str] = {}
+    variables: list[str] = []
+    for word in rest:
+        key, equals, value = word.partition("=")
+        if equals and key in ("port", "folder", "python", "address"):
+            fields[key] = value
+        elif _ASSIGNMENT.match(word):
+            variables.append(word)
+        else:
+            raise LaunchError(f"{place}: '{word}' is none of port=, folder=, python=, address= and NAME=VALUE")
+    return Host(name, variables=tuple(variables), **fields)
