@@ -1,13 +1,15 @@
 """pipeplan: provably best pipeline-parallel training plans.
 
-The names of `pipeplan.api` are names of this package; they are imported when they are asked for, so that the command
-line starts quickly.
+The package exports the names of `pipeplan.api`. They are imported on first access, so that the command line starts
+quickly.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from pipeplan._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from pipeplan.api import Cluster as Cluster
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from pipeplan.api import simulate as simulate
     from pipeplan.api import solve as solve
 
-__version__ = "0.1.0"
-
 _API = (
     *("Cluster", "DisagreementError", "InfeasibleError", "InputError", "Options", "Outcome", "PipeplanError", "Plan"),
     *("Problem", "Profile", "Settings", "Simulated", "Stage"),
@@ -41,7 +41,7 @@ _API = (
 )
 
 
-if not TYPE_CHECKING:  # which would take any name for one of these
+if not TYPE_CHECKING:  # a type checker would accept every name if it saw __getattr__
 
     def __getattr__(name: str) -> Any:
         if name in _API:

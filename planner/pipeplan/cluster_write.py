@@ -1,4 +1,4 @@
-"""Writes cluster files, which `cluster_file.parse` reads back as the same cluster."""
+"""Writes cluster files; `cluster_file.parse` reads the same cluster back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIZES = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
 
 
 def save(cluster: Cluster, path: Path, remarks: Sequence[str] = ()) -> None:
-    """Write a cluster file, whole or not at all; `remarks` become comments at its top."""
+    """Write a cluster file by atomic replace; `remarks` become comments at its top."""
     write_text(path, text_of(cluster, remarks))
 
 
@@ -29,7 +29,7 @@ def text_of(cluster: Cluster, remarks: Sequence[str] = ()) -> str:
     lines = [f"# {one_line(remark)}" for remark in remarks]
     lines += [f'format = "{FORMAT}"', f"version = {VERSION}", f"name = {_text(cluster.name)}"]
     if cluster.machines:
-        lines += _listed(cluster)
+        lines += _heterogeneous(cluster)
     else:
         if cluster.server_price is not None:
             lines.append(f"price_per_hour = {cluster.server_price!r}")
@@ -39,8 +39,8 @@ def text_of(cluster: Cluster, remarks: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _listed(cluster: Cluster) -> list[str]:
-    """Servers that differ: every device once, then runs of like servers, then the levels above."""
+def _heterogeneous(cluster: Cluster) -> list[str]:
+    """Lines for every distinct device, then for each run of equal servers, then for the levels above the server."""
     devices: dict[str, Device] = {}
     for machine in cluster.machines:
         if devices.setdefault(machine.device.name, machine.device) != machine.device:
@@ -77,7 +77,7 @@ def _level(level: Level) -> list[str]:
 
 
 def _links(level: Level) -> list[str]:
-    """What is not as it would be read if it were left out."""
+    """Lines for the fields of a link that differ from the defaults of a cluster file."""
     lines = []
     if level.bandwidth:
         lines.append(f"bandwidth = {_quantity(level.bandwidth, _RATES, parse_rate)}")
@@ -91,7 +91,8 @@ def _links(level: Level) -> list[str]:
 
 
 def _quantity(value: float, units: Sequence[tuple[str, float]], parse: Callable[[object, str], float]) -> str:
-    """As people write it, in the largest unit that gives at least 1 and reads back as the very number."""
+    """A quantity as a TOML value, in the largest unit that gives at least 1 and from which the exact value is read
+    back; a bare number where there is no such unit."""
     for unit, factor in units:
         shown = f"{float(f'{value / factor:.6g}'):.6f}".rstrip("0").rstrip(".")
         if value >= factor and parse(f"{shown} {unit}", "") == value:
@@ -100,5 +101,5 @@ def _quantity(value: float, units: Sequence[tuple[str, float]], parse: Callable[
 
 
 def _text(value: str) -> str:
-    # A JSON string is a TOML one but for DEL, which TOML wants escaped.
+    # A JSON string is a valid TOML string except for DEL, which TOML requires to be escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

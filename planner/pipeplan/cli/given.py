@@ -19,7 +19,7 @@ from pipeplan.plan import ACCUMULATING, SCHEDULES, STASHING
 from pipeplan.posing import Words, options_for
 from pipeplan.problem import BOUNDARIES, Options, Problem
 from pipeplan.profile_data import Profile
-from pipeplan.rescale import told
+from pipeplan.rescale import describe_rescaling
 from pipeplan.text import one_line
 
 DEFAULT_PROFILE = Path("profile.json")
@@ -175,7 +175,7 @@ def read_profile(path: Path | None, minibatch: int | None) -> Source:
     if origin.kind == "modelled":
         text += ", not measured"
     if minibatch is not None and minibatch != profile.minibatch:
-        text += f"; {told(profile, minibatch)}"
+        text += f"; {describe_rescaling(profile.all_sizes, minibatch)}"
         profile = profile.rescaled(minibatch)
     return Source(profile, one_line(text))
 
