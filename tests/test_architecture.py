@@ -23,7 +23,7 @@ PLANNER = (
     {"", "_version", "errors", "interrupts", "resources", "schedules", "suggest", "text"},
     {"files", "graph", "units"},
     {
-        *("profile_data", "profile_diff", "profile_layers", "rescale", "profile_match", "cluster_data"),
+        *("profile_data", "profile_diff", "profile_layers", "rescale", "cluster_data"),
         *("cost", "measured"),
     },
     {"plan"},

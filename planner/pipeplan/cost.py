@@ -142,9 +142,9 @@ def buffered_synchronisation(allreduce_s: Any, accumulate: int) -> Any:
 
 
 def buffered_wait(allreduce_s: Any, pace_s: float, copies: int = 1) -> Any:
-    """Minibatches of one copy between the last backward pass of a group and its update: max(0, G / T - 1/m).
+    """Minibatches of one copy between the last backward pass of a group and its update, under 2BW.
 
-    Where d · r + this wait ≤ minibatches per update, in each of m copies, the update is ready before the first forward
+    This wait is max(0, G / T - 1/m). Where d · r + wait ≤ minibatches per update, in each of m copies, the update is ready before the first forward
     pass that needs it, so the pipeline never waits. "2BW".
     """
     return np.maximum(0.0, allreduce_s / pace_s - 1.0 / copies)
