@@ -142,10 +142,10 @@ def buffered_synchronisation(allreduce_s: Any, accumulate: int) -> Any:
 
 
 def buffered_wait(allreduce_s: Any, pace_s: float, copies: int = 1) -> Any:
-    """Minibatches of one copy between the last backward pass of a group and its update, under 2BW.
+    """Wait of 2BW: minibatches of one copy between the last backward pass of a group and its update.
 
-    This wait is max(0, G / T - 1/m). Where d · r + wait ≤ minibatches per update, in each of m copies, the update is ready before the first forward
-    pass that needs it, so the pipeline never waits. "2BW".
+    The wait is max(0, G / T - 1/m). Where d · r + wait ≤ minibatches per update, in each of m copies, the update is
+    ready before the first forward pass that needs it, so the pipeline never waits. "2BW".
     """
     return np.maximum(0.0, allreduce_s / pace_s - 1.0 / copies)
 
@@ -161,7 +161,7 @@ def buffered_pace(depth: int, replicas: int, allreduce_s: float, minibatches: in
 
 
 def rounds(minibatches: Any, servers: Any) -> Any:
-    """Minibatches on the busiest of `servers` replicas or links, which take `minibatches` in turn: ceil(M / servers)."""
+    """Minibatches on the busiest of `servers` replicas or links that take them in turn: ceil(minibatches / servers)."""
     return -(-minibatches // servers)
 
 

@@ -1,4 +1,4 @@
-"""Whether what plan.json states of its cost is so."""
+"""Checks the cost that plan.json states against an independent computation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from pipeplan.files import Node
 from pipeplan.units import show_size, show_time
 
 CLOSE = 1e-9
-"""Relative: sums in another order differ by far less, any change that matters by far more."""
+"""Relative tolerance: adding in another order changes a sum by far less, any wrong figure by far more."""
 
 
 def check_pace(document: Document, model: Model, found: tuple[Figures, ...]) -> str:
-    """That the stated pace is that of the slowest resource, and the depths sustain it."""
+    """Check that the stated pace is that of the slowest resource, and return it in words.
+
+    Raises an `InputError` that names the wrong figure; so do the other checks of this module.
+    """
     prediction, among = document.prediction, among_copies_s(document, model)
     interval = update_interval(document)
     if document.schedule in FLUSHING:
@@ -35,7 +38,7 @@ def check_pace(document: Document, model: Model, found: tuple[Figures, ...]) -> 
         if shared is None:
             raise InputError("the replicas of the stages are too many to add up what each network card carries")
         shared = max(shared, cores_s(document, found))
-        # Equal but for rounding is one resource alone on its card.
+        # A card with a single user has the load of that user, up to rounding.
         pace = shared if shared > pace * (1 + WHOLE) else pace
     _same(prediction["minibatch_s"], pace)
     _same(prediction["minibatches_per_s"], 1.0 / pace)
@@ -44,7 +47,7 @@ def check_pace(document: Document, model: Model, found: tuple[Figures, ...]) -> 
 
 
 def check_stages(document: Document, model: Model, found: tuple[Figures, ...]) -> str:
-    """That every stage's stated times, bytes and versions are what its layers and workers give."""
+    """Check the stated times, bytes and weight versions of every stage."""
     nodes = document.prediction["stages"].items()
     if len(nodes) != len(found):
         document.prediction["stages"].fail(f"expected {len(found)}, one for each stage, found {len(nodes)}")
@@ -53,7 +56,7 @@ def check_stages(document: Document, model: Model, found: tuple[Figures, ...]) -
             ("minibatch_s", document.pace_s),
             ("forward_s", figure.forward_s),
             ("backward_s", figure.backward_s),
-            # Plans from before it was charged do not have it.
+            # Plans written before the optimiser's step was charged do not have this field.
             *([("update_s", figure.update_s)] if figure.update_s or node.get("update_s") else []),
             ("sync_s", figure.group_s),
             *([("exposed_sync_s", exposed_s(document, model))] if node.get("exposed_sync_s") else []),
@@ -72,10 +75,10 @@ def check_stages(document: Document, model: Model, found: tuple[Figures, ...]) -
 
 
 def check_memory(document: Document, found: tuple[Figures, ...]) -> str:
-    """That memory is stated as it is, and suffices where it is to limit the plan."""
+    """Check the stated memory, and that it suffices unless the plan was made to ignore the limit."""
     for node, figure in zip(document.prediction["stages"].items(), found, strict=True):
         stated = node["memory_bytes"]
-        # Written as whole bytes.
+        # The plan states whole bytes.
         if abs(stated.number() - figure.memory_bytes) > 1 + CLOSE * figure.memory_bytes:
             stated.fail(f"stated {show_size(stated.number())}, found {show_size(figure.memory_bytes)}")
     most = max(figure.memory_bytes for figure in found)
@@ -90,7 +93,7 @@ def check_memory(document: Document, found: tuple[Figures, ...]) -> str:
 
 
 def _check_batch(document: Document, found: tuple[Figures, ...], among_s: float) -> float:
-    """That the stated parts of a batch are as they are; how long it takes."""
+    """Check the stated parts of a batch, and return its total time in seconds."""
     stated, parts = document.prediction["batch"], batch(document, found, among_s)
     _finite(parts.total_s)
     for key, value in vars(parts).items():

@@ -1,4 +1,4 @@
-"""What each worker holds over time: its weights, versions of them, and what minibatches in flight need."""
+"""The memory of each worker over time: weights, weight versions, and the minibatches in flight."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from pipeplan.simulation.scenario import Scenario
 from pipeplan_launch.schedule import Kind, own_minibatches
 
 Steps = dict[tuple[int, int], list[tuple[float, int]]]
-"""(stage, replica) -> bytes from when on (seconds), in order of time."""
+"""(stage, replica) -> list of (time in seconds, bytes from then on), in order of time."""
 
 
 def memory_over_time(scenario: Scenario, replayed: Replayed, minibatches: int) -> Steps:
-    """Bytes of every worker; at most `Load.memory_bytes`, which reckons with a version more where updates run late."""
+    """Memory of every worker over time.
+
+    It is at most `Load.memory_bytes`, which includes one more weight version where updates lag.
+    """
     by_worker: dict[tuple[int, int], list[Pass]] = defaultdict(list)
     for done in replayed.actions:
         by_worker[done.stage, done.replica].append(done)
@@ -26,8 +29,10 @@ def memory_over_time(scenario: Scenario, replayed: Replayed, minibatches: int) -
 def _steps(
     scenario: Scenario, stage: int, replica: int, actions: Sequence[Pass], minibatches: int
 ) -> Iterator[tuple[float, int]]:
-    """A minibatch is held from the start of its forward to the end of its backward, and the versions from the oldest
-    that one of them still has to use up to the newest.
+    """The memory of one worker after each of its actions.
+
+    A minibatch is held from the start of its forward to the end of its backward pass. Weight versions are held from the
+    oldest one that a minibatch will still use to the newest.
     """
     load, shapes = scenario.stages[stage], scenario.shapes
     if not scenario.schedule.trains:
@@ -47,7 +52,7 @@ def _steps(
 
 
 def peak_memory(scenario: Scenario, steps: Steps) -> list[int]:
-    """For each stage, the most bytes that one of its workers held."""
+    """For each stage, the peak memory of one of its workers, in bytes."""
     peaks = [load.fixed_bytes + load.parameter_bytes for load in scenario.stages]
     for (stage, _), counts in steps.items():
         peaks[stage] = max([peaks[stage], *(size for _, size in counts)])
