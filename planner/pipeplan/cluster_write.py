@@ -29,17 +29,17 @@ def text_of(cluster: Cluster, remarks: Sequence[str] = ()) -> str:
     lines = [f"# {one_line(remark)}" for remark in remarks]
     lines += [f'format = "{FORMAT}"', f"version = {VERSION}", f"name = {_text(cluster.name)}"]
     if cluster.machines:
-        lines += _heterogeneous(cluster)
+        lines += _heterogeneous_lines(cluster)
     else:
         if cluster.server_price is not None:
             lines.append(f"price_per_hour = {cluster.server_price!r}")
-        lines += ["", "[device]", *_device(cluster.device)]
+        lines += ["", "[device]", *_device_lines(cluster.device)]
         for level in cluster.levels:
-            lines += _level(level)
+            lines += _level_lines(level)
     return "\n".join(lines) + "\n"
 
 
-def _heterogeneous(cluster: Cluster) -> list[str]:
+def _heterogeneous_lines(cluster: Cluster) -> list[str]:
     """Lines for every distinct device, then for each run of equal servers, then for the levels above the server."""
     devices: dict[str, Device] = {}
     for machine in cluster.machines:
@@ -47,24 +47,24 @@ def _heterogeneous(cluster: Cluster) -> list[str]:
             raise InputError(f"two devices of cluster {cluster.name} are both called {machine.device.name!r}")
     lines: list[str] = []
     for device in devices.values():
-        lines += ["", "[[device]]", *_device(device)]
+        lines += ["", "[[device]]", *_device_lines(device)]
     for machine, run in itertools.groupby(cluster.machines):
-        lines += _server(machine, len(list(run)))
+        lines += _server_lines(machine, len(list(run)))
     for level in cluster.levels[1:]:
-        lines += _level(level)
+        lines += _level_lines(level)
     return lines
 
 
-def _device(device: Device) -> list[str]:
+def _device_lines(device: Device) -> list[str]:
     lines = [f"name = {_text(device.name)}", f"kind = {_text(device.kind)}"]
     lines.append(f"memory = {_quantity(device.memory_bytes, _SIZES, parse_size)}")
     lines += [f"speed = {device.speed!r}"] if device.speed != 1.0 else []
     return [*lines, f"cores = {device.cores}"] if device.cores else lines
 
 
-def _server(machine: Server, count: int) -> list[str]:
+def _server_lines(machine: Server, count: int) -> list[str]:
     lines = ["", "[[server]]", *([f"count = {count}"] if count > 1 else [])]
-    lines += [f"device = {_text(machine.device.name)}", f"devices = {machine.inside.count}", *_links(machine.inside)]
+    lines += [f"device = {_text(machine.device.name)}", f"devices = {machine.inside.count}", *_link_lines(machine.inside)]
     if machine.card:
         lines.append(f"card = {_quantity(machine.card, _RATES, parse_rate)}")
     if machine.price_per_hour is not None:
@@ -72,11 +72,11 @@ def _server(machine: Server, count: int) -> list[str]:
     return lines
 
 
-def _level(level: Level) -> list[str]:
-    return ["", "[[level]]", f"name = {_text(level.name)}", f"count = {level.count}", *_links(level)]
+def _level_lines(level: Level) -> list[str]:
+    return ["", "[[level]]", f"name = {_text(level.name)}", f"count = {level.count}", *_link_lines(level)]
 
 
-def _links(level: Level) -> list[str]:
+def _link_lines(level: Level) -> list[str]:
     """Lines for the fields of a link that differ from the defaults of a cluster file."""
     lines = []
     if level.bandwidth:
