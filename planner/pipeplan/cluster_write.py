@@ -64,7 +64,8 @@ def _device_lines(device: Device) -> list[str]:
 
 def _server_lines(machine: Server, count: int) -> list[str]:
     lines = ["", "[[server]]", *([f"count = {count}"] if count > 1 else [])]
-    lines += [f"device = {_text(machine.device.name)}", f"devices = {machine.inside.count}", *_link_lines(machine.inside)]
+    lines += [f"device = {_text(machine.device.name)}", f"devices = {machine.inside.count}"]
+    lines += _link_lines(machine.inside)
     if machine.card:
         lines.append(f"card = {_quantity(machine.card, _RATES, parse_rate)}")
     if machine.price_per_hour is not None:

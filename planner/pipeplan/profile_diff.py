@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import asdict, astuple, dataclass
-from typing import Any, NamedTuple
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import Any
 
 from pipeplan.profile_data import Profile
 from pipeplan.profile_layers import Layer, edges
@@ -17,13 +17,9 @@ SAME, DIFFERENT, UNKNOWN = "same", "different", "not known"
 """The results of comparing the hashes of two traced graphs."""
 
 
-class LayerMatch(NamedTuple):
-    """Layers of one profile that correspond to layers of another. At least one side is a single layer."""
-
-    first: tuple[Layer, ...]
-    second: tuple[Layer, ...]
-    by: str
-    """`NAME`, `ORDER`, `WEIGHTS` or `MODULE`."""
+Names = tuple[str, ...]
+LayerMatch = tuple[Names, Names, str]
+"""(layers of the first profile, layers of the second profile, way in which they were matched)."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +81,12 @@ class ProfileDiff:
         return [layer for layer in self.layers if layer.by]
 
     @property
-    def only_first(self) -> list[LayerDiff]:
-        """The layers of the first profile without a match."""
-        return [layer for layer in self.layers if not layer.second_names]
-
-    @property
-    def only_second(self) -> list[LayerDiff]:
-        """The layers of the second profile without a match."""
-        return [layer for layer in self.layers if not layer.first_names]
+    def unmatched(self) -> tuple[list[LayerDiff], list[LayerDiff]]:
+        """The layers that only the first, and only the second profile has."""
+        return (
+            [layer for layer in self.layers if not layer.second_names],
+            [layer for layer in self.layers if not layer.first_names],
+        )
 
 
 def compare_profiles(first: Profile, second: Profile) -> ProfileDiff:
@@ -105,12 +99,12 @@ def compare_profiles(first: Profile, second: Profile) -> ProfileDiff:
     spreads = all(any(layer.forward_spread_s for layer in one.layers) for one in (first, second))
     matches = match_layers(first, second)
     layers = []
-    for match in matches:
-        names = [tuple(layer.name for layer in side) for side in match[:2]]
-        sides = [sum_costs(known[name] for name in side) for known, side in zip(costs, names, strict=True)]
-        change_s, spread_s = abs(sides[1].total_s - sides[0].total_s), sides[0].spread_s + sides[1].spread_s
-        beyond = change_s > spread_s if spreads and match.by else None
-        layers.append(LayerDiff(names[0], names[1], match.by, sides[0], sides[1], beyond))
+    for names, other_names, by in matches:
+        mine, others = sum_costs(costs[0][name] for name in names), sum_costs(costs[1][name] for name in other_names)
+        layer = LayerDiff(names, other_names, by, mine, others)
+        if spreads and by:
+            layer = replace(layer, beyond_spread=abs(layer.change_s) > mine.spread_s + others.spread_s)
+        layers.append(layer)
     graph = UNKNOWN
     if first.graph_hash and second.graph_hash:
         graph = SAME if first.graph_hash == second.graph_hash else DIFFERENT
@@ -148,8 +142,8 @@ def diff_document(diff: ProfileDiff) -> dict[str, Any]:
         "same_structure": diff.same_structure,
         "total": {"first": asdict(diff.totals[0]), "second": asdict(diff.totals[1])},
         "layers": [asdict(layer) | {"change_s": layer.change_s} for layer in diff.matched],
-        "only_first": [{"name": layer.first_names[0]} | asdict(layer.first) for layer in diff.only_first],
-        "only_second": [{"name": layer.second_names[0]} | asdict(layer.second) for layer in diff.only_second],
+        "only_first": [{"name": layer.first_names[0]} | asdict(layer.first) for layer in diff.unmatched[0]],
+        "only_second": [{"name": layer.second_names[0]} | asdict(layer.second) for layer in diff.unmatched[1]],
     }
 
 
@@ -165,16 +159,13 @@ def match_layers(first: Profile, second: Profile) -> list[LayerMatch]:
     matches: list[LayerMatch] = []
     for method in (_by_name, _by_order, _by_weights, _by_module, _by_module_of_second):
         matches += method(left, right)
-        matched = [{layer.name for match in matches for layer in match[side]} for side in (0, 1)]
-        left = [layer for layer in first.layers if layer.name not in matched[0]]
-        right = [layer for layer in second.layers if layer.name not in matched[1]]
+        matched = {name for names, _, _ in matches for name in names}
+        matched_of_second = {name for _, names, _ in matches for name in names}
+        left = [layer for layer in left if layer.name not in matched]
+        right = [layer for layer in right if layer.name not in matched_of_second]
     position = {layer.name: index for index, layer in enumerate(first.layers)}
-    matches.sort(key=lambda match: position[match.first[0].name])
-    return [
-        *matches,
-        *(LayerMatch((layer,), (), "") for layer in left),
-        *(LayerMatch((), (layer,), "") for layer in right),
-    ]
+    matches.sort(key=lambda match: position[match[0][0]])
+    return [*matches, *(((layer.name,), (), "") for layer in left), *(((), (layer.name,), "") for layer in right)]
 
 
 def _kind(layer: Layer) -> str:
@@ -186,7 +177,7 @@ def _by_name(left: Sequence[Layer], right: Sequence[Layer]) -> list[LayerMatch]:
     named = {layer.name: layer for layer in right}
     pairs = [(layer, named[layer.name]) for layer in left if layer.name in named]
     return [
-        LayerMatch((layer,), (other,), NAME)
+        ((layer.name,), (other.name,), NAME)
         for layer, other in pairs
         if len({_kind(layer), _kind(other)} - {""}) < 2 or 0 < layer.parameter_bytes == other.parameter_bytes
     ]
@@ -206,21 +197,21 @@ def _aligned(
 ) -> list[LayerMatch]:
     matcher = difflib.SequenceMatcher(None, [*map(key, left)], [*map(key, right)], autojunk=False)
     pairs = [(a + step, b + step) for a, b, size in matcher.get_matching_blocks() for step in range(size)]
-    return [LayerMatch((left[a],), (right[b],), by) for a, b in pairs]
+    return [((left[a].name,), (right[b].name,), by) for a, b in pairs]
 
 
 def _by_module(left: Sequence[Layer], right: Sequence[Layer]) -> list[LayerMatch]:
-    free, matches = list(right), []
+    free = [layer.name for layer in right]
+    matches: list[LayerMatch] = []
     for module in left:
-        parts = tuple(layer for layer in free if layer.name.startswith(f"{module.name}."))
-        if parts:
-            matches.append(LayerMatch((module,), parts, MODULE))
-            free = [layer for layer in free if layer not in parts]
+        if parts := tuple(name for name in free if name.startswith(f"{module.name}.")):
+            matches.append(((module.name,), parts, MODULE))
+            free = [name for name in free if name not in parts]
     return matches
 
 
 def _by_module_of_second(left: Sequence[Layer], right: Sequence[Layer]) -> list[LayerMatch]:
-    return [LayerMatch(parts, module, by) for module, parts, by in _by_module(right, left)]
+    return [(parts, module, by) for module, parts, by in _by_module(right, left)]
 
 
 def _costs(profile: Profile, scale: float) -> dict[str, LayerCosts]:
@@ -240,7 +231,7 @@ def _costs(profile: Profile, scale: float) -> dict[str, LayerCosts]:
 
 
 def _same_structure(first: Profile, second: Profile, matches: Sequence[LayerMatch]) -> bool:
-    if any(match.by in ("", MODULE) for match in matches):
+    if any(by in ("", MODULE) for _, _, by in matches):
         return False
-    renamed = {match.first[0].name: match.second[0].name for match in matches}
+    renamed = {name: other for (name,), (other,), _ in matches}
     return {(renamed[source], renamed[target]) for source, target in edges(first.tensors)} == set(edges(second.tensors))

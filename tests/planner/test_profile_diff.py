@@ -26,11 +26,7 @@ def layer(name: str, op: str = "Linear", forward_s: float = 0.001, weights: int 
 
 
 def pairs(first: Profile, second: Profile) -> list[tuple[str, str, str]]:
-    return [
-        ("+".join(one.name for one in found.first), "+".join(one.name for one in found.second), found.by)
-        for found in match_layers(first, second)
-        if found.by
-    ]
+    return [("+".join(names), "+".join(others), by) for names, others, by in match_layers(first, second) if by]
 
 
 def test_layers_are_matched_by_name_then_by_order_and_kind() -> None:
@@ -43,7 +39,7 @@ def test_layers_are_matched_by_name_then_by_order_and_kind() -> None:
         layer("d", "loss", weights=0),
     )
     assert pairs(first, second) == [("a", "a", NAME), ("b", "x", ORDER), ("c", "y", ORDER), ("d", "d", NAME)]
-    assert [layer.name for match in match_layers(first, second) for layer in match.second if not match.by] == ["extra"]
+    assert [names for _, names, by in match_layers(first, second) if not by] == [("extra",)]
 
 
 def test_the_same_weights_by_another_kind_are_matched_last() -> None:

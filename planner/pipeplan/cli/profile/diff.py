@@ -75,7 +75,7 @@ def _heading(diff: ProfileDiff, first: str, second: str) -> list[str]:
         f"A: {first}: {_origin(diff.first)}",
         f"B: {second}: {_origin(diff.second)}",
         f"Graphs: {graphs}",
-        f"Layers matched: {matched}{_unmatched('A', diff.only_first)}{_unmatched('B', diff.only_second)}",
+        f"Layers matched: {matched}{_unmatched('A', diff.unmatched[0])}{_unmatched('B', diff.unmatched[1])}",
     ]
     if diff.per_sample:
         sizes = f"{diff.first.minibatch} and {diff.second.minibatch}"
