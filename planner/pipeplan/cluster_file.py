@@ -99,16 +99,16 @@ def folded(cluster: Cluster) -> Cluster:
 
 
 def _devices(node: Node) -> dict[str, Device]:
-    found: dict[str, Device] = {}
+    devices: dict[str, Device] = {}
     # A single [device] table is accepted in place of a list of one.
     for item in [node] if isinstance(node.value, dict) else node.items():
         device = _device(item)
-        if device.name in found:
+        if device.name in devices:
             item["name"].fail(f"there are two devices called {device.name!r}")
-        found[device.name] = device
-    if not found:
+        devices[device.name] = device
+    if not devices:
         node.fail("there must be at least one device")
-    return found
+    return devices
 
 
 def _servers(node: Node, devices: dict[str, Device]) -> list[Server]:

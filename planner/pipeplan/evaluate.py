@@ -171,10 +171,10 @@ def _check_workers(plan: Plan, total: int) -> None:
 
 def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: Sequence[StageTimes]) -> StageCost:
     """The cost of one stage in its slowest copy, per minibatch of that copy."""
-    stage, mine = plan.stages[index], times[index]
+    stage, timing = plan.stages[index], times[index]
     units = units_of(problem, stage)
-    compute = float(cost.compute_time(mine.pass_s, mine.replicas, 1.0))
-    synchronisation = mine.allreduce_s / (per_copy(plan) if _accumulates(plan) else mine.replicas)
+    compute = float(cost.compute_time(timing.pass_s, timing.replicas, 1.0))
+    synchronisation = timing.allreduce_s / (per_copy(plan) if _accumulates(plan) else timing.replicas)
     together = cost.overlapped(compute, synchronisation, problem.options.overlap)
     memory, minibatch = _memory(plan, problem, index, units)
     level = 0
@@ -182,16 +182,16 @@ def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: S
         senders, receivers = plan.copy(copy)[index : index + 2]
         level = max(level, problem.cluster.level_between(min(senders + receivers), max(senders + receivers)))
     return StageCost(
-        forward_s=mine.forward_s,
-        backward_s=mine.backward_s,
-        update_s=mine.update_s,
+        forward_s=timing.forward_s,
+        backward_s=timing.backward_s,
+        update_s=timing.update_s,
         compute_s=compute,
         synchronisation_s=synchronisation,
         stage_s=compute if _flushes(plan) else float(together),
         boundary_level=level,
-        boundary_bytes=mine.sent_bytes,
-        boundary_gradient_bytes=mine.returned_bytes,
-        boundary_s=max(mine.send_s, mine.return_s) / mine.links,
+        boundary_bytes=timing.sent_bytes,
+        boundary_gradient_bytes=timing.returned_bytes,
+        boundary_s=max(timing.send_s, timing.return_s) / timing.links,
         depth_s=_depth_pace(plan, problem, links, index, times) if problem.training else 0.0,
         parameter_bytes=sum(problem.units[unit].parameter_bytes for unit in units),
         memory_bytes=memory,
@@ -212,26 +212,26 @@ def _depth_pace(plan: Plan, problem: Problem, links: Links, index: int, times: S
     """Pace of one copy that the depth of a stage sustains; 0 under a flush, where `batch` accounts for it."""
     if _flushes(plan):
         return 0.0
-    mine, pace = times[index], 0.0
+    timing, pace = times[index], 0.0
     if _accumulates(plan):
-        reduce_s = mine.allreduce_s + copies_allreduce_time(plan, problem, links)
-        pace = cost.buffered_pace(mine.depth, mine.replicas, reduce_s, per_copy(plan), plan.copies)
+        reduce_s = timing.allreduce_s + copies_allreduce_time(plan, problem, links)
+        pace = cost.buffered_pace(timing.depth, timing.replicas, reduce_s, per_copy(plan), plan.copies)
     if index + 1 == len(plan.stages):
         return pace
     following = times[index + 1]
     in_flight, groups = float(following.depth * following.replicas), []
     if not _accumulates(plan) and plan.copies > 1:
         # With copies the waits are numbers of minibatches that do not depend on the pace.
-        counts = (mine.replicas, following.replicas)
+        counts = (timing.replicas, following.replicas)
         in_flight += sum(float(cost.group_wait(0.0, 1.0, count, plan.copies)) for count in counts)
     elif not _accumulates(plan):
         groups = [group_allreduce_time(plan, problem, links, number) for number in (index, index + 1)]
-    return max(pace, cost.depth_limited_pace(mine.depth, mine.replicas, in_flight, mine.transfer_s, groups))
+    return max(pace, cost.depth_limited_pace(timing.depth, timing.replicas, in_flight, timing.transfer_s, groups))
 
 
-def _memory(plan: Plan, problem: Problem, index: int, mine: list[int]) -> tuple[float, float]:
+def _memory(plan: Plan, problem: Problem, index: int, unit_indices: list[int]) -> tuple[float, float]:
     """Memory of one worker of a stage, and its part for each minibatch in flight without weight versions, in bytes."""
-    units = [problem.units[unit] for unit in mine]
+    units = [problem.units[unit] for unit in unit_indices]
     parameters = sum(unit.parameter_bytes for unit in units)
     received, sent = crossing_bytes(problem, plan, index - 1), crossing_bytes(problem, plan, index)
     fixed = cost.fixed_memory(

@@ -98,11 +98,11 @@ def read_document(path: Path, kind: str, version: int) -> Node:
     Raises an `InputError` unless its `format` is `kind` and its `version` is at most `version`.
     """
     root = read_json(path, kind)
-    found = root.get("format")
-    if found is None:
+    stated = root.get("format")
+    if stated is None:
         raise InputError(f"{path} is not a {kind} file: it has no `format`")
-    if found.value != kind:
-        raise InputError(f"{path} is not a {kind} file: its `format` says {found.value!r}")
+    if stated.value != kind:
+        raise InputError(f"{path} is not a {kind} file: its `format` says {stated.value!r}")
     number = root["version"].integer(minimum=1)
     if number > version:
         raise InputError(f"{path} is version {number} of {kind}; this pipeplan reads up to {version}: upgrade pipeplan")
@@ -117,7 +117,7 @@ def read_toml(path: Path, kind: str, version: int) -> Node:
         raise InputError(f"{path} is not valid TOML: {error}") from error
     except RecursionError as error:
         raise InputError(f"{path} is nested too deeply to be a {kind}") from error
-    if (found := root.get("format")) is None or found.value != kind:
+    if (stated := root.get("format")) is None or stated.value != kind:
         what = kind.removeprefix("pipeplan-")
         raise InputError(f'{path} is not a {what} file: it does not say format = "{kind}"')
     if (number := root["version"].integer(minimum=1)) > version:

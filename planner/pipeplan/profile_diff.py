@@ -100,10 +100,10 @@ def compare_profiles(first: Profile, second: Profile) -> ProfileDiff:
     matches = match_layers(first, second)
     layers = []
     for names, other_names, by in matches:
-        mine, others = sum_costs(costs[0][name] for name in names), sum_costs(costs[1][name] for name in other_names)
-        layer = LayerDiff(names, other_names, by, mine, others)
+        sums = sum_costs(costs[0][name] for name in names), sum_costs(costs[1][name] for name in other_names)
+        layer = LayerDiff(names, other_names, by, *sums)
         if spreads and by:
-            layer = replace(layer, beyond_spread=abs(layer.change_s) > mine.spread_s + others.spread_s)
+            layer = replace(layer, beyond_spread=abs(layer.change_s) > sums[0].spread_s + sums[1].spread_s)
         layers.append(layer)
     graph = UNKNOWN
     if first.graph_hash and second.graph_hash:

@@ -56,11 +56,11 @@ def _placements(
             yield tuple(copy * size + worker for worker in range(count) for copy in range(copies)), copies
 
 
-def awaited_pace(document: Document, model: Model, found: Sequence[Figures]) -> float:
+def awaited_pace(document: Document, model: Model, stages: Sequence[Figures]) -> float:
     """Pace of a plan of one stage, seconds per minibatch; 0 for plans that this model does not apply to."""
-    if len(found) > 1 or not waits(document):
+    if len(stages) > 1 or not waits(document):
         return 0.0
-    stage, workers = found[0], document.stages[0].workers
+    stage, workers = stages[0], document.stages[0].workers
     exposed = exposed_s(document, model)
     hidden = max(0.0, stage.group_s - exposed)
     return (stage.pass_s + exposed + (1.0 - document.asked.overlap) * hidden) / len(workers)

@@ -23,16 +23,16 @@ LONGEST_ROUND = 10**7
 """Largest number of minibatches after which the pairs of senders and receivers repeat."""
 
 
-def busiest_s(document: Document, found: Sequence[Figures]) -> float | None:
+def busiest_s(document: Document, figures: Sequence[Figures]) -> float | None:
     """The longest busy time of a card in one direction, seconds per minibatch.
 
     None where the pairs of senders and receivers repeat only after more than `LONGEST_ROUND` minibatches.
     """
     network = document.network
-    traffic = _messages(document, found)
+    traffic = _messages(document, figures)
     if traffic is None:
         return None
-    rings = _rings(document, found)
+    rings = _rings(document, figures)
     longest = 0.0
     for level, cards in enumerate(network.cards):
         starts = np.array(network.starts[level])
@@ -50,10 +50,10 @@ def busiest_s(document: Document, found: Sequence[Figures]) -> float | None:
     return longest
 
 
-def cores_s(document: Document, found: Sequence[Figures]) -> float:
+def cores_s(document: Document, figures: Sequence[Figures]) -> float:
     """The longest time for which a minibatch keeps a server's cores busy; 0 where every worker has its own core."""
     busy = dict.fromkeys(range(document.cluster.workers), 0.0)
-    for stage, figure in zip(document.stages, found, strict=True):
+    for stage, figure in zip(document.stages, figures, strict=True):
         count = len(stage.workers)
         exposed = figure.group_s * (1.0 - document.asked.overlap)
         interval = document.accumulate if document.accumulates and document.accumulate else count
@@ -90,27 +90,27 @@ def _firsts(document: Document) -> list[tuple[int, int]]:
     return [(worker, server) for server, worker in worker_of.items()]
 
 
-def _messages(document: Document, found: Sequence[Figures]) -> list[tuple[Ints, Ints, float]] | None:
+def _messages(document: Document, figures: Sequence[Figures]) -> list[tuple[Ints, Ints, float]] | None:
     """(senders, receivers, bytes per minibatch for each such pair) of every boundary, in both directions."""
     hops = []
-    for index in range(len(found) - 1):
+    for index in range(len(figures) - 1):
         senders, receivers = (np.array(document.stages[number].workers) for number in (index, index + 1))
         period = math.lcm(len(senders), len(receivers))
         if period > LONGEST_ROUND:
             return None
         minibatch = np.arange(period)
         senders, receivers = senders[minibatch % len(senders)], receivers[minibatch % len(receivers)]
-        hops.append((senders, receivers, found[index].sent / period))
-        hops.append((receivers, senders, found[index].received_gradient / period))
+        hops.append((senders, receivers, figures[index].sent / period))
+        hops.append((receivers, senders, figures[index].received_gradient / period))
     return hops
 
 
-def _rings(document: Document, found: Sequence[Figures]) -> list[tuple[Ints, Ints, float]]:
+def _rings(document: Document, figures: Sequence[Figures]) -> list[tuple[Ints, Ints, float]]:
     """(replicas, next replicas in the ring, bytes per minibatch) of every all-reduce, in each copy and among copies."""
     if document.inference:
         return []
     hops, copies = [], document.copies
-    for stage, figure in zip(document.stages, found, strict=True):
+    for stage, figure in zip(document.stages, figures, strict=True):
         workers, size = np.array(stage.workers), figure.parameters
         replicas = len(workers) // copies
         interval = document.accumulate if document.accumulates and document.accumulate else None

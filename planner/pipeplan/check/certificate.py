@@ -100,14 +100,14 @@ def _check_space(document: Document, model: Model, entry: Node, space: Space, to
 def _spaces(document: Document) -> list[Space]:
     """All spaces of plans: the whole cluster, and every level whose components have enough workers for a pipeline."""
     cluster = document.cluster
-    found = [Space(len(cluster.levels), 1)]
+    spaces = [Space(len(cluster.levels), 1)]
     spans = Rates.of(cluster).spans
     for level in range(len(cluster.levels) - 1, 0, -1):
         enough = spans[level] >= max(2, document.asked.stages or 1)
         # A level that joins one component has the same components as the one inside it.
-        if document.asked.allow_copies and enough and spans[level] < spans[found[-1].level]:
-            found.append(Space(level, cluster.workers // spans[level]))
-    return found
+        if document.asked.allow_copies and enough and spans[level] < spans[spaces[-1].level]:
+            spaces.append(Space(level, cluster.workers // spans[level]))
+    return spaces
 
 
 def _with_stages(document: Document, stages: int | None) -> Document:

@@ -150,10 +150,10 @@ def _asked(node: Node) -> Asked:
 
 
 def _boundary(node: Node) -> str:
-    found = node.get("boundary")
-    if found is not None and found.text() not in ("single", "parallel"):
-        found.fail(f"there is no such model of a boundary: {found.text()!r}")
-    return found.text() if found else "single"
+    value = node.get("boundary")
+    if value is not None and value.text() not in ("single", "parallel"):
+        value.fail(f"there is no such model of a boundary: {value.text()!r}")
+    return value.text() if value else "single"
 
 
 def _pin(node: Node) -> tuple[str, int]:
@@ -164,18 +164,18 @@ def _pin(node: Node) -> tuple[str, int]:
 
 
 def _count(node: Node, key: str) -> int | None:
-    found = node.get(key)
-    return found.integer(minimum=1) if found else None
+    value = node.get(key)
+    return value.integer(minimum=1) if value else None
 
 
 def _flag(node: Node, key: str, otherwise: bool) -> bool:
-    found = node.get(key)
-    return found.boolean() if found else otherwise
+    value = node.get(key)
+    return value.boolean() if value else otherwise
 
 
 def _list(node: Node, key: str) -> list[Node]:
-    found = node.get(key)
-    return found.items() if found else []
+    value = node.get(key)
+    return value.items() if value else []
 
 
 def _cluster(node: Node) -> Cluster:

@@ -102,22 +102,22 @@ def _lag(document: Document, index: int) -> int:
 def _of_stage(document: Document, model: Model, index: int) -> Figures:
     network = document.network
     stage, copies, last = document.stages[index], document.copies, index + 1 == len(document.stages)
-    here = model.set_of(stage.layers)
+    stage_set = model.set_of(stage.layers)
     before = sum(model.set_of(other.layers) for other in document.stages[:index])
-    mine, earlier = model.members([here, before])
-    (received, sent), (returned, incoming) = (way.tolist() for way in model.crossing([before, before | here]))
+    inside, earlier = model.members([stage_set, before])
+    (received, sent), (returned, incoming) = (way.tolist() for way in model.crossing([before, before | stage_set]))
     speed = min(document.cluster.device_of(worker).speed for worker in stage.workers)
-    forward = float(model.forward_s[mine].sum()) / speed
-    backward = float(model.backward_s[mine].sum()) / speed + forward * stage.recompute
-    weights, replicas = float(model.parameters[mine].sum()), len(stage.workers) // copies
+    forward = float(model.forward_s[inside].sum()) / speed
+    backward = float(model.backward_s[inside].sum()) / speed + forward * stage.recompute
+    weights, replicas = float(model.parameters[inside].sum()), len(stage.workers) // copies
     hops, lanes = [FREE], 1
     if not last:
         hops = [network.among([*document.of_copy(c, index), *document.of_copy(c, index + 1)]) for c in range(copies)]
         if document.asked.boundary == "parallel":
             lanes = min(replicas, len(document.stages[index + 1].workers) // copies)
-    saved = float(model.saved[mine].sum())
+    saved = float(model.saved[inside].sum())
     minibatch = received + (0.0 if stage.recompute else saved + sent)
-    memory = float(model.buffers[mine].sum()) + received + returned + sent + incoming + weights
+    memory = float(model.buffers[inside].sum()) + received + returned + sent + incoming + weights
     if model.training:
         several = len(stage.workers) > 1
         memory += weights * (model.state_ratio + several + versions(document, index)) + stage.depth * minibatch
@@ -128,7 +128,7 @@ def _of_stage(document: Document, model: Model, index: int) -> Figures:
         depth=stage.depth,
         forward_s=forward,
         backward_s=backward,
-        update_s=float(model.update_s[mine].sum()) / speed,
+        update_s=float(model.update_s[inside].sum()) / speed,
         allreduce_s=max(rings) if model.training else 0.0,
         group_s=_allreduce(network, stage.workers, weights) if model.training else 0.0,
         lanes=lanes,

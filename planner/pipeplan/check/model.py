@@ -67,13 +67,13 @@ class Model:
 
     def cuts(self, limit: int) -> list[int]:
         """All cuts, from the empty one to the one with all layers. Raises an `InputError` where they exceed `limit`."""
-        found = [0]
+        cuts = [0]
         for block, needs in zip(self.blocks, self.needs, strict=True):
             # The ideals of the blocks up to this one are those of the earlier blocks, with or without this block.
-            found += [cut | block for cut in found if needs & ~cut == 0]
-            if len(found) > limit:
+            cuts += [cut | block for cut in cuts if needs & ~cut == 0]
+            if len(cuts) > limit:
                 raise InputError(f"the model has more than {limit} cuts: too many to check the certificate")
-        return found
+        return cuts
 
     def members(self, cuts: list[int]) -> Flags:
         """Membership of layers in cuts: an array of shape (cuts, layers)."""

@@ -40,35 +40,35 @@ class Batch:
         return self.work_s + self.transfers_s + self.steady_s + self.exposed_s + self.copies_s
 
 
-def steady_pace(document: Document, found: Sequence[Figures], among_s: float) -> float:
+def steady_pace(document: Document, figures: Sequence[Figures], among_s: float) -> float:
     """Pace of an asynchronous schedule or of inference, in seconds per minibatch of all copies together.
 
     `among_s` is the time of one all-reduce among the copies.
     """
     slowest = 0.0
-    for index, stage in enumerate(found):
+    for index, stage in enumerate(figures):
         interval = _share(document) if document.accumulates else stage.replicas
         exchange = stage.allreduce_s / interval
         slowest = max(
             slowest,
             float(formulas.together(stage.pass_s / stage.replicas, exchange, document.asked.overlap)),
             stage.busier_s / stage.lanes,
-            0.0 if document.inference else _depth_pace(document, found, index, among_s),
+            0.0 if document.inference else _depth_pace(document, figures, index, among_s),
         )
     among = among_s / update_interval(document)
     return float(formulas.together(slowest / document.copies, among, document.asked.overlap))
 
 
-def batch(document: Document, found: Sequence[Figures], among_s: float) -> Batch:
+def batch(document: Document, figures: Sequence[Figures], among_s: float) -> Batch:
     """The parts of one batch of a schedule with a flush. `among_s` is the time of one all-reduce among the copies."""
     share = _share(document)
     fastest = max(device.speed for device in document.cluster.devices)
     return Batch(
         minibatches=share,
-        work_s=sum(stage.pass_s for stage in found),
-        transfers_s=sum(stage.round_trip_s for stage in found),
-        steady_s=max(_others(document, found, share), _limited(document, found, share)),
-        exposed_s=max(max(0.0, stage.allreduce_s - stage.before_s / fastest) for stage in found),
+        work_s=sum(stage.pass_s for stage in figures),
+        transfers_s=sum(stage.round_trip_s for stage in figures),
+        steady_s=max(_others(document, figures, share), _limited(document, figures, share)),
+        exposed_s=max(max(0.0, stage.allreduce_s - stage.before_s / fastest) for stage in figures),
         copies_s=among_s,
     )
 
@@ -80,55 +80,55 @@ def update_interval(document: Document) -> int:
 
 def _share(document: Document) -> int:
     """M′, the number of minibatches of one update in one copy."""
-    whole = document.accumulate or 1
+    minibatches = document.accumulate or 1
     if document.schedule in FLUSHING:
-        return math.ceil(whole / document.copies)
+        return math.ceil(minibatches / document.copies)
     # With more copies than minibatches M′ is 0; the depth then fails the check in `_depth_pace`.
-    return max(1, whole // document.copies)
+    return max(1, minibatches // document.copies)
 
 
-def _others(document: Document, found: Sequence[Figures], share: int) -> float:
+def _others(document: Document, figures: Sequence[Figures], share: int) -> float:
     """The term A of "Flush schedules" in docs/cost-model.md, as far as stages and boundaries determine it."""
 
     def after_first(time: float, servers: int) -> float:
         return (math.ceil(share / servers) - 1) * time
 
     if document.schedule == GPIPE:
-        forward = [max(after_first(s.forward_s, s.replicas), after_first(s.send_s, s.lanes)) for s in found]
+        forward = [max(after_first(s.forward_s, s.replicas), after_first(s.send_s, s.lanes)) for s in figures]
         backward = [
-            max(after_first(s.backward_s + s.update_s, s.replicas), after_first(s.return_s, s.lanes)) for s in found
+            max(after_first(s.backward_s + s.update_s, s.replicas), after_first(s.return_s, s.lanes)) for s in figures
         ]
         return max(forward) + max(backward)
-    return max(max(after_first(s.pass_s, s.replicas), after_first(s.busier_s, s.lanes)) for s in found)
+    return max(max(after_first(s.pass_s, s.replicas), after_first(s.busier_s, s.lanes)) for s in figures)
 
 
-def _limited(document: Document, found: Sequence[Figures], share: int) -> float:
+def _limited(document: Document, figures: Sequence[Figures], share: int) -> float:
     """The bound on the term A from depths that are smaller than the number of minibatches of a replica."""
     longest = 0.0
-    for index, stage in enumerate(found):
+    for index, stage in enumerate(figures):
         if stage.depth < math.ceil(share / stage.replicas):
             if document.schedule == GPIPE:
                 return math.inf
-            longest = max(longest, (share - 1) * _sustained(document, found, index))
+            longest = max(longest, (share - 1) * _sustained(document, figures, index))
     return longest
 
 
-def _depth_pace(document: Document, found: Sequence[Figures], index: int, among_s: float) -> float:
+def _depth_pace(document: Document, figures: Sequence[Figures], index: int, among_s: float) -> float:
     """Pace of one copy that a depth sustains; under 2BW at least the pace at which two weight versions suffice."""
-    pace = _sustained(document, found, index)
+    pace = _sustained(document, figures, index)
     if document.schedule == DOUBLE_BUFFERED:
-        stage = found[index]
+        stage = figures[index]
         spare = (document.accumulate or 1) // document.copies - stage.depth * stage.replicas
         late = (stage.allreduce_s + among_s) / (spare + 1 / document.copies) if spare >= 0 else math.inf
         pace = max(pace, late)
     return pace
 
 
-def _sustained(document: Document, found: Sequence[Figures], index: int) -> float:
+def _sustained(document: Document, figures: Sequence[Figures], index: int) -> float:
     """The smallest pace for which the depth formula gives at most the stage's depth; infinite where there is none."""
-    if index + 1 == len(found):
+    if index + 1 == len(figures):
         return 0.0
-    current, following = found[index : index + 2]
+    current, following = figures[index : index + 2]
 
     def wait(stage: Figures, pace: float) -> float:
         if document.accumulates:

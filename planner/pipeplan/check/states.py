@@ -37,7 +37,7 @@ class States:
     """Number of workers of those stages; 0 where workers are not counted."""
     replicas: Floats
     """Replicas of the stage behind the cut; infinite where boundaries do not depend on them."""
-    given: list[Any]
+    as_stated: list[Any]
     """The states as the certificate states them, for error messages."""
     counts_stages: bool
     """Whether stages are counted, because the options limit their number."""
@@ -59,7 +59,7 @@ class States:
         """Read the states of one space of plans. Raises an `InputError` where one is malformed or impossible."""
         cuts = _cuts(entry["cuts"], steps)
         rows, width = _rows(entry["states"])
-        given = entry["states"].value
+        as_stated = entry["states"].value
         most_stages = (asked.stages or asked.max_stages) if width > 4 else None
         most_busy = asked.max_workers if width > 5 else None
         if len(rows) and not (rows[:, 0] < len(cuts)).all():
@@ -75,7 +75,7 @@ class States:
             stages=(rows[:, 4] if most_stages is not None else np.zeros(len(rows))).astype(np.intp),
             busy=(rows[:, 5] if most_busy is not None else np.zeros(len(rows))).astype(np.intp),
             replicas=rows[:, 6] if lanes else np.full(len(rows), np.inf),
-            given=given,
+            as_stated=as_stated,
             counts_stages=most_stages is not None,
             counts_busy=most_busy is not None,
             counts_replicas=lanes,
@@ -91,13 +91,13 @@ class States:
 def _cuts(node: Node, steps: Steps) -> NDArray[np.intp]:
     """The indices of the cuts that the certificate lists as hexadecimal bit sets."""
     known = {cut: index for index, cut in enumerate(steps.cuts)}
-    found = []
+    indices = []
     for item in node.items():
         try:
-            found.append(known[int(item.text(), 16)])
+            indices.append(known[int(item.text(), 16)])
         except (KeyError, ValueError):
             item.fail(f"{item.value!r} is no cut of the model")
-    return np.array(found, dtype=np.intp)
+    return np.array(indices, dtype=np.intp)
 
 
 def _rows(node: Node) -> tuple[Floats, int]:

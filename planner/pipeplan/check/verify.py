@@ -45,16 +45,16 @@ def verify(root: Node, profile: Profile) -> list[Finding]:
         raise InputError("the profile is not the one that the plan was made from: their digests differ")
     every = document.accumulate or 1 if document.accumulates else 1
     model = models.build(profile, document.asked, inference=document.inference, update_every=every)
-    found = [_try("structure", lambda: check_structure(document, model))]
-    if found[0].holds is False:
-        return found
-    found.append(_try("constraints", lambda: check_options(document, model)))
+    results = [_try("structure", lambda: check_structure(document, model))]
+    if results[0].holds is False:
+        return results
+    results.append(_try("constraints", lambda: check_options(document, model)))
     costs = figures(document, model)
-    found.append(_try("pace", lambda: check_pace(document, model, costs)))
-    found.append(_try("stages", lambda: check_stages(document, model, costs)))
-    found.append(_try("memory", lambda: check_memory(document, costs)))
-    found.append(_try("optimality", lambda: check_certificate(document, model), _reason(document)))
-    return found
+    results.append(_try("pace", lambda: check_pace(document, model, costs)))
+    results.append(_try("stages", lambda: check_stages(document, model, costs)))
+    results.append(_try("memory", lambda: check_memory(document, costs)))
+    results.append(_try("optimality", lambda: check_certificate(document, model), _reason(document)))
+    return results
 
 
 def _try(what: str, check: Callable[[], str | None], unchecked: str = "") -> Finding:

@@ -81,7 +81,7 @@ class _Worker:
     busy: bool = False
     arrived: set[Action] = field(default_factory=set)
     """Actions whose message has arrived, or updates whose all-reduce lets them start."""
-    held: set[int] = field(default_factory=set)
+    awaiting_backward: set[int] = field(default_factory=set)
     """Minibatches between the end of their forward and the start of their backward pass."""
     awaits_at_once: set[int] = field(default_factory=set)
     """Groups whose update directly follows the start of their all-reduce."""
@@ -178,7 +178,7 @@ class _Engine:
                 case Kind.FORWARD:
                     self._compute(worker, action, load.forward_s)
                 case Kind.BACKWARD:
-                    worker.held.remove(action.index)
+                    worker.awaiting_backward.remove(action.index)
                     self._compute(worker, action, load.backward_s)
                 case Kind.REDUCE:
                     self._join(worker, action.index)
@@ -192,7 +192,7 @@ class _Engine:
                 return worker.stage == 0 or action in worker.arrived
             case Kind.BACKWARD:
                 gradient_ready = worker.stage == self._last or action in worker.arrived
-                return gradient_ready and action.index in worker.held
+                return gradient_ready and action.index in worker.awaiting_backward
             case Kind.REDUCE:
                 return True
             case Kind.UPDATE:
@@ -224,7 +224,7 @@ class _Engine:
         worker.busy = False
         match action.kind:
             case Kind.FORWARD:
-                worker.held.add(action.index)
+                worker.awaiting_backward.add(action.index)
                 if worker.stage < self._last:
                     self._send(self._activations[worker.stage], worker.stage, worker.stage + 1, action)
             case Kind.BACKWARD if worker.stage > 0:

@@ -39,16 +39,16 @@ def _steps(
         yield 0.0, load.memory_bytes
         return
     own = own_minibatches(replica, load.replicas, minibatches)
-    held = finished = updates = 0
+    in_flight = finished = updates = 0
     for _, _, action, start_s, end_s in actions:
-        held += action.kind is Kind.FORWARD
+        in_flight += action.kind is Kind.FORWARD
         if action.kind is Kind.BACKWARD:
-            held, finished = held - 1, finished + 1
+            in_flight, finished = in_flight - 1, finished + 1
         updates += action.kind is Kind.UPDATE
         oldest = scenario.schedule.version(shapes, stage, own[finished]) if finished < len(own) else updates
         versions = max(1, updates - oldest + 1)
         moment = start_s if action.kind is Kind.FORWARD else end_s
-        yield moment, load.fixed_bytes + versions * load.parameter_bytes + held * load.minibatch_bytes
+        yield moment, load.fixed_bytes + versions * load.parameter_bytes + in_flight * load.minibatch_bytes
 
 
 def peak_memory(scenario: Scenario, steps: Steps) -> list[int]:

@@ -213,9 +213,9 @@ def in_flight(scenario: Scenario, replayed: Replayed) -> dict[tuple[int, int], l
     counts: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
     for stage, replica, action, since, until in replayed.passes:
         steps = counts[stage, replica]
-        held = steps[-1][1] if steps else 0
+        count = steps[-1][1] if steps else 0
         if action.kind is Kind.FORWARD:
-            steps.append((since, held + 1))
+            steps.append((since, count + 1))
         if action.kind is Kind.BACKWARD or (action.kind is Kind.FORWARD and not scenario.schedule.trains):
             steps.append((until, steps[-1][1] - 1))
     return counts

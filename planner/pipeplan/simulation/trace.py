@@ -136,10 +136,10 @@ def _in_flight(lane: Lane, trains: bool) -> Iterator[tuple[float, int]]:
             changes[bar.action.index, 1] = bar.start_s
         if bar.kind == (BACKWARD if trains else FORWARD):
             changes[bar.action.index, -1] = bar.end_s
-    held = 0
+    in_flight = 0
     for (_, change), time_s in sorted(changes.items(), key=lambda entry: (entry[1], entry[0][1])):
-        held += change
-        yield time_s, held
+        in_flight += change
+        yield time_s, in_flight
 
 
 def _link_process(group: _Group) -> int:
