@@ -324,7 +324,7 @@ def _check(cluster: Cluster) -> None:
         raise InputError(f"{where} has {cluster.workers} devices; at most {MAXIMUM_WORKERS} are supported")
     price = cluster.server_price
     if price is not None and not 0 <= price <= LARGEST:
-        raise InputError(f"{where}: a price of {price:g} cannot be meant")
+        raise InputError(f"{where}: a price of {price:g} is out of range, which is 0 to {LARGEST:g}")
 
 
 def _check_servers(where: str, cluster: Cluster) -> None:
@@ -337,7 +337,7 @@ def _check_servers(where: str, cluster: Cluster) -> None:
             )
         _check_level(server, machine.inside)
         if machine.card and not 1 <= machine.card <= LARGEST:
-            raise InputError(f"{server}: a card of {machine.card:g} bytes/s cannot be meant")
+            raise InputError(f"{server}: a card of {machine.card:g} bytes/s is out of range, which is 1 to {LARGEST:g}")
     above = cluster.levels[1:]
     joined = math.prod(level.count for level in above)
     for level in above:
@@ -355,7 +355,9 @@ def _check_device(where: str, what: str, device: Device) -> None:
     if not 1e-6 <= device.speed <= 1e6:
         raise InputError(f"{where}: the device's speed must lie between 1e-6 and 1e6")
     if not 0 <= device.cores <= MAXIMUM_WORKERS:
-        raise InputError(f"{where}: {device.cores} cores for the workers of a server cannot be meant")
+        raise InputError(
+            f"{where}: {device.cores} cores for a server are out of range, which is 0 to {MAXIMUM_WORKERS}"
+        )
 
 
 def _check_level(where: str, level: Level, *, needs_bandwidth: bool = True) -> None:
@@ -364,9 +366,13 @@ def _check_level(where: str, level: Level, *, needs_bandwidth: bool = True) -> N
     if level.count > 1 and level.bandwidth <= 0 and needs_bandwidth:
         raise InputError(f"{where}: zero bandwidth; say what its links carry, such as '10 Gbit/s'")
     if level.count > 1 and level.bandwidth and not 1 <= level.bandwidth <= LARGEST:
-        raise InputError(f"{where}: a bandwidth of {level.bandwidth:g} bytes/s cannot be meant")
+        raise InputError(
+            f"{where}: a bandwidth of {level.bandwidth:g} bytes/s is out of range, which is 1 to {LARGEST:g}"
+        )
     if not level.latency_s <= LONGEST_LATENCY_S:
-        raise InputError(f"{where}: a latency of {level.latency_s:g} s cannot be meant")
+        raise InputError(
+            f"{where}: a latency of {level.latency_s:g} s is out of range, which is up to {LONGEST_LATENCY_S:g} s"
+        )
     for what, share in (("allreduce", level.allreduce_efficiency), ("sendrecv", level.sendrecv_efficiency)):
         if not 0 < share <= 1:
             raise InputError(f"{where}: {what}_efficiency must be above 0 and at most 1, not {share:g}")

@@ -194,11 +194,11 @@ class Problem:
         return sum(unit.forward_s + unit.backward_s for unit in self.units)
 
     def within(self, cluster: Cluster, copies: int = 1, copies_allreduce_s: float = 0.0) -> Problem:
-        """The same problem on another cluster, or on one of the `copies` equal components of a cluster."""
+        """This problem on another cluster, or on one of the `copies` equal components of a cluster."""
         return replace(self, cluster=cluster, copies=copies, copies_allreduce_s=copies_allreduce_s)
 
     def straight(self) -> Problem:
-        """The same problem for one pipeline without any replication."""
+        """This problem restricted to one straight pipeline, without any replication."""
         return replace(self, options=replace(self.options, max_replicas=1, stages=None, allow_copies=False, grid=False))
 
 

@@ -202,9 +202,11 @@ def check(profile: Profile) -> None:
 
 def _check_size(profile: Profile, size: Size) -> None:
     if [one.name for one in size.layers] != [one.name for one in profile.layers]:
-        raise InputError(f"the layers at minibatch {size.minibatch} are not those at {profile.minibatch}")
+        raise InputError(f"the layers at minibatch {size.minibatch} differ from those at minibatch {profile.minibatch}")
     if [one.name for one in size.tensors] != [one.name for one in profile.tensors]:
-        raise InputError(f"the tensors at minibatch {size.minibatch} are not those at {profile.minibatch}")
+        raise InputError(
+            f"the tensors at minibatch {size.minibatch} differ from those at minibatch {profile.minibatch}"
+        )
 
 
 def _measured_fields(size: Profile | Size) -> dict[str, Any]:

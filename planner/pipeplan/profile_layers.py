@@ -95,7 +95,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Provenance:
-    """How and where the figures of a profile were obtained."""
+    """The origin of a profile's figures: device, method, versions, and remarks."""
 
     kind: str = "measured"
     """`measured`, `modelled`, `imported` or `calibrated`."""
@@ -177,7 +177,7 @@ def edges(tensors: Iterable[Tensor]) -> list[tuple[str, str]]:
 
 
 def _with_name_in_place(node: Node) -> Node:
-    """The same node, whose error messages also quote the name of the layer or tensor."""
+    """A node of the same value whose error messages also quote the name of the layer or tensor."""
     name = node["name"].text()
     shown = repr(name) if len(name) <= 60 else repr(name[:57] + "…")
     return Node(node.value, f"{node.where} ({shown})")

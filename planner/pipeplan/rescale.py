@@ -46,7 +46,7 @@ def size_at(known: Sequence[Size], minibatch: int) -> Size:
 
 
 def describe_rescaling(known: Sequence[Size], minibatch: int) -> str:
-    """How `size_at` obtains the figures, as a phrase for people."""
+    """A phrase that tells the user by which method `size_at` obtains the figures."""
     if any(size.minibatch == minibatch for size in known) and len(known) > 1:
         return f"at its minibatch of {minibatch}"
     low, high = (size.minibatch for size in _neighbours(known, minibatch))

@@ -85,7 +85,7 @@ def _check_state(closure: _Closure, stretch: Stretch, state: int) -> None:
     met = done & (allowed.stages == states.most_stages) if states.same_stages else done
     if met.any():
         step = steps.words(stretch, int(allowed.taken[np.flatnonzero(met)[0]]))
-        closure.entry.fail(f"{step} completes a quicker plan in front of state {states.as_stated[state]}")
+        closure.entry.fail(f"{step} completes a faster plan in front of state {states.as_stated[state]}")
     going = allowed.take(~done & ~_hopeless(closure, stretch, allowed))
     to, lanes = going.taken, stretch.replicas[going.taken] * states.counts_replicas
     known = closure.least[stretch.before[to], stretch.start[to], stretch.span[to], going.stages, going.busy, lanes]

@@ -130,7 +130,7 @@ def _check(states: States, steps: Steps, node: Node) -> None:
         node.fail("a state has more stages or workers behind it than were asked for")
     met = (states.cut == 0) & ((states.stages == states.most_stages) | (not states.same_stages))
     if met.any():
-        node.fail("a state has no layer left in front of it: it says that a quicker plan exists")
+        node.fail("a state has no layer left in front of it: it claims that a faster plan exists")
     start = (states.cut == last) & (states.first == steps.workers) & (states.stages == 0) & (states.busy == 0)
     if not start.any():
         node.fail("the state where nothing is placed yet is missing")

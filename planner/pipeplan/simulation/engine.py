@@ -347,8 +347,8 @@ class _Engine:
     def _deadlock(self, worker: _Worker) -> str:
         load = self._scenario.stages[worker.stage]
         return (
-            f"schedule {self._scenario.schedule.name} stands still after {self._now:g} s: worker "
-            f"{load.workers[worker.replica]} (stage {worker.stage + 1}) waits for ever at {worker.head}; replicas and "
+            f"schedule {self._scenario.schedule.name} comes to a deadlock after {self._now:g} s: worker "
+            f"{load.workers[worker.replica]} (stage {worker.stage + 1}) waits forever at {worker.head}; replicas and "
             f"depths are {[(stage.replicas, stage.depth) for stage in self._scenario.stages]}: solve again with --force"
         )
 

@@ -51,7 +51,7 @@ class Load:
 
     @property
     def replicas(self) -> int:
-        """How many workers hold this stage."""
+        """Number of workers that hold this stage."""
         return len(self.workers)
 
     def exposed_s(self, overlap: float) -> float:
