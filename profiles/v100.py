@@ -1,9 +1,10 @@
-"""Makes the bundled profiles: what the bundled models would take on a V100, estimated, not measured.
+"""Makes the bundled profiles: the bundled models on a V100, with estimated, not measured, times.
 
     python profiles/v100.py [MODEL…]
 
-Each is what `pipeplan profile MODEL --device v100` gives at the minibatch size of the paper, without its date, and
-written with one layer a line. docs/estimate.md tells how estimates are made and how far they are from measurements.
+Each profile is the result of `pipeplan profile MODEL --device v100` at the minibatch size of the PipeDream paper,
+without its date, and written with one layer a line. docs/estimate.md explains how the times are estimated and how
+accurate they are.
 """
 
 from __future__ import annotations
@@ -28,24 +29,25 @@ MODELS = {
     "awd-lm": "layer",
     "s2vt": "layer",
 }
-"""Name and granularity. A stage boundary inside a block of ResNet-50 is never worth its second tensor."""
+"""Names and granularities. ResNet-50 is cut into modules, because a stage boundary inside one of its blocks, which two
+tensors cross, is never worth its traffic."""
 
 
 def main() -> None:
-    """Write the profiles of the models that are named, or of all, beside this script."""
+    """Write the profiles of the models named on the command line, or of all models, beside this script."""
     for name in sys.argv[1:] or MODELS:
         write_text(Path(__file__).with_name(f"{name}-v100.json"), text_of(build(name)))
 
 
 def build(name: str) -> Profile:
     """The profile of a bundled model."""
-    made = profile_model(name, Options(device="v100", granularity=MODELS[name]))
-    how = f"{made.provenance.how}; by profiles/v100.py"
-    return replace(made, provenance=replace(made.provenance, when="", how=how))
+    profile = profile_model(name, Options(device="v100", granularity=MODELS[name]))
+    how = f"{profile.provenance.how}; by profiles/v100.py"
+    return replace(profile, provenance=replace(profile.provenance, when="", how=how))
 
 
 def text_of(profile: Profile) -> str:
-    """The document with one layer and one tensor a line, without the fields that may be left out and are 0."""
+    """The JSON of a profile with one layer and one tensor a line, without optional fields that are 0 or empty."""
     document = profile.to_json()
     for layer in document["layers"]:
         for field in ("update_s", "workspace_bytes", "like"):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from pipeplan._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from pipeplan.api import Cluster as Cluster
     from pipeplan.api import DisagreementError as DisagreementError
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from pipeplan.api import render_launcher as render_launcher
     from pipeplan.api import simulate as simulate
     from pipeplan.api import solve as solve
-
-__version__ = "0.1.0"
 
 _API = (
     *("Cluster", "DisagreementError", "InfeasibleError", "InputError", "Options", "Outcome", "PipeplanError", "Plan"),

@@ -1,4 +1,4 @@
-"""Clusters that differ from a given one in one thing: a link, the memory, the speed, the number of servers."""
+"""Variants of a cluster that differ from it in one respect: a link, the memory, the speed, or the number of servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPERATIONS = ("all-reduce", "send/recv")
 
 
 def level_named(cluster: Cluster, name: str) -> int:
-    """The index of the level of that name; an `InputError` offers the names that there are."""
+    """Index of the level of that name. Raises an `InputError` that suggests existing names where there is none."""
     names = [level.name for level in cluster.levels]
     if name not in names:
         raise InputError(f"cluster {cluster.name} has no level {name!r}; {did_you_mean(name, names)}")
@@ -22,20 +22,20 @@ def level_named(cluster: Cluster, name: str) -> int:
 
 
 def crossed(cluster: Cluster) -> list[int]:
-    """The indices of the levels that join anything: nothing crosses one of a single component."""
+    """Indices of the levels that join several components; nothing crosses a level of a single component."""
     return [index for index, level in enumerate(cluster.levels) if level.count > 1]
 
 
 def with_bandwidth(cluster: Cluster, index: int, bandwidth: float) -> Cluster:
-    """The cluster with links of that many bytes/s at one level. A server's own slower card stays as it is."""
+    """The cluster with links of `bandwidth` bytes/s at one level. The slower card of a single server stays as it is."""
     return _with_level(cluster, index, lambda level: replace(level, bandwidth=bandwidth))
 
 
 def with_faster_links(cluster: Cluster, index: int, factor: float, operation: str | None = None) -> Cluster:
-    """The cluster with links `factor` times as fast at one level, servers' cards included; of one operation if named.
+    """The cluster with links `factor` times as fast at one level, including the cards of servers.
 
-    An operation runs at bandwidth times its efficiency, so that the other's efficiency falls by what the bandwidth
-    grows.
+    With `operation`, one of `OPERATIONS`, only that operation becomes faster. An operation runs at the bandwidth times
+    its efficiency, so the efficiency of the other one is divided by `factor`.
     """
 
     def faster(level: Level) -> Level:
@@ -53,7 +53,7 @@ def with_faster_links(cluster: Cluster, index: int, factor: float, operation: st
 
 
 def with_memory(cluster: Cluster, size: int) -> Cluster:
-    """The cluster with so many bytes of memory on every device."""
+    """The cluster with `size` bytes of memory on every device."""
     return _with_devices(cluster, lambda device: replace(device, memory_bytes=size))
 
 
@@ -68,15 +68,16 @@ def with_faster_devices(cluster: Cluster, factor: float) -> Cluster:
 
 
 def unit_of_growth(cluster: Cluster) -> str:
-    """What one more component of the outermost level is called: `server`, or `worker` where there is one level only."""
+    """Name of one component that `grown` adds: that of the level below the outermost, such as `server`; `worker` where
+    there is only one level."""
     return "worker" if len(cluster.levels) == 1 else cluster.levels[-2].name
 
 
 def grown(cluster: Cluster, count: int) -> Cluster:
-    """The cluster with `count` components at its outermost level, at least as many as it has.
+    """The cluster with `count` components at its outermost level, which must be at least as many as it has.
 
-    Where servers differ the new ones are like the last, group by group. Raises `InputError` where the outermost level
-    has no links that could join several.
+    In a heterogeneous cluster each new component is a copy of the last one. Raises an `InputError` where the cluster
+    has no level that could join more servers.
     """
     extra = count - cluster.levels[-1].count
     levels = (*cluster.levels[:-1], replace(cluster.levels[-1], count=count))

@@ -1,4 +1,4 @@
-"""A profile by the name that a user gives: a file, or one that comes with pipeplan."""
+"""Finds a profile by the name that a user gives: a file, or a bundled profile."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from pipeplan.suggest import did_you_mean
 
 
 def bundled() -> dict[str, Path]:
-    """The profiles that come with pipeplan, by name."""
+    """The paths of the bundled profiles, by name."""
     return {path.stem: path for path in sorted(resources.folder("profiles").glob("*.json"))}
 
 
 def read(name: str) -> Profile:
-    """The profile in the file `name`, else the bundled one called so; `InputError` where there is neither."""
+    """The profile in the file `name`, otherwise the bundled profile of that name.
+
+    Raises an `InputError` where there is neither, or where the file is not a valid profile.
+    """
     path = Path(name)
     if path.suffix == ".py" or ".py:" in name:
         job = name if ":" in name else f"{name}:build"

@@ -1,7 +1,9 @@
-"""A cluster: devices joined by levels of links, innermost first. `cluster_file` reads one, `links` has its rates.
+"""A cluster: devices joined by levels of links, innermost first.
 
-Workers are numbered 0 … D-1 so that the components of every level are runs of consecutive numbers: with servers of 4,
-workers 4 … 7 are server 1. Servers may differ in devices, their number, links and price: then each of them is listed.
+`cluster_file` reads a cluster, `links` derives the rates of its links. Workers are numbered 0 … D-1 so that every
+component of every level holds consecutive numbers: with servers of 4 devices, workers 4 … 7 are on server 1. In a
+uniform cluster all servers are the same. In a heterogeneous cluster they may differ in the kind and number of their
+devices, in links and in price, and each of them is listed.
 """
 
 from __future__ import annotations
@@ -16,40 +18,44 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from pipeplan import cluster_check
 from pipeplan.errors import InputError
+from pipeplan.files import LARGEST
+
+MAXIMUM_WORKERS = 1 << 20
+LONGEST_LATENCY_S = 3600.0
 
 
 @dataclass(frozen=True)
 class Device:
-    """What one worker computes on."""
+    """The device of one worker."""
 
     name: str
     kind: str
     """`cuda` or `cpu`."""
     memory_bytes: int
-    """What the planner may use of one device."""
+    """Memory of one device that the planner may use."""
     speed: float = 1.0
     """Speed relative to the device on which the profile was measured."""
     cores: int = 0
-    """How many of a server's workers can compute at the same time, where they are more than it has processor cores; 0:
-    all of them."""
+    """Number of processor cores that the workers of one server share, where it has more workers than cores; 0 where
+    every worker has a core of its own."""
 
     def to_json(self) -> dict[str, Any]:
-        """All fields; the cores only where they are shared."""
+        """All fields as JSON, `cores` only where cores are shared."""
         return {name: value for name, value in asdict(self).items() if name != "cores" or value}
 
 
 @dataclass(frozen=True)
 class Level:
-    """Joins `count` components of the level below (devices, at the innermost) with full-duplex links."""
+    """A level joins `count` components of the level below (devices, at the innermost) with full-duplex links."""
 
     name: str
-    """What the level makes: `server`, `cluster`, …"""
+    """Name of one component of this level: `server`, `cluster`, …"""
     count: int
     bandwidth: float
-    """Bytes/s of one component's link, each direction."""
+    """Bytes/s of the link of each joined component, in each direction."""
     latency_s: float = 0.0
+    """Seconds from the end of sending a message to its arrival."""
     allreduce_efficiency: float = 1.0
     """Share of the bandwidth that an all-reduce reaches."""
     sendrecv_efficiency: float = 1.0
@@ -60,46 +66,51 @@ class Level:
 
 @dataclass(frozen=True)
 class Server:
-    """One server of a cluster whose servers differ."""
+    """One server of a heterogeneous cluster."""
 
     device: Device
     inside: Level
-    """How many devices it has, and what joins them."""
+    """The number of its devices, and the links between them."""
     card: float = 0.0
-    """Bytes/s of its link to the others, each direction, where slower than the level's own; 0: as the level says."""
+    """Bytes/s of its network card, in each direction, where that is slower than the links of the level above; 0 where
+    it is not."""
     price_per_hour: float | None = None
+    """Price of this server for one hour, in any currency; None where it is not known."""
 
     def computes_like(self, other: Server) -> bool:
-        """Whether a pipeline inside runs as well on the other: all but the link outwards, the price and the source."""
-        mine, its = replace(self.inside, source=""), replace(other.inside, source="")
-        return (self.device, mine) == (other.device, its)
+        """Whether a pipeline inside this server runs equally fast inside the other.
+
+        Compares the devices and the links inside, not the network card, the price or the source of the figures.
+        """
+        return (self.device, replace(self.inside, source="")) == (other.device, replace(other.inside, source=""))
 
     def same_as(self, other: Server) -> bool:
-        """Whether nothing distinguishes the two but where their figures come from."""
-        mine, its = (self.card, self.price_per_hour), (other.card, other.price_per_hour)
-        return self.computes_like(other) and mine == its
+        """Whether the two servers are equal in everything but the source of their figures."""
+        outside, other_outside = (self.card, self.price_per_hour), (other.card, other.price_per_hour)
+        return self.computes_like(other) and outside == other_outside
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Devices and the levels that join them, innermost first."""
+    """Devices and the levels that join them, innermost first. Raises an `InputError` where a figure is implausible."""
 
     name: str
     device: Device
-    """Of every worker; in a cluster whose servers differ, of the first (`devices` has them all)."""
+    """The device of every worker; in a heterogeneous cluster that of the first one (`devices` lists all)."""
     levels: tuple[Level, ...]
-    """Where servers differ, the innermost says what the largest number of devices and the slowest links in one are."""
+    """The levels, innermost first. In a heterogeneous cluster the innermost one summarises the servers: its count is
+    the largest number of devices, its links are the slowest, that any server has."""
     machines: tuple[Server, ...] = ()
-    """The servers in order, where they differ; they make the innermost level. Empty where all are the same."""
+    """The servers of a heterogeneous cluster, in order; they form its innermost level. Empty in a uniform cluster."""
     server_price: float | None = None
-    """Of one server for an hour, where all are the same."""
+    """Price of one server of a uniform cluster for one hour; None where it is not known."""
 
     def __post_init__(self) -> None:
-        cluster_check.check(self)
+        _check(self)
 
     @staticmethod
     def of_servers(name: str, machines: Sequence[Server], above: Sequence[Level]) -> Cluster:
-        """A cluster of servers that may differ, joined by the levels `above`, numbered in the order given."""
+        """A heterogeneous cluster of the servers `machines`, numbered in this order, joined by the levels `above`."""
         if not machines:
             raise InputError(f"cluster {name} has no servers")
         inside = [machine.inside for machine in machines]
@@ -115,7 +126,7 @@ class Cluster:
 
     @property
     def uniform(self) -> bool:
-        """Whether all servers are the same, by construction."""
+        """Whether all servers are the same because the cluster does not list them."""
         return not self.machines
 
     @cached_property
@@ -126,32 +137,32 @@ class Cluster:
         return tuple(machine.device for machine in self.machines for _ in range(machine.inside.count))
 
     def device_of(self, worker: int) -> Device:
-        """What a worker computes on."""
+        """The device of one worker."""
         return self.device if self.uniform else self.devices[worker]
 
     def speed_of(self, workers: Iterable[int]) -> float:
-        """The slowest speed among some workers: that of a stage on them, as they take minibatches in turn."""
+        """The slowest speed among some workers, which is that of a stage on them: they take minibatches in turn."""
         return self.device.speed if self.uniform else min(self.devices[worker].speed for worker in workers)
 
     def memory_of(self, workers: Iterable[int]) -> int:
-        """The smallest memory among some workers, bytes."""
+        """The smallest memory among some workers, in bytes."""
         return self.device.memory_bytes if self.uniform else min(self.devices[one].memory_bytes for one in workers)
 
     @property
     def total_speed(self) -> float:
-        """The speeds of all workers together: work divided by it is a bound on every pace."""
+        """The sum of the speeds of all workers. Total work divided by it is a lower bound on every pace."""
         if self.uniform:
             return self.workers * self.device.speed
         return math.fsum(machine.inside.count * machine.device.speed for machine in self.machines)
 
     @property
     def shared_cores(self) -> list[tuple[int, int, int]]:
-        """Of every server whose workers share its cores: the first worker, the one after the last, and the cores."""
+        """(first worker, one past the last worker, cores) of every server whose workers share its cores."""
         if not any(device.cores for device in {self.device, *(machine.device for machine in self.machines)}):
             return []
-        runs = itertools.pairwise(self.starts(self.server_level))
-        found = ((first, stop, self.device_of(first).cores) for first, stop in runs)
-        return [(first, stop, cores) for first, stop, cores in found if 0 < cores < stop - first]
+        bounds = itertools.pairwise(self.starts(self.server_level))
+        servers = ((first, stop, self.device_of(first).cores) for first, stop in bounds)
+        return [(first, stop, cores) for first, stop, cores in servers if 0 < cores < stop - first]
 
     @property
     def workers(self) -> int:
@@ -160,18 +171,18 @@ class Cluster:
 
     @property
     def server_level(self) -> int:
-        """How many levels lie inside one server: those up to the one named `server`, else the innermost alone."""
+        """The number of levels inside one server: up to the one named `server`, or 1 where none has that name."""
         names = [level.name for level in self.levels]
         return names.index("server") + 1 if self.uniform and "server" in names else 1
 
     @property
     def workers_per_server(self) -> int:
-        """Devices in one server; in the largest, where they differ (`server_sizes` has them all)."""
+        """Number of devices in one server; in a heterogeneous cluster in the largest (`server_sizes` lists all)."""
         return self.span(self.server_level)
 
     @property
     def server_sizes(self) -> tuple[int, ...]:
-        """Devices in every server."""
+        """Number of devices in every server."""
         if self.uniform:
             return (self.workers_per_server,) * self.servers
         return tuple(machine.inside.count for machine in self.machines)
@@ -183,7 +194,7 @@ class Cluster:
 
     @property
     def kinds(self) -> list[tuple[int, int, str]]:
-        """Runs of servers with the same devices: how many, and the number and name of the devices in each."""
+        """(servers, devices in each, name of the device) for every run of consecutive servers with the same devices."""
         each = [(machine.inside.count, machine.device.name) for machine in self.machines]
         if self.uniform:
             return [(self.servers, self.workers_per_server, self.device.name)]
@@ -191,44 +202,48 @@ class Cluster:
 
     @property
     def price_per_hour(self) -> float | None:
-        """Of the whole cluster; None where the price of a server is not known."""
+        """Price of the whole cluster for one hour; None where the price of a server is not known."""
         if self.uniform:
             return None if self.server_price is None else self.server_price * self.servers
         prices = [machine.price_per_hour for machine in self.machines]
         return math.fsum(price for price in prices if price is not None) if None not in prices else None
 
     def span(self, level: int) -> int:
-        """Workers in one component of `level` (0: a device; 1: of the innermost level; …), in the largest."""
+        """Number of workers in the largest component of `level`, where 0 stands for devices and 1 for the innermost
+        level."""
         if self.uniform:
             return math.prod(joined.count for joined in self.levels[:level])
         return max(last - first for first, last in itertools.pairwise(self.starts(level)))
 
     @cached_property
     def _starts(self) -> list[tuple[int, ...]]:
-        """`starts` of levels 1 … L where servers differ."""
+        """`starts` of levels 1 … L of a heterogeneous cluster."""
         starts = [tuple(itertools.accumulate((machine.inside.count for machine in self.machines), initial=0))]
         for level in self.levels[1:]:
             starts.append(starts[-1][:: level.count])
         return starts
 
     def starts(self, level: int) -> Sequence[int]:
-        """The first worker of every component of `level`, and D at the end."""
+        """The first worker of every component of `level`, followed by D, the number of workers."""
         if self.uniform or level == 0:
             return range(0, self.workers + 1, self.span(level) if level else 1)
         return self._starts[level - 1]
 
     def component(self, level: int, worker: int) -> int:
-        """The number of the component of `level` that holds a worker."""
+        """Index of the component of `level` that holds a worker."""
         if self.uniform:
             return worker // self.span(level)
         return worker if level == 0 else bisect_right(self._starts[level - 1], worker) - 1
 
     def server_of(self, worker: int) -> int:
-        """The number of the server that holds a worker."""
+        """Index of the server that holds a worker."""
         return self.component(self.server_level, worker)
 
     def level_between(self, first: int, last: int) -> int:
-        """The smallest level with a component that holds workers `first` … `last`; 0 where they are the same."""
+        """The smallest level with a component that holds workers `first` … `last`; 0 where they are the same.
+
+        Raises a `ValueError` where one of them is not in the cluster.
+        """
         if first == last:
             return 0
         for level in range(1, len(self.levels) + 1):
@@ -237,25 +252,28 @@ class Cluster:
         raise ValueError(f"workers {first} and {last} are not both in a cluster of {self.workers}")
 
     def alike(self, level: int) -> bool:
-        """Whether all components of `level` are the same inside, so that each can hold a copy of one pipeline."""
+        """Whether all components of `level` are the same inside, so that each can hold a copy of the same pipeline."""
         if self.uniform:
             return True
         size = math.prod(joined.count for joined in self.levels[1:level])
         groups = [self.machines[start : start + size] for start in range(0, len(self.machines), size)]
         return all(
-            one.computes_like(its) and (level == 1 or one.card == its.card)
+            server.computes_like(other) and (level == 1 or server.card == other.card)
             for group in groups[1:]
-            for one, its in zip(groups[0], group, strict=True)
+            for server, other in zip(groups[0], group, strict=True)
         )
 
     def inner(self, level: int) -> Cluster:
-        """One component of `level`, the first, as a cluster of its own."""
+        """The first component of `level` as a cluster of its own."""
         size = math.prod(joined.count for joined in self.levels[1:level])
         return replace(self, levels=self.levels[:level], machines=self.machines[:size])
 
     def with_servers(self, servers: int) -> Cluster:
-        """This cluster with another number of servers, by the count of its outermost level; where they differ, the
-        first so many of them."""
+        """This cluster with another number of servers, by changing the count of its outermost level.
+
+        A heterogeneous cluster keeps its first `servers` servers. Raises an `InputError` where the number is not
+        possible.
+        """
         inside = self.servers // self.levels[-1].count
         why = ""
         if self.server_level == len(self.levels):
@@ -274,7 +292,7 @@ class Cluster:
         return Cluster.of_servers(self.name, self.machines[:servers], levels[1:])
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, for plan.json and `--json`."""
+        """All fields, as plan.json and `--json` have them."""
         content: dict[str, Any] = {
             "name": self.name,
             "device": self.device.to_json(),
@@ -287,5 +305,74 @@ class Cluster:
         return content
 
     def digest(self) -> str:
-        """A hash of everything in the cluster, by which a plan names the cluster that it was made for."""
+        """A SHA-256 hash of all fields, by which a plan identifies the cluster that it was made for."""
         return "sha256:" + hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+
+def _check(cluster: Cluster) -> None:
+    """Raise an `InputError` that names the cluster and the figure that is wrong or implausible."""
+    where = f"cluster {cluster.name}"
+    if not cluster.levels:
+        raise InputError(f"{where} has no levels: at least one [[level]] says how many devices there are")
+    _check_device(where, "its device", cluster.device)
+    if cluster.machines:
+        _check_servers(where, cluster)
+    else:
+        for level in cluster.levels:
+            _check_level(f"{where}, level {level.name}", level)
+    if cluster.workers > MAXIMUM_WORKERS:
+        raise InputError(f"{where} has {cluster.workers} devices; at most {MAXIMUM_WORKERS} are supported")
+    price = cluster.server_price
+    if price is not None and not 0 <= price <= LARGEST:
+        raise InputError(f"{where}: a price of {price:g} is out of range, which is 0 to {LARGEST:g}")
+
+
+def _check_servers(where: str, cluster: Cluster) -> None:
+    for number, machine in enumerate(cluster.machines):
+        server = f"{where}, server {number}"
+        _check_device(server, "its device", machine.device)
+        if machine.device.kind != cluster.device.kind:
+            raise InputError(
+                f"{server}: its devices are {machine.device.kind}, those of server 0 {cluster.device.kind}"
+            )
+        _check_level(server, machine.inside)
+        if machine.card and not 1 <= machine.card <= LARGEST:
+            raise InputError(f"{server}: a card of {machine.card:g} bytes/s is out of range, which is 1 to {LARGEST:g}")
+    above = cluster.levels[1:]
+    joined = math.prod(level.count for level in above)
+    for level in above:
+        carded = level is above[0] and all(machine.card for machine in cluster.machines)
+        _check_level(f"{where}, level {level.name}", level, needs_bandwidth=not carded)
+    if not above and len(cluster.machines) > 1:
+        raise InputError(f"{where}: no [[level]] joins its {len(cluster.machines)} servers")
+    if joined != len(cluster.machines):
+        raise InputError(f"{where}: its levels join {joined} servers, but it has {len(cluster.machines)}")
+
+
+def _check_device(where: str, what: str, device: Device) -> None:
+    if device.memory_bytes < 1:
+        raise InputError(f"{where}: {what} has no memory")
+    if not 1e-6 <= device.speed <= 1e6:
+        raise InputError(f"{where}: the device's speed must lie between 1e-6 and 1e6")
+    if not 0 <= device.cores <= MAXIMUM_WORKERS:
+        raise InputError(
+            f"{where}: {device.cores} cores for a server are out of range, which is 0 to {MAXIMUM_WORKERS}"
+        )
+
+
+def _check_level(where: str, level: Level, *, needs_bandwidth: bool = True) -> None:
+    if level.count < 1:
+        raise InputError(f"{where}: no devices (count = {level.count}); a count is at least 1")
+    if level.count > 1 and level.bandwidth <= 0 and needs_bandwidth:
+        raise InputError(f"{where}: zero bandwidth; say what its links carry, such as '10 Gbit/s'")
+    if level.count > 1 and level.bandwidth and not 1 <= level.bandwidth <= LARGEST:
+        raise InputError(
+            f"{where}: a bandwidth of {level.bandwidth:g} bytes/s is out of range, which is 1 to {LARGEST:g}"
+        )
+    if not level.latency_s <= LONGEST_LATENCY_S:
+        raise InputError(
+            f"{where}: a latency of {level.latency_s:g} s is out of range, which is up to {LONGEST_LATENCY_S:g} s"
+        )
+    for what, share in (("allreduce", level.allreduce_efficiency), ("sendrecv", level.sendrecv_efficiency)):
+        if not 0 < share <= 1:
+            raise InputError(f"{where}: {what}_efficiency must be above 0 and at most 1, not {share:g}")

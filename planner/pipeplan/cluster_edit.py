@@ -1,4 +1,4 @@
-"""Changes a level in the text of a cluster file, and leaves all else in it as it was, comments too."""
+"""Edits one level in the text of a cluster file and leaves the rest as it is, comments included."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ _LEVEL = re.compile(r"\s*\[\[\s*level\s*\]\]\s*(#.*)?")
 
 
 def toml(fields: Mapping[str, Value]) -> list[str]:
-    """Lines of TOML, a field each."""
-    # A JSON string is a TOML basic string: both escape the quote, the backslash and control characters alike.
+    """Lines of TOML, one for each field."""
+    # A JSON string is a TOML basic string: both escape the quote, the backslash and control characters in the same way.
     return [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items()]
 
 
 def level_of(path: Path, name: str | None, *, joins_servers: bool) -> Level:
-    """The level `name` of a cluster file; where that is None the outermost, or the innermost where it is in a server.
+    """The level `name` of the cluster file at `path`.
 
-    Raises `InputError` where there is no such level, or none that can be edited.
+    Where `name` is None, the outermost level if the new links join servers (`joins_servers`), otherwise the innermost.
+    Raises an `InputError` where there is no such level, or none that can be edited.
     """
     cluster = cluster_file.parse(path)
     names = _names(read_text(path))
@@ -41,7 +42,7 @@ def level_of(path: Path, name: str | None, *, joins_servers: bool) -> Level:
         name = names[-1] if joins_servers else names[0]
     if name not in names:
         raise InputError(f"{path} has no level {name!r}; {did_you_mean(name, names)}")
-    # Where servers differ, the innermost of the cluster's levels sums them up and stands in no table.
+    # The innermost level of a heterogeneous cluster is a summary of its servers and has no [[level]] table.
     return cluster.levels[len(cluster.levels) - len(names) :][names.index(name)]
 
 
@@ -50,9 +51,9 @@ def _names(text: str) -> list[str]:
 
 
 def with_level(path: Path, name: str, fields: Mapping[str, Value]) -> str:
-    """The text of the cluster file at `path` with `fields` in its level `name`.
+    """The text of the cluster file at `path` after setting `fields` in its level `name`.
 
-    Raises `InputError` where the file says its levels in another way than as `[[level]]` tables.
+    Raises an `InputError` where the file defines its levels in another way than by `[[level]]` tables.
     """
     text = read_text(path)
     names, lines = _names(text), text.splitlines()
@@ -65,24 +66,25 @@ def with_level(path: Path, name: str, fields: Mapping[str, Value]) -> str:
 
 
 def _edited(lines: list[str], fields: Mapping[str, Value]) -> list[str]:
-    """The lines of a table with fields replaced where they stand, or added after the last of them."""
+    """The lines of a table after setting `fields`: in place where they exist, otherwise after its last field."""
     rest = dict(fields)
-    found = []
+    edited = []
     for line in lines:
         key = line.partition("=")[0].strip().strip("\"'")
-        found += toml({key: rest.pop(key)}) if "=" in line and key in rest else [line]
-    last = max((n for n, line in enumerate(found) if line.strip() and not line.lstrip().startswith("#")), default=-1)
-    return [*found[: last + 1], *toml(rest), *found[last + 1 :]]
+        edited += toml({key: rest.pop(key)}) if "=" in line and key in rest else [line]
+    last = max((n for n, line in enumerate(edited) if line.strip() and not line.lstrip().startswith("#")), default=-1)
+    return [*edited[: last + 1], *toml(rest), *edited[last + 1 :]]
 
 
 def save(path: Path, text: str) -> Cluster:
-    """Write a cluster file, once it has proven to be one."""
+    """Write `text` to a cluster file and return the cluster. Raises an `InputError`, and writes nothing, where the text
+    is not a valid cluster file."""
     with tempfile.TemporaryDirectory() as folder:
-        tried = Path(folder) / path.name
-        tried.write_text(text, encoding="utf-8")
+        trial = Path(folder) / path.name
+        trial.write_text(text, encoding="utf-8")
         try:
-            cluster = cluster_file.parse(tried)
+            cluster = cluster_file.parse(trial)
         except InputError as error:
-            raise InputError(str(error).replace(str(tried), f"{path}, as it would be")) from None
+            raise InputError(str(error).replace(str(trial), f"{path} after the edit")) from None
     write_text(path, text)
     return cluster

@@ -1,4 +1,4 @@
-"""Reads cluster files, which docs/file-formats.md describes, and finds the bundled ones."""
+"""Reads cluster files (docs/file-formats.md) and finds the bundled ones."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pipeplan.units import parse_rate, parse_size, parse_time
 FORMAT = "pipeplan-cluster"
 VERSION = 1
 MOST_SERVERS = 1 << 16
-"""Of clusters that list their servers, which are kept one by one."""
-_LINKS = {"bandwidth", "latency", "allreduce_efficiency", "sendrecv_efficiency", "source"}
+"""Largest number of servers in a cluster file that lists them, because they are kept in memory one by one."""
+_LINK_FIELDS = {"bandwidth", "latency", "allreduce_efficiency", "sendrecv_efficiency", "source"}
 
 
 def bundled_names() -> list[str]:
@@ -26,7 +26,10 @@ def bundled_names() -> list[str]:
 
 
 def load(name: str) -> Cluster:
-    """A bundled cluster by name, or one from a TOML file by path."""
+    """The bundled cluster of that name, or the cluster in the TOML file at that path.
+
+    Raises an `InputError` where there is neither, or where the file is not a valid cluster file.
+    """
     path = Path(name)
     if name in bundled_names():
         return parse(resources.folder("profiles") / "clusters" / f"{name}.toml")
@@ -44,16 +47,13 @@ def load(name: str) -> Cluster:
 
 
 def parse(path: Path) -> Cluster:
-    """Read and check a cluster file; an `InputError` names the file and the field that is wrong."""
+    """Read and check a cluster file. Raises an `InputError` that names the file and the field that is wrong."""
     root = read_toml(path, FORMAT, VERSION)
-    try:
-        return _differing(root) if "server" in root.mapping() else _same(root)
-    except InputError as error:
-        message = str(error)
-        raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from None
+    with root.locating_errors():
+        return _heterogeneous(root) if "server" in root.mapping() else _uniform(root)
 
 
-def _same(root: Node) -> Cluster:
+def _uniform(root: Node) -> Cluster:
     """A cluster whose servers are all the same: one [device] and all levels."""
     root.refuse_others({"format", "version", "name", "device", "level", "price_per_hour"})
     return Cluster(
@@ -64,30 +64,30 @@ def _same(root: Node) -> Cluster:
     )
 
 
-def _differing(root: Node) -> Cluster:
+def _heterogeneous(root: Node) -> Cluster:
     """A cluster that lists its servers: [[device]] tables, [[server]] tables, and the levels above the server.
 
-    Where nothing distinguishes the servers, the cluster is that which a file with one [device] describes.
+    Where all the servers are the same, the result equals that of a file with one [device].
     """
     root.refuse_others({"format", "version", "name", "device", "server", "level"})
     name, devices = root["name"].text(), _devices(root["device"])
     machines = [machine for node in root["server"].items() for machine in _servers(node, devices)]
     if len(machines) > MOST_SERVERS:
         root["server"].fail(f"{len(machines)} servers; at most {MOST_SERVERS} can be listed")
-    given = root.get("level")
-    nodes = given.items() if given else []
-    if machines and len(machines) > 1 and not nodes:
+    tables = root.get("level")
+    nodes = tables.items() if tables else []
+    if len(machines) > 1 and not nodes:
         root.fail(f"there are {len(machines)} servers and no [[level]] that joins them")
     above: list[Level] = []
     for node in nodes:
-        # The outermost joins all that there is, unless it says otherwise.
+        # Unless it states a count, the outermost level joins all components below it.
         rest = len(machines) // math.prod(max(1, level.count) for level in above) if node is nodes[-1] else None
         above.append(_level(node, rest))
     return folded(Cluster.of_servers(name, machines, above))
 
 
 def folded(cluster: Cluster) -> Cluster:
-    """The cluster without the list of its servers, if nothing distinguishes them; as it is where they differ."""
+    """The cluster in its uniform form, without the list of servers, if all are the same; otherwise unchanged."""
     if any(not machine.same_as(cluster.machines[0]) for machine in cluster.machines) or cluster.uniform:
         return cluster
     first = cluster.machines[0]
@@ -99,20 +99,21 @@ def folded(cluster: Cluster) -> Cluster:
 
 
 def _devices(node: Node) -> dict[str, Device]:
-    found: dict[str, Device] = {}
-    # One table is as good as a list of one.
+    devices: dict[str, Device] = {}
+    # A single [device] table is accepted in place of a list of one.
     for item in [node] if isinstance(node.value, dict) else node.items():
         device = _device(item)
-        if device.name in found:
+        if device.name in devices:
             item["name"].fail(f"there are two devices called {device.name!r}")
-        found[device.name] = device
-    if not found:
+        devices[device.name] = device
+    if not devices:
         node.fail("there must be at least one device")
-    return found
+    return devices
 
 
 def _servers(node: Node, devices: dict[str, Device]) -> list[Server]:
-    node.refuse_others({"count", "device", "devices", "card", "price_per_hour", *_LINKS})
+    """The servers of one [[server]] table: `count` equal ones."""
+    node.refuse_others({"count", "device", "devices", "card", "price_per_hour", *_LINK_FIELDS})
     name, repeated, card = node["device"].text(), node.get("count"), node.get("card")
     if name not in devices:
         node["device"].fail(f"there is no device {name!r}; {did_you_mean(name, list(devices))}")
@@ -149,8 +150,8 @@ def _device(node: Node) -> Device:
 
 
 def _level(node: Node, rest: int | None = None) -> Level:
-    """A [[level]]; `rest` is its count where the table gives none."""
-    node.refuse_others({"name", "count", *_LINKS})
+    """The level of one [[level]] table; `rest` is its count where the table states none."""
+    node.refuse_others({"name", "count", *_LINK_FIELDS})
     count = rest if rest is not None and node.get("count") is None else node["count"].integer()
     return _links(node, node["name"].text(), count)
 

@@ -1,30 +1,22 @@
-"""Reads a cluster back from plan.json, where `Cluster.to_json` wrote it."""
+"""Reads the cluster in a plan.json, which `Cluster.to_json` wrote."""
 
 from __future__ import annotations
 
 from pipeplan.cluster_data import Cluster, Device, Level, Server
-from pipeplan.errors import InputError
 from pipeplan.files import Node
 
 
 def from_json(node: Node) -> Cluster:
-    """The cluster that `Cluster.to_json` wrote; an `InputError` names the field that is wrong."""
-    try:
-        return _cluster(node)
-    except InputError as error:
-        message = str(error)
-        raise InputError(message if message.startswith(node.where) else f"{node.where}: {message}") from None
-
-
-def _cluster(node: Node) -> Cluster:
-    price, servers = node.get("server_price"), node.get("servers")
-    return Cluster(
-        name=node["name"].text(),
-        device=_device(node["device"]),
-        levels=tuple(_level(level) for level in node["levels"].items()),
-        machines=tuple(_server(server) for server in servers.items()) if servers else (),
-        server_price=price.number() if price else None,
-    )
+    """The cluster that `Cluster.to_json` wrote. Raises an `InputError` that names the field that is wrong."""
+    with node.locating_errors():
+        price, servers = node.get("server_price"), node.get("servers")
+        return Cluster(
+            name=node["name"].text(),
+            device=_device(node["device"]),
+            levels=tuple(_level(level) for level in node["levels"].items()),
+            machines=tuple(_server(server) for server in servers.items()) if servers else (),
+            server_price=price.number() if price else None,
+        )
 
 
 def _server(node: Node) -> Server:

@@ -1,7 +1,13 @@
-"""Every formula of the cost model, once. All accept scalars or NumPy arrays that broadcast.
+"""Every formula of the cost model, once. All functions accept scalars or NumPy arrays that broadcast.
 
-Times are seconds, per minibatch in the steady state where nothing else is said, sizes bytes, bandwidths bytes/s.
-Source: Narayanan et al., PipeDream, SOSP 2019, §3.1; docs/cost-model.md tells what differs.
+Times are seconds, sizes bytes, bandwidths bytes/s. A time "per minibatch" is in the steady state, of one copy of the
+pipeline. Sections in quotes below are those of docs/cost-model.md, which has the same symbols: for a stage, r replicas,
+w parameter bytes, depth d; T the pace, in seconds per minibatch; B and α the bandwidth and latency of a link; M the
+minibatches per update.
+
+Sources, where a formula names no other: Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training,
+SOSP 2019, §3.1 (stage and boundary times), §3.2 (depth), §3.3 (weight versions). docs/cost-model.md explains where
+pipeplan's formulas differ from these, and by which measurement.
 """
 
 from __future__ import annotations
@@ -13,91 +19,100 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeplan.schedules import update_lag as update_lag
+from pipeplan.schedules import update_share as update_share
+from pipeplan.schedules import vertical_versions as vertical_versions
+
 Number = float | NDArray[np.float64]
 
-# Slack in the ceiling of `in_flight_depth`: a quotient that is an integer but for rounding is that integer.
 ROUNDING = 1e-9
+"""Slack in the ceiling of `in_flight_depth`: a quotient that exceeds an integer by less counts as that integer."""
 
 
 def compute_time(work_s: Any, replicas: Any, speed: Any) -> Any:
-    """Time per minibatch of a stage whose `replicas` take minibatches in turn: work / (replicas · speed)."""
+    """Compute time per minibatch of a stage: work / (replicas · speed), as the replicas take minibatches in turn.
+
+    `work_s` is forward plus backward time of one minibatch on a device of speed 1. PipeDream §3.1; "The pace".
+    """
     return work_s / (replicas * speed)
 
 
 def ring_allreduce_time(members: Any, size: Any, bandwidth: Any, latency_s: Any) -> Any:
-    """Ring all-reduce of `size` bytes among `members` (0 for one member).
+    """Time of one ring all-reduce of `size` bytes among m `members`: 2 (m-1)/m · size / B + 2 (m-1) · α.
 
-    2 (m-1)/m · size / bandwidth + 2 (m-1) · latency: every member sends and receives each of m chunks twice, less one.
-    Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, JPDC 2009.
+    In 2 (m-1) steps each member sends and receives a chunk of size / m bytes. The time is 0 for one member.
+    Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, JPDC 2009.
     """
     return 2 * (members - 1) / members * size / bandwidth + 2 * (members - 1) * latency_s
 
 
 def synchronisation_time(replicas: Any, size: Any, bandwidth: Any, latency_s: Any) -> Any:
-    """Gradient synchronisation per minibatch: one all-reduce for every `replicas` minibatches."""
+    """Gradient synchronisation of a stage per minibatch: one ring all-reduce for every `replicas` minibatches.
+
+    PipeDream §3.1 charges 2 (r-1) · w / B for them, r times the ring all-reduce that is charged here. "The pace".
+    """
     return ring_allreduce_time(replicas, size, bandwidth, latency_s) / replicas
 
 
 def overlapped(compute_s: Any, synchronisation_s: Any, overlap: float) -> Any:
-    """Compute and synchronisation together: the longer, and of the shorter the share that does not hide behind it."""
+    """Time of compute and synchronisation together: max(c, g) + (1-ω) · min(c, g), with ω the `overlap`.
+
+    With ω = 1, PipeDream's assumption (§3.1), the shorter hides behind the longer; with ω = 0 they add up. "The pace".
+    """
     return np.maximum(compute_s, synchronisation_s) + (1.0 - overlap) * np.minimum(compute_s, synchronisation_s)
 
 
-def update_share(accumulate: int | None) -> float:
-    """How much of an optimiser's step falls to each minibatch that a worker computes, as a part of its backward pass.
-
-    Without `accumulate` a worker computes one minibatch for every update of its stage, whatever the replicas: all of
-    it. With it the workers of a stage compute `accumulate` minibatches for one: 1 / accumulate, which is exact without
-    replicas.
-    """
-    return 1.0 if accumulate is None else 1.0 / accumulate
-
-
 def core_time(work_s: Any, replicas: Any, allreduce_s: Any, interval: Any, overlap: float) -> Any:
-    """How long a minibatch of the whole pipeline keeps one replica of a stage computing: work / replicas, and of the
-    all-reduce, once for every `interval` minibatches, what does not run beside it: the cores move the data."""
+    """Core time of one replica of a stage per minibatch: work / replicas + (1-ω) · all-reduce / interval.
+
+    Used where workers share cores ("Shared cores"): the part of an all-reduce that does not overlap with compute is
+    work of the cores, which move the data. There is one all-reduce for every `interval` minibatches.
+    """
     return work_s / replicas + (1.0 - overlap) * allreduce_s / interval
 
 
 def backward_time(forward_s: Any, backward_s: Any, recompute: Any) -> Any:
-    """The backward pass of a stage, which first runs forward again where the stage recomputes: b + f there, else b."""
+    """Backward time of a stage: b + f where the stage recomputes its forward pass, otherwise b. "Recomputation"."""
     return backward_s + np.where(recompute, forward_s, 0.0)
 
 
 def boundary_time(size: Any, bandwidth: Any, links: Any = 1) -> Any:
-    """How long a minibatch keeps what joins two stages busy in one direction: size / (bandwidth · links).
+    """Busy time of a boundary in one direction, per minibatch: size / (bandwidth · links).
 
-    `links` is 1, or with `Options.boundary` parallel the smaller of the two stages' replicas, in one copy.
+    `links` is 1, or under `Options.boundary` "parallel" the smaller of the two stages' replicas in one copy. PipeDream
+    §3.1 charges 2 a / B, both directions on one link; here links are full duplex. "The pace" and "Boundary".
     """
     return size / (bandwidth * links)
 
 
 def transfer_time(size: Any, bandwidth: Any, latency_s: Any) -> Any:
-    """How long one minibatch takes from one stage to the next: size / bandwidth + latency."""
+    """Time of one message from one stage to the next: size / bandwidth + latency. "The pace", symbol x."""
     return size / bandwidth + latency_s
 
 
 def in_flight_depth(behind: Any, wait: Any, transfer_s: Any, pace_s: float, replicas: Any) -> Any:
-    """Minibatches that each replica of a stage holds in flight so that the pipeline keeps `pace_s`.
+    """Depth: the minibatches that each replica of a stage keeps in flight so that the pipeline sustains `pace_s`.
 
-    1 + ceil((behind + wait + 2 · transfer / pace) / replicas), with `behind` as `in_flight_behind` gives it for the
-    next stage and `wait` as `group_wait` gives it for this one. The last stage needs 1. PipeDream's own warm-up count,
-    the ratio of the workers from here on to the replicas here, is a lower bound: it leaves out transfers and waits.
+    d = 1 + ceil((behind + wait + 2 · transfer / pace) / replicas), with `behind` from `in_flight_behind` of the next
+    stage and `wait` from `group_wait` of this one. The last stage needs depth 1. PipeDream's warm-up count (§3.2), the
+    number of workers from this stage on divided by its replicas, is a lower bound: it ignores transfers and waits.
+    "In-flight depth".
     """
     return 1 + np.ceil((behind + wait + 2 * transfer_s / pace_s) / replicas - ROUNDING)
 
 
 def in_flight_behind(depth: Any, replicas: Any, wait: Any) -> Any:
-    """What the stage before must cover: all that is in flight at this one, and this one's wait."""
+    """Minibatches that the previous stage must cover: those in flight at this stage, d · r, plus its `group_wait`."""
     return depth * replicas + wait
 
 
 def group_wait(allreduce_s: Any, pace_s: float, replicas: Any, copies: int = 1) -> Any:
-    """Minibatches that go by while the replicas of a stage wait for the last of their group and its all-reduce.
+    """Minibatches that pass while the replicas of a stage wait for the all-reduce of their group: max(0, G / T - 1).
 
-    The members of a group are spread over replicas - 1 paces; the all-reduce takes `allreduce_s` more and is awaited
-    replicas paces after the group began: what exceeds that is allreduce / pace - 1. Synchronisation within the pace
-    means at most replicas - 1; with copies of the pipeline that bound is taken, replicas - 1 / copies in one copy.
+    The minibatches of a group start within r - 1 paces, the all-reduce then takes G (`allreduce_s`), and the update is
+    due r paces after the group started. As G is at most r paces where synchronisation keeps the pace, the wait is at
+    most r - 1. With m copies of the pipeline this bound is used instead: r - 1/m minibatches of one copy. "In-flight
+    depth".
     """
     if copies > 1:
         return replicas - 1.0 / copies
@@ -105,10 +120,11 @@ def group_wait(allreduce_s: Any, pace_s: float, replicas: Any, copies: int = 1) 
 
 
 def depth_limited_pace(depth: int, replicas: int, following: float, transfer_s: float, waits: Sequence[float]) -> float:
-    """The pace that a depth sustains: `in_flight_depth` solved for the pace, infinite where the depth is too small.
+    """Pace that a depth sustains: `in_flight_depth` solved for the pace; infinite where the depth is too small.
 
-    `following` is what is in flight at the next stage, `waits` the all-reduce times of this stage and of the next. What
-    must hold is slack · T ≥ 2 · transfer + Σ max(0, wait - T), one bound for every subset of the waits.
+    `following` is the number of minibatches in flight at the next stage, d′ · r′; `waits` are the all-reduce times of
+    this stage and of the next. With slack = (d - 1) r - d′ r′ the condition is slack · T ≥ 2 · transfer + Σ max(0, wait
+    - T), which gives one lower bound on T for every subset of the waits.
     """
     slack = (depth - 1 + ROUNDING) * replicas - following
     if slack <= 0:
@@ -117,114 +133,111 @@ def depth_limited_pace(depth: int, replicas: int, following: float, transfer_s: 
     return max((2 * transfer_s + sum(subset)) / (slack + len(subset)) for subset in subsets)
 
 
-def update_lag(replicas: Any, single_stage: Any) -> Any:
-    """By how many updates a replicated stage of a pipeline runs late: 1, as its all-reduce is awaited one later.
-
-    A stage without replicas has nothing to await, and plain data parallelism stays synchronous: 0.
-    """
-    return np.logical_and(np.greater(replicas, 1), np.logical_not(single_stage)).astype(int)
-
-
-def vertical_versions(delay: Any, first_replicas: Any, replicas: Any) -> Any:
-    """Versions of the weights that a stage keeps under vertical sync: 1 + ceil((delay · r_1 - gcd(r_1, r)) / r).
-
-    `delay` is depth plus lag of the input stage, r_1 its replicas. The version of a minibatch is as old as the input
-    stage's; this stage has made one update more for every r minibatches since. Counted in replays: docs/cost-model.md.
-    """
-    return 1 + -((np.gcd(first_replicas, replicas) - delay * first_replicas) // replicas)
-
-
 def buffered_synchronisation(allreduce_s: Any, accumulate: int) -> Any:
-    """Gradient synchronisation per minibatch under 2BW: one all-reduce for every `accumulate` minibatches."""
+    """Gradient synchronisation per minibatch under 2BW: one all-reduce for every `accumulate` minibatches. "2BW".
+
+    Source: Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021.
+    """
     return allreduce_s / accumulate
 
 
 def buffered_wait(allreduce_s: Any, pace_s: float, copies: int = 1) -> Any:
-    """Minibatches (of one copy) that an update of 2BW comes after the last backward of its group.
+    """Wait of 2BW: minibatches of one copy between the last backward pass of a group and its update.
 
-    The pipeline waits for none of them where depth · replicas + wait ≤ minibatches per update, in each copy: then the
-    update is there before the first forward that needs it.
+    The wait is max(0, G / T - 1/m). Where d · r + wait ≤ minibatches per update, in each of m copies, the update is
+    ready before the first forward pass that needs it, so the pipeline never waits. "2BW".
     """
     return np.maximum(0.0, allreduce_s / pace_s - 1.0 / copies)
 
 
 def buffered_pace(depth: int, replicas: int, allreduce_s: float, minibatches: int, copies: int = 1) -> float:
-    """The pace at which two versions suffice: depth · replicas + `buffered_wait` ≤ minibatches, solved for the pace.
+    """Smallest pace at which two weight versions suffice: d · r + `buffered_wait` ≤ minibatches, solved for the pace.
 
-    `minibatches` are those of one update in one copy, accumulate // copies. Infinite where more are in flight.
+    `minibatches` is the number per update in one copy, accumulate // copies. The result is infinite where more than
+    these are in flight. "2BW".
     """
     spare = minibatches - depth * replicas
     return float("inf") if spare < 0 else allreduce_s / (spare + 1.0 / copies)
 
 
 def rounds(minibatches: Any, servers: Any) -> Any:
-    """How many of so many minibatches the busiest of `servers` takes, which take them in turn: ceil(M / servers)."""
+    """Minibatches on the busiest of `servers` replicas or links that take them in turn: ceil(minibatches / servers)."""
     return -(-minibatches // servers)
 
 
 def flush_steady(pass_s: Any, minibatches: Any, servers: Any) -> Any:
-    """What the minibatches after the first add to a batch where this resource is the slowest: (ceil(M / r) - 1) · pass.
+    """Time that all minibatches but the first add to a batch at one resource: (ceil(M / r) - 1) · pass.
 
-    `servers` are the replicas of a stage or the links of a boundary, `pass_s` the time of one minibatch on one of them.
+    `servers` (r) is the number of replicas of a stage or of links of a boundary, `pass_s` the time of one minibatch on
+    one of them. The slowest resource determines the batch. "Flush schedules".
     """
     return (rounds(minibatches, servers) - 1) * pass_s
 
 
 def flush_exposed(allreduce_s: Any, before_s: Any) -> Any:
-    """What of a stage's all-reduce a flush waits for: max(0, allreduce - work of all layers before the stage).
+    """Exposed all-reduce time of a stage under a flush: max(0, all-reduce - work of all layers before the stage).
 
-    While it runs, the stages before drain, and then fill the pipeline again.
+    While the all-reduce runs, the stages before this one first drain and then fill the pipeline again. "Flush
+    schedules".
     """
     return np.maximum(0.0, allreduce_s - before_s)
 
 
 def flush_batch(work_s: Any, transfers_s: Any, steady_s: Any, exposed_s: Any, copies_s: Any = 0.0) -> Any:
-    """Seconds from one update to the next of a synchronous pipeline.
+    """Time from one update to the next of a synchronous pipeline, in seconds per batch.
 
-    The first minibatch passes all stages, forward and backward (`work_s`, recomputation included), and all boundaries
-    both ways (`transfers_s`); the others follow at the pace of the slowest (`flush_steady`); then the largest
-    `flush_exposed`, and the all-reduce among copies of the pipeline.
+    The first minibatch passes all stages forward and backward (`work_s`, including recomputation) and all boundaries in
+    both directions (`transfers_s`). The others follow at the pace of the slowest resource (`steady_s`, the largest
+    `flush_steady`). Then come the largest `flush_exposed` and the all-reduce among copies of the pipeline. "Flush
+    schedules"; Huang et al., GPipe, NeurIPS 2019.
     """
     return work_s + transfers_s + steady_s + exposed_s + copies_s
 
 
 def flush_pace(steady_s: Any, minibatches: int) -> float:
-    """The pace within a batch, for `in_flight_depth`: the other minibatches follow the first in `steady_s`."""
+    """Pace inside a batch, for `in_flight_depth`: all minibatches but the first follow within `steady_s` seconds."""
     return float(steady_s) / (minibatches - 1) if minibatches > 1 else float("inf")
 
 
 def fixed_memory(parameters: Any, buffers: Any, boundary: Any, optimizer_ratio: float, training: bool) -> Any:
-    """Bytes of one worker that do not grow with the depth.
+    """Memory of one worker that does not grow with the depth, in bytes.
 
-    Training: one gradient and the optimiser's state per parameter, module buffers, and a minibatch of communication
-    buffers each way at both boundaries (`boundary` bytes). Inference: the weights instead of gradient and state.
+    In training: one gradient and the optimiser's state for all parameters, module buffers, and communication buffers
+    for one minibatch in both directions at both boundaries (`boundary` bytes). In inference: the weights take the
+    place of gradient and state. `optimizer_ratio` is bytes of optimiser state per byte of parameters. "Memory of one
+    worker".
     """
     per_parameter = 1.0 + optimizer_ratio if training else 1.0
     return parameters * per_parameter + buffers + boundary
 
 
 def replica_memory(parameters: Any, replicas: Any, lag: Any = 0) -> Any:
-    """Bytes that replication adds in training: flat buckets for the all-reduce, and a version for a late update."""
+    """Memory that replication adds in training, in bytes: flat buckets for the all-reduce of gradients, and `lag` more
+    weight versions."""
     return parameters * (np.greater(replicas, 1) + lag)
 
 
 def version_memory(parameters: Any, versions: Any) -> Any:
-    """Bytes of versions of the weights, where their number does not follow from the depth of the stage itself."""
+    """Memory of `versions` versions of the weights, in bytes."""
     return parameters * versions
 
 
 def recompute_memory(saved: Any, sent: Any, recompute: Any) -> Any:
-    """Bytes that a stage which recomputes holds once, whatever its depth: of one minibatch, what backward needs."""
+    """Memory that a stage needs once if it recomputes, in bytes: the activations of the one minibatch in backward."""
     return np.where(recompute, saved + sent, 0)
 
 
 def memory_per_depth(
     parameters: Any, saved: Any, received: Any, sent: Any, *, stashes: bool = True, recompute: Any = False
 ) -> Any:
-    """Bytes in training for every minibatch in flight: what backward needs, input and output, and a version of the
-    weights where the schedule `stashes` one for each. Of a stage that recomputes, only the input (and the version).
+    """Memory in training for each minibatch in flight, in bytes.
 
-    What crosses a boundary is held on both sides until the backward pass. A profile counts it once, with the layer
-    that keeps it first, whichever side that is on: here it is charged to both, which may count it twice on one side.
+    These are the activations saved for backward, the stage's input (`received`) and output (`sent`), and a version of
+    the weights where the schedule `stashes` one for each minibatch. A stage that recomputes keeps only its input and
+    the version.
+
+    Tensors that cross a boundary are held on both sides until the backward pass. A profile counts them once, with the
+    first layer that saves them, on whichever side that is. Here they are charged to both sides, so one side may count
+    them twice. "Memory of one worker".
     """
     return parameters * stashes + received + np.where(recompute, 0, saved + sent)

@@ -1,4 +1,4 @@
-"""Reads device files: what a device could do, and what share of that each kind of operator reaches.
+"""Reads device files: the peak rates of a device, and the share of them that each kind of operator reaches.
 
 docs/file-formats.md describes the format; the bundled files are in profiles/devices/.
 """
@@ -18,7 +18,7 @@ from pipeplan.units import parse_rate, parse_size, parse_time
 FORMAT = "pipeplan-device"
 VERSION = 1
 MEASURED = ("cpu", "cuda")
-"""What `--device` takes besides: devices that are here, and are measured."""
+"""Values of `--device` that stand for a device of this machine, which is measured and not estimated for."""
 
 KINDS = (
     "matmul",
@@ -31,54 +31,60 @@ KINDS = (
     "embedding",
     "elementwise",
 )
-"""Kinds of operator. `weight_gradient` is that of a convolution; `recurrent` what a step of one waits for."""
+"""Kinds of operator. `weight_gradient` is the weight gradient of a convolution; `recurrent` is the part of a recurrent
+step that cannot start before the previous step is done."""
 
 ARITHMETICS = ("float64", "float32", "tf32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a kind of operator reaches of the device's peaks, each above 0 and at most 1."""
+    """Shares of the device's peak rates that one kind of operator reaches, each above 0 and at most 1."""
 
     compute: float
+    """Share of the peak FLOP/s."""
     memory: float
+    """Share of the peak memory bandwidth."""
     source: str = ""
+    """Where the figures come from."""
 
 
 @dataclass(frozen=True)
 class Transforms:
-    """Convolutions by Winograd's algorithm or by Fourier transforms, for the arithmetic that has them."""
+    """Use of Winograd's algorithm or Fourier transforms for convolutions, in the arithmetic for which a library has
+    them."""
 
     arithmetic: str
     workspace_bytes: int
-    """What the transformed tensors of one convolution may take: larger ones go without."""
+    """Most memory that the transformed tensors of one convolution may take; larger convolutions are computed without
+    transforms."""
 
 
 @dataclass(frozen=True)
 class DeviceModel:
-    """A device to estimate for."""
+    """A device for which the times of layers are estimated."""
 
     name: str
     kind: str
-    """`cuda` or `cpu`: what the executor would run on."""
+    """`cuda` or `cpu`, the device type on which the executor would run."""
     memory_bytes: int
     bandwidth: float
-    """Bytes per second, peak."""
+    """Peak memory bandwidth, bytes/s."""
     kernel_s: float
-    """What one kernel takes at least, however small."""
+    """Least time of one kernel, however small its work."""
     peaks: dict[str, float]
-    """FLOP/s by arithmetic."""
+    """Peak FLOP/s by arithmetic (`ARITHMETICS`)."""
     shares: dict[str, Share]
-    """By kind, all of `KINDS`."""
+    """Reached shares of the peaks by kind of operator, for all of `KINDS`."""
     float32_as: dict[str, str]
-    """The arithmetic of float32 operators, by kind, where it is another one."""
+    """Arithmetic that float32 operators use, by kind, for the kinds that do not use float32 itself."""
     tile: tuple[int, int]
-    """The blocks that matrix products are computed in: sides are rounded up to them."""
+    """Sides of the blocks in which matrix products are computed; the sides of a matrix are rounded up to them."""
     transforms: Transforms | None = None
     channels_last: tuple[str, ...] = ()
-    """The arithmetic whose convolutions want tensors with channels last, and convert others."""
+    """Arithmetics whose convolutions need tensors with channels last, and convert tensors of other layouts."""
     checked: tuple[str, ...] = ()
-    """What is known of the errors of estimates for this device, in sentences."""
+    """Sentences on the known errors of estimates for this device."""
 
 
 def bundled_names() -> list[str]:
@@ -87,7 +93,10 @@ def bundled_names() -> list[str]:
 
 
 def load(name: str) -> DeviceModel:
-    """A bundled device by name, or one from a TOML file by path."""
+    """The bundled device of that name, or the device in the TOML file at that path.
+
+    Raises an `InputError` where there is neither, or where the file is not a valid device file.
+    """
     folded = name.lower()
     if folded in bundled_names():
         return parse(resources.folder("profiles") / "devices" / f"{folded}.toml")
@@ -101,13 +110,10 @@ def load(name: str) -> DeviceModel:
 
 
 def parse(path: Path) -> DeviceModel:
-    """Read and check a device file; an `InputError` names the file and the field that is wrong."""
+    """Read and check a device file. Raises an `InputError` that names the file and the field that is wrong."""
     root = read_toml(path, FORMAT, VERSION)
-    try:
+    with root.locating_errors():
         return _device(root)
-    except InputError as error:
-        message = str(error)
-        raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from None
 
 
 def _device(root: Node) -> DeviceModel:
@@ -139,7 +145,7 @@ def _device(root: Node) -> DeviceModel:
 
 
 def _sourced(node: Node, field: str, read: Callable[[object, str], float], *, zero: bool = False) -> float:
-    """A figure in a table of its own, which says where it is from."""
+    """A positive figure in a table of its own, beside the required `source`; 0 is allowed with `zero`."""
     node.refuse_others({field, "source"})
     node["source"].text()
     value = read(node[field].value, node[field].where)
@@ -181,7 +187,7 @@ def _float32_as(root: Node, peaks: dict[str, float]) -> dict[str, str]:
         return {}
     table = _table(node, KINDS, {"source"})
     node["source"].text()
-    return {kind: _among(one, peaks) for kind, one in table.items()}
+    return {kind: _arithmetic(one, peaks) for kind, one in table.items()}
 
 
 def _tile(root: Node) -> tuple[int, int]:
@@ -202,7 +208,9 @@ def _transforms(root: Node, peaks: dict[str, float]) -> Transforms | None:
         return None
     node.refuse_others({"arithmetic", "workspace", "source"})
     node["source"].text()
-    return Transforms(_among(node["arithmetic"], peaks), parse_size(node["workspace"].value, node["workspace"].where))
+    return Transforms(
+        _arithmetic(node["arithmetic"], peaks), parse_size(node["workspace"].value, node["workspace"].where)
+    )
 
 
 def _channels_last(root: Node, peaks: dict[str, float]) -> tuple[str, ...]:
@@ -211,15 +219,17 @@ def _channels_last(root: Node, peaks: dict[str, float]) -> tuple[str, ...]:
         return ()
     node.refuse_others({"arithmetic", "source"})
     node["source"].text()
-    return tuple(_among(one, peaks) for one in node["arithmetic"].items())
+    return tuple(_arithmetic(one, peaks) for one in node["arithmetic"].items())
 
 
-def _among(node: Node, peaks: dict[str, float]) -> str:
+def _arithmetic(node: Node, peaks: dict[str, float]) -> str:
+    """The name of an arithmetic that the device has a peak rate for."""
     if node.text() not in peaks:
         node.fail(f"there is no peak rate of {node.text()!r}; there are: {', '.join(peaks)}")
     return node.text()
 
 
-def _table(node: Node, names: tuple[str, ...], besides: set[str] | None = None) -> dict[str, Node]:
-    node.refuse_others({*names, *(besides or ())})
+def _table(node: Node, names: tuple[str, ...], also: set[str] | None = None) -> dict[str, Node]:
+    """The fields of a table whose keys are in `names`. Other keys than these and those in `also` are refused."""
+    node.refuse_others({*names, *(also or ())})
     return {key: node[key] for key in node.mapping() if key in names}

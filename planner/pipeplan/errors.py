@@ -1,6 +1,6 @@
-"""What pipeplan tells a user who gave it something it cannot use.
+"""The errors that pipeplan reports to its user.
 
-PipeplanError                  one line: what is wrong, where, what to do; the CLI exits with 2
+PipeplanError                  one line: what is wrong, where, and how to fix it; the CLI exits with 2
 ├── InputError                 a file or an argument is wrong
 ├── InfeasibleError            no plan satisfies the constraints
 └── DisagreementError          two solvers, or a solver and the evaluator, do not agree (a defect of pipeplan)
@@ -8,7 +8,7 @@ PipeplanError                  one line: what is wrong, where, what to do; the C
 
 
 class PipeplanError(Exception):
-    """A message for the user. Only the CLI prints it and exits."""
+    """Base of all errors whose message is for the user. Only the CLI prints the message and exits."""
 
 
 class InputError(PipeplanError):
@@ -16,8 +16,8 @@ class InputError(PipeplanError):
 
 
 class InfeasibleError(PipeplanError):
-    """No plan satisfies memory and the user's constraints."""
+    """No plan fits in memory and satisfies the user's constraints."""
 
 
 class DisagreementError(PipeplanError):
-    """The solvers disagree: never to be ignored, because one of them is wrong."""
+    """The solvers disagree, so one of them is wrong. This error must never be suppressed."""

@@ -1,6 +1,7 @@
-"""The one judge of plans: what a plan costs, worker by worker, from the plan's own lists of layers and workers.
+"""Computes the cost of a plan from the plan's own lists of layers and workers.
 
-Neither solver uses it to search; it scores what they return, what the user wrote, and the baselines.
+It scores the plans that the solvers return, the plans that users write, and the baselines. No solver searches with it.
+docs/cost-model.md has the formulas; `pipeplan.cost` implements them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from pipeplan.awaited import awaited_pace_s
 from pipeplan.batch import Batch, batch
 from pipeplan.errors import InputError
 from pipeplan.links import Links
-from pipeplan.plan import ACCUMULATING, FLUSHING, Plan
+from pipeplan.plan import Plan
 from pipeplan.problem import Problem
+from pipeplan.schedules import ACCUMULATING, FLUSHING
 from pipeplan.stages import (
     StageTimes,
     copies_allreduce_time,
@@ -27,60 +29,62 @@ from pipeplan.stages import (
 from pipeplan.units import show_size
 
 AWAITED = "gradient synchronisation of stage 1, for which the next forward pass waits"
+"""The bound of a plan of one stage whose pace is that of the DDP overlap model (`awaited_pace_s`)."""
 
 
 @dataclass(frozen=True)
 class StageCost:
-    """One stage, in seconds per minibatch of the whole pipeline and bytes."""
+    """The cost of one stage. Times are seconds per minibatch of one copy of the pipeline, in its slowest copy."""
 
     forward_s: float
     """Forward time of one minibatch on the slowest replica."""
     backward_s: float
-    """Backward time of one minibatch on the slowest replica, with what it computes again and the optimiser's step."""
+    """Backward time of one minibatch on the slowest replica, including recomputation and the optimiser's step."""
     update_s: float
-    """What of it is that step."""
+    """The part of `backward_s` that is the optimiser's step."""
     compute_s: float
-    """Forward and backward, divided among the replicas."""
+    """Forward and backward time, divided by the replicas."""
     synchronisation_s: float
     """Gradient all-reduce, per minibatch."""
     stage_s: float
-    """Compute and synchronisation together, as far as they overlap; with a flush, which has synchronisation apart, the
-    compute alone."""
+    """Compute and synchronisation, combined according to their overlap; only the compute time under a flush, where the
+    batch counts synchronisation."""
     boundary_level: int
-    """Level of the link to the next stage (0 at the last)."""
+    """Level of the link to the next stage; 0 for the last stage."""
     boundary_bytes: int
-    """Sent to the next stage for one minibatch."""
+    """Activation bytes sent to the next stage for one minibatch."""
     boundary_gradient_bytes: int
-    """Received back from it."""
+    """Gradient bytes received from the next stage for one minibatch."""
     boundary_s: float
-    """How long the busier direction of that link is kept busy."""
+    """Busy time of the busier direction of that link."""
     depth_s: float
-    """The pace that the stage's depth sustains (0 with a flush: `Evaluation.batch` counts it there)."""
+    """Pace that the stage's depth sustains; 0 under a flush, where `Evaluation.batch` accounts for the depth."""
     parameter_bytes: int
     memory_bytes: float
-    """Of each worker of the stage."""
+    """Memory of each worker of the stage."""
     minibatch_bytes: float
-    """What of it is for each minibatch in flight, versions of the weights apart."""
+    """The part of `memory_bytes` for each minibatch in flight, without weight versions."""
     capacity_bytes: float
-    """What the worker of the stage that has least memory has."""
+    """Memory of the stage's worker that has the least; infinite where memory does not limit the plan."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a plan costs."""
+    """The cost of a plan."""
 
     pace_s: float
-    """Seconds per minibatch: in the steady state the slowest resource, with a flush a share of the batch."""
+    """Seconds per minibatch: in the steady state that of the slowest resource, under a flush the time of a batch
+    divided by its minibatches."""
     alone_s: float
-    """The same with every link alone, whatever else shares its card, and no pass that waits for an update: what the
-    solvers minimise."""
+    """The pace without contention, which the solvers minimise: every link is used alone, and no forward pass waits for
+    an update. It is at most `pace_s`."""
     bound: str
-    """Which resource that is, in words."""
+    """The resource that determines the pace, in words."""
     stages: tuple[StageCost, ...]
     copies_s: float
-    """Synchronisation among copies of a whole pipeline, per minibatch."""
+    """Synchronisation among copies of a whole pipeline, seconds per minibatch."""
     batch: Batch | None = None
-    """Where the pipeline drains before every update: the parts of the time from one to the next."""
+    """The parts of the time from one update to the next; None for schedules without a flush."""
 
     @property
     def rate(self) -> float:
@@ -89,12 +93,15 @@ class Evaluation:
 
     @property
     def fits(self) -> bool:
-        """Whether every worker's memory suffices."""
+        """Whether the plan fits into the memory of every worker."""
         return all(stage.memory_bytes <= stage.capacity_bytes for stage in self.stages)
 
 
 def evaluate(plan: Plan, problem: Problem) -> Evaluation:
-    """Score a plan; raises `InputError` where it is not a plan for this problem. Memory is reported, not enforced."""
+    """The cost of a plan. Memory is reported, not enforced.
+
+    Raises an `InputError` where the plan is not one for this problem (`check_structure`).
+    """
     check_structure(plan, problem)
     links = Links.of(problem.cluster)
     times = [stage_times(plan, problem, links, index) for index in range(len(plan.stages))]
@@ -112,18 +119,18 @@ def evaluate(plan: Plan, problem: Problem) -> Evaluation:
         if awaited_s > pace * (1 + cost.ROUNDING):
             pace, bound = awaited_s, AWAITED
         busiest_s, card = contention.loads(plan, problem, links).busiest()
-        # Equal but for rounding is what one resource on a card is, or a core: its own name says more.
+        # A card or core with a single user has, up to rounding, the load of that user, whose name says more.
         pace, bound = (busiest_s, card) if busiest_s > pace * (1 + cost.ROUNDING) else (pace, bound)
     return Evaluation(pace, alone, bound, stages, copies_s, parts)
 
 
 def _steady_state(plan: Plan, problem: Problem, stages: Sequence[StageCost], copies_s: float) -> tuple[float, str]:
-    """The pace of an asynchronous pipeline, and the resource that it is bound by."""
+    """The pace of an asynchronous pipeline, and the resource that determines it."""
     bounds = []
     for number, stage in enumerate(stages, start=1):
         compute_bound = stage.compute_s >= stage.synchronisation_s
-        what = "compute" if compute_bound else "gradient synchronisation"
-        bounds.append((stage.stage_s / plan.copies, f"{what} of stage {number}"))
+        resource = "compute" if compute_bound else "gradient synchronisation"
+        bounds.append((stage.stage_s / plan.copies, f"{resource} of stage {number}"))
         bounds.append((stage.boundary_s / plan.copies, f"traffic from stage {number} to stage {number + 1}"))
         bounds.append((stage.depth_s / plan.copies, f"minibatches in flight at stage {number}"))
     inner_s, bound = max(bounds, key=lambda entry: entry[0])
@@ -133,7 +140,7 @@ def _steady_state(plan: Plan, problem: Problem, stages: Sequence[StageCost], cop
 
 
 def check_structure(plan: Plan, problem: Problem) -> None:
-    """Raise an `InputError` unless the stages partition the layers, in an order of the DAG, on distinct workers."""
+    """Raise an `InputError` unless the stages partition the layers in topological order, on distinct workers."""
     stage_of: dict[str, int] = {}
     for number, stage in enumerate(plan.stages):
         for name in stage.layers:
@@ -163,28 +170,28 @@ def _check_workers(plan: Plan, total: int) -> None:
 
 
 def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: Sequence[StageTimes]) -> StageCost:
-    """The costs of one stage in its slowest copy, per minibatch of that copy."""
-    stage, mine = plan.stages[index], times[index]
+    """The cost of one stage in its slowest copy, per minibatch of that copy."""
+    stage, timing = plan.stages[index], times[index]
     units = units_of(problem, stage)
-    compute = float(cost.compute_time(mine.pass_s, mine.replicas, 1.0))
-    synchronisation = mine.allreduce_s / (per_copy(plan) if _accumulates(plan) else mine.replicas)
+    compute = float(cost.compute_time(timing.pass_s, timing.replicas, 1.0))
+    synchronisation = timing.allreduce_s / (per_copy(plan) if _accumulates(plan) else timing.replicas)
     together = cost.overlapped(compute, synchronisation, problem.options.overlap)
     memory, minibatch = _memory(plan, problem, index, units)
     level = 0
     for copy in range(plan.copies) if index + 1 < len(plan.stages) else ():
-        here, there = plan.copy(copy)[index : index + 2]
-        level = max(level, problem.cluster.level_between(min(here + there), max(here + there)))
+        senders, receivers = plan.copy(copy)[index : index + 2]
+        level = max(level, problem.cluster.level_between(min(senders + receivers), max(senders + receivers)))
     return StageCost(
-        forward_s=mine.forward_s,
-        backward_s=mine.backward_s,
-        update_s=mine.update_s,
+        forward_s=timing.forward_s,
+        backward_s=timing.backward_s,
+        update_s=timing.update_s,
         compute_s=compute,
         synchronisation_s=synchronisation,
         stage_s=compute if _flushes(plan) else float(together),
         boundary_level=level,
-        boundary_bytes=mine.sent_bytes,
-        boundary_gradient_bytes=mine.returned_bytes,
-        boundary_s=max(mine.send_s, mine.return_s) / mine.links,
+        boundary_bytes=timing.sent_bytes,
+        boundary_gradient_bytes=timing.returned_bytes,
+        boundary_s=max(timing.send_s, timing.return_s) / timing.links,
         depth_s=_depth_pace(plan, problem, links, index, times) if problem.training else 0.0,
         parameter_bytes=sum(problem.units[unit].parameter_bytes for unit in units),
         memory_bytes=memory,
@@ -202,29 +209,29 @@ def _flushes(plan: Plan) -> bool:
 
 
 def _depth_pace(plan: Plan, problem: Problem, links: Links, index: int, times: Sequence[StageTimes]) -> float:
-    """The pace that the depth of a stage sustains, in one copy of the pipeline (of a batch: see `batch`)."""
+    """Pace of one copy that the depth of a stage sustains; 0 under a flush, where `batch` accounts for it."""
     if _flushes(plan):
         return 0.0
-    mine, pace = times[index], 0.0
+    timing, pace = times[index], 0.0
     if _accumulates(plan):
-        reduce_s = mine.allreduce_s + copies_allreduce_time(plan, problem, links)
-        pace = cost.buffered_pace(mine.depth, mine.replicas, reduce_s, per_copy(plan), plan.copies)
+        reduce_s = timing.allreduce_s + copies_allreduce_time(plan, problem, links)
+        pace = cost.buffered_pace(timing.depth, timing.replicas, reduce_s, per_copy(plan), plan.copies)
     if index + 1 == len(plan.stages):
         return pace
     following = times[index + 1]
     in_flight, groups = float(following.depth * following.replicas), []
     if not _accumulates(plan) and plan.copies > 1:
-        # The waits are then whole minibatches, whatever the pace.
-        counts = (mine.replicas, following.replicas)
+        # With copies the waits are numbers of minibatches that do not depend on the pace.
+        counts = (timing.replicas, following.replicas)
         in_flight += sum(float(cost.group_wait(0.0, 1.0, count, plan.copies)) for count in counts)
     elif not _accumulates(plan):
         groups = [group_allreduce_time(plan, problem, links, number) for number in (index, index + 1)]
-    return max(pace, cost.depth_limited_pace(mine.depth, mine.replicas, in_flight, mine.transfer_s, groups))
+    return max(pace, cost.depth_limited_pace(timing.depth, timing.replicas, in_flight, timing.transfer_s, groups))
 
 
-def _memory(plan: Plan, problem: Problem, index: int, mine: list[int]) -> tuple[float, float]:
-    """Bytes of one worker of a stage, and what of them each minibatch in flight needs, versions of weights apart."""
-    units = [problem.units[unit] for unit in mine]
+def _memory(plan: Plan, problem: Problem, index: int, unit_indices: list[int]) -> tuple[float, float]:
+    """Memory of one worker of a stage, and its part for each minibatch in flight without weight versions, in bytes."""
+    units = [problem.units[unit] for unit in unit_indices]
     parameters = sum(unit.parameter_bytes for unit in units)
     received, sent = crossing_bytes(problem, plan, index - 1), crossing_bytes(problem, plan, index)
     fixed = cost.fixed_memory(
@@ -245,7 +252,7 @@ def _memory(plan: Plan, problem: Problem, index: int, mine: list[int]) -> tuple[
 
 
 def complain_of_memory(evaluation: Evaluation) -> str:
-    """Which stage of a plan exceeds the memory, and by how much."""
+    """A message that names the stage that exceeds its memory the most, and by how much."""
     number, stage = max(enumerate(evaluation.stages, start=1), key=lambda entry: _excess(entry[1]))
     return f"stage {number} needs {show_size(stage.memory_bytes)}, {show_size(_excess(stage))} more than the device has"
 

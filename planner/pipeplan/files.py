@@ -1,4 +1,4 @@
-"""JSON documents on disk: versioned, checked field by field, written whole or not at all."""
+"""Reading and writing of text, JSON and TOML files: versioned, checked field by field, written by atomic replace."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import os
 import tempfile
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,13 +15,14 @@ from pipeplan.errors import InputError
 from pipeplan.suggest import did_you_mean, near_files
 
 LARGEST = float(2**63)
-"""No time, size or count in any file is larger: sums and products of them stay finite."""
+"""Upper limit for every time, size and count in a file, so that sums and products of them stay finite."""
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Write `text` to `path` by atomic replace, so that a reader sees the old file or the new one, never a part.
+    """Write `text` to `path` by atomic replace: a reader sees the old file or the new one, never a part.
 
-    What a link points to is replaced, not the link; a device or a pipe is written to as it is.
+    A symbolic link stays, and the file that it points to is replaced. A device or a pipe is written to directly.
+    Raises an `InputError` where the file cannot be written.
     """
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -44,13 +46,13 @@ def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Raise an `InputError` now, before long work, for a path that `write_text` could not write."""
+    """Raise an `InputError` for a path that `write_text` could not write; for use before long work."""
     if path.is_dir():
         raise InputError(f"{path} is a folder: name the file to write, as in -o {path / 'profile.json'}")
     if path.exists() and not path.is_file():
         return
     target = Path(os.path.realpath(path))
-    folder = next(one for one in target.parents if one.exists())
+    folder = next(parent for parent in target.parents if parent.exists())
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -59,12 +61,12 @@ def refuse_unwritable(path: Path) -> None:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a document as indented JSON with a final newline; NaN and infinity are refused."""
+    """Write a document as indented JSON with a final newline. NaN and infinity raise a `ValueError`."""
     write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, or an `InputError` that names it."""
+    """The text of a file. Raises an `InputError` that names the file."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -74,7 +76,10 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path, kind: str) -> Node:
-    """The JSON value in a file, unchecked; an `InputError` names the file and says what it is not (`kind`)."""
+    """The JSON value in a file, without any check of its content.
+
+    Raises an `InputError` that names the file; `kind` is the expected kind of document, for that message.
+    """
     text = read_text(path)
     try:
         value = json.loads(text)
@@ -88,13 +93,16 @@ def read_json(path: Path, kind: str) -> Node:
 
 
 def read_document(path: Path, kind: str, version: int) -> Node:
-    """Parse a versioned JSON document and check that it is of the expected `format` and not from a newer pipeplan."""
+    """Read a versioned JSON document.
+
+    Raises an `InputError` unless its `format` is `kind` and its `version` is at most `version`.
+    """
     root = read_json(path, kind)
-    found = root.get("format")
-    if found is None:
+    stated = root.get("format")
+    if stated is None:
         raise InputError(f"{path} is not a {kind} file: it has no `format`")
-    if found.value != kind:
-        raise InputError(f"{path} is not a {kind} file: its `format` says {found.value!r}")
+    if stated.value != kind:
+        raise InputError(f"{path} is not a {kind} file: its `format` says {stated.value!r}")
     number = root["version"].integer(minimum=1)
     if number > version:
         raise InputError(f"{path} is version {number} of {kind}; this pipeplan reads up to {version}: upgrade pipeplan")
@@ -102,14 +110,14 @@ def read_document(path: Path, kind: str, version: int) -> Node:
 
 
 def read_toml(path: Path, kind: str, version: int) -> Node:
-    """Parse a versioned TOML document; checks and errors as in `read_document`."""
+    """Read a versioned TOML document, with the same checks and errors as `read_document`."""
     try:
         root = Node(tomllib.loads(read_text(path)), str(path))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is not valid TOML: {error}") from error
     except RecursionError as error:
         raise InputError(f"{path} is nested too deeply to be a {kind}") from error
-    if (found := root.get("format")) is None or found.value != kind:
+    if (stated := root.get("format")) is None or stated.value != kind:
         what = kind.removeprefix("pipeplan-")
         raise InputError(f'{path} is not a {what} file: it does not say format = "{kind}"')
     if (number := root["version"].integer(minimum=1)) > version:
@@ -118,7 +126,7 @@ def read_toml(path: Path, kind: str, version: int) -> Node:
 
 
 class Node:
-    """A value inside a parsed document that knows where it stands, so that every complaint can name the place."""
+    """A value inside a parsed document together with its place there, which every error message names."""
 
     def __init__(self, value: Any, where: str) -> None:
         self.value = value
@@ -128,6 +136,15 @@ class Node:
         """Raise an `InputError` that names this place."""
         raise InputError(f"{self.where}: {why}")
 
+    @contextmanager
+    def locating_errors(self) -> Iterator[None]:
+        """Add this place to every `InputError` raised inside that does not name it yet."""
+        try:
+            yield
+        except InputError as error:
+            message = str(error)
+            raise InputError(message if message.startswith(self.where) else f"{self.where}: {message}") from None
+
     def mapping(self) -> dict[str, Any]:
         """This value as a mapping."""
         if not isinstance(self.value, dict):
@@ -135,7 +152,7 @@ class Node:
         return self.value
 
     def __getitem__(self, key: str) -> Node:
-        """The field `key`; missing is an error."""
+        """The field `key`. Raises an `InputError` where it is missing."""
         fields = self.mapping()
         if key not in fields:
             self.fail(f"the field {key!r} is missing")
@@ -147,7 +164,7 @@ class Node:
         return None if value is None else Node(value, f"{self.where}: {key}")
 
     def refuse_others(self, names: Collection[str]) -> None:
-        """Fail where this mapping has a field that is not among the names."""
+        """Raise an `InputError` where this mapping has a field that is not among `names`."""
         for key in self.mapping():
             if key not in names:
                 self.fail(f"there is no field {key!r}; {did_you_mean(key, sorted(names))}")
@@ -173,7 +190,8 @@ class Node:
         return self.value
 
     def number(self, *, minimum: float = 0.0) -> float:
-        """A finite number, at least `minimum` (0 unless told: times, sizes and rates are never negative)."""
+        """This value as a finite number of at least `minimum`: by default 0, as times, sizes and rates are never
+        negative."""
         value = self.value
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.fail(f"expected a number, found {_short(value)}")
@@ -184,7 +202,7 @@ class Node:
         return float(value)
 
     def integer(self, *, minimum: int = 0) -> int:
-        """A whole number, at least `minimum`."""
+        """This value as a whole number of at least `minimum`."""
         number = self.number(minimum=minimum)
         if number != int(number):
             self.fail(f"expected a whole number, found {_short(self.value)}")

@@ -1,7 +1,8 @@
-"""Directed graphs over small sets of nodes: order, cycles, strong components, and ideals (down-sets).
+"""Directed graphs over small sets of nodes: topological order, cycles, strong components, and ideals (down-sets).
 
-An ideal is a set of nodes that contains every predecessor of its members. The cuts of a model are its ideals: all
-that a pipeline has computed before a boundary. Ideals are held as Python integers, bit i standing for node i.
+An ideal is a set of nodes that contains every predecessor of its members. The cuts of a model are its ideals: the set
+of layers that a pipeline has computed before a boundary. Ideals are represented as Python integers; bit i stands for
+node i.
 """
 
 from __future__ import annotations
@@ -15,20 +16,21 @@ Key = TypeVar("Key", bound=str | int)
 
 
 class TooManyIdeals(PipeplanError):
-    """The graph has more ideals than the stated limit."""
+    """The graph has more ideals than the caller's limit."""
 
 
 def strong_components(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) -> list[list[Key]]:
-    """Strongly connected components in a topological order of the condensation (Tarjan 1972, without recursion).
+    """Strongly connected components, in a topological order of the condensation.
 
-    Members keep the order of `nodes`; so do components that no edge orders, where possible.
+    The members of a component keep the order of `nodes`, and so do, where possible, components that no edge orders.
+    Source: Tarjan, Depth-first search and linear graph algorithms, SIAM J. Computing 1972; here without recursion.
     """
     position = {node: index for index, node in enumerate(nodes)}
     successors: dict[Key, list[Key]] = {node: [] for node in nodes}
     for source, target in edges:
         successors[source].append(target)
     for following in successors.values():
-        # Visiting the latest first puts the earliest first in the reversed result: nodes keep their given order.
+        # The result is reversed at the end, so visiting the last node first keeps the order of `nodes`.
         following.sort(key=position.__getitem__, reverse=True)
     index: dict[Key, int] = {}
     low: dict[Key, int] = {}
@@ -54,9 +56,9 @@ def strong_components(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) ->
                     work.append((child, 0))
                 continue
             if low[node] == index[node]:
-                at = stack.index(node)
-                members = stack[at:]
-                del stack[at:]
+                start = stack.index(node)
+                members = stack[start:]
+                del stack[start:]
                 on_stack.difference_update(members)
                 components.append(sorted(members, key=position.__getitem__))
     components.reverse()
@@ -64,14 +66,14 @@ def strong_components(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) ->
 
 
 def find_cycle(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) -> list[Key]:
-    """The nodes of a cycle, its first node repeated at the end, or an empty list."""
+    """The nodes of one cycle, with its first node repeated at the end; an empty list where there is no cycle."""
     arrows = list(edges)
     for component in strong_components(nodes, arrows):
         inside = set(component)
         successor = {source: target for source, target in arrows if source in inside and target in inside}
         if len(component) == 1 and component[0] not in successor:
             continue
-        # Inside a strong component every node has a successor there, so that walking must come back.
+        # Every node of a strong component has a successor in it, so this walk must reach a node for the second time.
         path, node = [], component[0]
         while node not in path:
             path.append(node)
@@ -81,10 +83,10 @@ def find_cycle(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) -> list[K
 
 
 def ideals(count: int, edges: Iterable[tuple[int, int]], limit: int) -> list[int]:
-    """All ideals of a DAG on nodes 0 … count-1, as bit sets, smallest first (empty set to everything).
+    """All ideals of a DAG on nodes 0 … count-1, as bit sets, from the empty set to the set of all nodes.
 
-    Ordered by size and then by value, so that a proper subset always stands before its superset. Raises
-    `TooManyIdeals` beyond `limit`.
+    They are ordered by size and then by value, so a proper subset always precedes its superset. Raises
+    `TooManyIdeals` where there are more than `limit`.
     """
     grow = Growth(count, edges)
     level = {0: grow.sources}
@@ -98,7 +100,11 @@ def ideals(count: int, edges: Iterable[tuple[int, int]], limit: int) -> list[int
 
 
 class Growth:
-    """Grows ideals by one node at a time. Ideals are held with the set of nodes that may come next."""
+    """Grows ideals of a DAG by one node at a time.
+
+    An ideal is kept together with its ready nodes: those outside it whose predecessors are all inside. Both are bit
+    sets.
+    """
 
     def __init__(self, count: int, edges: Iterable[tuple[int, int]]) -> None:
         self.predecessors = [0] * count
@@ -109,7 +115,7 @@ class Growth:
         self.sources = sum(1 << node for node in range(count) if not self.predecessors[node])
 
     def larger(self, level: dict[int, int]) -> dict[int, int]:
-        """All ideals with one node more than those given, and what may come next in each."""
+        """All ideals with one node more than those in `level`. Argument and result map an ideal to its ready nodes."""
         found: dict[int, int] = {}
         for ideal, ready in level.items():
             rest = ready
@@ -121,7 +127,7 @@ class Growth:
         return found
 
     def steps(self, ideal: int, ready: int) -> Iterator[tuple[int, int, int]]:
-        """Every way to grow one ideal: the node, the ideal with it, and what may come next then."""
+        """Every way to grow one ideal, as (added node, larger ideal, its ready nodes)."""
         rest = ready
         while rest:
             bit = rest & -rest
@@ -130,7 +136,7 @@ class Growth:
             yield node, ideal | bit, ready ^ bit | self._freed(ideal | bit, node)
 
     def _freed(self, ideal: int, node: int) -> int:
-        """The successors of a node that an ideal is now ready for."""
+        """The successors of `node` that become ready when it is added and `ideal` results."""
         freed = 0
         for following in self.successors[node]:
             if self.predecessors[following] & ~ideal == 0:

@@ -1,7 +1,8 @@
-"""The rates of a cluster's links as the cost formulas take them: per operation, with efficiencies applied.
+"""The rates of a cluster's links in the form that the cost formulas need: per operation, with efficiencies applied.
 
-What a message or a ring runs at is a property of the component that holds both ends: the slowest link between the
-components that it joins, and of those inside them. Where servers differ, so do components of one level.
+The rate of a message or of a ring all-reduce is a property of the smallest component that holds all workers concerned:
+that of the slowest link in it, both between the components that it joins and inside them. In a heterogeneous cluster
+the components of one level have different rates.
 """
 
 from __future__ import annotations
@@ -20,52 +21,55 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one level: arrays over its components, or of length 1 where all are the same. Bytes/s and seconds."""
+    """The rates of one level: arrays over its components, of length 1 where all components are the same."""
 
     sendrecv: Floats
-    """Point to point, of the slowest link between two components of the level below."""
+    """Bandwidth of point-to-point traffic inside each component, bytes/s."""
     allreduce: Floats
-    """Of the slowest link that a ring spanning the component passes."""
+    """Bandwidth of a ring all-reduce that spans each component, bytes/s."""
     latency: Floats
+    """Longest latency inside each component, seconds."""
 
 
 @dataclass(frozen=True)
 class Links:
-    """The rates of levels 0 … L. Level 0 is a device with itself: infinite bandwidth, no latency."""
+    """The rates of all levels of a cluster."""
 
     cluster: Cluster
     rates: tuple[Rates, ...]
+    """The rates of levels 0 … L. Level 0 is a single device, with infinite bandwidth and no latency."""
 
     @staticmethod
     def of(cluster: Cluster) -> Links:
-        """The links of a cluster. A level that joins a single component has no links: nothing crosses it."""
-        found = [Rates(np.array([np.inf]), np.array([np.inf]), np.zeros(1))]
+        """The links of a cluster. A level that joins a single component adds no links, because nothing crosses it."""
+        rates = [Rates(np.array([np.inf]), np.array([np.inf]), np.zeros(1))]
         for number, level in enumerate(cluster.levels):
-            found.append(_within(cluster, number, level, found[-1]))
-        return Links(cluster, tuple(found))
+            rates.append(_within(cluster, number, level, rates[-1]))
+        return Links(cluster, tuple(rates))
 
     def sendrecv(self, level: int, worker: int) -> tuple[float, float]:
-        """Bandwidth and latency of a message inside the component of `level` that holds a worker."""
-        rates, at = self.rates[level], self._at(level, worker)
-        return float(rates.sendrecv[at]), float(rates.latency[at])
+        """Bandwidth (bytes/s) and latency (s) of a message inside the component of `level` that holds a worker."""
+        rates, component = self.rates[level], self._row(level, worker)
+        return float(rates.sendrecv[component]), float(rates.latency[component])
 
     def allreduce(self, level: int, worker: int) -> tuple[float, float]:
-        """Bandwidth and latency of a ring that spans the component of `level` that holds a worker."""
-        rates, at = self.rates[level], self._at(level, worker)
-        return float(rates.allreduce[at]), float(rates.latency[at])
+        """Bandwidth (bytes/s) and latency (s) of a ring that spans the component of `level` that holds a worker."""
+        rates, component = self.rates[level], self._row(level, worker)
+        return float(rates.allreduce[component]), float(rates.latency[component])
 
     def sendrecv_among(self, workers: Sequence[int]) -> tuple[float, float]:
-        """Bandwidth and latency of messages in the smallest component that holds some workers."""
+        """Bandwidth (bytes/s) and latency (s) of messages in the smallest component that holds some workers."""
         return self.sendrecv(self.cluster.level_between(min(workers), max(workers)), min(workers))
 
     def allreduce_among(self, workers: Sequence[int]) -> tuple[float, float]:
-        """Bandwidth and latency of a ring in the smallest component that holds some workers."""
+        """Bandwidth (bytes/s) and latency (s) of a ring in the smallest component that holds some workers."""
         return self.allreduce(self.cluster.level_between(min(workers), max(workers)), min(workers))
 
     def card(self, level: int, worker: int) -> tuple[float, float]:
-        """The link by which the component of `level` that holds a worker joins its neighbours in the level above.
+        """Rates of the network card of a component: its link to the other components of the level above.
 
-        Bytes/s, each direction, of messages and of all-reduces; infinite where it has no neighbours.
+        The component is that of `level` that holds a worker. Returns the bandwidths of messages and of all-reduces in
+        bytes/s, each direction; both are infinite where the component has no neighbours.
         """
         alone = float("inf"), float("inf")
         if level == len(self.cluster.levels):
@@ -75,11 +79,12 @@ class Links:
             return alone
         return joined.bandwidth * joined.sendrecv_efficiency, joined.bandwidth * joined.allreduce_efficiency
 
-    def _at(self, level: int, worker: int) -> int:
+    def _row(self, level: int, worker: int) -> int:
+        """Index into the arrays of a level for the component that holds a worker."""
         return self.cluster.component(level, worker) if len(self.rates[level].latency) > 1 else 0
 
     def over_workers(self, level: int) -> Rates:
-        """The rates of a level as arrays over all workers: those of the component that holds each."""
+        """The rates of a level as arrays over all workers; each worker has those of the component that holds it."""
         sizes = np.diff(np.array(self.cluster.starts(level)))
         rates = self.rates[level]
         if len(rates.latency) == 1:
@@ -88,27 +93,27 @@ class Links:
 
     @cached_property
     def sendrecv_bandwidth(self) -> Floats:
-        """Over levels 0 … L: of the slowest component of each."""
+        """Bandwidth of messages in the slowest component of each level, an array over levels 0 … L."""
         return np.array([rates.sendrecv.min() for rates in self.rates])
 
     @cached_property
     def sendrecv_latency(self) -> Floats:
-        """Over levels, likewise the longest."""
+        """Longest latency in each level, an array over levels 0 … L."""
         return np.array([rates.latency.max() for rates in self.rates])
 
     @cached_property
     def allreduce_bandwidth(self) -> Floats:
-        """Over levels, of the slowest component of each."""
+        """Bandwidth of ring all-reduces in the slowest component of each level, an array over levels 0 … L."""
         return np.array([rates.allreduce.min() for rates in self.rates])
 
     @property
     def allreduce_latency(self) -> Floats:
-        """Over levels, the longest."""
+        """Longest latency in each level, an array over levels 0 … L; the same for messages and all-reduces."""
         return self.sendrecv_latency
 
 
 def _within(cluster: Cluster, number: int, level: Level, inside: Rates) -> Rates:
-    """The rates of the components that `cluster.levels[number]` makes, from those of the level below."""
+    """The rates of the components of `cluster.levels[number]`, given the rates of the level below, `inside`."""
     if cluster.uniform:
         if level.count == 1:
             return inside
@@ -118,11 +123,11 @@ def _within(cluster: Cluster, number: int, level: Level, inside: Rates) -> Rates
             np.maximum(inside.latency, level.latency_s),
         )
     if number == 0:
-        made = [machine.inside for machine in cluster.machines]
+        servers = [machine.inside for machine in cluster.machines]
         return Rates(
-            np.array([one.bandwidth * one.sendrecv_efficiency if one.count > 1 else np.inf for one in made]),
-            np.array([one.bandwidth * one.allreduce_efficiency if one.count > 1 else np.inf for one in made]),
-            np.array([one.latency_s if one.count > 1 else 0.0 for one in made]),
+            np.array([one.bandwidth * one.sendrecv_efficiency if one.count > 1 else np.inf for one in servers]),
+            np.array([one.bandwidth * one.allreduce_efficiency if one.count > 1 else np.inf for one in servers]),
+            np.array([one.latency_s if one.count > 1 else 0.0 for one in servers]),
         )
     if level.count == 1:
         return inside
@@ -137,7 +142,7 @@ def _within(cluster: Cluster, number: int, level: Level, inside: Rates) -> Rates
 
 
 def _joined(cluster: Cluster, level: int, component: int) -> Level:
-    """The level above a component of `level`, with the bandwidth of that component's own link."""
+    """The level that joins a component of `level` with others, with the bandwidth of that component's own link."""
     if cluster.uniform or level > 1:
         return cluster.levels[level]
     if level == 0:

@@ -1,4 +1,4 @@
-"""This machine as a cluster: its processors, or its GPUs where it has some."""
+"""The local machine as a cluster: its GPUs, or its processors where it has no GPU."""
 
 from __future__ import annotations
 
@@ -27,16 +27,19 @@ _PCIE = Level(name="server", count=1, bandwidth=12e9, source="PCIe 3.0 x16: abou
 
 @dataclass(frozen=True)
 class Hardware:
-    """What workers of this machine compute on: all its processors, or one of its GPUs."""
+    """All processors of this machine, or one of its GPUs."""
 
     name: str
     kind: str
+    """`cuda` or `cpu`."""
     memory_bytes: int
+    """Memory of the machine, or of the GPU."""
     cores: int
-    """That CPU workers share; 1 for a GPU, which is one worker's."""
+    """Number of cores that CPU workers share; 1 for a GPU, which belongs to one worker."""
 
     def shared_by(self, workers: int) -> Device:
-        """The device of one of so many workers. Memory is divided evenly; more workers than cores share these."""
+        """The device of each of `workers` workers. CPU workers divide the memory evenly, and share the cores where
+        there are more workers than cores."""
         if self.kind == "cuda":
             return Device(self.name, self.kind, self.memory_bytes)
         shared = self.cores if workers > self.cores else 0
@@ -44,20 +47,21 @@ class Hardware:
 
 
 def local(workers: int | None) -> Cluster:
-    """This machine with `workers` workers; by default one a GPU, or one a processor core where there is no GPU.
+    """This machine with `workers` workers; by default one per GPU, or one per processor core where there is no GPU.
 
-    More CPU workers than cores share the cores (`Device.cores`): a layer takes as much time of a core as it did when it
-    was measured, and a worker that waits leaves its core to another. Memory is divided evenly.
+    Where there are more CPU workers than cores, they share the cores (`Device.cores`): a layer takes as much core time
+    as when it was measured, and a worker that waits leaves its core to another. Memory is divided evenly. More workers
+    than GPUs run on the processors. Raises an `InputError` for fewer than one worker.
     """
     if workers is not None and workers < 1:
         raise InputError(f"the number of workers must be at least 1, not {workers}")
-    found = gpus()
-    if found and (workers is None or workers <= len(found)):
-        count = workers or len(found)
-        return _cluster(found[0].shared_by(count), _PCIE, count)
-    here = processors()
-    count = workers or here.cores
-    return _cluster(here.shared_by(count), _LOOPBACK, count)
+    available = gpus()
+    if available and (workers is None or workers <= len(available)):
+        count = workers or len(available)
+        return _cluster(available[0].shared_by(count), _PCIE, count)
+    cpu = processors()
+    count = workers or cpu.cores
+    return _cluster(cpu.shared_by(count), _LOOPBACK, count)
 
 
 def processors() -> Hardware:
@@ -81,7 +85,7 @@ def _processor() -> str:
 
 
 def gpus() -> list[Hardware]:
-    """Every GPU, by NVIDIA's own tool: importing torch for it would cost seconds."""
+    """Every GPU that `nvidia-smi` lists; importing torch for this would take seconds."""
     if shutil.which("nvidia-smi") is None:
         return []
     command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]

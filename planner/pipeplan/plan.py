@@ -1,4 +1,4 @@
-"""A plan: which layers each stage holds, on which workers, with how many minibatches in flight. Pure data."""
+"""A plan: the layers of each stage, its workers, and the number of minibatches that it keeps in flight. Pure data."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeplan import cost
 from pipeplan.files import Node
-
-STASHING, VERTICAL, DOUBLE_BUFFERED, GPIPE, FLUSH = "1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush"
-SCHEDULES = (STASHING, VERTICAL, DOUBLE_BUFFERED, GPIPE, FLUSH)
-"""Of training, by the names that the executor knows them by."""
-FLUSHING = (GPIPE, FLUSH)
-"""Synchronous: the pipeline drains before every update."""
-ACCUMULATING = (DOUBLE_BUFFERED, *FLUSHING)
-"""One update for a number of minibatches that is common to all stages."""
-INFERENCE = "forward-only"
+from pipeplan.schedules import ACCUMULATING as ACCUMULATING
+from pipeplan.schedules import DOUBLE_BUFFERED as DOUBLE_BUFFERED
+from pipeplan.schedules import FLUSH as FLUSH
+from pipeplan.schedules import FLUSHING as FLUSHING
+from pipeplan.schedules import GPIPE as GPIPE
+from pipeplan.schedules import INFERENCE as INFERENCE
+from pipeplan.schedules import SCHEDULES as SCHEDULES
+from pipeplan.schedules import STASHING as STASHING
+from pipeplan.schedules import VERTICAL as VERTICAL
+from pipeplan.schedules import update_lag, vertical_versions
 
 
 @dataclass(frozen=True)
@@ -25,17 +25,19 @@ class Stage:
     """One stage. Minibatch i is computed, forward and backward, by `workers[i mod len(workers)]`."""
 
     layers: tuple[str, ...]
+    """Names of the layers."""
     workers: tuple[int, ...]
+    """Numbers of the workers, one for each replica."""
     depth: int
-    """Minibatches that each replica holds in flight."""
+    """Most minibatches that each replica has in flight at once."""
     versions: int
-    """Versions of the weights that each replica keeps, as `Plan.versions` says."""
+    """Versions of the weights that each replica keeps; equals `Plan.versions` of this stage."""
     recompute: bool = False
-    """Whether it keeps only its input for backward, and runs forward again there."""
+    """Whether the stage keeps only its input for the backward pass, which then runs forward again first."""
 
     @property
     def replicas(self) -> int:
-        """How many workers hold this stage."""
+        """Number of workers that hold this stage, in all copies of the pipeline together."""
         return len(self.workers)
 
 
@@ -43,53 +45,54 @@ class Stage:
 class Plan:
     """Stages from input to output.
 
-    With `copies` m > 1 the plan is a whole pipeline inside each of m components of the cluster: minibatch i belongs to
-    copy i mod m, whose replicas of a stage are every m-th of the stage's workers.
+    With m > 1 `copies` of the pipeline, each of m components of the cluster holds a whole pipeline. Minibatch i goes to
+    copy i mod m, and every m-th worker of a stage belongs to the same copy.
     """
 
     stages: tuple[Stage, ...]
     copies: int = 1
     inference: bool = False
     schedule: str = STASHING
-    """Of training; see `SCHEDULES`."""
+    """Schedule of training, one of `SCHEDULES`; not used in inference."""
     accumulate: int | None = None
     """Minibatches per update, for the schedules in `ACCUMULATING`."""
 
     @property
     def config(self) -> str:
-        """Replica counts from input to output, `15-1`; a pipeline in each of 4 components reads `4×(1-1)`."""
+        """Replica counts from input to output, such as `15-1`; four copies of a straight pipeline read `4×(1-1)`."""
         counts = "-".join(str(stage.replicas // self.copies) for stage in self.stages)
         return counts if self.copies == 1 else f"{self.copies}×({counts})"
 
     def lag(self, index: int) -> int:
-        """By how many updates a stage runs late (`cost.update_lag`): none where all stages have an update in common."""
+        """Update lag of a stage (`schedules.update_lag`); 0 under schedules in which all stages update together."""
         if self.schedule in ACCUMULATING:
             return 0
-        return int(cost.update_lag(self.stages[index].replicas, len(self.stages) == 1))
+        return int(update_lag(self.stages[index].replicas, len(self.stages) == 1))
 
     def versions(self, index: int) -> int:
-        """Versions of the weights that each replica of a stage keeps. docs/cost-model.md has the table."""
+        """Number of weight versions that each replica of a stage keeps (docs/cost-model.md has the table)."""
         if self.inference or self.schedule in FLUSHING:
             return 1
         if self.schedule == DOUBLE_BUFFERED:
             return 2
         stage, first = self.stages[index], self.stages[0]
         if self.schedule == VERTICAL:
-            return int(cost.vertical_versions(first.depth + self.lag(0), first.replicas, stage.replicas))
-        # One for each minibatch in flight, one more for a late update.
+            return int(vertical_versions(first.depth + self.lag(0), first.replicas, stage.replicas))
+        # One version for each minibatch in flight, and one more where the update lags.
         return stage.depth + self.lag(index)
 
     @property
     def busy(self) -> int:
-        """Workers that have something to do."""
+        """Number of workers that hold a stage."""
         return sum(stage.replicas for stage in self.stages)
 
     def copy(self, index: int) -> tuple[tuple[int, ...], ...]:
-        """The workers of every stage in one copy of the pipeline."""
+        """The workers of every stage in copy `index` of the pipeline."""
         return tuple(stage.workers[index :: self.copies] for stage in self.stages)
 
     def digest(self, profile: str, cluster: str) -> str:
-        """A hash of the plan and of the digests of its profile and cluster, by which a run names the plan that ran."""
+        """A SHA-256 hash of the plan and of the digests of its profile and cluster, by which a run identifies its
+        plan."""
         identity = json.dumps([self.to_json(), profile, cluster], sort_keys=True)
         return "sha256:" + hashlib.sha256(identity.encode()).hexdigest()
 
@@ -114,7 +117,7 @@ class Plan:
 
     @staticmethod
     def from_json(node: Node) -> Plan:
-        """The plan that `to_json` wrote."""
+        """The plan that `to_json` wrote. Raises an `InputError` that names the field that is wrong."""
         inference = node["inference"].boolean()
         schedule = node["schedule"].text()
         if schedule not in ((INFERENCE,) if inference else SCHEDULES):
@@ -141,10 +144,14 @@ class Plan:
 def data_parallel(
     layers: tuple[str, ...], workers: int, *, inference: bool, schedule: str = STASHING, accumulate: int | None = None
 ) -> Plan:
-    """The whole model on every one of the first so many workers. `schedule` is of training."""
+    """Plain data parallelism: the whole model on each of the first `workers` workers.
+
+    `schedule` and `accumulate` are those of training; inference ignores them.
+    """
     schedule = STASHING if inference else schedule
     accumulate = accumulate if schedule in ACCUMULATING else None
-    depth = int(cost.rounds(accumulate or 1, workers)) if schedule == GPIPE else 1
+    # GPipe holds all minibatches of an update on a worker in flight.
+    depth = -(-(accumulate or 1) // workers) if schedule == GPIPE else 1
     stage = Stage(layers, tuple(range(workers)), depth, 1)
     plan = Plan((stage,), inference=inference, schedule=schedule, accumulate=accumulate)
     return replace(plan, stages=(replace(stage, versions=plan.versions(0)),))

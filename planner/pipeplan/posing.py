@@ -13,7 +13,6 @@ from pipeplan.exports.aim import Aim
 from pipeplan.exports.target import target as target_of
 from pipeplan.problem import Options, Problem
 from pipeplan.profile_data import Profile
-from pipeplan.rescale import sizes_of
 from pipeplan.sized import Sized, choose_size
 from pipeplan.solving import MAXIMUM_CUTS
 
@@ -95,7 +94,7 @@ def pose(
         raise InputError("--batch goes with --schedule auto or --for; for one schedule give --accumulate")
     scaled = profile if minibatch == AUTO else _scaled(profile, minibatch)
     if batch is not None:
-        sizes = [size.minibatch for size in sizes_of(profile)] if minibatch == AUTO else [scaled.minibatch]
+        sizes = [size.minibatch for size in profile.all_sizes] if minibatch == AUTO else [scaled.minibatch]
         options = options | {"accumulate": _minibatches_per_update(options.get("accumulate"), batch, sizes)}
     unrestricted = Problem(scaled, cluster, options_for(cluster.device.kind, **options))
     aim = None if target is None else Aim(target_of(target), unrestricted)

@@ -1,4 +1,5 @@
-"""What is to be solved: a profile's layers, contracted to what may be cut, a cluster, and the user's constraints."""
+"""The planning problem: the layers of a profile, contracted to units that may be cut apart, a cluster, and the user's
+options."""
 
 from __future__ import annotations
 
@@ -6,62 +7,65 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from pipeplan import cost, graph
+from pipeplan import graph
 from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InputError
-from pipeplan.plan import ACCUMULATING, FLUSHING, SCHEDULES, STASHING
-from pipeplan.profile_data import Profile, edges
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import edges
+from pipeplan.schedules import ACCUMULATING, FLUSHING, SCHEDULES, STASHING, update_share
 from pipeplan.suggest import did_you_mean
 
 BOUNDARIES = ("single", "parallel")
+"""Models of the traffic between two stages (`Options.boundary`)."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Choices of the cost model and constraints on the plan."""
+    """Choices of the cost model and constraints on the plan. Raises an `InputError` where they are inconsistent."""
 
     inference: bool = False
-    """Forward only: no backward, no gradients, no weight versions."""
+    """Whether the plan is for inference: no backward passes, no gradients, no weight versions."""
     overlap: float = 1.0
-    """Share of gradient synchronisation that hides behind compute: 1 all, 0 none."""
+    """Share of gradient synchronisation that hides behind compute: 1 is all of it, 0 none."""
     memory: bool = True
     """Whether the device's memory limits the plan."""
     stages: int | None = None
-    """Exactly so many stages."""
+    """Exact number of stages."""
     max_replicas: int | None = None
-    """No stage on more workers than this, in each copy of the pipeline; 1 makes it straight."""
+    """Largest number of replicas of a stage in one copy of the pipeline; 1 asks for a straight pipeline."""
     allow_copies: bool = True
     """Whether whole pipelines may be replicated across the components of the cluster."""
     schedule: str = STASHING
-    """Of training: one of `SCHEDULES`. Inference has its own, forward only."""
+    """Schedule of training, one of `SCHEDULES`. Inference always has the schedule `forward-only`."""
     accumulate: int | None = None
     """Minibatches per update, for the schedules that need a number: 2bw, gpipe, 1f1b-flush. The others update a stage
-    after as many as it has replicas."""
+    once for as many minibatches as it has replicas."""
     recompute: bool = True
-    """Whether a stage may drop what backward needs and compute it again, where memory binds."""
+    """Whether a stage may drop its activations and run forward again before backward, where memory is short."""
     contention: bool = True
-    """Whether a server's network card carries the sum of all that crosses it, and plain data parallelism waits for its
-    all-reduce; else the formulas hold as if everything were alone."""
+    """Whether a network card is charged with the sum of the traffic that crosses it, shared cores with the sum of the
+    work on them, and plain data parallelism with the wait for its all-reduce. Otherwise every resource is charged as if
+    it were used alone."""
     boundary: str = "single"
     """Traffic between two stages: `single` link at a time, or in `parallel` over as many links as the smaller of the
     two stages has replicas."""
     max_stages: int | None = None
-    """At most so many stages."""
+    """Largest number of stages."""
     max_workers: int | None = None
-    """At most so many workers with something to do."""
+    """Largest number of busy workers."""
     several: bool = False
-    """Two stages at least: how plans of one stage are left out where those are tried one by one (`single`)."""
+    """Whether the plan must have at least two stages. The planner sets this itself where it evaluates the plans of one
+    stage one by one (`pipeplan.single`)."""
     pins: tuple[tuple[str, int], ...] = ()
     """Layers that must be in a given stage, counted from 1."""
     together: tuple[tuple[str, ...], ...] = ()
-    """Layers that must share a stage, beside those that the profile ties."""
+    """Groups of layers that must share a stage, beside the groups of the profile."""
     no_cut_after: tuple[str, ...] = ()
-    """Layers whose output no boundary may cross: they share a stage with all that read it."""
-
+    """Layers whose output no boundary may cross: they share a stage with all layers that read it."""
     grid: bool = False
-    """A uniform grid: stages with the same number r of replicas each, stage s on workers s r … s r + r - 1 from the
-    first worker on; all of the cluster, or whole servers of it, or any number inside one server; no copies. Where all
-    stages have an update in common, r divides its minibatches."""
+    """Whether the plan must be a uniform grid (docs/grid.md): every stage has the same number r of replicas, stage s
+    (from 0) is on workers s r … s r + r - 1, and there are no copies. The grid covers whole servers, or any number of
+    workers inside one server. Under schedules with a common number of minibatches per update, r divides that number."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap <= 1:
@@ -91,48 +95,60 @@ class Options:
 
     @property
     def update_share(self) -> float:
-        """How much of an optimiser's step a worker makes for each of its minibatches (`cost.update_share`)."""
-        return 0.0 if self.inference else cost.update_share(self.accumulate if self.schedule in ACCUMULATING else None)
+        """Share of an optimiser step that is charged to each minibatch of a worker (`schedules.update_share`)."""
+        return 0.0 if self.inference else update_share(self.accumulate if self.schedule in ACCUMULATING else None)
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Layers that no cut separates, with the sum of their costs."""
+    """Layers that no cut separates, with the sums of their costs for one minibatch on a device of speed 1."""
 
     layers: tuple[str, ...]
+    """Names of the layers, in the order of the profile."""
     forward_s: float
     backward_s: float
-    """With the optimiser's step."""
+    """Backward time including the optimiser's step; 0 in inference."""
     parameter_bytes: int
     buffer_bytes: int
     saved_bytes: int
+    """Bytes kept from forward to backward; 0 in inference."""
     update_s: float = 0.0
-    """What of `backward_s` is the optimiser's step: all of it, or a minibatch's share where several make one update."""
+    """The part of `backward_s` that is the optimiser's step, times `Options.update_share`."""
 
 
 @dataclass(frozen=True)
 class Flow:
-    """A tensor between units, by index: it crosses every cut that has its producer inside and a consumer outside."""
+    """A tensor that one unit sends to others. It crosses every cut with its producer inside and a consumer outside."""
 
     producer: int
+    """Index of the unit that computes it."""
     consumers: tuple[int, ...]
+    """Indices of the units that read it, in increasing order."""
     bytes: int
     gradient_bytes: int
+    """Bytes of its gradient, sent backward; 0 in inference."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The units in a topological order, the flows between them, and where they are to run."""
+    """A planning problem: find the best plan of a profile on a cluster under the user's options.
+
+    Raises an `InputError` where the problem has no solution for a reason that is clear at once: an unknown layer name,
+    layers that take no time, more stages than units or workers.
+    """
 
     profile: Profile
     cluster: Cluster
     options: Options = field(default_factory=Options)
     copies: int = 1
-    """How many pipelines like the one sought run side by side and average their gradients."""
+    """Number of copies of the sought pipeline that run side by side and average their gradients. `cluster` is then the
+    component of one copy."""
     copies_allreduce_s: float = 0.0
-    """One all-reduce of all gradients among them."""
+    """Time of one all-reduce of all gradients among the copies."""
     units: tuple[Unit, ...] = field(init=False)
+    """The units of the model, in topological order."""
     flows: tuple[Flow, ...] = field(init=False)
+    """The tensors between the units."""
 
     def __post_init__(self) -> None:
         groups = _contract(self.profile, self.options)
@@ -155,39 +171,43 @@ class Problem:
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """All layers, in the order of the units."""
+        """Names of all layers, in the order of the units."""
         return tuple(name for unit in self.units for name in unit.layers)
 
     @property
     def edges(self) -> list[tuple[int, int]]:
-        """The edges between units."""
+        """The edges between units as (producer, consumer), without repetition."""
         return list(dict.fromkeys((flow.producer, consumer) for flow in self.flows for consumer in flow.consumers))
 
     @property
     def capacity(self) -> float:
-        """Bytes of memory of the worker that has least; infinite where memory is not to limit."""
+        """Memory of the worker that has the least, in bytes; infinite where memory does not limit the plan."""
         return self.capacity_of(range(self.cluster.workers))
 
     def capacity_of(self, workers: Iterable[int]) -> float:
-        """Bytes that a stage on these workers may use on each: the least that one of them has."""
+        """Bytes that a stage may use on each of these workers: the smallest memory among them."""
         return self.cluster.memory_of(workers) if self.options.memory else float("inf")
 
     @property
     def work_s(self) -> float:
-        """Time of all units for one minibatch on one worker of speed 1."""
+        """Forward and backward time of all units for one minibatch on one worker of speed 1, in seconds."""
         return sum(unit.forward_s + unit.backward_s for unit in self.units)
 
     def within(self, cluster: Cluster, copies: int = 1, copies_allreduce_s: float = 0.0) -> Problem:
-        """The same problem on another cluster, or on one of `copies` equal parts of one."""
+        """This problem on another cluster, or on one of the `copies` equal components of a cluster."""
         return replace(self, cluster=cluster, copies=copies, copies_allreduce_s=copies_allreduce_s)
 
     def straight(self) -> Problem:
-        """The same problem for one pipeline without any replication."""
+        """This problem restricted to one straight pipeline, without any replication."""
         return replace(self, options=replace(self.options, max_replicas=1, stages=None, allow_copies=False, grid=False))
 
 
 def _contract(profile: Profile, options: Options) -> list[list[str]]:
-    """Layers that must share a stage, with all that lies between them: strong components once the groups are closed."""
+    """The groups of layers that become units, in topological order.
+
+    Layers that must share a stage, and all layers between them, are the strong components of the graph after adding
+    edges in both directions between the members of each group.
+    """
     arrows = edges(profile.tensors)
     for group in (*profile.together, *shared_by_word(profile, options)):
         for first, second in itertools.pairwise(group):
@@ -196,7 +216,10 @@ def _contract(profile: Profile, options: Options) -> list[list[str]]:
 
 
 def shared_by_word(profile: Profile, options: Options) -> list[tuple[str, ...]]:
-    """The groups of layers that the user wants in one stage: named together, or with no cut between them."""
+    """The groups of layers that the user's options keep in one stage, `together` or `no_cut_after`.
+
+    Raises an `InputError` where the options name a layer that the profile does not have.
+    """
     names = [layer.name for layer in profile.layers]
     for name in itertools.chain(*options.together, options.no_cut_after, (layer for layer, _ in options.pins)):
         if name not in names:
@@ -221,11 +244,11 @@ def _unit(profile: Profile, names: list[str], options: Options) -> Unit:
 
 
 def _flows(profile: Profile, groups: list[list[str]], options: Options) -> list[Flow]:
-    home = {name: index for index, group in enumerate(groups) for name in group}
+    unit_of = {name: index for index, group in enumerate(groups) for name in group}
     flows = []
     for tensor in profile.tensors:
-        producer = home[tensor.producer]
-        consumers = tuple(sorted({home[name] for name in tensor.consumers} - {producer}))
+        producer = unit_of[tensor.producer]
+        consumers = tuple(sorted({unit_of[name] for name in tensor.consumers} - {producer}))
         if consumers:
             gradient = 0 if options.inference else tensor.gradient_bytes
             flows.append(Flow(producer, consumers, tensor.bytes, gradient))

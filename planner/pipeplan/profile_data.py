@@ -1,6 +1,6 @@
-"""A profile: the layers of a model as a DAG, with what each costs for one minibatch on one device.
+"""A profile: the layers of a model as a DAG, with the cost of each for one minibatch on one device.
 
-The file format is described field by field in docs/file-formats.md. Times are seconds, sizes are bytes.
+docs/file-formats.md describes the file format field by field. Times are seconds, sizes are bytes.
 """
 
 from __future__ import annotations
@@ -9,14 +9,19 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pipeplan import graph
 from pipeplan.errors import InputError
-from pipeplan.files import read_document, write_json
+from pipeplan.files import Node, read_document, write_json
+from pipeplan.profile_layers import Layer as Layer
+from pipeplan.profile_layers import Provenance as Provenance
+from pipeplan.profile_layers import Size as Size
+from pipeplan.profile_layers import Tensor as Tensor
+from pipeplan.profile_layers import edges as edges
+from pipeplan.rescale import size_at
 
 FORMAT = "pipeplan-profile"
 VERSION = 1
@@ -25,99 +30,26 @@ GRANULARITIES = ("module", "layer", "op")
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One layer, measured for one minibatch."""
-
-    name: str
-    """Unique in the profile; the stage files name layers by it."""
-    forward_s: float
-    """Median time of the forward pass."""
-    backward_s: float
-    """Median time of the backward pass."""
-    parameter_bytes: int
-    saved_bytes: int
-    """Bytes kept from the forward pass until the backward pass."""
-    module: str = ""
-    """Path of the module in the model, empty for a free operator."""
-    op: str = ""
-    """What the layer computes, for people."""
-    forward_spread_s: float = 0.0
-    """Interquartile range of the measured forward times."""
-    backward_spread_s: float = 0.0
-    buffer_bytes: int = 0
-    """Bytes of state that is not a parameter (running statistics)."""
-    update_s: float = 0.0
-    """Median time of the optimiser's step over its parameters."""
-    workspace_bytes: int = 0
-    """The most that it takes while it runs beyond what it is given, makes and keeps; 0 where that is not known."""
-    like: str = ""
-    """The layer that was measured in its place, being the same computation; empty where it was measured itself."""
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """An output of a layer that other layers read. It crosses a cut once, however many consumers lie behind it."""
-
-    name: str
-    producer: str
-    consumers: tuple[str, ...]
-    bytes: int
-    """Bytes for one minibatch, sent forward."""
-    gradient_bytes: int
-    """Bytes of its gradient, sent backward: 0 for integers and for what needs no gradient."""
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """Where the numbers come from."""
-
-    kind: str = "measured"
-    """`measured`, `modelled`, `imported` or `calibrated`."""
-    device: str = ""
-    device_name: str = ""
-    when: str = ""
-    """ISO 8601, UTC."""
-    how: str = ""
-    torch: str = ""
-    pipeplan: str = ""
-    threads: int = 0
-    warmup: int = 0
-    repeats: int = 0
-    traced: str = ""
-    """How the model became layers."""
-    processes: int = 1
-    """How many measured at the same time: the times are those under that load."""
-    notes: tuple[str, ...] = ()
-    """What a reader should know of these numbers: drift, spread, corrections, errors."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """The layers and tensors at another minibatch size, in the order of the profile."""
-
-    minibatch: int
-    layers: tuple[Layer, ...]
-    tensors: tuple[Tensor, ...]
-    whole_forward_s: float | None = None
-    whole_backward_s: float | None = None
-
-
-@dataclass(frozen=True)
 class Profile:
-    """A whole profile. Layers stand in a topological order; `tensors` are the edges of the DAG."""
+    """A profile. `layers` is in topological order; `tensors` holds the edges of the DAG.
+
+    Raises an `InputError` unless the layers form a DAG with unique names (`check`).
+    """
 
     layers: tuple[Layer, ...]
     tensors: tuple[Tensor, ...]
     minibatch: int
     """Samples in one minibatch."""
     model_ref: str = ""
-    """What the executor loads the model by: a bundled name, `file.py:callable` or `package.module:callable`."""
+    """The reference by which the executor loads the model: a bundled name, `file.py:callable` or
+    `package.module:callable`."""
     model_name: str = ""
     graph_hash: str = ""
     """Hash of the traced graph; empty where the profile cannot be run (imported, modelled)."""
     dynamic_batch: bool = True
+    """Whether the traced model accepts minibatches of any size."""
     granularity: str = "layer"
-    """What one layer is, `module`, `layer` or `op`: the executor traces the model likewise."""
+    """The unit that becomes one layer, `module`, `layer` or `op`; the executor traces the model at the same one."""
     provenance: Provenance = field(default_factory=Provenance)
     optimizer_name: str = "SGD with momentum"
     optimizer_state_ratio: float = 1.0
@@ -125,7 +57,9 @@ class Profile:
     together: tuple[tuple[str, ...], ...] = ()
     """Groups of layers that must share a stage (tied weights, views of one storage)."""
     whole_forward_s: float | None = None
+    """Forward time of the whole model in one piece; None where it was not measured."""
     whole_backward_s: float | None = None
+    """Backward time of the whole model in one piece; None where it was not measured."""
     peak_bytes: int = 0
     """Peak memory of one forward and backward pass and update of the whole model; 0 where it was not measured."""
     sizes: tuple[Size, ...] = ()
@@ -139,23 +73,41 @@ class Profile:
         """Forward plus backward time of all layers, for one minibatch on one device."""
         return sum(layer.forward_s + layer.backward_s for layer in self.layers)
 
+    @property
+    def all_sizes(self) -> list[Size]:
+        """All measured minibatch sizes, the profile's own among them, in increasing order."""
+        own = Size(self.minibatch, self.layers, self.tensors, self.whole_forward_s, self.whole_backward_s)
+        return sorted([own, *self.sizes], key=lambda size: size.minibatch)
+
     def made_bytes(self) -> dict[str, int]:
-        """For each layer the bytes that others read of it, for one minibatch."""
+        """Bytes of each layer's outputs that other layers read, for one minibatch."""
         made = {layer.name: 0 for layer in self.layers}
         for tensor in self.tensors:
             made[tensor.producer] += tensor.bytes
         return made
 
     def rescaled(self, minibatch: int) -> Profile:
-        """This profile for another minibatch size: as measured where it was, else by the sizes that were.
+        """This profile for minibatches of `minibatch` samples: as measured there, otherwise interpolated.
 
-        Times and activations depend on it, parameters and the optimiser's step do not; see `pipeplan.rescale`.
+        Times and activations change with the size, parameters and the optimiser's step do not (`pipeplan.rescale`).
+        Raises an `InputError` unless the size lies between 1 and `LARGEST_MINIBATCH`.
         """
-        from pipeplan.rescale import at
-
         if not 1 <= minibatch <= LARGEST_MINIBATCH:
             raise InputError(f"the minibatch size must be at least 1 and at most {LARGEST_MINIBATCH}, not {minibatch}")
-        return at(self, minibatch)
+        if minibatch == self.minibatch:
+            return self
+        known = self.all_sizes
+        size = size_at(known, minibatch)
+        return replace(
+            self,
+            layers=size.layers,
+            tensors=size.tensors,
+            minibatch=minibatch,
+            whole_forward_s=size.whole_forward_s,
+            whole_backward_s=size.whole_backward_s,
+            peak_bytes=0,
+            sizes=tuple(one for one in known if one.minibatch != minibatch) if self.sizes else (),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The document that `save` writes."""
@@ -173,13 +125,13 @@ class Profile:
             "provenance": {**asdict(self.provenance), "notes": list(self.provenance.notes)},
             "optimizer": {"name": self.optimizer_name, "state_bytes_per_parameter_byte": self.optimizer_state_ratio},
             "peak_bytes": self.peak_bytes,
-            **_measured(self),
+            **_measured_fields(self),
             "together": [list(group) for group in self.together],
-            "sizes": [{"minibatch": size.minibatch, **_measured(size)} for size in self.sizes],
+            "sizes": [{"minibatch": size.minibatch, **_measured_fields(size)} for size in self.sizes],
         }
 
     def digest(self) -> str:
-        """A hash of everything in the profile, by which a plan names the profile that it was made from."""
+        """A SHA-256 hash of all fields, by which a plan identifies the profile that it was made from."""
         text = json.dumps(self.to_json(), sort_keys=True)
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
@@ -189,20 +141,39 @@ class Profile:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
-        """Read and check a profile; an `InputError` names the file and the field that is wrong."""
-        from pipeplan.profile_file import parse
+        """Read and check a profile. Raises an `InputError` that names the file and the field that is wrong."""
+        root = read_document(Path(path), FORMAT, VERSION)
+        with root.locating_errors():
+            return Profile.from_json(root)
 
-        path = Path(path)
-        root = read_document(path, FORMAT, VERSION)
-        try:
-            return parse(root)
-        except InputError as error:
-            message = str(error)
-            raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from None
+    @staticmethod
+    def from_json(root: Node) -> Profile:
+        """The profile that `to_json` wrote. Raises an `InputError` that names the field that is wrong."""
+        model, optimizer = root["model"], root["optimizer"]
+        granularity, peak, sizes = model.get("granularity"), root.get("peak_bytes"), root.get("sizes")
+        own = Size.from_json(root)
+        return Profile(
+            layers=own.layers,
+            tensors=own.tensors,
+            minibatch=own.minibatch,
+            model_ref=model["ref"].text(),
+            model_name=model["name"].text(),
+            graph_hash=model["graph_hash"].text(),
+            dynamic_batch=model["dynamic_batch"].boolean(),
+            granularity=granularity.text() if granularity else "layer",
+            provenance=Provenance.from_json(root["provenance"]),
+            optimizer_name=optimizer["name"].text(),
+            optimizer_state_ratio=optimizer["state_bytes_per_parameter_byte"].number(),
+            together=tuple(tuple(name.text() for name in group.items()) for group in root["together"].items()),
+            whole_forward_s=own.whole_forward_s,
+            whole_backward_s=own.whole_backward_s,
+            peak_bytes=peak.integer() if peak else 0,
+            sizes=tuple(Size.from_json(size) for size in sizes.items()) if sizes else (),
+        )
 
 
 def check(profile: Profile) -> None:
-    """Raise an `InputError` unless the profile is a DAG of at least one layer with finite, non-negative costs."""
+    """Raise an `InputError` unless the profile is a DAG of at least one layer, with unique and consistent names."""
     if not profile.layers:
         raise InputError("the profile has no layers")
     names = [layer.name for layer in profile.layers]
@@ -231,26 +202,23 @@ def check(profile: Profile) -> None:
 
 def _check_size(profile: Profile, size: Size) -> None:
     if [one.name for one in size.layers] != [one.name for one in profile.layers]:
-        raise InputError(f"the layers at minibatch {size.minibatch} are not those at {profile.minibatch}")
+        raise InputError(f"the layers at minibatch {size.minibatch} differ from those at minibatch {profile.minibatch}")
     if [one.name for one in size.tensors] != [one.name for one in profile.tensors]:
-        raise InputError(f"the tensors at minibatch {size.minibatch} are not those at {profile.minibatch}")
+        raise InputError(
+            f"the tensors at minibatch {size.minibatch} differ from those at minibatch {profile.minibatch}"
+        )
 
 
-def _measured(one: Profile | Size) -> dict[str, Any]:
-    """What both a profile and another size of it say of the layers."""
+def _measured_fields(size: Profile | Size) -> dict[str, Any]:
+    """The JSON fields that a profile has for its own minibatch size and for every further one."""
     whole = None
-    if one.whole_forward_s is not None and one.whole_backward_s is not None:
-        whole = {"forward_s": one.whole_forward_s, "backward_s": one.whole_backward_s}
+    if size.whole_forward_s is not None and size.whole_backward_s is not None:
+        whole = {"forward_s": size.whole_forward_s, "backward_s": size.whole_backward_s}
     return {
         "whole": whole,
-        "layers": [asdict(layer) for layer in one.layers],
-        "tensors": [{**asdict(tensor), "consumers": list(tensor.consumers)} for tensor in one.tensors],
+        "layers": [asdict(layer) for layer in size.layers],
+        "tensors": [{**asdict(tensor), "consumers": list(tensor.consumers)} for tensor in size.tensors],
     }
-
-
-def edges(tensors: Iterable[Tensor]) -> list[tuple[str, str]]:
-    """The edges of the DAG, producer to consumer, without repetition, in order of appearance."""
-    return list(dict.fromkeys((tensor.producer, consumer) for tensor in tensors for consumer in tensor.consumers))
 
 
 def _check_unique(what: str, names: list[str]) -> None:

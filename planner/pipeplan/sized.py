@@ -8,7 +8,6 @@ from pipeplan.cuts import enumerate_cuts
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.problem import Problem
 from pipeplan.quick import best_plan
-from pipeplan.rescale import at, sizes_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ def choose_size(problem: Problem, maximum_cuts: int, batch: int | None = None) -
     divisors and sets the minibatches per update of each. Raises `InputError` if the profile holds a single size, and
     `InfeasibleError` if no size has a plan that fits.
     """
-    sizes = [size.minibatch for size in sizes_of(problem.profile)]
+    sizes = [size.minibatch for size in problem.profile.all_sizes]
     if len(sizes) == 1:
         raise InputError(
             f"--minibatch auto chooses among measured sizes, and the profile has one, {sizes[0]}: measure several, as "
@@ -43,7 +42,7 @@ def choose_size(problem: Problem, maximum_cuts: int, batch: int | None = None) -
     for size in (one for one in sizes if batch is None or batch % one == 0):
         accumulate = problem.options.accumulate if batch is None else batch // size
         options = replace(problem.options, accumulate=accumulate)
-        sized = replace(problem, profile=at(problem.profile, size), options=options)
+        sized = replace(problem, profile=problem.profile.rescaled(size), options=options)
         best = best_plan(sized, enumerate_cuts(sized, maximum_cuts))
         found.append(
             Sized(sized, None if best is None else size / best.pace_s, "" if best is None else best.plan.config)

@@ -1,10 +1,9 @@
-"""A plan that was written before, with the problem that it was made for."""
+"""Reads a plan.json: the plan, and the problem that it was made for."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ PLAN_FORMAT, PLAN_VERSION = "pipeplan-plan", 1
 
 
 def is_plan(path: Path) -> bool:
-    """Whether this is a plan's folder, or a plan.json by its own word."""
+    """Whether a path is a folder, which is taken for a plan folder, or a JSON file whose `format` is that of a plan."""
     if path.is_dir():
         return True
     try:
@@ -30,9 +29,10 @@ def is_plan(path: Path) -> bool:
 
 
 def read(path: Path, profile_path: Path) -> tuple[Problem, Plan]:
-    """The plan in a folder or file and its problem, for the profile that it was made from.
+    """The problem and the plan in a plan folder or plan.json, given the file of the profile that it was made from.
 
-    Raises `InputError` where the profile is another one.
+    The profile is taken at the minibatch size of the plan. Raises an `InputError` where it is another profile, or where
+    a file cannot be read.
     """
     root = document(path)
     profile = Profile.load(profile_path)
@@ -45,30 +45,29 @@ def read(path: Path, profile_path: Path) -> tuple[Problem, Plan]:
 
 
 def document(path: Path) -> Node:
-    """The plan.json in a folder, or that file."""
+    """The content of a plan folder's plan.json, or of that file. Raises an `InputError` where there is none."""
     if not file_of(path).is_file():
         raise InputError(f"{path} has no plan.json; `pipeplan solve` writes plan folders")
     return read_document(file_of(path), PLAN_FORMAT, PLAN_VERSION)
 
 
 def file_of(path: Path) -> Path:
-    """The plan.json of a plan's folder, or the file itself."""
+    """The path of the plan.json in a plan folder, or `path` itself where it is no folder."""
     return path / "plan.json" if path.is_dir() else path
 
 
 def of(root: Node, profile: Profile) -> tuple[Problem, Plan]:
-    """What a plan.json says, and the problem that it was made for, with the profile that it was made from."""
+    """The problem and the plan of a plan.json, given the profile that it was made from."""
     plan = Plan.from_json(root["plan"])
     return Problem(profile, cluster_json.from_json(root["cluster"]), _options(root["options"], plan)), plan
 
 
 def _options(node: Node, plan: Plan) -> Options:
     """The options that plan.json names; all others have their defaults."""
-    names = {field.name for field in fields(Options)}
-    found = {name: as_it_is(one) for name, as_it_is in READERS.items() if name in names and (one := node.get(name))}
-    # These are said by the plan itself, which knows them better.
-    found |= {"inference": plan.inference, "schedule": plan.schedule, "accumulate": plan.accumulate}
-    return Options(**found)
+    stated = {name: read_field(value) for name, read_field in READERS.items() if (value := node.get(name))}
+    # The plan states these itself, under `plan`.
+    stated |= {"inference": plan.inference, "schedule": plan.schedule, "accumulate": plan.accumulate}
+    return Options(**stated)
 
 
 def _count(node: Node) -> int:
@@ -84,13 +83,13 @@ def _groups(node: Node) -> tuple[tuple[str, ...], ...]:
 
 
 def _pins(node: Node) -> tuple[tuple[str, int], ...]:
-    found = []
+    pins = []
     for pin in node.items():
         if len(pin.items()) != 2:
             pin.fail(f"expected a layer and its stage, found {len(pin.items())} values")
         layer, stage = pin.items()
-        found.append((layer.text(), stage.integer(minimum=1)))
-    return tuple(found)
+        pins.append((layer.text(), stage.integer(minimum=1)))
+    return tuple(pins)
 
 
 READERS: dict[str, Callable[[Node], Any]] = {
@@ -113,4 +112,4 @@ READERS: dict[str, Callable[[Node], Any]] = {
     "grid": Node.boolean,
     "several": Node.boolean,
 }
-"""Every field of the options."""
+"""A function that reads the JSON value of each field of `Options`."""

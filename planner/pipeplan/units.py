@@ -1,6 +1,7 @@
-"""Quantities as people write them: `16 GB`, `10 Gbit/s`, `5 us`; inside, bytes, bytes per second and seconds.
+"""Parses and formats quantities such as `16 GB`, `10 Gbit/s` and `5 us`.
 
-SI prefixes are powers of 1000 (GB, Gbit), binary ones powers of 1024 (GiB).
+All of pipeplan computes in bytes, bytes per second and seconds. SI prefixes are powers of 1000 (GB, Gbit), binary
+prefixes are powers of 1024 (GiB).
 """
 
 from __future__ import annotations
@@ -14,30 +15,34 @@ _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2*
 _RATES = {f"{unit}/s": float(factor) for unit, factor in _SIZES.items()} | {
     f"{prefix}bit/s": factor / 8 for prefix, factor in (("", 1.0), ("K", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))
 }
-# Per second: dividing by these is exact where multiplying by 1e-6 is not.
+# Units per second: dividing by 1e6 is exact where multiplying by 1e-6 is not.
 _TIMES = {"s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9}
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*(\S*)\s*", re.ASCII)
 
 
 def parse_size(value: object, where: str) -> int:
-    """Bytes, from a number of bytes or text such as `16 GiB`. `where` names the place in complaints."""
+    """Bytes, from a number of bytes or text such as `16 GiB`.
+
+    Raises an `InputError` that begins with `where`, the place of the value, for anything else. So do the other
+    parsers.
+    """
     return round(_parse(value, _SIZES, "a size such as '16 GB'", where))
 
 
 def parse_rate(value: object, where: str) -> float:
-    """Bytes per second, from a number of them or text such as `10 Gbit/s` or `12 GB/s`."""
+    """Bytes per second, from a number of bytes per second or text such as `10 Gbit/s` or `12 GB/s`."""
     return _parse(value, _RATES, "a rate such as '10 Gbit/s' or '12 GB/s'", where)
 
 
 def parse_time(value: object, where: str) -> float:
-    """Seconds, from a number of them or text such as `5 us`."""
+    """Seconds, from a number of seconds or text such as `5 us`."""
     if isinstance(value, str) and (match := _QUANTITY.fullmatch(value)) and match[2] in _TIMES:
         return float(match[1]) / _TIMES[match[2]]
     return _parse(value, {}, "a time such as '5 us'", where)
 
 
 def parse_share(value: object, where: str) -> float:
-    """A share, from a number such as 0.05 or text such as `5%`."""
+    """A share of 1, from a number such as 0.05 or text such as `5%`."""
     return _parse(value, {"": 1.0, "%": 0.01}, "a share such as '5%' or 0.05", where)
 
 
@@ -53,7 +58,7 @@ def _parse(value: object, units: dict[str, int] | dict[str, float], example: str
 
 
 def show_time(seconds: float) -> str:
-    """Milliseconds, as people read them, or microseconds below one."""
+    """A time as text: in milliseconds, or in microseconds below one millisecond."""
     if seconds == 0:
         return "0"
     if seconds < 1e-3:
@@ -62,7 +67,7 @@ def show_time(seconds: float) -> str:
 
 
 def show_size(size: float) -> str:
-    """Bytes as KiB, MiB or GiB."""
+    """A size as text in B, KiB, MiB or GiB."""
     if size == 0:
         return "0"
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
@@ -72,12 +77,12 @@ def show_size(size: float) -> str:
 
 
 def show_rate(rate: float) -> str:
-    """Bytes per second as Gbit/s."""
+    """A rate in bytes per second as text in Gbit/s."""
     gigabits = rate * 8 / 1e9
     return f"{gigabits:.3g} Gbit/s" if gigabits < 1000 else f"{gigabits:.0f} Gbit/s"
 
 
 def show_pace(per_s: float) -> str:
-    """So many a second, to four digits and without an exponent: `49.9`, `3194`, `282800`."""
+    """A number per second as text, to four digits and without an exponent: `49.9`, `3194`, `282800`."""
     rounded = float(f"{per_s:.4g}")
     return f"{rounded:.0f}" if rounded >= 1000 else f"{rounded:.4g}"

@@ -132,4 +132,7 @@ def test_a_function_is_measured_as_the_file_that_it_stands_in_would_be(tmp_path:
 
 def test_asking_for_the_version_imports_nothing_else() -> None:
     code = "import sys, pipeplan; pipeplan.__version__; print([n for n in sys.modules if n.startswith('pipeplan.')])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "['pipeplan._version']\n"
+    )

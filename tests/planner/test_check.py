@@ -244,7 +244,7 @@ def test_a_certificate_speaks_of_every_space_of_plans(case: Case) -> None:
     assert "floor_s" in spaces(case[2])[1]
     assert "nothing is claimed of 2 copies" in _refused(case, lambda d: spaces(d).pop())
     assert "nothing is claimed of one pipeline" in _refused(case, lambda d: spaces(d).pop(0))
-    assert "there twice" in _refused(case, lambda d: spaces(d).append(spaces(d)[0]))
+    assert "listed twice" in _refused(case, lambda d: spaces(d).append(spaces(d)[0]))
     assert "no such space" in _refused(case, lambda d: spaces(d)[1].update(copies=4))
     assert "synchronise in" in _refused(case, lambda d: spaces(d)[1].update(floor_s=1e6))
     assert "it shows only" in _refused(case, lambda d: spaces(d)[1].update(floor_s=1.0))

@@ -13,8 +13,7 @@ from commandline import Run
 
 from pipeplan.importers import pipedream
 from pipeplan.profile_data import Layer, Profile, Size, Tensor
-from pipeplan.profile_diff import compare
-from pipeplan.profile_match import MODULE, NAME, ORDER, WEIGHTS, match
+from pipeplan.profile_diff import MODULE, NAME, ORDER, WEIGHTS, compare_profiles, match_layers
 
 
 def chain(*layers: Layer, minibatch: int = 8, **rest: Any) -> Profile:
@@ -27,10 +26,7 @@ def layer(name: str, op: str = "Linear", forward_s: float = 0.001, weights: int 
 
 
 def pairs(first: Profile, second: Profile) -> list[tuple[str, str, str]]:
-    return [
-        ("+".join(one.name for one in found.first), "+".join(one.name for one in found.second), found.by)
-        for found in match(first, second).matches
-    ]
+    return [("+".join(names), "+".join(others), by) for names, others, by in match_layers(first, second) if by]
 
 
 def test_layers_are_matched_by_name_then_by_order_and_kind() -> None:
@@ -43,7 +39,7 @@ def test_layers_are_matched_by_name_then_by_order_and_kind() -> None:
         layer("d", "loss", weights=0),
     )
     assert pairs(first, second) == [("a", "a", NAME), ("b", "x", ORDER), ("c", "y", ORDER), ("d", "d", NAME)]
-    assert [one.name for one in match(first, second).only_second] == ["extra"]
+    assert [names for _, names, by in match_layers(first, second) if not by] == [("extra",)]
 
 
 def test_the_same_weights_by_another_kind_are_matched_last() -> None:
@@ -65,9 +61,9 @@ def test_a_module_is_matched_with_its_parts() -> None:
     parts = chain(layer("stem"), layer("block.fc1"), layer("block.act", "GELU", weights=0), layer("head"))
     assert pairs(whole, parts)[1] == ("block", "block.fc1+block.act", MODULE)
     assert pairs(parts, whole)[1] == ("block.fc1+block.act", "block", MODULE)
-    found = compare(whole, parts)
+    found = compare_profiles(whole, parts)
     assert not found.same_structure
-    row = next(row for row in found.rows if row.by == MODULE)
+    row = next(row for row in found.matched if row.by == MODULE)
     assert (row.first.total_s, row.second.total_s) == pytest.approx((0.003, 0.006))
     assert (row.first.parameter_bytes, row.second.parameter_bytes) == (12000, 4000)
 
@@ -81,12 +77,12 @@ def test_other_names_for_a_published_model_are_all_found(reference: Path, name: 
         replace(one, producer=new[one.producer], consumers=tuple(new[name] for name in one.consumers))
         for one in first.tensors
     )
-    found = compare(first, replace(first, layers=layers, tensors=tensors))
-    assert len(found.rows) == len(first.layers)
+    found = compare_profiles(first, replace(first, layers=layers, tensors=tensors))
+    assert len(found.matched) == len(first.layers)
     assert found.same_structure
-    assert all(row.second_names == (new[row.first_names[0]],) for row in found.rows)
+    assert all(row.second_names == (new[row.first_names[0]],) for row in found.matched)
     forward = sum(one.forward_s for one in first.layers)
-    assert sum(row.change_s for row in found.rows) == pytest.approx(0.5 * forward)
+    assert sum(row.change_s for row in found.matched) == pytest.approx(0.5 * forward)
 
 
 def test_what_moves_the_total_most_comes_first_and_noise_is_told_apart() -> None:
@@ -98,29 +94,29 @@ def test_what_moves_the_total_most_comes_first_and_noise_is_told_apart() -> None
         layer("c", forward_s=0.0005, **spread),
         graph_hash="sha256:1",
     )
-    found = compare(first, second)
-    assert [row.first_names[0] for row in found.rows] == ["b", "c", "a"]
-    assert [row.change_s for row in found.rows] == pytest.approx([0.006, -0.0015, 0.00003])
-    assert [row.beyond_spread for row in found.rows] == [True, True, False]
+    found = compare_profiles(first, second)
+    assert [row.first_names[0] for row in found.matched] == ["b", "c", "a"]
+    assert [row.change_s for row in found.matched] == pytest.approx([0.006, -0.0015, 0.00003])
+    assert [row.beyond_spread for row in found.matched] == [True, True, False]
     assert (found.graph, found.same_structure, found.per_sample) == ("same", True, False)
-    assert compare(first, replace(second, graph_hash="sha256:2")).graph == "different"
-    assert compare(first, replace(second, graph_hash="")).graph == "not known"
-    quiet = compare(chain(layer("a")), second)
-    assert quiet.rows[0].beyond_spread is None
+    assert compare_profiles(first, replace(second, graph_hash="sha256:2")).graph == "different"
+    assert compare_profiles(first, replace(second, graph_hash="")).graph == "not known"
+    quiet = compare_profiles(chain(layer("a")), second)
+    assert quiet.matched[0].beyond_spread is None
 
 
 def test_other_minibatches_are_compared_per_sample_or_at_a_size_that_both_have() -> None:
     small = chain(layer("a"), layer("b"))
     large = chain(layer("a", forward_s=0.003), layer("b", forward_s=0.003), minibatch=16)
-    found = compare(small, large)
+    found = compare_profiles(small, large)
     assert found.per_sample
     assert found.totals[0].total_s == pytest.approx(0.006 / 8)
     assert found.totals[1].total_s == pytest.approx(0.018 / 16)
     assert (found.totals[0].parameter_bytes, found.totals[0].saved_bytes) == (8000, 400)
     both = replace(large, sizes=(Size(8, (layer("a", forward_s=0.002), layer("b")), large.tensors),))
-    found = compare(small, both)
+    found = compare_profiles(small, both)
     assert (found.per_sample, found.second.minibatch) == (False, 8)
-    assert [row.change_s for row in found.rows] == pytest.approx([0.003, 0.0])
+    assert [row.change_s for row in found.matched] == pytest.approx([0.003, 0.0])
 
 
 def test_the_command(run: Run) -> None:

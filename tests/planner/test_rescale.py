@@ -9,7 +9,7 @@ import pytest
 
 from pipeplan.errors import InputError
 from pipeplan.profile_data import Layer, Profile, Size, Tensor
-from pipeplan.rescale import told
+from pipeplan.rescale import describe_rescaling
 
 
 def layers(forward: float, backward: float, saved: int) -> tuple[Layer, ...]:
@@ -83,11 +83,11 @@ def test_one_size_is_scaled_in_proportion_and_stays_one() -> None:
 
 def test_how_it_gets_there_is_said() -> None:
     one = replace(several(), sizes=())
-    assert told(one, 8) == "rescaled linearly from minibatch 16 to 8"
-    assert told(several(), 8) == "at its minibatch of 8"
-    assert told(several(), 12) == "at minibatch 12 by the line between 8 and 16"
-    assert told(several(), 4) == "at minibatch 4 by the line beyond 8 and 16"
-    assert told(several(), 64) == "at minibatch 64 by the line beyond 16 and 32"
+    assert describe_rescaling(one.all_sizes, 8) == "rescaled linearly from minibatch 16 to 8"
+    assert describe_rescaling(several().all_sizes, 8) == "at its minibatch of 8"
+    assert describe_rescaling(several().all_sizes, 12) == "at minibatch 12 by the line between 8 and 16"
+    assert describe_rescaling(several().all_sizes, 4) == "at minibatch 4 by the line beyond 8 and 16"
+    assert describe_rescaling(several().all_sizes, 64) == "at minibatch 64 by the line beyond 16 and 32"
 
 
 def test_sizes_survive_the_file_and_are_unique(tmp_path: Path) -> None:

@@ -286,15 +286,15 @@ def _of(*streams: str) -> Schedule:
 @pytest.mark.parametrize(
     ("streams", "where"),
     [
-        (("B0 F0", "F0 B0"), r"worker 0 \(stage 1\) waits for ever at B0"),
-        (("F0 B0 F1 B1", "F0 F1 B0 B1"), r"worker 0 \(stage 1\) waits for ever at B0"),
-        (("F0 B0", "F1 B1"), r"worker 0 \(stage 1\) waits for ever at B0"),
-        (("F0 U0 B0 R0", "F0 B0"), r"worker 0 \(stage 1\) waits for ever at U0"),
+        (("B0 F0", "F0 B0"), r"worker 0 \(stage 1\) waits forever at B0"),
+        (("F0 B0 F1 B1", "F0 F1 B0 B1"), r"worker 0 \(stage 1\) waits forever at B0"),
+        (("F0 B0", "F1 B1"), r"worker 0 \(stage 1\) waits forever at B0"),
+        (("F0 U0 B0 R0", "F0 B0"), r"worker 0 \(stage 1\) waits forever at U0"),
     ],
 )
 def test_an_impossible_schedule_is_reported(streams: tuple[str, ...], where: str) -> None:
     scenario = replace(_scenario((1, 2, 1.0, 1.0), (1, 2, 1.0, 1.0)), schedule=_of(*streams))
-    with pytest.raises(InputError, match=f"made up stands still after .* s: {where}"):
+    with pytest.raises(InputError, match=f"made up comes to a deadlock after .* s: {where}"):
         replay(scenario, 2)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from pipeplan import __version__
+from pipeplan._version import __version__
 from pipeplan.calibrate.calibrate import Calibrated
 from pipeplan.calibrate.observed import Observed
 from pipeplan.cluster_data import Cluster

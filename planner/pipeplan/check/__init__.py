@@ -1,6 +1,6 @@
 """Checks a plan.json against its profile: structure, stated cost, and the certificate that no plan is faster.
 
-Nothing here uses the solvers, the cost model or the evaluator: formulas are written out again from docs/cost-model.md,
-cuts are enumerated anew, and the certificate is verified by the rules that docs/check.md states and proves. So a
-mistake in what those share does not go unseen here.
+This package uses neither the solvers nor the cost model nor the evaluator. It implements the formulas of
+docs/cost-model.md a second time, enumerates the cuts itself, and verifies the certificate by the rules that
+docs/check.md states and proves. So it detects mistakes in code that the solvers and the evaluator share.
 """

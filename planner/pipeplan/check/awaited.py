@@ -1,4 +1,7 @@
-"""The pace of plain data parallelism, whose forward pass waits for the update: docs/cost-model.md, written anew."""
+"""The DDP overlap model: the pace of plain data parallelism, whose forward pass waits for the update.
+
+An independent implementation of docs/cost-model.md, "Waiting for the update".
+"""
 
 from __future__ import annotations
 
@@ -11,25 +14,26 @@ from pipeplan.check.document import Document, Stage
 from pipeplan.check.figures import Figures, figures
 from pipeplan.check.model import Model
 
-FIRST, OTHERS = 1 << 20, 25 << 20
-"""Bytes at which buckets of gradients close."""
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
+"""Sizes at which the first and every later bucket of gradients closes, as in torch's DDP."""
 
 
 def waits(document: Document) -> bool:
-    """Whether plans of one stage wait for their update, by the schedule and what was asked for."""
+    """Whether plans of one stage are charged with the wait for their update, by the schedule and the options."""
     return not document.inference and not document.accumulates and document.asked.contention
 
 
 def least_of_one_stage(document: Document, model: Model, copied: Sequence[tuple[int, int]]) -> float:
-    """The least pace of all plans of one stage that satisfy the constraints and fit, on equal servers.
+    """The least pace of all plans of one stage that satisfy the constraints and fit in memory, in a uniform cluster.
 
-    `copied`: how many components of so many workers may each hold a copy of the stage.
+    `copied` lists (components, workers in each) for every level whose components may each hold a copy of the stage.
+    The result is infinite where there is no such plan.
     """
     asked, total = document.asked, document.cluster.workers
     if asked.stages not in (None, 1) or any(stage != 1 for _, stage in asked.pins):
         return math.inf
     least = math.inf
-    for workers, copies in _placed(asked.max_replicas or total, total, copied):
+    for workers, copies in _placements(asked.max_replicas or total, total, copied):
         if len(workers) > (asked.max_workers or total):
             continue
         for recompute in (False, True) if asked.recompute and asked.memory else (False,):
@@ -41,51 +45,52 @@ def least_of_one_stage(document: Document, model: Model, copied: Sequence[tuple[
     return least
 
 
-def _placed(most: int, total: int, copied: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Workers of one stage, and in how many copies: from the first on, and so many in each component."""
-    for count in range(1, min(most, total) + 1):
+def _placements(
+    max_replicas: int, total: int, copied: Sequence[tuple[int, int]]
+) -> Iterator[tuple[tuple[int, ...], int]]:
+    """(workers of one stage, copies): the first workers of the cluster, and the first workers of each component."""
+    for count in range(1, min(max_replicas, total) + 1):
         yield tuple(range(count)), 1
     for copies, size in copied:
-        for count in range(1, min(most, size) + 1):
+        for count in range(1, min(max_replicas, size) + 1):
             yield tuple(copy * size + worker for worker in range(count) for copy in range(copies)), copies
 
 
-def awaited_pace(document: Document, model: Model, found: Sequence[Figures]) -> float:
-    """Seconds per minibatch; 0 where nothing waits, or the plan was asked for without."""
-    if len(found) > 1 or not waits(document):
+def awaited_pace(document: Document, model: Model, stages: Sequence[Figures]) -> float:
+    """Pace of a plan of one stage, seconds per minibatch; 0 for plans that this model does not apply to."""
+    if len(stages) > 1 or not waits(document):
         return 0.0
-    stage, workers = found[0], document.stages[0].workers
+    stage, workers = stages[0], document.stages[0].workers
     exposed = exposed_s(document, model)
     hidden = max(0.0, stage.group_s - exposed)
     return (stage.pass_s + exposed + (1.0 - document.asked.overlap) * hidden) / len(workers)
 
 
 def exposed_s(document: Document, model: Model) -> float:
-    """What of the all-reduce is left when the backward pass ends."""
+    """Exposed all-reduce time: the part of the all-reduce that remains after the end of the backward pass, seconds."""
     workers = document.stages[0].workers
     speed = min(document.cluster.device_of(worker).speed for worker in workers)
-    again = float(model.forward_s.sum()) / speed if document.stages[0].recompute else 0.0
-    late = 0.0
-    """When the buckets so far are through, after the end of the backward pass."""
+    recompute_s = float(model.forward_s.sum()) / speed if document.stages[0].recompute else 0.0
+    done_s = 0.0  # when the buckets so far are reduced, relative to the end of the backward pass
     if len(workers) > 1:
         link = document.network.among(workers)
-        late = -float(model.backward_s.sum()) / speed - again
+        done_s = -float(model.backward_s.sum()) / speed - recompute_s
         for size, remaining in _buckets(model):
-            late = max(late, -remaining / speed) + float(
+            done_s = max(done_s, -remaining / speed) + float(
                 formulas.ring(len(workers), size, link.allreduce, link.latency_s)
             )
-    return max(0.0, late)
+    return max(0.0, done_s)
 
 
 def _buckets(model: Model) -> Iterator[tuple[float, float]]:
-    """Bytes of each bucket, and how long the backward pass still goes on when it is full, on a device of speed 1."""
+    """(bytes, remaining backward time when it closes) of each bucket of gradients, on a device of speed 1."""
     remaining = float(model.backward_s.sum())
-    filled, limit = 0.0, FIRST
+    filled, limit = 0.0, FIRST_BUCKET_BYTES
     for seconds, size in zip(model.backward_s[::-1], model.parameters[::-1], strict=True):
         remaining -= float(seconds)
         filled += float(size)
         if filled >= limit:
             yield filled, remaining
-            filled, limit = 0.0, OTHERS
+            filled, limit = 0.0, BUCKET_BYTES
     if filled:
         yield filled, 0.0

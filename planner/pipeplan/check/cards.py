@@ -1,8 +1,8 @@
-"""The load of every network card and port: the busy time, per minibatch, of what leaves or enters each component. And
-of the cores of servers that have more workers than cores.
+"""The load of every network card and port, and of the shared cores of servers that have more workers than cores.
 
-Minibatch i goes from the sender number i mod r to the receiver number i mod r′ and its gradient back; a ring goes from
-each replica to the next, and each hop carries 2 (r-1)/r of the bytes.
+The load of a card is the time per minibatch for which the traffic that leaves or enters its component keeps it busy.
+Minibatch i goes from sender i mod r to receiver i mod r′, and its gradient goes back. A ring all-reduce goes from each
+replica to the next, and each hop carries 2 (r-1)/r of the bytes. docs/cost-model.md, "Shared cards" and "Shared cores".
 """
 
 from __future__ import annotations
@@ -20,15 +20,19 @@ from pipeplan.check.model import Model
 Ints = NDArray[np.intp]
 
 LONGEST_ROUND = 10**7
+"""Largest number of minibatches after which the pairs of senders and receivers repeat."""
 
 
-def busiest_s(document: Document, found: Sequence[Figures]) -> float | None:
-    """The longest busy time of a card in one direction; None where the stages' replicas take too long to meet again."""
+def busiest_s(document: Document, figures: Sequence[Figures]) -> float | None:
+    """The longest busy time of a card in one direction, seconds per minibatch.
+
+    None where the pairs of senders and receivers repeat only after more than `LONGEST_ROUND` minibatches.
+    """
     network = document.network
-    traffic = _messages(document, found)
+    traffic = _messages(document, figures)
     if traffic is None:
         return None
-    rings = _rings(document, found)
+    rings = _rings(document, figures)
     longest = 0.0
     for level, cards in enumerate(network.cards):
         starts = np.array(network.starts[level])
@@ -46,15 +50,15 @@ def busiest_s(document: Document, found: Sequence[Figures]) -> float | None:
     return longest
 
 
-def cores_s(document: Document, found: Sequence[Figures]) -> float:
-    """The longest time that a minibatch keeps a server's cores busy; 0 where every worker has one of its own."""
+def cores_s(document: Document, figures: Sequence[Figures]) -> float:
+    """The longest time for which a minibatch keeps a server's cores busy; 0 where every worker has its own core."""
     busy = dict.fromkeys(range(document.cluster.workers), 0.0)
-    for stage, figure in zip(document.stages, found, strict=True):
+    for stage, figure in zip(document.stages, figures, strict=True):
         count = len(stage.workers)
         exposed = figure.group_s * (1.0 - document.asked.overlap)
-        every = document.accumulate if document.accumulates and document.accumulate else count
+        interval = document.accumulate if document.accumulates and document.accumulate else count
         for worker in stage.workers:
-            busy[worker] = figure.pass_s / count + exposed / every
+            busy[worker] = figure.pass_s / count + exposed / interval
     by_server: dict[int, list[float]] = {}
     for worker, time in busy.items():
         by_server.setdefault(document.cluster.server_of(worker), []).append(time)
@@ -64,7 +68,10 @@ def cores_s(document: Document, found: Sequence[Figures]) -> float:
 
 
 def least_s(document: Document, model: Model) -> float:
-    """The pace that cores shared by workers leave at best: the work of all layers, on everything that computes."""
+    """Lower bound on the pace from shared cores: the work of all layers divided by the speed of all cores.
+
+    0 where no cores are shared or contention is not charged.
+    """
     if not document.asked.contention:
         return 0.0
     speeds: dict[int, list[float]] = {}
@@ -78,43 +85,44 @@ def least_s(document: Document, model: Model) -> float:
 
 
 def _firsts(document: Document) -> list[tuple[int, int]]:
-    """A worker of each server, and the server."""
-    of = {document.cluster.server_of(worker): worker for worker in range(document.cluster.workers)}
-    return [(worker, server) for server, worker in of.items()]
+    """(one of its workers, server) for every server."""
+    worker_of = {document.cluster.server_of(worker): worker for worker in range(document.cluster.workers)}
+    return [(worker, server) for server, worker in worker_of.items()]
 
 
-def _messages(document: Document, found: Sequence[Figures]) -> list[tuple[Ints, Ints, float]] | None:
-    """Senders, receivers, and bytes per minibatch of each such pair."""
+def _messages(document: Document, figures: Sequence[Figures]) -> list[tuple[Ints, Ints, float]] | None:
+    """(senders, receivers, bytes per minibatch for each such pair) of every boundary, in both directions."""
     hops = []
-    for index in range(len(found) - 1):
+    for index in range(len(figures) - 1):
         senders, receivers = (np.array(document.stages[number].workers) for number in (index, index + 1))
-        round_ = math.lcm(len(senders), len(receivers))
-        if round_ > LONGEST_ROUND:
+        period = math.lcm(len(senders), len(receivers))
+        if period > LONGEST_ROUND:
             return None
-        turn = np.arange(round_)
-        here, there = senders[turn % len(senders)], receivers[turn % len(receivers)]
-        hops.append((here, there, found[index].sent / round_))
-        hops.append((there, here, found[index].received_gradient / round_))
+        minibatch = np.arange(period)
+        senders, receivers = senders[minibatch % len(senders)], receivers[minibatch % len(receivers)]
+        hops.append((senders, receivers, figures[index].sent / period))
+        hops.append((receivers, senders, figures[index].received_gradient / period))
     return hops
 
 
-def _rings(document: Document, found: Sequence[Figures]) -> list[tuple[Ints, Ints, float]]:
-    """Each replica and the next in its ring, and bytes per minibatch of all copies: in each copy, and among them."""
+def _rings(document: Document, figures: Sequence[Figures]) -> list[tuple[Ints, Ints, float]]:
+    """(replicas, next replicas in the ring, bytes per minibatch) of every all-reduce, in each copy and among copies."""
     if document.inference:
         return []
     hops, copies = [], document.copies
-    for stage, figure in zip(document.stages, found, strict=True):
+    for stage, figure in zip(document.stages, figures, strict=True):
         workers, size = np.array(stage.workers), figure.parameters
         replicas = len(workers) // copies
-        every = document.accumulate if document.accumulates and document.accumulate else None
+        interval = document.accumulate if document.accumulates and document.accumulate else None
         for copy in range(copies):
             ring = workers[copy::copies]
-            hops.append((ring, np.roll(ring, -1), _hop(replicas, size) / (every or replicas * copies)))
+            hops.append((ring, np.roll(ring, -1), _hop_bytes(replicas, size) / (interval or replicas * copies)))
         for replica in range(replicas):
             ring = workers[replica * copies : (replica + 1) * copies]
-            hops.append((ring, np.roll(ring, -1), _hop(copies, size / replicas) / (every or copies)))
+            hops.append((ring, np.roll(ring, -1), _hop_bytes(copies, size / replicas) / (interval or copies)))
     return hops
 
 
-def _hop(members: int, size: float) -> float:
+def _hop_bytes(members: int, size: float) -> float:
+    """Bytes that one member of a ring sends to the next in an all-reduce of `size` bytes."""
     return 2 * (members - 1) / members * size

@@ -1,8 +1,9 @@
-"""The certificate of optimality in plan.json: what it claims, and whether that makes the plan the best there is.
+"""Checks the certificate of optimality in plan.json. docs/check.md states and proves the rules.
 
-It lists every space of plans: pipelines inside one component of a level of the cluster, repeated in all of them. For
-each it claims that no pipeline there has every resource within a threshold. `closure` checks that claim; here is
-checked that all spaces are there and that each threshold means the plan's own pace. docs/check.md states the rules.
+A certificate lists all spaces of plans; a space consists of the pipelines inside one component of a level of the
+cluster, repeated in all its components. For each space it claims that no pipeline has every resource within some
+threshold. `closure` checks this claim. This module checks that no space is missing and that the thresholds together
+imply that no plan is faster than the stated bound.
 """
 
 from __future__ import annotations
@@ -20,22 +21,26 @@ from pipeplan.files import Node
 from pipeplan.units import show_time
 
 LARGEST_TOLERANCE = 1e-6
+"""Largest relative tolerance that a certificate may state."""
 AGREEMENT = 1e-6
-"""What two solvers that agree may differ by, relative."""
+"""Relative difference within which the bounds of two solvers are equal."""
 SCHEDULES = (STASHING, VERTICAL, DOUBLE_BUFFERED, FORWARD_ONLY)
-"""Those for which a certificate can be checked."""
+"""Schedules for which a certificate can be checked."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """Pipelines inside one component of a level, one in each of so many components."""
+    """A space of plans: one pipeline in each of the `copies` components of a level."""
 
     level: int
     copies: int
 
 
 def check_certificate(document: Document, model: Model) -> str | None:
-    """What is proven, in words; None where there is no certificate. An `InputError` says why one proves nothing."""
+    """A sentence on the bound that the certificate proves; None where there is no certificate.
+
+    Raises an `InputError` where the certificate cannot be checked or is wrong.
+    """
     node = document.root.get("certificate")
     if node is None:
         return None
@@ -47,7 +52,7 @@ def check_certificate(document: Document, model: Model) -> str | None:
     if tolerance > LARGEST_TOLERANCE:
         node["tolerance"].fail(f"expected at most {LARGEST_TOLERANCE:g}, found {tolerance:g}")
     spaces, claims = _spaces(document), set()
-    # Plans of one stage may be left to be tried one by one.
+    # The certificate may leave out plans of one stage; then these are evaluated one by one here.
     several = (mark.boolean() if (mark := node.get("several")) else False) and waits(document)
     copied = [(space.copies, document.cluster.workers // space.copies) for space in spaces if space.copies > 1]
     bound, states = least_of_one_stage(document, model, copied) if several else math.inf, 0
@@ -55,14 +60,14 @@ def check_certificate(document: Document, model: Model) -> str | None:
         space = Space(entry["level"].integer(minimum=1), entry["copies"].integer(minimum=1))
         stages = only.integer(minimum=1) if (only := entry.get("stages")) else None
         if space not in spaces or (space, stages) in claims:
-            entry.fail(f"there is no such space of plans, or it is there twice: {_words(space)}")
+            entry.fail(f"there is no such space of plans, or it is listed twice: {_describe(space)}")
         claims.add((space, stages))
-        asked = replace(_of_so_many(document, stages), several=several)
+        asked = replace(_with_stages(document, stages), several=several)
         proven, checked = _check_space(asked, model, entry, space, tolerance)
         bound, states = min(bound, proven), states + checked
     for space in spaces:
         if (space, None) not in claims and not all((space, n) in claims for n in _numbers(document, model, space)):
-            node["spaces"].fail(f"nothing is claimed of {_words(space)}, or not of all numbers of stages")
+            node["spaces"].fail(f"nothing is claimed of {_describe(space)}, or not of all numbers of stages")
     bound = max(bound, least_s(document, model))
     claimed = node.get("bound_s")
     least = claimed.number() if claimed else document.pace_s
@@ -78,7 +83,7 @@ def check_certificate(document: Document, model: Model) -> str | None:
 
 
 def _check_space(document: Document, model: Model, entry: Node, space: Space, tolerance: float) -> tuple[float, int]:
-    """The pace that no plan of a space beats, and how many states were checked."""
+    """The pace that no plan of a space beats, in seconds per minibatch, and the number of states that were checked."""
     among = _among(document, model, space)
     synchronisation = among / (document.accumulate or 1 if document.accumulates else space.copies)
     if (floor := entry.get("floor_s")) is not None:
@@ -93,25 +98,25 @@ def _check_space(document: Document, model: Model, entry: Node, space: Space, to
 
 
 def _spaces(document: Document) -> list[Space]:
-    """The whole cluster; and each level of components with at least two workers, and as many as stages asked for."""
+    """All spaces of plans: the whole cluster, and every level whose components have enough workers for a pipeline."""
     cluster = document.cluster
-    found = [Space(len(cluster.levels), 1)]
+    spaces = [Space(len(cluster.levels), 1)]
     spans = Rates.of(cluster).spans
     for level in range(len(cluster.levels) - 1, 0, -1):
         enough = spans[level] >= max(2, document.asked.stages or 1)
         # A level that joins one component has the same components as the one inside it.
-        if document.asked.allow_copies and enough and spans[level] < spans[found[-1].level]:
-            found.append(Space(level, cluster.workers // spans[level]))
-    return found
+        if document.asked.allow_copies and enough and spans[level] < spans[spaces[-1].level]:
+            spaces.append(Space(level, cluster.workers // spans[level]))
+    return spaces
 
 
-def _of_so_many(document: Document, stages: int | None) -> Document:
-    """The document as if a number of stages had been asked for."""
+def _with_stages(document: Document, stages: int | None) -> Document:
+    """The document with the options changed to ask for exactly so many stages."""
     return document if stages is None else replace(document, asked=replace(document.asked, stages=stages))
 
 
 def _numbers(document: Document, model: Model, space: Space) -> range:
-    """The numbers of stages that plans of a space may have."""
+    """All numbers of stages that plans of a space may have."""
     asked = document.asked
     if asked.stages is not None:
         return range(asked.stages, asked.stages + 1)
@@ -121,14 +126,14 @@ def _numbers(document: Document, model: Model, space: Space) -> range:
 
 
 def _among(document: Document, model: Model, space: Space) -> float:
-    """One all-reduce of the whole model among the copies."""
+    """Time of one all-reduce of the whole model among the copies, in seconds."""
     if space.copies == 1 or not model.training:
         return 0.0
     rates, size = Rates.of(document.cluster), float(model.parameters.sum())
     return float(formulas.ring(space.copies, size, rates.allreduce[-1], rates.latency_s[-1]))
 
 
-def _words(space: Space) -> str:
+def _describe(space: Space) -> str:
     if space.copies == 1:
         return "one pipeline on the whole cluster"
     return f"{space.copies} copies of a pipeline, one in each component of level {space.level}"

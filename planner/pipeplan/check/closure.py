@@ -1,6 +1,7 @@
-"""Whether the states of a certificate are closed: wherever a quick enough stage leads from one, there is another.
+"""Checks that the states of a certificate are closed under adding a stage in front.
 
-The rules, and the proof that they exclude every quicker pipeline, are in docs/check.md.
+Wherever a stage that keeps within the threshold may stand in front of a state, the resulting state must be covered by a
+state of the certificate. docs/check.md has the rules, and the proof that they exclude every faster pipeline.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from pipeplan.files import Node
 Ints = NDArray[np.intp]
 
 LARGEST_TABLE = 1 << 27
+"""Largest number of entries of the table of demands, about 1 GiB."""
 
 
 @dataclass(frozen=True)
 class _Closure:
-    """The claim for one space of plans."""
+    """The certificate's claim for one space of plans, with the tables needed to check it."""
 
     entry: Node
     steps: Steps
@@ -33,63 +35,68 @@ class _Closure:
     several: bool
     """Whether plans of one stage are left out."""
     least: Floats
-    """The least demand among the states that stand for a state, by its cut, first worker, level, stages, busy workers
-    and replicas."""
+    """The least demand among the states that dominate a state, an array indexed by the state's cut, first worker,
+    level, stages, busy workers and replicas; infinite where there is none."""
 
 
 def check(
     document: Document, model: Model, entry: Node, level: int, copies: int, threshold: float, among_s: float
 ) -> int:
-    """How many states were checked; an `InputError` names one that a stage leads out of, or to a quicker plan.
+    """Check the states of one space of plans, and return their number.
 
-    `threshold`, in seconds per minibatch of one copy, is what the pipelines would have to stay within; `among_s` is one
-    all-reduce among the copies.
+    `threshold`, in seconds per minibatch of one copy, is the pace that no pipeline may reach; `among_s` is the time of
+    one all-reduce among the copies. Raises an `InputError` that names a stage which completes a faster plan, or leads
+    to a state that the certificate does not cover.
     """
     steps = Steps.of(document, model, level, copies, threshold, among_s)
     states = States.of(entry, steps, document.asked)
     closure = _Closure(entry, steps, states, document.several, _least_demand(steps, states))
     for cut in np.unique(states.cut):
-        here = np.flatnonzero(states.cut == cut)
-        stretch = steps.behind(int(cut), states.first[here])
-        for state in here:
+        at_cut = np.flatnonzero(states.cut == cut)
+        stretch = steps.behind(int(cut), states.first[at_cut])
+        for state in at_cut:
             _check_state(closure, stretch, int(state))
     return len(states.cut)
 
 
 @dataclass(frozen=True)
 class _Leads:
-    """Stages in front of one state, by their index in the stretch, with what each leads to."""
+    """Stages that may stand in front of one state, and the states that they lead to. Arrays with one entry a stage."""
 
     taken: Ints
+    """Indices of the stages in the stretch."""
     demand: Floats
+    """Demand of the resulting states."""
     stages: Ints
+    """Number of stages of the resulting states."""
     busy: Ints
+    """Number of busy workers of the resulting states."""
 
     def take(self, rows: Ints | Flags) -> _Leads:
-        """Some of them."""
+        """The entries that `rows` selects."""
         return _Leads(self.taken[rows], self.demand[rows], self.stages[rows], self.busy[rows])
 
 
 def _check_state(closure: _Closure, stretch: Stretch, state: int) -> None:
-    """Check all stages that may stand in front of a state."""
+    """Check all stages that may stand in front of a state. Raises an `InputError` where one is not covered."""
     states, steps = closure.states, closure.steps
     allowed = _allowed(closure, stretch, state)
     done = stretch.before[allowed.taken] == 0
     met = done & (allowed.stages == states.most_stages) if states.same_stages else done
     if met.any():
         step = steps.words(stretch, int(allowed.taken[np.flatnonzero(met)[0]]))
-        closure.entry.fail(f"{step} completes a quicker plan in front of state {states.given[state]}")
+        closure.entry.fail(f"{step} completes a faster plan in front of state {states.as_stated[state]}")
     going = allowed.take(~done & ~_hopeless(closure, stretch, allowed))
     to, lanes = going.taken, stretch.replicas[going.taken] * states.counts_replicas
     known = closure.least[stretch.before[to], stretch.start[to], stretch.span[to], going.stages, going.busy, lanes]
     missing = np.flatnonzero(known > going.demand)
     if len(missing):
         step = steps.words(stretch, int(to[missing[0]]))
-        closure.entry.fail(f"{step} in front of state {states.given[state]} leads to no state of the certificate")
+        closure.entry.fail(f"{step} in front of state {states.as_stated[state]} leads to no state of the certificate")
 
 
 def _allowed(closure: _Closure, stretch: Stretch, state: int) -> _Leads:
-    """The stages that fit in front of a state, and that the user's limits allow."""
+    """The stages that fit in front of a state and are within the user's limits."""
     states, steps = closure.states, closure.steps
     taken, demand = steps.taken(
         stretch,
@@ -104,13 +111,13 @@ def _allowed(closure: _Closure, stretch: Stretch, state: int) -> _Leads:
     if closure.several and int(states.cut[state]) == len(steps.cuts) - 1:
         within &= stretch.before[taken] > 0
     for layer, stage in states.pins:
-        # Before the cut lie just the layers of the stages that are missing.
+        # The layers inside the cut are those of the stages still to be placed.
         within &= steps.totals.holds(stretch.before[taken], layer) == (stage <= states.most_stages - stages)
     return _Leads(taken, demand, stages, busy).take(within)
 
 
 def _hopeless(closure: _Closure, stretch: Stretch, leads: _Leads) -> Flags:
-    """Which of the stages lead to states in front of which there can be no pipeline."""
+    """Whether each stage leads to a state in front of which no pipeline can exist."""
     states = closure.states
     room = stretch.start[leads.taken]
     if states.counts_busy:
@@ -120,13 +127,14 @@ def _hopeless(closure: _Closure, stretch: Stretch, leads: _Leads) -> Flags:
 
 
 def _least_demand(steps: Steps, states: States) -> Floats:
+    """The table `_Closure.least`. Raises an `InputError` where it would be too large."""
     counts = states.most_stages + 1, states.most_busy + 1, (steps.workers if states.counts_replicas else 0) + 1
     shape = (len(steps.cuts), steps.workers, len(steps.rates.spans), *counts)
     if np.prod(shape, dtype=float) > LARGEST_TABLE:
         raise InputError("the certificate is of a model or a cluster too large to check")
     least = np.full(shape, np.inf)
     known: dict[tuple[int, int], Flags] = {}
-    # No stage leads to the cut of everything.
+    # No stage leads to the cut of all layers.
     for state in np.flatnonzero(states.cut < len(steps.cuts) - 1):
         key = int(states.first[state]), int(states.span[state])
         if key not in known:

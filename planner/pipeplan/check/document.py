@@ -1,4 +1,4 @@
-"""What plan.json says, field by field, without the planner's own types for plans and problems."""
+"""Reads plan.json field by field, without the planner's own types for plans and problems."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ SCHEDULES = (STASHING, VERTICAL, *ACCUMULATING)
 
 @dataclass(frozen=True)
 class Asked:
-    """The options that the plan was made with; where plan.json leaves one out, what `pipeplan solve` does by itself."""
+    """The options that the plan was made with. Where plan.json leaves one out, it has the default of `pipeplan solve`.
+
+    The fields are those of `pipeplan.problem.Options`.
+    """
 
     overlap: float
     memory: bool
@@ -51,11 +54,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class Document:
-    """A plan.json."""
+    """The content of a plan.json."""
 
     root: Node
     digest: str
-    """Of the profile that the plan was made from."""
+    """Digest of the profile that the plan was made from."""
     minibatch: int
     cluster: Cluster
     asked: Asked
@@ -66,7 +69,7 @@ class Document:
     accumulate: int | None
     pace_s: float
     several: bool = False
-    """Whether plans of one stage are left out of what is claimed."""
+    """Whether plans of one stage are left out of the certificate's claim."""
 
     @cached_property
     def network(self) -> Network:
@@ -75,21 +78,21 @@ class Document:
 
     @property
     def prediction(self) -> Node:
-        """What the plan states of its cost."""
+        """The field in which the plan states its cost."""
         return self.root["prediction"]
 
     @property
     def accumulates(self) -> bool:
-        """Whether all stages update after the same number of minibatches."""
+        """Whether all stages make one update for the same number of minibatches."""
         return self.schedule in ACCUMULATING
 
     def of_copy(self, copy: int, stage: int) -> tuple[int, ...]:
-        """The workers of a stage in one copy of the pipeline: every copies-th, as minibatches go to copies in turn."""
+        """The workers of a stage in one copy of the pipeline: every `copies`-th one, as copies take turns."""
         return self.stages[stage].workers[copy :: self.copies]
 
     @staticmethod
     def of(root: Node) -> Document:
-        """Read the document; an `InputError` names the field that is wrong."""
+        """Read a plan.json. Raises an `InputError` that names the field that is wrong."""
         plan = root["plan"]
         inference = plan["inference"].boolean()
         schedule = plan.get("schedule")
@@ -147,10 +150,10 @@ def _asked(node: Node) -> Asked:
 
 
 def _boundary(node: Node) -> str:
-    found = node.get("boundary")
-    if found is not None and found.text() not in ("single", "parallel"):
-        found.fail(f"there is no such model of a boundary: {found.text()!r}")
-    return found.text() if found else "single"
+    value = node.get("boundary")
+    if value is not None and value.text() not in ("single", "parallel"):
+        value.fail(f"there is no such model of a boundary: {value.text()!r}")
+    return value.text() if value else "single"
 
 
 def _pin(node: Node) -> tuple[str, int]:
@@ -161,22 +164,22 @@ def _pin(node: Node) -> tuple[str, int]:
 
 
 def _count(node: Node, key: str) -> int | None:
-    found = node.get(key)
-    return found.integer(minimum=1) if found else None
+    value = node.get(key)
+    return value.integer(minimum=1) if value else None
 
 
 def _flag(node: Node, key: str, otherwise: bool) -> bool:
-    found = node.get(key)
-    return found.boolean() if found else otherwise
+    value = node.get(key)
+    return value.boolean() if value else otherwise
 
 
 def _list(node: Node, key: str) -> list[Node]:
-    found = node.get(key)
-    return found.items() if found else []
+    value = node.get(key)
+    return value.items() if value else []
 
 
 def _cluster(node: Node) -> Cluster:
-    """The cluster; its digest covers every field, so that none can be changed unseen."""
+    """The cluster. Raises an `InputError` where its digest, which covers every field, does not match."""
     cluster = from_json(node)
     if cluster.digest() != node["digest"].text():
         node["digest"].fail("the cluster is not the one that the plan was made for: their digests differ")

@@ -1,4 +1,7 @@
-"""What the stages of a plan take and hold, from its lists of layers and workers: docs/cost-model.md, written anew."""
+"""Times, traffic and memory of the stages of a plan, from its lists of layers and workers.
+
+An independent implementation of docs/cost-model.md; it shares no code with `pipeplan.cost`.
+"""
 
 from __future__ import annotations
 
@@ -13,49 +16,55 @@ from pipeplan.check.network import FREE, Network
 
 @dataclass(frozen=True)
 class Figures:
-    """One stage, for one minibatch, in the slowest copy of the pipeline: seconds and bytes."""
+    """Figures of one stage for one minibatch, in the slowest copy of the pipeline: seconds and bytes."""
 
     replicas: int
-    """In one copy."""
+    """Number of replicas in one copy."""
     depth: int
     forward_s: float
     backward_s: float
-    """With the forward pass that a stage which recomputes runs again."""
+    """Backward time, including the repeated forward pass of a stage that recomputes."""
     update_s: float
-    """The optimiser's step."""
+    """Time of the optimiser's step."""
     allreduce_s: float
-    """One all-reduce among the replicas of one copy."""
+    """Time of one all-reduce among the replicas of one copy."""
     group_s: float
-    """Among those of all copies."""
+    """Time of one all-reduce among the replicas of all copies."""
     lanes: int
-    """Messages to the next stage at once."""
+    """Number of messages to the next stage that the boundary carries at once."""
     send_s: float
-    """How long a minibatch keeps the boundary to the next stage busy."""
+    """Busy time of the boundary to the next stage for the activations."""
     return_s: float
-    """Its gradient, likewise."""
+    """Busy time of the boundary to the next stage for the gradients."""
     transfer_s: float
-    """From one stage to the next, the slower way."""
+    """Time of one message across that boundary, latency included, in the slower direction."""
     round_trip_s: float
-    """There and back."""
+    """Time of one message across that boundary in each direction, latency included."""
     received: float
+    """Activation bytes received from the previous stage."""
     sent: float
+    """Activation bytes sent to the next stage."""
     received_gradient: float
+    """Gradient bytes received from the next stage."""
     sent_gradient: float
+    """Gradient bytes sent to the previous stage."""
     parameters: float
+    """Bytes of parameters."""
     minibatch_bytes: float
-    """Memory for each minibatch in flight, versions of the weights apart."""
+    """Memory for each minibatch in flight, without weight versions."""
     memory_bytes: float
+    """Memory of one worker."""
     before_s: float
-    """Forward and backward of all layers before the stage, on a worker of speed 1."""
+    """Forward, backward and update time of all layers before the stage, on a worker of speed 1."""
 
     @property
     def pass_s(self) -> float:
-        """Forward and backward and the optimiser's step."""
+        """Forward pass, backward pass and optimiser's step together."""
         return self.forward_s + self.backward_s + self.update_s
 
     @property
     def busier_s(self) -> float:
-        """Of the two ways across the boundary."""
+        """Busy time of the boundary to the next stage in its busier direction."""
         return max(self.send_s, self.return_s)
 
 
@@ -65,20 +74,20 @@ def figures(document: Document, model: Model) -> tuple[Figures, ...]:
 
 
 def versions(document: Document, index: int) -> int:
-    """Versions of the weights that a replica of a stage keeps."""
+    """Number of weight versions that a replica of a stage keeps (docs/cost-model.md, "Versions of the weights")."""
     if document.inference or document.schedule in FLUSHING:
         return 1
     if document.schedule == DOUBLE_BUFFERED:
         return 2
     if document.schedule == VERTICAL:
-        first, mine = (len(document.stages[number].workers) for number in (0, index))
-        old = (document.stages[0].depth + _lag(document, 0)) * first
-        return 1 + math.ceil((old - math.gcd(first, mine)) / mine)
+        first, replicas = (len(document.stages[number].workers) for number in (0, index))
+        age = (document.stages[0].depth + _lag(document, 0)) * first  # in minibatches
+        return 1 + math.ceil((age - math.gcd(first, replicas)) / replicas)
     return document.stages[index].depth + _lag(document, index)
 
 
 def among_copies_s(document: Document, model: Model) -> float:
-    """One all-reduce of the whole model's gradients among the copies."""
+    """Time of one all-reduce of the whole model's gradients among the copies, in seconds."""
     if document.copies == 1 or document.inference:
         return 0.0
     link = document.network.among([worker for stage in document.stages for worker in stage.workers])
@@ -86,29 +95,29 @@ def among_copies_s(document: Document, model: Model) -> float:
 
 
 def _lag(document: Document, index: int) -> int:
-    """An all-reduce is awaited one update later, in a pipeline of several stages."""
+    """Update lag: 1 for a replicated stage of a pipeline, whose all-reduce is awaited one update later, otherwise 0."""
     return int(len(document.stages[index].workers) > 1 and len(document.stages) > 1)
 
 
 def _of_stage(document: Document, model: Model, index: int) -> Figures:
     network = document.network
     stage, copies, last = document.stages[index], document.copies, index + 1 == len(document.stages)
-    here = model.set_of(stage.layers)
+    stage_set = model.set_of(stage.layers)
     before = sum(model.set_of(other.layers) for other in document.stages[:index])
-    mine, earlier = model.members([here, before])
-    (received, sent), (returned, incoming) = (way.tolist() for way in model.crossing([before, before | here]))
+    inside, earlier = model.members([stage_set, before])
+    (received, sent), (returned, incoming) = (way.tolist() for way in model.crossing([before, before | stage_set]))
     speed = min(document.cluster.device_of(worker).speed for worker in stage.workers)
-    forward = float(model.forward_s[mine].sum()) / speed
-    backward = float(model.backward_s[mine].sum()) / speed + forward * stage.recompute
-    weights, replicas = float(model.parameters[mine].sum()), len(stage.workers) // copies
+    forward = float(model.forward_s[inside].sum()) / speed
+    backward = float(model.backward_s[inside].sum()) / speed + forward * stage.recompute
+    weights, replicas = float(model.parameters[inside].sum()), len(stage.workers) // copies
     hops, lanes = [FREE], 1
     if not last:
         hops = [network.among([*document.of_copy(c, index), *document.of_copy(c, index + 1)]) for c in range(copies)]
         if document.asked.boundary == "parallel":
             lanes = min(replicas, len(document.stages[index + 1].workers) // copies)
-    saved = float(model.saved[mine].sum())
+    saved = float(model.saved[inside].sum())
     minibatch = received + (0.0 if stage.recompute else saved + sent)
-    memory = float(model.buffers[mine].sum()) + received + returned + sent + incoming + weights
+    memory = float(model.buffers[inside].sum()) + received + returned + sent + incoming + weights
     if model.training:
         several = len(stage.workers) > 1
         memory += weights * (model.state_ratio + several + versions(document, index)) + stage.depth * minibatch
@@ -119,7 +128,7 @@ def _of_stage(document: Document, model: Model, index: int) -> Figures:
         depth=stage.depth,
         forward_s=forward,
         backward_s=backward,
-        update_s=float(model.update_s[mine].sum()) / speed,
+        update_s=float(model.update_s[inside].sum()) / speed,
         allreduce_s=max(rings) if model.training else 0.0,
         group_s=_allreduce(network, stage.workers, weights) if model.training else 0.0,
         lanes=lanes,

@@ -1,6 +1,6 @@
-"""The layers of a profile as bit sets: which must stay together, all cuts, and what adds up or crosses at a cut.
+"""The layers of a profile with their costs, as bit sets: the blocks that no cut separates, all cuts, and the traffic.
 
-Bit i, least significant first, stands for layer i in the profile's order.
+Bit i of a set, counted from the least significant, stands for layer i in the profile's order.
 """
 
 from __future__ import annotations
@@ -21,66 +21,69 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Edge:
-    """A tensor that layers read: it crosses every cut with its producer inside and a reader outside."""
+    """A tensor that layers read. It crosses every cut with its producer inside and a reader outside."""
 
     producer: int
+    """Index of the layer that computes it."""
     readers: int
-    """A bit set."""
+    """The layers that read it, as a bit set."""
     bytes: int
     gradient_bytes: int
 
 
 @dataclass(frozen=True)
 class Model:
-    """What the check needs of a profile."""
+    """The layers of a profile as the checks need them. Arrays over layers; times on a device of speed 1, in seconds."""
 
     names: tuple[str, ...]
     forward_s: Floats
-    """By layer, on a device of speed 1."""
     backward_s: Floats
     update_s: Floats
-    """The optimiser's step, as far as it falls to one minibatch of a worker."""
+    """Time of the optimiser's step that is charged to one minibatch of a worker."""
     parameters: Floats
+    """Bytes of parameters."""
     buffers: Floats
+    """Bytes of module buffers."""
     saved: Floats
+    """Bytes saved for the backward pass."""
     edges: tuple[Edge, ...]
     blocks: tuple[int, ...]
-    """Bit sets of the layers that no cut separates, each after all that it reads from."""
+    """Sets of layers that no cut separates, in topological order."""
     needs: tuple[int, ...]
-    """For each block: all that it reads from, directly or not."""
+    """For each block, the set of all layers that it reads from, directly or indirectly."""
     state_ratio: float
     """Bytes of the optimiser's state per byte of parameters."""
     training: bool
 
     @property
     def everything(self) -> int:
-        """The cut with all layers."""
+        """The cut that contains all layers."""
         return (1 << len(self.names)) - 1
 
     def set_of(self, layers: Iterable[str]) -> int:
-        """The bit set of layers by name."""
+        """The bit set of the layers with these names."""
         position = {name: index for index, name in enumerate(self.names)}
         return sum(1 << position[name] for name in layers)
 
     def cuts(self, limit: int) -> list[int]:
-        """All ideals, the empty one first, built up block by block; an `InputError` beyond `limit`."""
-        found = [0]
+        """All cuts, from the empty one to the one with all layers. Raises an `InputError` where they exceed `limit`."""
+        cuts = [0]
         for block, needs in zip(self.blocks, self.needs, strict=True):
-            # Every ideal of the first blocks is one without the last of them, or such a one and that block.
-            found += [cut | block for cut in found if needs & ~cut == 0]
-            if len(found) > limit:
+            # The ideals of the blocks up to this one are those of the earlier blocks, with or without this block.
+            cuts += [cut | block for cut in cuts if needs & ~cut == 0]
+            if len(cuts) > limit:
                 raise InputError(f"the model has more than {limit} cuts: too many to check the certificate")
-        return found
+        return cuts
 
     def members(self, cuts: list[int]) -> Flags:
-        """Whether a layer is in a cut, by cut and layer."""
+        """Membership of layers in cuts: an array of shape (cuts, layers)."""
         width = (len(self.names) + 7) // 8
         octets = np.frombuffer(b"".join(cut.to_bytes(width, "little") for cut in cuts), dtype=np.uint8)
         bits = np.unpackbits(octets.reshape(len(cuts), width), axis=1, bitorder="little")
         return bits[:, : len(self.names)].astype(bool)
 
     def crossing(self, cuts: list[int]) -> tuple[Floats, Floats]:
-        """Bytes that cross each cut, forward and backward: each tensor once, however many read it behind the cut."""
+        """Bytes that cross each cut forward and backward. A tensor counts once, however many layers read it."""
         inside = self.members(cuts)
         forward, backward = np.zeros(len(cuts)), np.zeros(len(cuts))
         for edge in self.edges:
@@ -91,9 +94,10 @@ class Model:
 
 
 def build(profile: Profile, asked: Asked, *, inference: bool, update_every: int = 1) -> Model:
-    """The model of a profile, for training or for inference (no backward pass, no gradients, nothing kept).
+    """The model of a profile, for training or for inference (no backward pass, no gradients, no saved activations).
 
-    `update_every`: the minibatches of an update that all stages have in common, else 1.
+    `update_every` is the number of minibatches per update where all stages have it in common, otherwise 1. Raises an
+    `InputError` where the options name a layer that does not exist.
     """
     layers, training = profile.layers, not inference
     position = {layer.name: index for index, layer in enumerate(layers)}
@@ -129,9 +133,11 @@ def build(profile: Profile, asked: Asked, *, inference: bool, update_every: int 
 
 
 def _blocks(count: int, edges: Iterable[Edge], groups: list[list[int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Blocks of layers that reach each other once groups are tied both ways, in a topological order, and their needs.
+    """The blocks of layers that no cut separates, in topological order, and the layers that each needs.
 
-    Reachability by Warshall's closure: `before[i]` becomes all layers that must be in every cut that layer i is in.
+    A block is a set of layers that reach each other after adding edges in both directions inside each group.
+    Reachability is computed as Warshall's transitive closure: `before[i]` becomes the set of all layers that are in
+    every cut that contains layer i.
     """
     before = [1 << layer for layer in range(count)]
     for edge in edges:
@@ -144,11 +150,12 @@ def _blocks(count: int, edges: Iterable[Edge], groups: list[list[int]]) -> tuple
     for middle in range(count):
         bit, reached = 1 << middle, before[middle]
         before = [have | reached if have & bit else have for have in before]
-    # What a layer needs determines its block; needing less comes first.
+    # Layers with the same set are one block, and a block with a smaller set comes first.
     needs = sorted(set(before), key=lambda have: (have.bit_count(), have))
     blocks = [sum(1 << layer for layer in range(count) if before[layer] == have) for have in needs]
     return tuple(blocks), tuple(have & ~block for have, block in zip(needs, blocks, strict=True))
 
 
 def _bits(members: int) -> list[int]:
+    """The positions of the bits that are set."""
     return [position for position in range(members.bit_length()) if members >> position & 1]

@@ -1,4 +1,4 @@
-"""The links of a cluster, whether its servers are alike or not: what a message or a ring runs at, and every card."""
+"""The links of a uniform or heterogeneous cluster: the rates inside every component, and of every network card."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from pipeplan.cluster_data import Cluster, Level
 
 
 class Link(NamedTuple):
-    """Bytes/s and seconds."""
+    """The rates of one link, or of the slowest link among several."""
 
     message: float
-    """Bandwidth of point-to-point traffic."""
+    """Bandwidth of point-to-point traffic, bytes/s."""
     allreduce: float
+    """Bandwidth of ring all-reduces, bytes/s."""
     latency_s: float
 
 
 FREE = Link(math.inf, math.inf, 0.0)
+"""The link of a worker to itself."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """By level from 0, the workers themselves: its components, each with what is slowest in it and its own card."""
+    """The components of every level with their links. Index 0 of each tuple is the level of single workers."""
 
     starts: tuple[tuple[int, ...], ...]
-    """The first worker of each component, and D at the end."""
+    """For every level, the first worker of each component, followed by the number of workers."""
     inside: tuple[tuple[Link, ...], ...]
-    """The slowest of all links inside each component, those of the components in it included."""
+    """For every level, the slowest rates among all links inside each component."""
     cards: tuple[tuple[Link, ...], ...]
-    """The link by which each component joins others; none at the top."""
+    """For every level but the outermost, the network card by which each component joins the others."""
 
     @staticmethod
     def of(cluster: Cluster) -> Network:
@@ -59,11 +61,11 @@ class Network:
         return Network(tuple(starts), tuple(inside), tuple(cards))
 
     def component(self, level: int, worker: int) -> int:
-        """The component of a level that holds a worker."""
+        """Index of the component of a level that holds a worker."""
         return bisect_right(self.starts[level], worker) - 1
 
     def among(self, workers: Sequence[int]) -> Link:
-        """What is slowest in the smallest component that holds some workers."""
+        """The slowest rates in the smallest component that holds some workers."""
         level = 0
         while self.component(level, min(workers)) != self.component(level, max(workers)):
             level += 1
@@ -71,7 +73,7 @@ class Network:
 
 
 def _members(cluster: Cluster, number: int, below: int) -> list[int]:
-    """How many components of the level below each component of a level joins."""
+    """Number of components of the level below, of which there are `below`, that each component of a level joins."""
     if number == 0 and cluster.machines:
         return [machine.inside.count for machine in cluster.machines]
     count = cluster.levels[number].count
@@ -79,7 +81,7 @@ def _members(cluster: Cluster, number: int, below: int) -> list[int]:
 
 
 def _card(cluster: Cluster, number: int, level: Level, component: int, which: int) -> Link:
-    """The link of member `which` of the level below, inside a component of this one."""
+    """The network card of component `which` of the level below, which is part of `component` of this level."""
     bandwidth = level.bandwidth
     if cluster.machines and number == 0:
         level = cluster.machines[component].inside

@@ -1,4 +1,7 @@
-"""The pace of a plan: in the steady state that of its slowest resource, with a flush a share of the batch."""
+"""The pace of a plan, implemented independently from docs/cost-model.md.
+
+In the steady state it is that of the slowest resource, under a flush the time of a batch divided by its minibatches.
+"""
 
 from __future__ import annotations
 
@@ -13,110 +16,119 @@ from pipeplan.check.figures import Figures
 
 @dataclass(frozen=True)
 class Batch:
-    """The parts of the time from one update to the next, where the pipeline drains before it. Seconds."""
+    """The parts of the time from one update to the next under a flush, in seconds.
+
+    The field names are those of the JSON object `batch` in plan.json.
+    """
 
     minibatches: int
-    """Of one copy."""
+    """Minibatches per update in one copy."""
     work_s: float
-    """The first minibatch, through all stages and back."""
+    """Forward and backward passes of the first minibatch through all stages."""
     transfers_s: float
+    """Transfers of the first minibatch over all boundaries, in both directions."""
     steady_s: float
-    """What the others add."""
+    """Time that the other minibatches add."""
     exposed_s: float
-    """All-reduces that nothing hides."""
+    """Exposed all-reduce time."""
     copies_s: float
+    """All-reduce among copies of the pipeline."""
 
     @property
     def total_s(self) -> float:
-        """Their sum."""
+        """The sum of all parts."""
         return self.work_s + self.transfers_s + self.steady_s + self.exposed_s + self.copies_s
 
 
-def steady_pace(document: Document, found: Sequence[Figures], among_s: float) -> float:
-    """Seconds per minibatch of all copies, of an asynchronous schedule or of inference."""
+def steady_pace(document: Document, figures: Sequence[Figures], among_s: float) -> float:
+    """Pace of an asynchronous schedule or of inference, in seconds per minibatch of all copies together.
+
+    `among_s` is the time of one all-reduce among the copies.
+    """
     slowest = 0.0
-    for index, stage in enumerate(found):
+    for index, stage in enumerate(figures):
         interval = _share(document) if document.accumulates else stage.replicas
         exchange = stage.allreduce_s / interval
         slowest = max(
             slowest,
             float(formulas.together(stage.pass_s / stage.replicas, exchange, document.asked.overlap)),
             stage.busier_s / stage.lanes,
-            0.0 if document.inference else _depth_pace(document, found, index, among_s),
+            0.0 if document.inference else _depth_pace(document, figures, index, among_s),
         )
     among = among_s / update_interval(document)
     return float(formulas.together(slowest / document.copies, among, document.asked.overlap))
 
 
-def batch(document: Document, found: Sequence[Figures], among_s: float) -> Batch:
-    """One batch of a schedule with a flush."""
+def batch(document: Document, figures: Sequence[Figures], among_s: float) -> Batch:
+    """The parts of one batch of a schedule with a flush. `among_s` is the time of one all-reduce among the copies."""
     share = _share(document)
     fastest = max(device.speed for device in document.cluster.devices)
     return Batch(
         minibatches=share,
-        work_s=sum(stage.pass_s for stage in found),
-        transfers_s=sum(stage.round_trip_s for stage in found),
-        steady_s=max(_others(document, found, share), _limited(document, found, share)),
-        exposed_s=max(max(0.0, stage.allreduce_s - stage.before_s / fastest) for stage in found),
+        work_s=sum(stage.pass_s for stage in figures),
+        transfers_s=sum(stage.round_trip_s for stage in figures),
+        steady_s=max(_others(document, figures, share), _limited(document, figures, share)),
+        exposed_s=max(max(0.0, stage.allreduce_s - stage.before_s / fastest) for stage in figures),
         copies_s=among_s,
     )
 
 
 def update_interval(document: Document) -> int:
-    """Minibatches of all copies for each all-reduce among them."""
+    """Number of minibatches, of all copies together, for each all-reduce among the copies."""
     return document.accumulate or 1 if document.accumulates else document.copies
 
 
 def _share(document: Document) -> int:
-    """M′, the minibatches of one update in one copy."""
-    whole = document.accumulate or 1
+    """M′, the number of minibatches of one update in one copy."""
+    minibatches = document.accumulate or 1
     if document.schedule in FLUSHING:
-        return math.ceil(whole / document.copies)
-    # None where there are more copies than minibatches: then nothing satisfies the depth.
-    return max(1, whole // document.copies)
+        return math.ceil(minibatches / document.copies)
+    # With more copies than minibatches M′ is 0; the depth then fails the check in `_depth_pace`.
+    return max(1, minibatches // document.copies)
 
 
-def _others(document: Document, found: Sequence[Figures], share: int) -> float:
-    """A, by stages and boundaries."""
+def _others(document: Document, figures: Sequence[Figures], share: int) -> float:
+    """The term A of "Flush schedules" in docs/cost-model.md, as far as stages and boundaries determine it."""
 
     def after_first(time: float, servers: int) -> float:
         return (math.ceil(share / servers) - 1) * time
 
     if document.schedule == GPIPE:
-        forward = [max(after_first(s.forward_s, s.replicas), after_first(s.send_s, s.lanes)) for s in found]
-        behind = [(stage.backward_s + stage.update_s, stage) for stage in found]
-        backward = [max(after_first(time, s.replicas), after_first(s.return_s, s.lanes)) for time, s in behind]
+        forward = [max(after_first(s.forward_s, s.replicas), after_first(s.send_s, s.lanes)) for s in figures]
+        backward = [
+            max(after_first(s.backward_s + s.update_s, s.replicas), after_first(s.return_s, s.lanes)) for s in figures
+        ]
         return max(forward) + max(backward)
-    return max(max(after_first(s.pass_s, s.replicas), after_first(s.busier_s, s.lanes)) for s in found)
+    return max(max(after_first(s.pass_s, s.replicas), after_first(s.busier_s, s.lanes)) for s in figures)
 
 
-def _limited(document: Document, found: Sequence[Figures], share: int) -> float:
-    """A, by the depths where they are less than all minibatches of a replica."""
+def _limited(document: Document, figures: Sequence[Figures], share: int) -> float:
+    """The bound on the term A from depths that are smaller than the number of minibatches of a replica."""
     longest = 0.0
-    for index, stage in enumerate(found):
+    for index, stage in enumerate(figures):
         if stage.depth < math.ceil(share / stage.replicas):
             if document.schedule == GPIPE:
                 return math.inf
-            longest = max(longest, (share - 1) * _sustained(document, found, index))
+            longest = max(longest, (share - 1) * _sustained(document, figures, index))
     return longest
 
 
-def _depth_pace(document: Document, found: Sequence[Figures], index: int, among_s: float) -> float:
-    """The pace of one copy that a depth sustains, and under 2BW that at which two versions suffice."""
-    pace = _sustained(document, found, index)
+def _depth_pace(document: Document, figures: Sequence[Figures], index: int, among_s: float) -> float:
+    """Pace of one copy that a depth sustains; under 2BW at least the pace at which two weight versions suffice."""
+    pace = _sustained(document, figures, index)
     if document.schedule == DOUBLE_BUFFERED:
-        stage = found[index]
+        stage = figures[index]
         spare = (document.accumulate or 1) // document.copies - stage.depth * stage.replicas
         late = (stage.allreduce_s + among_s) / (spare + 1 / document.copies) if spare >= 0 else math.inf
         pace = max(pace, late)
     return pace
 
 
-def _sustained(document: Document, found: Sequence[Figures], index: int) -> float:
-    """The smallest T for which the formula of the depth gives no more than the stage has; infinite where none does."""
-    if index + 1 == len(found):
+def _sustained(document: Document, figures: Sequence[Figures], index: int) -> float:
+    """The smallest pace for which the depth formula gives at most the stage's depth; infinite where there is none."""
+    if index + 1 == len(figures):
         return 0.0
-    mine, following = found[index : index + 2]
+    current, following = figures[index : index + 2]
 
     def wait(stage: Figures, pace: float) -> float:
         if document.accumulates:
@@ -125,13 +137,17 @@ def _sustained(document: Document, found: Sequence[Figures], index: int) -> floa
 
     def suffices(pace: float) -> bool:
         demand = following.depth * following.replicas + wait(following, pace)
-        return bool(formulas.depth(demand, wait(mine, pace), mine.transfer_s, pace, mine.replicas) <= mine.depth)
+        depth = formulas.depth(demand, wait(current, pace), current.transfer_s, pace, current.replicas)
+        return bool(depth <= current.depth)
 
     return _smallest(suffices)
 
 
 def _smallest(holds: Callable[[float], bool]) -> float:
-    """The smallest positive number for which something holds that holds from there on; 0 or infinity at the ends."""
+    """The smallest positive number for which a monotone predicate holds, by bisection.
+
+    0 where it holds for all numbers, infinity where it holds for none.
+    """
     low, high = 1e-30, 1e30
     if holds(low):
         return 0.0

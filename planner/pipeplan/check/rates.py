@@ -1,4 +1,4 @@
-"""Which level of the cluster joins two workers, and how fast its links are."""
+"""The rates of every level of a uniform cluster, and the level that joins two workers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Floats = NDArray[np.float64]
 class Rates:
     """Arrays over levels 0 … L: the slowest bandwidth and the longest latency of a level and of those inside it.
 
-    Level 0 is one device, with which nothing needs a link. A level that joins a single component has no links either.
+    Level 0 is a single device, which has no links. A level that joins a single component has no links of its own.
     """
 
     spans: tuple[int, ...]
-    """Workers in one component."""
+    """Number of workers in one component."""
     allreduce: Floats
-    """Bytes/s."""
+    """Bandwidth of ring all-reduces, bytes/s."""
     message: Floats
-    """Bytes/s."""
+    """Bandwidth of point-to-point traffic, bytes/s."""
     latency_s: Floats
 
     @staticmethod

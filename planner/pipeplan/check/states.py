@@ -1,4 +1,4 @@
-"""The states of a certificate, as arrays."""
+"""Reads the states of a certificate into arrays."""
 
 from __future__ import annotations
 
@@ -16,46 +16,50 @@ from pipeplan.files import LARGEST, Node
 Ints = NDArray[np.intp]
 
 ROUNDING = 1e-14
-"""A demand is taken to be smaller by this share, so that a sum in another order does not exceed it."""
+"""Relative amount by which demands are lowered, so that a sum in another order does not exceed them."""
 
 
 @dataclass(frozen=True)
 class States:
-    """One entry a state."""
+    """The states of one space of plans, one array entry for each state."""
 
     cut: Ints
-    """Index into the cuts of the model."""
+    """The cut, as an index into the cuts of the model."""
     first: Ints
     """First worker of the stage behind the cut."""
     span: Ints
     """Level of the smallest component that holds that stage."""
     demand: Floats
-    """Minibatches that a stage in front must cover; 0 where no memory limits the depths."""
+    """Minibatches that a stage in front must cover; 0 where memory does not limit the depths."""
     stages: Ints
-    """Behind the cut; 0 where they are not counted."""
+    """Number of stages behind the cut; 0 where stages are not counted."""
     busy: Ints
-    """Workers of those stages; 0 where they are not counted."""
+    """Number of workers of those stages; 0 where workers are not counted."""
     replicas: Floats
-    """Of the stage behind the cut; infinite where boundaries do not depend on them."""
-    given: list[Any]
-    """The states as the certificate writes them."""
+    """Replicas of the stage behind the cut; infinite where boundaries do not depend on them."""
+    as_stated: list[Any]
+    """The states as the certificate states them, for error messages."""
     counts_stages: bool
+    """Whether stages are counted, because the options limit their number."""
     counts_busy: bool
+    """Whether busy workers are counted, because the options limit their number."""
     counts_replicas: bool
+    """Whether the speed of a boundary depends on the replicas on both sides."""
     most_stages: int
-    """0 where they are not counted."""
+    """Largest number of stages; 0 where stages are not counted."""
     most_busy: int
+    """Largest number of busy workers; 0 where workers are not counted."""
     same_stages: bool
-    """Whether a state stands only for states with as many stages behind, not for those with more."""
+    """Whether a state dominates only states with the same number of stages behind the cut, not those with more."""
     pins: tuple[tuple[int, int], ...]
-    """Layers that must be in a given stage, from 1, where the number of stages is known."""
+    """(layer, stage counted from 1) for layers that must be in a given stage, where the number of stages is known."""
 
     @staticmethod
     def of(entry: Node, steps: Steps, asked: Asked) -> States:
-        """Read the states of one space; an `InputError` says what is wrong with them."""
+        """Read the states of one space of plans. Raises an `InputError` where one is malformed or impossible."""
         cuts = _cuts(entry["cuts"], steps)
         rows, width = _rows(entry["states"])
-        given = entry["states"].value
+        as_stated = entry["states"].value
         most_stages = (asked.stages or asked.max_stages) if width > 4 else None
         most_busy = asked.max_workers if width > 5 else None
         if len(rows) and not (rows[:, 0] < len(cuts)).all():
@@ -71,7 +75,7 @@ class States:
             stages=(rows[:, 4] if most_stages is not None else np.zeros(len(rows))).astype(np.intp),
             busy=(rows[:, 5] if most_busy is not None else np.zeros(len(rows))).astype(np.intp),
             replicas=rows[:, 6] if lanes else np.full(len(rows), np.inf),
-            given=given,
+            as_stated=as_stated,
             counts_stages=most_stages is not None,
             counts_busy=most_busy is not None,
             counts_replicas=lanes,
@@ -85,18 +89,22 @@ class States:
 
 
 def _cuts(node: Node, steps: Steps) -> NDArray[np.intp]:
+    """The indices of the cuts that the certificate lists as hexadecimal bit sets."""
     known = {cut: index for index, cut in enumerate(steps.cuts)}
-    found = []
+    indices = []
     for item in node.items():
         try:
-            found.append(known[int(item.text(), 16)])
+            indices.append(known[int(item.text(), 16)])
         except (KeyError, ValueError):
             item.fail(f"{item.value!r} is no cut of the model")
-    return np.array(found, dtype=np.intp)
+    return np.array(indices, dtype=np.intp)
 
 
 def _rows(node: Node) -> tuple[Floats, int]:
-    """The states as a table: 4 columns, 5 with the stages behind, 6 with the busy workers, 7 with the replicas too."""
+    """The states as a table, and its number of columns.
+
+    There are 4 columns (cut, first worker, level, demand), and up to 3 more: stages, busy workers, replicas.
+    """
     lengths = {len(item.value) if isinstance(item.value, list) else 0 for item in node.items()}
     if len(lengths) != 1 or not lengths <= {4, 5, 6, 7}:
         node.fail("expected states of 4 to 7 numbers each, all alike")
@@ -112,7 +120,8 @@ def _rows(node: Node) -> tuple[Floats, int]:
 
 
 def _check(states: States, steps: Steps, node: Node) -> None:
-    """That the states start where every pipeline ends, that none is beyond the cluster, and none has nothing left."""
+    """Raise an `InputError` where a state lies beyond the cluster or the limits, or completes a pipeline, or where the
+    starting state is missing."""
     last = len(steps.cuts) - 1
     inside = (states.first < steps.workers) | (states.cut == last)
     if not (inside & (states.first <= steps.workers) & (states.span < len(steps.rates.spans))).all():
@@ -121,7 +130,7 @@ def _check(states: States, steps: Steps, node: Node) -> None:
         node.fail("a state has more stages or workers behind it than were asked for")
     met = (states.cut == 0) & ((states.stages == states.most_stages) | (not states.same_stages))
     if met.any():
-        node.fail("a state has no layer left in front of it: it says that a quicker plan exists")
+        node.fail("a state has no layer left in front of it: it claims that a faster plan exists")
     start = (states.cut == last) & (states.first == steps.workers) & (states.stages == 0) & (states.busy == 0)
     if not start.any():
         node.fail("the state where nothing is placed yet is missing")

@@ -1,4 +1,4 @@
-"""Every stage that is quick enough, by the cut that it ends at: what may stand in front of a state."""
+"""The stages that keep within a threshold and may stand in front of a state, by the cut at which they end."""
 
 from __future__ import annotations
 
@@ -17,87 +17,93 @@ from pipeplan.errors import InputError
 Ints = NDArray[np.intp]
 
 MOST_CUTS = 5000
+"""Largest number of cuts of a model for which a certificate is checked."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Stages I→J for one cut J, on runs of workers, whose compute and synchronisation keep within the threshold.
+    """The stages I→J for one cut J on consecutive workers whose compute and synchronisation keep within the threshold.
 
-    Arrays, one entry a stage.
+    Arrays have one entry for each stage.
     """
 
     cut: int
-    """J, by index."""
+    """Index of the cut J."""
     before: Ints
-    """I, by index."""
+    """Index of the cut I."""
     start: Ints
+    """First worker."""
     end: Ints
     """One past the last worker."""
     replicas: Ints
+    """Number of workers."""
     span: Ints
-    """Level of the smallest component that holds the run."""
+    """Level of the smallest component that holds the workers."""
     aligned: Flags
-    """Whether the run cannot be moved on within its component."""
+    """Whether the workers are the last of their component, so that the stage cannot be moved towards its end."""
     wait: Floats
-    """Minibatches that go by while the replicas wait for each other."""
+    """Minibatches that pass while the replicas wait for each other."""
     late: Floats
-    """Under 2BW: minibatches that go by before an update is there."""
+    """Under 2BW, minibatches that pass between the last backward pass of a group and its update."""
     variants: tuple[tuple[Floats, Floats], ...]
-    """Ways to hold what backward needs: bytes of one worker without and for each minibatch in flight; the first are
-    infinite where the stage is not quick enough."""
+    """Memory of one worker without and with recomputation (the latter if allowed): fixed bytes, and bytes for each
+    minibatch in flight. The fixed bytes are infinite where a stage is too slow with recomputation."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Stages of pipelines in one component of a level, one of `copies` that run side by side."""
+    """All stages of pipelines in one component of a level, where `copies` such pipelines run side by side."""
 
     model: Model
     rates: Rates
     totals: Totals
     runs: NDArray[np.intp]
-    """Start, length and level of every run of workers that a stage may take, one a row."""
+    """(first worker, number of workers, level) of every placement of a stage on consecutive workers, one a row."""
     aligned: Flags
-    """Which runs cannot be moved on within their component."""
+    """Which placements cannot be moved towards the end of their component."""
     copies: int
     threshold: float
-    """Seconds per minibatch of one copy."""
+    """Largest pace of one copy, in seconds per minibatch."""
     capacity: float
-    """Bytes of one worker; infinite where memory is not to limit."""
+    """Memory of one worker in bytes; infinite where memory does not limit the plan."""
     overlap: float
+    """Share of synchronisation that hides behind compute."""
     speed: float
+    """Speed of a device."""
     recompute: bool
+    """Whether stages may recompute their forward pass."""
     parallel: bool
-    """Whether a boundary uses as many links as the smaller of its stages has replicas."""
+    """Whether a boundary uses as many links as the smaller of its two stages has replicas."""
     late: bool
-    """Whether a late update takes a version of the weights."""
+    """Whether an update lag takes one more version of the weights."""
     share: int | None
-    """Under 2BW: minibatches of one update in one copy."""
+    """Under 2BW, minibatches of one update in one copy; otherwise None."""
     among_s: float
-    """One all-reduce among the copies."""
+    """Time of one all-reduce among the copies, in seconds."""
 
     @property
     def workers(self) -> int:
-        """Workers of one component."""
+        """Number of workers in the component."""
         return self.rates.spans[-1]
 
     @property
     def cuts(self) -> list[int]:
-        """All of the model, the empty one first and everything last."""
+        """All cuts of the model, from the empty one to the one with all layers."""
         return self.totals.cuts
 
     @property
     def last(self) -> int:
-        """The cut of everything."""
+        """Index of the cut with all layers."""
         return len(self.cuts) - 1
 
     @property
     def covers(self) -> bool:
-        """Whether depths matter: as far as they take memory, which those of inference do not, or 2BW limits them."""
+        """Whether depths matter: in training, where memory is limited or 2BW limits the minibatches in flight."""
         return self.model.training and (np.isfinite(self.capacity) or self.share is not None)
 
     @staticmethod
     def of(document: Document, model: Model, level: int, copies: int, threshold: float, among_s: float) -> Steps:
-        """All that the stages are made from; an `InputError` where the model has too many cuts to go through."""
+        """Prepare the stages of one space of plans. Raises an `InputError` where the model has too many cuts."""
         asked = document.asked
         if threshold <= 0:
             raise InputError("the certificate claims nothing: a threshold is 0")
@@ -116,17 +122,17 @@ class Steps:
             speed=document.cluster.device.speed,
             recompute=asked.recompute and model.training,
             parallel=asked.boundary == "parallel",
-            # Under vertical sync there are at least as many versions as minibatches in flight; no more are counted.
+            # Vertical sync keeps at least as many versions as minibatches in flight; only these are counted here.
             late=document.schedule == STASHING,
             share=(document.accumulate or 1) // copies if document.schedule == DOUBLE_BUFFERED else None,
             among_s=among_s,
         )
 
     def behind(self, cut: int, firsts: Ints) -> Stretch:
-        """The stages that end at a cut, in front of states with these first workers, as far as they have to be tried.
+        """The stages that end at a cut and must be tried in front of states with these first workers.
 
-        Left out are those in front of which no others can end, and those that end neither right before a first worker
-        nor where they cannot be moved on: docs/check.md shows that these stand for the rest.
+        Two kinds of stages are left out, which docs/check.md shows to be sound: those in front of which no pipeline can
+        exist, and those that end neither right before a first worker nor at the end of their component.
         """
         chosen = np.flatnonzero(self.aligned | np.isin(self.runs[:, 0] + self.runs[:, 1], firsts))
         runs = self.runs[chosen]
@@ -166,14 +172,15 @@ class Steps:
         )
 
     def _quick(self, compute_s: Floats, ring_s: Floats, replicas: Ints) -> Flags:
-        """Which stages keep within the threshold; under 2BW none where a copy has no minibatch of every update."""
+        """Which stages keep within the threshold. Under 2BW none does where a copy has less than one minibatch an
+        update."""
         if self.share == 0:
             return np.zeros(compute_s.shape, dtype=bool)
         time: Floats = formulas.together(compute_s, ring_s / (self.share or replicas), self.overlap)
         return time <= self.threshold
 
     def _memory(self, cut: int, before: Ints, replicas: Ints, *, again: bool) -> tuple[Floats, Floats]:
-        """Bytes of one worker without and for each minibatch in flight, of stages that run forward `again` or not."""
+        """Memory of one worker: fixed bytes, and bytes for each minibatch in flight; `again` is with recomputation."""
         totals = self.totals
         weights, buffers, saved = (
             total[cut] - total[before] for total in (totals.parameters, totals.buffers, totals.saved)
@@ -184,7 +191,7 @@ class Steps:
             return fixed, np.zeros(len(before))
         several = replicas * self.copies > 1
         late = several & ~((before == 0) & (cut == self.last)) & self.late
-        # The optimiser's state, a flat bucket, and the versions that do not come with a minibatch in flight.
+        # Optimiser state, flat all-reduce buckets, and the weight versions that do not belong to a minibatch in flight.
         fixed = fixed + weights * (self.model.state_ratio + several + (late if self.share is None else 2))
         growing = totals.sent[before] + weights * (self.share is None)
         once = saved + totals.sent[cut]
@@ -193,7 +200,10 @@ class Steps:
     def taken(
         self, stretch: Stretch, first: int, span: int, demand: float, next_replicas: float
     ) -> tuple[Ints, Floats]:
-        """The stages that may stand in front of a state, by index, and the demand that each leads to."""
+        """The stages that may stand in front of a state, as indices into the stretch, and the demand after each.
+
+        The state is given by its first worker, the level of its first stage, its demand, and that stage's replicas.
+        """
         taken = np.flatnonzero((stretch.end == first) | (stretch.aligned & (stretch.end < first)))
         transfer = np.zeros(len(taken))
         if stretch.cut != self.last:
@@ -216,9 +226,9 @@ class Steps:
         return taken[fits], leads[fits]
 
     def hopeless(self, before: Ints, room: Ints, demand: Floats) -> Flags:
-        """States that no stages can be put in front of down to the empty cut, by three bounds of docs/check.md.
+        """Whether no pipeline can be completed in front of each state, by three bounds of docs/check.md.
 
-        `room` is how many workers there are in front that may still be busy.
+        The states are given by their cut, their demand, and `room`, the number of workers in front that may be busy.
         """
         totals = self.totals
         work = totals.forward_s[before] + totals.backward_s[before]
@@ -234,7 +244,7 @@ class Steps:
         return none
 
     def words(self, stretch: Stretch, step: int) -> str:
-        """A stage, for people."""
+        """A stage in words, for error messages."""
         first, last = int(stretch.start[step]), int(stretch.end[step]) - 1
         members = self.cuts[stretch.cut] & ~self.cuts[int(stretch.before[step])]
         names = [name for index, name in enumerate(self.model.names) if members >> index & 1]
@@ -243,9 +253,10 @@ class Steps:
 
 
 def _runs(rates: Rates, most: int | None) -> tuple[NDArray[np.intp], Flags]:
-    """Start, length and level of all runs of workers; and which of them cannot be moved on within their component.
+    """`Steps.runs` for stages of at most `most` workers, and `Steps.aligned`.
 
-    That is the component of their own level; a single worker may move in that which holds the one before it, too.
+    Workers may be moved inside the component of their own level. A single worker may also be moved inside the smallest
+    component that holds the worker before it as well.
     """
     workers = rates.spans[-1]
     start, last = np.triu_indices(workers)
@@ -254,12 +265,13 @@ def _runs(rates: Rates, most: int | None) -> tuple[NDArray[np.intp], Flags]:
     span = _level(rates, start, last)
     room = np.where(last > start, span, _level(rates, np.maximum(start - 1, 0), start))
     aligned: Flags = (last + 1) % np.array(rates.spans)[room] == 0
-    # The first worker alone can always be moved on.
+    # Worker 0 alone can always be moved.
     aligned &= last > 0
     return np.stack([start, last - start + 1, span], axis=1), aligned
 
 
 def _level(rates: Rates, first: Ints, last: Ints) -> Ints:
+    """The smallest level with a component that holds both workers, for arrays of workers."""
     level = np.zeros(first.shape, dtype=np.intp)
     for span in rates.spans[:-1]:
         level += first // span != last // span

@@ -1,4 +1,4 @@
-"""Whether the stages are a plan at all: for this model, on this cluster, within what was asked for."""
+"""Checks that the stages form a valid plan of the model on the cluster, and that it satisfies the user's options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from pipeplan.errors import InputError
 
 
 def check_structure(document: Document, model: Model) -> str:
-    """What holds, in words; an `InputError` says what does not."""
+    """Check the partition of layers, their order and the workers, and return a summary.
+
+    Raises an `InputError` that states the first violation.
+    """
     if not document.stages:
         raise InputError("the plan has no stages")
     _partition(document, model)
@@ -21,7 +24,10 @@ def check_structure(document: Document, model: Model) -> str:
 
 
 def check_options(document: Document, model: Model) -> str:
-    """What holds of the constraints that the user asked for; an `InputError` says what does not."""
+    """Check the constraints that the user asked for, and return a summary.
+
+    Raises an `InputError` that states the first violation.
+    """
     asked, stages = document.asked, len(document.stages)
     replicas = max(len(stage.workers) // document.copies for stage in document.stages)
     busy = sum(len(stage.workers) for stage in document.stages)
@@ -38,18 +44,23 @@ def check_options(document: Document, model: Model) -> str:
         raise InputError(f"no copies of the pipeline were asked for, the plan has {document.copies}")
     if asked.grid:
         _grid(document)
-    home = {name: number for number, stage in enumerate(document.stages, start=1) for name in stage.layers}
+    stage_of = {name: number for number, stage in enumerate(document.stages, start=1) for name in stage.layers}
     for name, number in asked.pins:
-        if home[name] != number:
-            raise InputError(f"layer {name!r} was asked for in stage {number}, the plan has it in stage {home[name]}")
+        if stage_of[name] != number:
+            raise InputError(
+                f"layer {name!r} was asked for in stage {number}, the plan has it in stage {stage_of[name]}"
+            )
     if any(stage.recompute for stage in document.stages) and not (asked.recompute and model.training):
         raise InputError("a stage of the plan computes its forward pass again, which was not allowed")
     return "the plan keeps to what was asked for"
 
 
 def _grid(document: Document) -> None:
-    """A uniform grid: no copies, as many workers for every stage, one stage after another from the first worker on, and
-    servers used in full unless one is enough."""
+    """Raise an `InputError` unless the plan is a uniform grid.
+
+    A grid has no copies, the same number of workers for every stage, stages on consecutive workers from worker 0 on,
+    and uses whole servers unless it fits in one.
+    """
     first, next_worker = document.stages[0], 0
     if document.copies > 1:
         raise InputError(f"a uniform grid was asked for, the plan has {document.copies} copies of a pipeline")
@@ -90,7 +101,8 @@ def _partition(document: Document, model: Model) -> None:
 
 
 def _order(document: Document, model: Model) -> None:
-    """Every stage ends at an ideal: all that a layer reads from, and all that it is tied to, lies at or before it."""
+    """Raise an `InputError` unless every stage ends at a cut: a layer's inputs, and the layers that it must share a
+    stage with, are in the same stage or, for inputs, an earlier one."""
     cut = 0
     for number, stage in enumerate(document.stages, start=1):
         cut |= model.set_of(stage.layers)

@@ -1,4 +1,4 @@
-"""Sums over the layers before every cut, and what crosses it: a stage's own are differences of two."""
+"""Sums of costs over the layers inside every cut, and the traffic across it; a stage's sums are differences of two."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ from pipeplan.check.model import Floats, Model
 
 @dataclass(frozen=True)
 class Totals:
-    """Arrays over all cuts of the model, the empty one first and everything last."""
+    """Arrays over all cuts of the model, from the empty one to the one with all layers; seconds and bytes."""
 
     cuts: list[int]
+    """The cuts as bit sets."""
     packed: NDArray[np.uint8]
-    """The members of every cut, eight to a byte."""
+    """The layers inside every cut, eight to a byte."""
     forward_s: Floats
     backward_s: Floats
     parameters: Floats
     buffers: Floats
     saved: Floats
     sent: Floats
+    """Bytes that cross the cut forward."""
     returned: Floats
+    """Bytes that cross the cut backward."""
 
     @property
     def busier(self) -> Floats:
-        """What crosses in the busier direction."""
+        """Bytes that cross the cut in the busier direction."""
         found: Floats = np.maximum(self.sent, self.returned)
         return found
 
     @staticmethod
     def of(model: Model, limit: int) -> Totals:
-        """The totals of a model; an `InputError` where it has more cuts than `limit`."""
+        """The totals of a model. Raises an `InputError` where it has more than `limit` cuts."""
         cuts = model.cuts(limit)
         inside = model.members(cuts)
         weights = inside.astype(float)
@@ -51,12 +54,12 @@ class Totals:
         )
 
     def inside(self, cut: int) -> NDArray[np.intp]:
-        """The cuts that are proper subsets of a cut."""
+        """Indices of the cuts that are proper subsets of a cut."""
         subsets = ~(self.packed & ~self.packed[cut]).any(axis=1)
         subsets[cut] = False
         return np.flatnonzero(subsets)
 
     def holds(self, cuts: NDArray[np.intp], layer: int) -> NDArray[np.bool_]:
-        """Which of some cuts have a layer."""
+        """Which of some cuts contain a layer."""
         found: NDArray[np.bool_] = self.packed[cuts, layer // 8] >> (7 - layer % 8) & 1 == 1
         return found

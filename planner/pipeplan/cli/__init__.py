@@ -13,7 +13,7 @@ import sys
 import click
 from click.shell_completion import CompletionItem
 
-from pipeplan import __version__
+from pipeplan._version import __version__
 from pipeplan.cli.misspelt import message_of
 from pipeplan.errors import DisagreementError, PipeplanError
 from pipeplan.suggest import did_you_mean

@@ -18,7 +18,7 @@ from pipeplan.files import Node
 from pipeplan.plan import ACCUMULATING, SCHEDULES, STASHING
 from pipeplan.problem import BOUNDARIES, Options, Problem
 from pipeplan.profile_data import Profile
-from pipeplan.rescale import told as described_rescaling
+from pipeplan.rescale import describe_rescaling
 from pipeplan.text import one_line
 
 DEFAULT_PROFILE = Path("profile.json")
@@ -193,7 +193,7 @@ def read_profile(path: Path | None, minibatch: int | None) -> ProfileSource:
     if origin.kind == "modelled":
         text += ", not measured"
     if minibatch is not None and minibatch != profile.minibatch:
-        text += f"; {described_rescaling(profile, minibatch)}"
+        text += f"; {describe_rescaling(profile.all_sizes, minibatch)}"
         profile = profile.rescaled(minibatch)
     return ProfileSource(profile, one_line(text))
 

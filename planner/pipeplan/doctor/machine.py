@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeplan import __version__
+from pipeplan._version import __version__
 from pipeplan.doctor.finding import MISSING, OK, WARNING, Finding
 from pipeplan.local import gpus, processors
 from pipeplan.units import show_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeplan import __version__
+from pipeplan._version import __version__
 from pipeplan.exports.target import Target
 from pipeplan.plan import Plan
 from pipeplan.problem import Problem

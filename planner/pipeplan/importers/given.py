@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeplan import __version__
+from pipeplan._version import __version__
 from pipeplan.errors import InputError
 from pipeplan.profile_data import LARGEST_MINIBATCH, Provenance
 

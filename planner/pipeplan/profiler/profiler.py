@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeplan import __version__
+from pipeplan._version import __version__
 from pipeplan.devices import MEASURED
 from pipeplan.errors import InputError
 from pipeplan.profile_data import Profile, Provenance

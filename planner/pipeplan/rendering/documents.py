@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pipeplan import __version__
+from pipeplan._version import __version__
 from pipeplan.awaited import exposed_allreduce_s, waits
 from pipeplan.held import exposed_s, idle_s
 from pipeplan.links import Links

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from pipeplan import __version__, cluster_json
+from pipeplan import cluster_json
+from pipeplan._version import __version__
 from pipeplan.errors import InputError
 from pipeplan.files import Node
 from pipeplan.plan import INFERENCE, Plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeplan import __version__
+from pipeplan._version import __version__
 from pipeplan.cuts import Cuts, enumerate_cuts
 from pipeplan.explain.alternatives import Alternatives
 from pipeplan.measured.run import Run

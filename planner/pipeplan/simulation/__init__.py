@@ -1,1 +1,1 @@
-"""Replaying a plan in simulated time: the executor's own schedule, with the planner's times. docs/simulate.md."""
+"""Simulates a plan: plays the executor's own schedule with the planner's times (docs/simulate.md)."""

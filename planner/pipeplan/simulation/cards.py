@@ -1,7 +1,7 @@
-"""Which network cards a message or an all-reduce of a plan passes, and how much of them it takes at full speed.
+"""The network cards that each message or all-reduce of a plan crosses, and the share of each card that it uses.
 
-The cards are those of `pipeplan.contention`: every component of every level has one to the level above it, and each
-direction is a card of its own here.
+The cards are those of `pipeplan.contention`: every component of every level has a card that joins it to the level
+above. Each direction of a card counts as a card of its own here. Shared processor cores are treated in the same way.
 """
 
 from __future__ import annotations
@@ -15,26 +15,28 @@ from pipeplan.plan import Plan
 from pipeplan.simulation.flows import Card, Use
 
 OUT, IN, CORES = 0, 1, 2
+"""Directions of a card; `CORES` marks the cores of a server."""
 MESSAGES, RINGS = 0, 1
+"""Indices into the result of `Links.card`."""
 
 
 @dataclass(frozen=True)
 class Cards:
-    """The cards of a cluster, as the stages of a plan use them."""
+    """The cards of a cluster and their use by the stages of a plan."""
 
     plan: Plan
     links: Links
 
     def message(self, sender: int, receiver: int, bandwidth: float) -> Use:
-        """A message from one worker to another, at so many bytes/s."""
-        return self._passed([(sender, receiver)], bandwidth, MESSAGES)
+        """Use of cards by a message from one worker to another at `bandwidth` bytes/s."""
+        return self._use([(sender, receiver)], bandwidth, MESSAGES)
 
     def ring(self, stage: int) -> Use:
-        """An all-reduce among the replicas of a stage, in a ring by their numbers, at the planner's rate."""
+        """Use of cards by an all-reduce among the replicas of a stage, in a ring in the order of their numbers."""
         return self._rings[stage]
 
     def computing(self, worker: int) -> Use:
-        """What computing takes of the cores of a worker's server, where it has more workers than cores."""
+        """Use of its server's cores by a worker that computes; empty where the server has a core for each worker."""
         return self._computing.get(worker, {})
 
     @cached_property
@@ -48,15 +50,15 @@ class Cards:
 
     @cached_property
     def _rings(self) -> tuple[Use, ...]:
-        found = []
+        rings = []
         for stage in self.plan.stages:
             workers = sorted(stage.workers)
             hops = list(zip(workers, [*workers[1:], workers[0]], strict=True))
-            found.append(self._passed(hops, self.links.allreduce_among(workers)[0], RINGS))
-        return tuple(found)
+            rings.append(self._use(hops, self.links.allreduce_among(workers)[0], RINGS))
+        return tuple(rings)
 
-    def _passed(self, hops: list[tuple[int, int]], bandwidth: float, kind: int) -> Use:
-        """The cards on the way from each worker to the next, all hops at once."""
+    def _use(self, hops: list[tuple[int, int]], bandwidth: float, kind: int) -> Use:
+        """Use of cards by simultaneous transfers at `bandwidth` bytes/s over all hops (sender, receiver)."""
         use: dict[Card, float] = {}
         cluster = self.links.cluster
         for sender, receiver in hops:

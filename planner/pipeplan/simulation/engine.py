@@ -1,14 +1,17 @@
-"""The replay itself: events in simulated time. Nothing is random and nothing depends on a clock.
+"""The simulator: a discrete-event simulation of a plan's schedule. It is deterministic and depends on no clock.
 
-worker   runs the actions of its stream in order, one at a time; F and B wait for their message
-link     one message at a time, first come first served: busy for transmit_s (gradients: back_s), and it arrives
-         latency_s later; with several links at a boundary, the minibatches of a copy take them in turn
-R        joins the group's all-reduce, which starts when all replicas have, and the one before has ended
-U        lasts exposed_s on the worker; what is left of the all-reduce, hidden_s, goes on behind it. Where U follows
-         its R at once, the hidden part runs after the exposed one; where the schedule put other actions between
-         them, before it, and U waits for it.
-card     with `Scenario.cards`, what is on a link or hidden in an all-reduce is a flow, which shares the network cards
-         that it passes (`flows`): it then takes as long as they let it. An all-reduce after a flush is one as a whole.
+The rules:
+
+worker   A worker runs the actions of its stream in order, one at a time. F and B wait for their message.
+link     A link carries one message at a time, first come, first served. It is busy for transmit_s (for gradients
+         back_s), and the message arrives latency_s later. Where a boundary has several links, the minibatches of a copy
+         take them in turn.
+R        R joins the all-reduce of the group, which starts once all replicas have joined and the previous one has ended.
+U        U keeps the worker busy for exposed_s; the rest of the all-reduce, hidden_s, runs beside computing. Where U
+         directly follows its R, the hidden part runs after the exposed one. Where the schedule put other actions
+         between them, it runs before, and U waits for its end.
+card     With `Scenario.cards`, a message or the hidden part of an all-reduce is a flow that shares the network cards
+         that it crosses (`flows`), and takes as long as these allow. Under a flush the whole all-reduce is such a flow.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from pipeplan_launch.schedule import Action, Kind
 
 
 class Pass(NamedTuple):
-    """A worker was busy with an action."""
+    """A period in which a worker was busy with an action."""
 
     stage: int
     replica: int
@@ -38,32 +41,34 @@ class Pass(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A link was busy."""
+    """A period in which a link was busy."""
 
     row: str
-    """Which link, for people."""
+    """The link, in words."""
     number: int
-    """Of the minibatch, or of the group of an all-reduce."""
+    """Number of the minibatch, or of the group of an all-reduce."""
     start_s: float
     end_s: float
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """All that happened. What is computed and what is sent, each in order of its start."""
+    """All events of a simulation: actions and transfers, each in order of their starts."""
 
     actions: tuple[Pass, ...]
-    """Each worker's in the order of its stream, but for the starts of all-reduces, which take no time."""
+    """The actions of all workers, for each worker in the order of its stream. Starts of all-reduces are not listed,
+    because they take no time."""
     transfers: tuple[Transfer, ...]
     end_s: float
+    """Time of the last event."""
 
     @cached_property
     def passes(self) -> tuple[Pass, ...]:
-        """What there is to see: all actions but updates that took no time."""
+        """All actions except updates that took no time."""
         return tuple(done for done in self.actions if done.action.kind is not Kind.UPDATE or done.end_s > done.start_s)
 
     def finished(self, stage: int, kind: Kind) -> list[float]:
-        """When a stage finished its passes of one kind, in order of time."""
+        """The times at which a stage finished its passes of one kind, in increasing order."""
         return sorted(done.end_s for done in self.passes if done.stage == stage and done.action.kind is kind)
 
 
@@ -75,9 +80,9 @@ class _Worker:
     head: Action | None = None
     busy: bool = False
     arrived: set[Action] = field(default_factory=set)
-    """Actions whose message is here, or whose all-reduce is far enough."""
-    held: set[int] = field(default_factory=set)
-    """Minibatches between the end of their forward and the start of their backward."""
+    """Actions whose message has arrived, or updates whose all-reduce lets them start."""
+    awaiting_backward: set[int] = field(default_factory=set)
+    """Minibatches between the end of their forward and the start of their backward pass."""
     awaits_at_once: set[int] = field(default_factory=set)
     """Groups whose update directly follows the start of their all-reduce."""
 
@@ -88,24 +93,27 @@ class _Worker:
         return action
 
 
-class _Load(NamedTuple):
-    """What is to be carried over a link: first as a flow, then as what no card slows."""
+class _Job(NamedTuple):
+    """A message or an all-reduce on a link: a flow, which cards may slow, followed by a part that none slows."""
 
     number: int
     flow_s: float
+    """Duration of the flow at full speed."""
     rest_s: float
+    """Duration of the second part."""
     use: Use
+    """Use of cards by the flow."""
     begun: Callable[[float], None]
-    """Called when the link takes it up, with the time that this is."""
+    """Called with the start time when the link begins with this job."""
     flown: Callable[[], None]
-    """Called when the flow has arrived."""
+    """Called at the end of the flow."""
 
 
 @dataclass
 class _Link:
     row: str
     free_s: float = 0.0
-    waiting: deque[_Load] = field(default_factory=deque)
+    waiting: deque[_Job] = field(default_factory=deque)
     busy: bool = False
 
 
@@ -120,7 +128,7 @@ class _Engine:
         self._transfers: list[Transfer] = []
         self._joined: dict[tuple[int, int], int] = {}
         self._waited: dict[tuple[int, int], float] = {}
-        """(stage, group) -> since when its replicas, drained, have done nothing but wait for this all-reduce."""
+        """(stage, group) -> time since which the drained replicas have only waited for this all-reduce."""
         self._workers = [
             [
                 _Worker(stage, replica, scenario.schedule.stream(scenario.shapes, stage, replica, minibatches))
@@ -131,7 +139,7 @@ class _Engine:
         self._activations = [_links(f"stage {i + 1} → {i + 2}", hops) for i, hops in enumerate(scenario.hops)]
         self._gradients = [_links(f"stage {i + 2} → {i + 1}", hops) for i, hops in enumerate(scenario.hops)]
         self._network = None if scenario.cards is None else Network(lambda: self._now, self._at)
-        # Copies of a pipeline sit in different components, whose one link to each other all stages share.
+        # Copies of a pipeline are in different components, and all stages share the link between these.
         shared = _Link("all-reduce")
         self._sync = [
             shared if scenario.copies > 1 else _Link(f"all-reduce of stage {stage + 1}")
@@ -139,29 +147,29 @@ class _Engine:
         ]
 
     def run(self) -> Replayed:
-        """Play all streams to their ends. Raises `InputError` on a deadlock, naming who waits for what."""
-        everyone = [worker for stage in self._workers for worker in stage]
-        for worker in everyone:
+        """Play all streams to their ends. Raises an `InputError` on a deadlock, with a worker and what it waits for."""
+        workers = [worker for stage in self._workers for worker in stage]
+        for worker in workers:
             worker.head = next(worker.stream, None)
-        for worker in everyone:
+        for worker in workers:
             self._advance(worker)
         while self._events:
-            self._now, _, _, happen = heapq.heappop(self._events)
-            happen()
-        stuck = next((worker for worker in everyone if worker.head is not None), None)
+            self._now, _, _, event = heapq.heappop(self._events)
+            event()
+        stuck = next((worker for worker in workers if worker.head is not None), None)
         if stuck is not None:
             raise InputError(self._deadlock(stuck))
         if not math.isfinite(self._now):
             raise InputError("the times of the plan are too long to add up")
         return Replayed(tuple(self._actions), tuple(self._transfers), self._now)
 
-    def _at(self, time_s: float, happen: Callable[[], None], rank: int = -1) -> None:
-        """Events at the same time happen by their rank, and then in the order in which they were planned."""
+    def _at(self, time_s: float, event: Callable[[], None], rank: int = -1) -> None:
+        """Schedule an event. Events at the same time happen by rank, then in the order in which they were scheduled."""
         self._count += 1
-        heapq.heappush(self._events, (time_s, rank, self._count, happen))
+        heapq.heappush(self._events, (time_s, rank, self._count, event))
 
     def _advance(self, worker: _Worker) -> None:
-        """Start whatever this worker can start now."""
+        """Start all actions that this worker can start now."""
         load = self._scenario.stages[worker.stage]
         while not worker.busy and worker.head is not None and self._ready(worker, worker.head):
             action = worker.pop()
@@ -170,7 +178,7 @@ class _Engine:
                 case Kind.FORWARD:
                     self._compute(worker, action, load.forward_s)
                 case Kind.BACKWARD:
-                    worker.held.remove(action.index)
+                    worker.awaiting_backward.remove(action.index)
                     self._compute(worker, action, load.backward_s)
                 case Kind.REDUCE:
                     self._join(worker, action.index)
@@ -183,15 +191,15 @@ class _Engine:
             case Kind.FORWARD:
                 return worker.stage == 0 or action in worker.arrived
             case Kind.BACKWARD:
-                here = worker.stage == self._last or action in worker.arrived
-                return here and action.index in worker.held
+                gradient_ready = worker.stage == self._last or action in worker.arrived
+                return gradient_ready and action.index in worker.awaiting_backward
             case Kind.REDUCE:
                 return True
             case Kind.UPDATE:
                 return action in worker.arrived
 
     def _compute(self, worker: _Worker, action: Action, duration_s: float, began_s: float | None = None) -> None:
-        """Keep a worker busy from now on; `began_s` is when it was held up already by the same action."""
+        """Keep a worker busy for `duration_s`; `began_s` is the time since which it has waited for the same action."""
         worker.busy = True
         start_s = self._now if began_s is None else began_s
         cores = self._cores(worker)
@@ -204,11 +212,11 @@ class _Engine:
             self._network.start(duration_s, cores, computed)
             return
         self._actions.append(Pass(worker.stage, worker.replica, action, start_s, self._now + duration_s))
-        # Replicas that finish together send in the order of their minibatches.
+        # Replicas that finish at the same time send in the order of their minibatches.
         self._at(self._now + duration_s, lambda: self._finish(worker, action), action.index)
 
     def _cores(self, worker: _Worker) -> Use:
-        """What a worker that computes takes of its server's cores, where they are shared."""
+        """Use of the server's cores by a worker that computes, where they are shared."""
         cards = self._scenario.cards
         return {} if cards is None else cards.computing(self._scenario.stages[worker.stage].workers[worker.replica])
 
@@ -216,7 +224,7 @@ class _Engine:
         worker.busy = False
         match action.kind:
             case Kind.FORWARD:
-                worker.held.add(action.index)
+                worker.awaiting_backward.add(action.index)
                 if worker.stage < self._last:
                     self._send(self._activations[worker.stage], worker.stage, worker.stage + 1, action)
             case Kind.BACKWARD if worker.stage > 0:
@@ -226,7 +234,7 @@ class _Engine:
         self._advance(worker)
 
     def _send(self, links: list[list[_Link]], boundary: int, target: int, action: Action) -> None:
-        """Queue a message; the receiver has it once it has crossed."""
+        """Queue a message on its link; it arrives at the receiver after the transfer and the latency."""
         turn, copy = divmod(action.index, self._scenario.copies)
         hop = self._scenario.hops[boundary][copy]
         busy_s = hop.transmit_s if action.kind is Kind.FORWARD else hop.back_s
@@ -235,7 +243,7 @@ class _Engine:
         use = self._use(action, boundary, copy)
         self._carry(
             links[copy][turn % hop.links],
-            _Load(
+            _Job(
                 action.index,
                 busy_s,
                 0.0,
@@ -246,47 +254,47 @@ class _Engine:
         )
 
     def _use(self, action: Action, boundary: int, copy: int) -> Use:
-        """The cards that a message passes: with the activations from this stage to the next, with gradients back."""
+        """Use of cards by a message: activations to the next stage, or gradients back."""
         if self._scenario.cards is None:
             return {}
         ends = self._scenario.stages[boundary : boundary + 2]
-        here, there = (load.workers[action.index % load.replicas] for load in ends)
+        sender, receiver = (load.workers[action.index % load.replicas] for load in ends)
         if action.kind is Kind.BACKWARD:
-            here, there = there, here
-        return self._scenario.cards.message(here, there, self._scenario.hops[boundary][copy].bandwidth)
+            sender, receiver = receiver, sender
+        return self._scenario.cards.message(sender, receiver, self._scenario.hops[boundary][copy].bandwidth)
 
-    def _carry(self, link: _Link, load: _Load) -> None:
-        """Queue something on a link. Called in order of time, so first come is first."""
+    def _carry(self, link: _Link, job: _Job) -> None:
+        """Queue a job on a link. Calls come in order of time, so the link serves jobs in the order of these calls."""
         if self._network is None:
             start = max(self._now, link.free_s)
-            link.free_s = start + load.flow_s + load.rest_s
-            self._note(link, load.number, start, link.free_s)
-            load.begun(start)
-            self._at(start + load.flow_s, load.flown)
+            link.free_s = start + job.flow_s + job.rest_s
+            self._record(link, job.number, start, link.free_s)
+            job.begun(start)
+            self._at(start + job.flow_s, job.flown)
             return
-        link.waiting.append(load)
+        link.waiting.append(job)
         if not link.busy:
-            self._take_up(link, self._network)
+            self._begin_next(link, self._network)
 
-    def _take_up(self, link: _Link, network: Network) -> None:
-        """Begin with the next that waits for a link, which is free."""
-        load, start = link.waiting.popleft(), self._now
+    def _begin_next(self, link: _Link, network: Network) -> None:
+        """Begin with the next job that waits for a free link."""
+        job, start = link.waiting.popleft(), self._now
         link.busy = True
-        load.begun(start)
+        job.begun(start)
 
         def flown() -> None:
-            load.flown()
-            self._at(self._now + load.rest_s, over)
+            job.flown()
+            self._at(self._now + job.rest_s, done)
 
-        def over() -> None:
-            self._note(link, load.number, start, self._now)
+        def done() -> None:
+            self._record(link, job.number, start, self._now)
             link.busy = False
             if link.waiting:
-                self._take_up(link, network)
+                self._begin_next(link, network)
 
-        network.start(load.flow_s, load.use, flown)
+        network.start(job.flow_s, job.use, flown)
 
-    def _note(self, link: _Link, number: int, start_s: float, end_s: float) -> None:
+    def _record(self, link: _Link, number: int, start_s: float, end_s: float) -> None:
         if end_s > start_s:
             self._transfers.append(Transfer(link.row, number, start_s, end_s))
 
@@ -295,7 +303,7 @@ class _Engine:
         self._advance(worker)
 
     def _join(self, worker: _Worker, group: int) -> None:
-        """One replica starts the group's all-reduce; the last of them sets it off."""
+        """Let one replica join the all-reduce of its group, which starts when the last replica joins."""
         update = Action(Kind.UPDATE, group)
         if worker.head == update:
             worker.awaits_at_once.add(group)
@@ -306,7 +314,7 @@ class _Engine:
             return
         del self._joined[key]
         hidden, exposed = self._parts(self._scenario.stages[worker.stage])
-        # Cards may slow what a flush waits for, so that its end, not its start, is when the replicas go on.
+        # Under a flush, replicas go on at the end of the all-reduce, which cards may delay, and not at its start.
         waits = self._network is not None and self._scenario.drains
         early = [replica for replica in replicas if group in replica.awaits_at_once and not waits]
         late = [replica for replica in replicas if replica not in early]
@@ -324,13 +332,13 @@ class _Engine:
                 self._release(replica, update, self._now)
 
         use = self._scenario.cards.ring(worker.stage) if self._scenario.cards is not None else {}
-        self._carry(self._sync[worker.stage], _Load(group, hidden, exposed, use, begun, flown))
+        self._carry(self._sync[worker.stage], _Job(group, hidden, exposed, use, begun, flown))
 
     def _release(self, worker: _Worker, update: Action, time_s: float) -> None:
         self._at(time_s, lambda: self._arrive(worker, update))
 
     def _parts(self, load: Load) -> tuple[float, float]:
-        """What of an all-reduce goes on behind the replicas' computing, and what holds them up."""
+        """The hidden and the exposed part of an all-reduce, in seconds."""
         overlap = self._scenario.overlap
         if self._network is not None and self._scenario.drains:
             return load.sync_s, 0.0
@@ -339,22 +347,22 @@ class _Engine:
     def _deadlock(self, worker: _Worker) -> str:
         load = self._scenario.stages[worker.stage]
         return (
-            f"schedule {self._scenario.schedule.name} stands still after {self._now:g} s: worker "
-            f"{load.workers[worker.replica]} (stage {worker.stage + 1}) waits for ever at {worker.head}; replicas and "
+            f"schedule {self._scenario.schedule.name} comes to a deadlock after {self._now:g} s: worker "
+            f"{load.workers[worker.replica]} (stage {worker.stage + 1}) waits forever at {worker.head}; replicas and "
             f"depths are {[(stage.replicas, stage.depth) for stage in self._scenario.stages]}: solve again with --force"
         )
 
 
 def _links(name: str, hops: Sequence[Hop]) -> list[list[_Link]]:
     """The links of a boundary in one direction, for every copy of the pipeline."""
-    found = []
+    links = []
     for copy, hop in enumerate(hops, start=1):
-        of_copy = name if len(hops) == 1 else f"{name}, copy {copy}"
-        names = (of_copy if hop.links == 1 else f"{of_copy}, link {link + 1}" for link in range(hop.links))
-        found.append([_Link(row) for row in names])
-    return found
+        copy_name = name if len(hops) == 1 else f"{name}, copy {copy}"
+        rows = (copy_name if hop.links == 1 else f"{copy_name}, link {link + 1}" for link in range(hop.links))
+        links.append([_Link(row) for row in rows])
+    return links
 
 
 def replay(scenario: Scenario, minibatches: int) -> Replayed:
-    """Replay a plan for so many minibatches; an `InputError` where its schedule cannot come to its end."""
+    """Simulate a plan for a number of minibatches. Raises an `InputError` where its schedule comes to a deadlock."""
     return _Engine(scenario, minibatches).run()

@@ -1,8 +1,8 @@
-"""Messages and all-reduces as flows that share network cards: max-min fair, as TCP settles at.
+"""Messages and all-reduces as flows that share network cards by max-min fairness, to which TCP connections converge.
 
-A flow alone takes its duration. At full speed it uses a given share of each card that it passes; where a card is asked
-for more than all of it, its flows are slowed until they fit. Fair means that no flow could be faster without another
-being slower that gets no more of the card they meet at.
+A flow that is alone takes its stated duration. At full speed it uses a given share of each card that it crosses. Where
+the shares of a card add up to more than 1, its flows are slowed down until they fit. The result is max-min fair: no
+flow could be faster without slowing down another flow that gets no larger share of a card that both cross.
 """
 
 from __future__ import annotations
@@ -11,49 +11,51 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 Card = tuple[int, int, int]
-"""Direction, level and number of a component."""
+"""(direction, level, index of the component)."""
 Use = Mapping[Card, float]
-"""What share of each card a flow takes at full speed; more than 1 where the card is slower than the flow."""
+"""The share of each card that a flow uses at full speed; more than 1 where the card is slower than the flow."""
 
-# A flow with less than this left, in seconds, has arrived: what rounding leaves is none.
 EPSILON = 1e-12
+"""A flow with fewer seconds left has arrived: the remainder is rounding."""
 
 
 @dataclass(eq=False)
 class Flow:
-    """One of them."""
+    """A transfer under way."""
 
     left_s: float
-    """At full speed."""
+    """Time that it still takes at full speed."""
     use: Use
     done: Callable[[], None]
+    """Called when it has arrived."""
     speed: float = 1.0
+    """Current speed, as a share of full speed."""
 
 
 class Network:
     """The flows that are under way, in simulated time."""
 
     def __init__(self, now: Callable[[], float], at: Callable[[float, Callable[[], None]], None]) -> None:
-        """`now` gives the time, `at` plans an event."""
+        """`now` returns the simulated time, `at` schedules an event at a time."""
         self._now, self._at = now, at
         self._flows: list[Flow] = []
         self._since_s = 0.0
         self._plans = 0
 
     def start(self, duration_s: float, use: Use, done: Callable[[], None]) -> None:
-        """Send something off; `done` is called when it has arrived."""
+        """Start a flow that takes `duration_s` at full speed; `done` is called when it has arrived."""
         self._move()
         self._flows.append(Flow(duration_s, {card: share for card, share in use.items() if share > 0}, done))
         self._plan()
 
     def _move(self) -> None:
-        """Bring all flows up to the present."""
+        """Account for the progress of all flows since the last call."""
         passed, self._since_s = self._now() - self._since_s, self._now()
         for flow in self._flows:
             flow.left_s -= passed * flow.speed
 
     def _plan(self) -> None:
-        """Share the cards anew, and look again when the next flow arrives."""
+        """Compute the speeds of all flows, and schedule the next arrival."""
         share_out(self._flows)
         self._plans += 1
         if self._flows:
@@ -65,7 +67,7 @@ class Network:
         if plan != self._plans:
             return
         self._move()
-        # Relative to the time, whose rounding may leave more than a fixed amount.
+        # The rounding error grows with the simulated time.
         least = EPSILON * max(1.0, self._now())
         arrived = [flow for flow in self._flows if flow.left_s <= least]
         self._flows = [flow for flow in self._flows if flow.left_s > least]
@@ -75,16 +77,19 @@ class Network:
 
 
 def share_out(flows: list[Flow]) -> None:
-    """Give every flow its max-min fair speed, 1 at most: all rise together until a card is full or a flow is at 1."""
-    asked: dict[Card, float] = {}
+    """Set the max-min fair speed, at most 1, of every flow.
+
+    Progressive filling: the levels of all flows rise together until a card is full or a flow reaches full speed; these
+    flows stop, and the others go on rising. The level of a flow is its share of the card that it uses the most.
+    """
+    demand: dict[Card, float] = {}
     for flow in flows:
         flow.speed = 1.0
         for card, share in flow.use.items():
-            asked[card] = asked.get(card, 0.0) + share
-    if all(total <= 1.0 for total in asked.values()):
+            demand[card] = demand.get(card, 0.0) + share
+    if all(total <= 1.0 for total in demand.values()):
         return
-    left = dict.fromkeys(asked, 1.0)
-    # A flow's level is its share of the card that it uses most.
+    left = dict.fromkeys(demand, 1.0)
     rising = [(flow, max(flow.use.values())) for flow in flows if flow.use]
     while rising:
         weights: dict[Card, float] = {}
@@ -103,5 +108,5 @@ def share_out(flows: list[Flow]) -> None:
             flow.speed = min(1.0, level / most)
             for card, share in flow.use.items():
                 left[card] = max(0.0, left[card] - flow.speed * share)
-        gone = {id(flow) for flow, _ in stopped}
-        rising = [(flow, most) for flow, most in rising if id(flow) not in gone]
+        done = {id(flow) for flow, _ in stopped}
+        rising = [(flow, most) for flow, most in rising if id(flow) not in done]

@@ -1,8 +1,8 @@
-"""What each worker does, from a replay and from a run, said in one way, so that one can be laid over the other.
+"""The activity of each worker over time in one form for simulations and for runs, so that the two can be compared.
 
-A run records what it does (`pipeplan.measured`); a replay plays actions with the times of the plan. The step of the
-optimiser is part of each backward pass in the plan, and is the end of it here; what of an all-reduce holds a worker up
-is a wait for it; whenever nothing is played, the worker waits.
+A run records its activity (`pipeplan.measured`); a simulation plays actions with the times of the plan. In a simulation
+the optimiser's step, which the plan charges to each backward pass, is the end of that pass; the exposed part of an
+all-reduce is a wait; and a worker waits whenever it plays no action.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from pipeplan.simulation.scenario import Scenario
 from pipeplan_launch.schedule import Action, Kind, group_count
 
 BRIEF_S = 2e-5
-"""Waits below this are left out, as runs leave them out."""
+"""Shorter waits are left out, in runs and in simulations."""
 _ACTIONS = {FORWARD: Kind.FORWARD, BACKWARD: Kind.BACKWARD, UPDATE: Kind.UPDATE, ALL_REDUCE: Kind.REDUCE}
 
 
 class Bar(NamedTuple):
-    """A worker was busy, or waited."""
+    """A period in which a worker was busy, or waited."""
 
     kind: str
     """One of `pipeplan.measured.run.KINDS`."""
     action: Action
-    """What it did, or waited with."""
+    """The action that it performed, or for which it waited."""
     start_s: float
     end_s: float
 
 
 @dataclass(frozen=True)
 class Lane:
-    """One worker's."""
+    """The activity of one worker."""
 
     worker: int
     stage: int
-    """From 0."""
+    """Index of its stage, from 0."""
     replica: int
     bars: tuple[Bar, ...]
-    """In the order of their starts."""
+    """Its bars, in the order of their starts."""
 
 
 def predicted(scenario: Scenario, replayed: Replayed, minibatches: int) -> list[Lane]:
-    """What a replay of so many minibatches says, in the order of the workers' numbers."""
+    """The lanes of a simulation of `minibatches` minibatches, in the order of the workers' numbers."""
     played: dict[tuple[int, int], list[Pass]] = {}
     for done in replayed.actions:
         played.setdefault((done.stage, done.replica), []).append(done)
@@ -61,7 +61,7 @@ def predicted(scenario: Scenario, replayed: Replayed, minibatches: int) -> list[
 
 
 def _played(scenario: Scenario, stage: int, replica: int, passes: Sequence[Pass], minibatches: int) -> Iterator[Bar]:
-    """One worker's bars."""
+    """The bars of one worker, from its simulated passes."""
     load, shape = scenario.stages[stage], scenario.shapes[stage]
     size = scenario.schedule.group_size(shape)
     now, queue = 0.0, iter(passes)
@@ -94,7 +94,7 @@ def _played(scenario: Scenario, stage: int, replica: int, passes: Sequence[Pass]
 
 
 def measured(scenario: Scenario, run: Run) -> list[Lane]:
-    """What a run of the plan recorded, by worker. Raises `InputError` where that is nothing."""
+    """The lanes of a run of the plan. Raises an `InputError` where it recorded no timelines, or is of another plan."""
     if not run.recorded:
         raise InputError(f"{run.folder} has no timelines: it is of an older executor, so run the plan again")
     places = {
@@ -111,20 +111,21 @@ def measured(scenario: Scenario, run: Run) -> list[Lane]:
 
 
 def _recorded(intervals: Sequence[Interval]) -> Iterator[Bar]:
-    """One worker's bars. A wait is with what follows it."""
-    following: dict[int, Action] = {}
-    rest = [(number, one) for number, one in enumerate(intervals) if one.kind != ALL_REDUCE]
-    for (number, wait), (_, after) in pairwise(rest):
+    """The bars of one worker, from its recorded intervals. A wait is for the action that follows it."""
+    awaited: dict[int, Action] = {}
+    others = [(index, interval) for index, interval in enumerate(intervals) if interval.kind != ALL_REDUCE]
+    for (index, wait), (_, after) in pairwise(others):
         if wait.kind == WAIT and after.kind != WAIT:
-            following[number] = Action(_ACTIONS[after.kind], after.number)
-    for number, one in enumerate(intervals):
-        action = following.get(number) if one.kind == WAIT else Action(_ACTIONS[one.kind], one.number)
+            awaited[index] = Action(_ACTIONS[after.kind], after.number)
+    for index, interval in enumerate(intervals):
+        waits = interval.kind == WAIT
+        action = awaited.get(index) if waits else Action(_ACTIONS[interval.kind], interval.number)
         if action is not None:
-            yield Bar(one.kind, action, one.start_s, one.end_s)
+            yield Bar(interval.kind, action, interval.start_s, interval.end_s)
 
 
 def shifted(lanes: Sequence[Lane], scenario: Scenario, first: int) -> list[Lane]:
-    """The same with minibatches counted from `first`, as a run that goes on in the middle of an epoch counts them."""
+    """The lanes with minibatches counted from `first`, as a run that resumes in the middle of an epoch counts them."""
     if not first:
         return list(lanes)
     moved = []
@@ -136,8 +137,8 @@ def shifted(lanes: Sequence[Lane], scenario: Scenario, first: int) -> list[Lane]
 
 
 def _later(action: Action, minibatches: int, groups: int) -> Action:
-    by = groups if counts_groups(action) else minibatches
-    return Action(action.kind, action.index + by)
+    offset = groups if counts_groups(action) else minibatches
+    return Action(action.kind, action.index + offset)
 
 
 def counts_groups(action: Action) -> bool:
@@ -146,7 +147,7 @@ def counts_groups(action: Action) -> bool:
 
 
 def within(lanes: Sequence[Lane], scenario: Scenario, minibatches: int) -> list[Lane]:
-    """Only what belongs to the first so many minibatches: groups that begin among them."""
+    """The lanes cut to the first `minibatches` minibatches, and to the groups that begin among them."""
     kept = []
     for lane in lanes:
         size = scenario.schedule.group_size(scenario.shapes[lane.stage])

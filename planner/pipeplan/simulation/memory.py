@@ -1,4 +1,4 @@
-"""What each worker holds over time: its weights, versions of them, and what minibatches in flight need."""
+"""The memory of each worker over time: weights, weight versions, and the minibatches in flight."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from pipeplan.simulation.scenario import Scenario
 from pipeplan_launch.schedule import Kind, own_minibatches
 
 Steps = dict[tuple[int, int], list[tuple[float, int]]]
-"""(stage, replica) -> bytes from when on (seconds), in order of time."""
+"""(stage, replica) -> list of (time in seconds, bytes from then on), in order of time."""
 
 
 def memory_over_time(scenario: Scenario, replayed: Replayed, minibatches: int) -> Steps:
-    """Bytes of every worker; at most `Load.memory_bytes`, which reckons with a version more where updates run late."""
+    """Memory of every worker over time.
+
+    It is at most `Load.memory_bytes`, which includes one more weight version where updates lag.
+    """
     by_worker: dict[tuple[int, int], list[Pass]] = defaultdict(list)
     for done in replayed.actions:
         by_worker[done.stage, done.replica].append(done)
@@ -26,28 +29,30 @@ def memory_over_time(scenario: Scenario, replayed: Replayed, minibatches: int) -
 def _steps(
     scenario: Scenario, stage: int, replica: int, actions: Sequence[Pass], minibatches: int
 ) -> Iterator[tuple[float, int]]:
-    """A minibatch is held from the start of its forward to the end of its backward, and the versions from the oldest
-    that one of them still has to use up to the newest.
+    """The memory of one worker after each of its actions.
+
+    A minibatch is held from the start of its forward to the end of its backward pass. Weight versions are held from the
+    oldest one that a minibatch will still use to the newest.
     """
     load, shapes = scenario.stages[stage], scenario.shapes
     if not scenario.schedule.trains:
         yield 0.0, load.memory_bytes
         return
     own = own_minibatches(replica, load.replicas, minibatches)
-    held = finished = updates = 0
+    in_flight = finished = updates = 0
     for _, _, action, start_s, end_s in actions:
-        held += action.kind is Kind.FORWARD
+        in_flight += action.kind is Kind.FORWARD
         if action.kind is Kind.BACKWARD:
-            held, finished = held - 1, finished + 1
+            in_flight, finished = in_flight - 1, finished + 1
         updates += action.kind is Kind.UPDATE
         oldest = scenario.schedule.version(shapes, stage, own[finished]) if finished < len(own) else updates
         versions = max(1, updates - oldest + 1)
         moment = start_s if action.kind is Kind.FORWARD else end_s
-        yield moment, load.fixed_bytes + versions * load.parameter_bytes + held * load.minibatch_bytes
+        yield moment, load.fixed_bytes + versions * load.parameter_bytes + in_flight * load.minibatch_bytes
 
 
 def peak_memory(scenario: Scenario, steps: Steps) -> list[int]:
-    """For each stage, the most bytes that one of its workers held."""
+    """For each stage, the peak memory of one of its workers, in bytes."""
     peaks = [load.fixed_bytes + load.parameter_bytes for load in scenario.stages]
     for (stage, _), counts in steps.items():
         peaks[stage] = max([peaks[stage], *(size for _, size in counts)])

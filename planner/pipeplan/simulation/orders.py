@@ -1,4 +1,4 @@
-"""The order in which a stage computes the minibatches of one update, as the executor's schedule has it."""
+"""The order in which a stage computes the minibatches of one update, taken from the executor's schedule."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from pipeplan_launch.schedule import SCHEDULES, Kind, StageShape
 
 
 def passes(plan: Plan, stage: int) -> list[tuple[str, int]]:
-    """(`F` or `B`, minibatch) in turn, on the first replica of a stage of a plan whose updates are synchronous.
+    """The passes of one update on the first replica of a stage, as (`F` or `B`, minibatch), for a synchronous schedule.
 
-    The minibatches are counted among those of the replica, from 0: all replicas that have as many do the same.
+    Minibatches are counted from 0 among those of the replica. All replicas with the same number of minibatches run the
+    same passes.
     """
     shapes = [StageShape(one.replicas, one.depth, plan.accumulate) for one in plan.stages]
-    # A stage alone makes an update for a minibatch of each replica, unless it accumulates more.
+    # Without accumulation, a plan of one stage makes one update for a minibatch of each replica.
     minibatches = plan.accumulate or shapes[0].replicas
     stream = SCHEDULES[plan.schedule].stream(shapes, stage, 0, minibatches)
     kinds = (Kind.FORWARD, Kind.BACKWARD)

@@ -1,4 +1,4 @@
-"""A replay as people read it: a timeline of the workers, and what was measured."""
+"""Prints a simulation: a timeline of the workers, and the summary."""
 
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ from pipeplan.simulation.scenario import Scenario
 from pipeplan.units import show_size, show_time
 from pipeplan_launch.schedule import Kind
 
-ROUNDS = 3  # of the slowest replica's forward and backward pass, drawn after the fill
+ROUNDS = 3
+"""Number of forward and backward passes of the slowest stage that are drawn after the fill."""
 
 
 def show(
     scenario: Scenario, replayed: Replayed, report: Report, console: Console, width: int, run: Run | None = None
 ) -> None:
-    """Print a replay, and a run of the plan beneath it. Raises `InputError` where the run recorded no timelines."""
-    beneath = lanes.measured(scenario, run) if run is not None else []
+    """Print a simulation, and below its timeline that of a run of the plan, if given.
+
+    Raises an `InputError` where the run recorded no timelines.
+    """
+    run_lanes = lanes.measured(scenario, run) if run is not None else []
     console.print(_headline(report))
     if run is not None:
         console.print(_measured_line(run, report))
-    for line in timeline(scenario, replayed, report, width, beneath):
+    for line in timeline(scenario, replayed, report, width, run_lanes):
         console.print(line, soft_wrap=True)
     console.print("F- forward  B= backward  ~ in an all-reduce  . waiting  (w worker, s stage)", style="dim")
     console.print(_table(report))
@@ -55,7 +59,7 @@ def _headline(report: Report) -> Text:
 
 
 def _measured_line(run: Run, report: Report) -> Text:
-    """What a run measured, over what was predicted."""
+    """The pace that a run measured, and its ratio to the prediction."""
     pace = run.summary["minibatch_s"].get("measured")
     text = Text("Measured")
     if pace is None:
@@ -74,8 +78,11 @@ def _long(seconds: float) -> str:
 def timeline(
     scenario: Scenario, replayed: Replayed, report: Report, width: int, run: Sequence[Lane] = ()
 ) -> list[Text]:
-    """The beginning of a replay, a row for every worker, each at most `width` columns; beneath it what a run did in
-    that time, both for as long as the slower of them needs for what the replay shows."""
+    """The timeline of the beginning of a simulation, one row of at most `width` columns for each worker.
+
+    The lanes of a `run` follow below on the same time scale. Both are then as long as the slower of the two needs for
+    the passes that the simulation shows.
+    """
     passes = _by_worker(replayed)
     predicted = _labelled(
         (worker, stage, rows.played(passes[stage, replica]))
@@ -86,7 +93,7 @@ def timeline(
     slowest = max(stage.forward_s + stage.backward_s for stage in scenario.stages)
     span = min(report.fill_s + ROUNDS * slowest, report.total_s)
     if measured:
-        span = max(span, _as_far(scenario, predicted, measured, span))
+        span = max(span, _catch_up_s(scenario, predicted, measured, span))
     lines = list(rows.rows(predicted, span, width))
     if measured:
         lines = [Text("predicted", "bold"), *lines, Text("measured", "bold"), *rows.rows(measured, span, width)]
@@ -103,21 +110,21 @@ def _labelled(workers: Iterable[tuple[int, int, list[rows.Mark]]]) -> Labelled:
 
 
 def _by_worker(replayed: Replayed) -> dict[tuple[int, int], list[Pass]]:
-    found: dict[tuple[int, int], list[Pass]] = defaultdict(list)
+    passes: dict[tuple[int, int], list[Pass]] = defaultdict(list)
     for done in replayed.passes:
-        found[done.stage, done.replica].append(done)
-    return found
+        passes[done.stage, done.replica].append(done)
+    return passes
 
 
-def _as_far(scenario: Scenario, predicted: Labelled, measured: Labelled, span_s: float) -> float:
-    """When the run had finished as many passes, of all workers together, as the replay has within a span."""
+def _catch_up_s(scenario: Scenario, predicted: Labelled, measured: Labelled, span_s: float) -> float:
+    """The time at which the run had finished as many passes, of all workers together, as the simulation by `span_s`."""
     kind = Kind.BACKWARD if scenario.schedule.trains else Kind.FORWARD
 
     def ends(workers: Labelled) -> list[float]:
         return sorted(mark.end_s for _, marks in workers for mark in marks if mark.action.kind is kind)
 
-    finished, theirs = sum(end <= span_s for end in ends(predicted)), ends(measured)
-    return theirs[min(finished, len(theirs)) - 1] if finished and theirs else span_s
+    finished, measured_ends = sum(end <= span_s for end in ends(predicted)), ends(measured)
+    return measured_ends[min(finished, len(measured_ends)) - 1] if finished and measured_ends else span_s
 
 
 def _table(report: Report) -> Table:

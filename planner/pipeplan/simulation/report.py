@@ -1,4 +1,4 @@
-"""What a replay shows: pace, fill and drain, how busy everything was, minibatches in flight."""
+"""Measures a simulation: pace, fill and drain, shares of busy time, minibatches in flight, memory."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ from pipeplan.simulation.scenario import Scenario
 from pipeplan_launch.schedule import Kind
 
 FORMAT, VERSION = "pipeplan-simulation", 1
-# Replica counts without common divisors repeat only after very many minibatches; then rounds of the stage where
-# minibatches leave have to do.
 LONGEST_ROUND = 2000
+"""Largest round, in minibatches. Replica counts without common divisors repeat only after very many minibatches; then a
+round of the stage where minibatches leave is used instead."""
 LEAST_WINDOW = 100
-# All in units of the minibatches in flight. A first stage that is a little faster than the pace runs ahead at first,
-# and finds its depth used up only after long. Large clusters, past so many minibatches, make do with the least.
+"""Least number of minibatches in the steady part."""
 WARM_UP, LEAST_WARM_UP = 20, 3
+"""Usual and least length of the warm-up, as a multiple of the minibatches in flight. It is long because a first stage
+that is slightly faster than the pace runs ahead at first, and takes long to use up its depth."""
 WINDOW, SHORTEST_WINDOW = 10, 2
+"""Usual and least length of the steady part, as a multiple of the minibatches in flight."""
 LARGE = 10_000
+"""Number of minibatches above which the usual lengths are cut, at most to the least ones."""
 
 
 @dataclass(frozen=True)
 class Steady:
-    """The part of a replay that is neither filling nor draining."""
+    """The part of a simulation in which the pipeline neither fills nor drains."""
 
     first: int
-    """Minibatches finished when it begins."""
+    """Number of minibatches finished when it begins."""
     last: int
-    """Minibatches finished when it ends."""
+    """Number of minibatches finished when it ends."""
     start_s: float
     end_s: float
 
@@ -43,26 +46,28 @@ class Steady:
 
 @dataclass(frozen=True)
 class StageReport:
-    """One stage. Shares are of its replicas' time in the steady part (of the whole replay where there is none)."""
+    """The summary of one stage. Shares are of its replicas' time in the steady part, or in the whole simulation where
+    there is no steady part."""
 
     replicas: int
     depth: int
     peak_in_flight: int
-    """The most minibatches that a replica held at once."""
+    """Most minibatches that a replica had in flight at once."""
     computing: float
+    """Share of time in forward and backward passes."""
     synchronising: float
-    """Held up by the part of all-reduces that does not hide."""
+    """Share of time in the exposed part of all-reduces."""
     held_bytes: int
-    """What the minibatches in flight need at the peak, versions of the weights apart."""
+    """Peak memory of the minibatches in flight, without weight versions."""
     peak_bytes: int
-    """The most that a worker held of all that the plan reckons with."""
+    """Peak memory of one worker."""
     memory_bytes: int
-    """What the plan reckons with for one worker."""
+    """Memory of one worker according to the plan."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a replay shows."""
+    """The summary of a simulation. Its fields are those of `pipeplan simulate --json`."""
 
     config: str
     schedule: str
@@ -71,74 +76,75 @@ class Report:
     total_s: float
     predicted_s: float
     steady: Steady | None
-    """None where there were too few minibatches for one."""
+    """The steady part; None where there were too few minibatches for one."""
     fill_s: float
-    """Until every stage has begun."""
+    """Time until every stage has begun."""
     drain_s: float
-    """From when the first stage is done until all are."""
+    """Time from the end of the first stage that finishes to the end of the last."""
     stages: tuple[StageReport, ...]
     links: dict[str, float]
-    """Share of the time that each link was busy, those that were at all."""
+    """Share of the time for which each link was busy, without links that never were."""
 
     @property
     def ratio(self) -> float | None:
-        """Replayed pace over the predicted one: above 1 the plan is slower than promised."""
+        """Simulated pace divided by the predicted pace: above 1 the plan is slower than predicted."""
         if self.steady is None or self.predicted_s <= 0:
             return None
         return self.steady.pace_s / self.predicted_s
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, and the derived figures."""
+        """All fields and the derived figures, as JSON."""
         steady = None if self.steady is None else asdict(self.steady) | {"minibatch_s": self.steady.pace_s}
         return {"format": FORMAT, "version": VERSION} | asdict(self) | {"steady": steady, "ratio": self.ratio}
 
 
 def enough_minibatches(scenario: Scenario) -> int:
-    """So many that a steady part of whole rounds is left between filling and draining."""
+    """Number of minibatches that leaves a steady part of whole rounds between filling and draining."""
     length = round_length(scenario)
     window = max(_scaled(scenario, WINDOW, SHORTEST_WINDOW), LEAST_WINDOW)
     return _warm_up(scenario) + length * math.ceil(window / length) + _tail(scenario) + 1
 
 
 def _warm_up(scenario: Scenario) -> int:
+    """Minibatches before the steady part."""
     if scenario.drains and scenario.accumulate:
-        # Every batch is like the first but for what the all-reduces before it delay.
+        # Every batch is like the first, except for the delay by the all-reduces before it.
         return LEAST_WARM_UP * scenario.accumulate
     return _scaled(scenario, WARM_UP, LEAST_WARM_UP)
 
 
 def _tail(scenario: Scenario) -> int:
-    """Minibatches at the end which are not those of a steady state: with a flush those of a last, short group."""
+    """Minibatches after the steady part: those in flight, or under a flush those of a last, short group."""
     if scenario.drains and scenario.accumulate:
         return scenario.accumulate
     return scenario.in_flight
 
 
 def _scaled(scenario: Scenario, usual: int, least: int) -> int:
-    """Minibatches, from multiples of those in flight."""
+    """A number of minibatches, from its usual and least multiples of the minibatches in flight."""
     return max(least * scenario.in_flight, min(usual * scenario.in_flight, LARGE))
 
 
 def round_length(scenario: Scenario) -> int:
-    """Minibatches after which every stage has the same replica's turn again, and the same place in its group."""
+    """Number of minibatches after which the turns of all replicas and the groups of all stages repeat."""
     group = scenario.accumulate or 1
     length = math.lcm(group, *(stage.replicas for stage in scenario.stages))
     return length if length <= LONGEST_ROUND else math.lcm(group, scenario.stages[_exit(scenario)].replicas)
 
 
 def exit_times(scenario: Scenario, replayed: Replayed) -> list[float]:
-    """When minibatches left, in order of time."""
+    """The times at which minibatches left the pipeline, in increasing order."""
     kind = Kind.BACKWARD if scenario.schedule.trains else Kind.FORWARD
     return replayed.finished(_exit(scenario), kind)
 
 
 def _exit(scenario: Scenario) -> int:
-    """The stage where minibatches leave: training brings them back to the first."""
+    """The stage where minibatches leave the pipeline; in training this is the first."""
     return 0 if scenario.schedule.trains else len(scenario.stages) - 1
 
 
 def measure(scenario: Scenario, replayed: Replayed, minibatches: int) -> Report:
-    """Measure a replay of so many minibatches."""
+    """Summarise a simulation of `minibatches` minibatches."""
     steady = _steady(scenario, replayed, minibatches)
     start, end = (0.0, replayed.end_s) if steady is None else (steady.start_s, steady.end_s)
     busy: dict[tuple[int, bool], float] = defaultdict(float)
@@ -152,8 +158,8 @@ def measure(scenario: Scenario, replayed: Replayed, minibatches: int) -> Report:
     memory = peak_memory(scenario, memory_over_time(scenario, replayed, minibatches))
     reports = []
     for index, load in enumerate(scenario.stages):
-        whole = length * load.replicas
-        computing, synchronising = (busy[index, update] / whole if whole > 0 else 0.0 for update in (False, True))
+        total = length * load.replicas
+        computing, synchronising = (busy[index, update] / total if total > 0 else 0.0 for update in (False, True))
         reports.append(
             StageReport(
                 replicas=load.replicas,
@@ -182,9 +188,9 @@ def measure(scenario: Scenario, replayed: Replayed, minibatches: int) -> Report:
 
 
 def _steady(scenario: Scenario, replayed: Replayed, minibatches: int) -> Steady | None:
-    """Between warm-up and drain, a whole number of rounds: replicas finish in bursts, which then cancel out."""
+    """The steady part: a whole number of rounds between warm-up and drain, so that bursts of replicas cancel out."""
     finished = exit_times(scenario, replayed)
-    # Until so many have finished, minibatches still enter at the other end.
+    # Until `last` minibatches have finished, new ones still enter the pipeline.
     last = min(minibatches, len(finished)) - _tail(scenario)
     first = min(_warm_up(scenario), last // 2)
     length = round_length(scenario)
@@ -195,7 +201,7 @@ def _steady(scenario: Scenario, replayed: Replayed, minibatches: int) -> Steady 
 
 
 def peak_in_flight(scenario: Scenario, replayed: Replayed) -> list[int]:
-    """For each stage, the most minibatches that one replica had between their forward and their backward."""
+    """For each stage, the most minibatches that one replica had in flight at once."""
     peaks = [0] * len(scenario.stages)
     for (stage, _), counts in in_flight(scenario, replayed).items():
         peaks[stage] = max([peaks[stage], *(count for _, count in counts)])
@@ -203,13 +209,13 @@ def peak_in_flight(scenario: Scenario, replayed: Replayed) -> list[int]:
 
 
 def in_flight(scenario: Scenario, replayed: Replayed) -> dict[tuple[int, int], list[tuple[float, int]]]:
-    """For each worker (stage, replica), how many minibatches it holds from when on (seconds)."""
+    """For each worker (stage, replica), a list of (time in seconds, minibatches in flight from then on)."""
     counts: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
     for stage, replica, action, since, until in replayed.passes:
         steps = counts[stage, replica]
-        held = steps[-1][1] if steps else 0
+        count = steps[-1][1] if steps else 0
         if action.kind is Kind.FORWARD:
-            steps.append((since, held + 1))
+            steps.append((since, count + 1))
         if action.kind is Kind.BACKWARD or (action.kind is Kind.FORWARD and not scenario.schedule.trains):
             steps.append((until, steps[-1][1] - 1))
     return counts
@@ -223,5 +229,5 @@ def _link_shares(replayed: Replayed, start: float, end: float) -> dict[str, floa
 
 
 def _inside(since: float, until: float, start: float, end: float) -> float:
-    """How much of an interval lies in another one."""
+    """Length of the intersection of two intervals."""
     return max(0.0, min(until, end) - max(since, start))

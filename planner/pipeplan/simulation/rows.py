@@ -1,4 +1,4 @@
-"""Timelines as rows of characters, a row a worker: of a replay, and of a run laid beneath it."""
+"""Draws timelines of simulations and runs as rows of characters, one row for each worker."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from pipeplan.simulation.lanes import Lane
 from pipeplan_launch.schedule import Action, Kind
 
 MOST_ROWS = 32
+"""Largest number of workers that are drawn."""
 _STYLES = {Kind.FORWARD: "cyan", Kind.BACKWARD: "magenta", Kind.UPDATE: "yellow"}
-# Past its number a forward pass goes on as dashes, a backward pass as double ones: that can be told without colours.
+# The number of a pass is followed by dashes for forward and double dashes for backward, to be read without colours.
 _FILL = {Kind.FORWARD: "-", Kind.BACKWARD: "=", Kind.UPDATE: "~"}
 
 
 class Mark(NamedTuple):
-    """What is drawn of an action: an update is the time that its all-reduce holds the worker up."""
+    """An action to draw. An update stands for the time that the worker waits for its all-reduce."""
 
     action: Action
     start_s: float
@@ -27,18 +28,18 @@ class Mark(NamedTuple):
 
 
 def played(passes: Sequence[Pass]) -> list[Mark]:
-    """The marks of one worker's passes."""
+    """The marks of one worker's simulated passes."""
     return [Mark(done.action, done.start_s, done.end_s) for done in passes]
 
 
 def recorded(lane: Lane) -> list[Mark]:
-    """The marks of what a run recorded: as in a replay, the optimiser's step is the end of a backward pass."""
+    """The marks of one worker of a run. As in a simulation, the optimiser's step is the end of a backward pass."""
     marks: list[Mark] = []
     for bar in lane.bars:
         held_up = bar.kind == WAIT and bar.action.kind is Kind.UPDATE
         if bar.kind in (FORWARD, BACKWARD) or held_up:
             before = marks[-1] if marks else None
-            if before is not None and before.action == bar.action:  # the parts of a backward pass
+            if before is not None and before.action == bar.action:  # another part of the same backward pass
                 marks[-1] = before._replace(end_s=bar.end_s)
             else:
                 marks.append(Mark(bar.action, bar.start_s, bar.end_s))
@@ -48,7 +49,7 @@ def recorded(lane: Lane) -> list[Mark]:
 
 
 def rows(workers: Sequence[tuple[str, Sequence[Mark]]], span_s: float, width: int) -> Iterator[Text]:
-    """A row for each worker (label, marks) of the first `span_s` seconds, each of `width` columns."""
+    """The rows of the first `span_s` seconds, one of `width` columns for each worker (label, marks)."""
     margin = max((len(label) for label, _ in workers), default=0)
     for label, marks in workers[:MOST_ROWS]:
         yield Text().append(label.ljust(margin), "dim").append_text(_row(marks, span_s, cells_of(width, margin)))
@@ -57,24 +58,24 @@ def rows(workers: Sequence[tuple[str, Sequence[Mark]]], span_s: float, width: in
 
 
 def cells_of(width: int, margin: int) -> int:
-    """The columns that are left for the time."""
+    """Number of columns that are left for the time axis."""
     return max(width - margin, 10)
 
 
 def _row(marks: Sequence[Mark], span: float, cells: int) -> Text:
-    """One worker's, from left to right, idle time as dots."""
+    """The row of one worker; idle time is drawn as dots."""
     row, drawn = Text(), 0
     for action, start, end in marks:
         if start >= span:
             break
-        # At least one cell, unless another short pass has it already.
+        # Every pass gets at least one cell, unless another short pass has taken it.
         first = max(drawn, _cell(start, span, cells))
         last = min(cells, max(_cell(start, span, cells) + 1, _cell(end, span, cells)))
         if last <= first:
             continue
         row.append("." * (first - drawn), "dim")
         label = str(action)
-        # A number that is cut off would be another number.
+        # A number that does not fit is left out, because its first digits would be another number.
         shown = label if len(label) <= last - first else action.kind.value
         row.append(shown.ljust(last - first, _FILL[action.kind]), _STYLES[action.kind])
         drawn = last

@@ -1,4 +1,4 @@
-"""What there is to replay, read from a plan folder and checked."""
+"""The input of the simulator: a plan with its times, read from a plan folder and checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pipeplan.cluster_json import from_json
 from pipeplan.errors import InputError
 from pipeplan.files import Node, read_document
 from pipeplan.links import Links
-from pipeplan.plan import ACCUMULATING, DOUBLE_BUFFERED, FLUSHING, INFERENCE, Plan
+from pipeplan.plan import Plan
+from pipeplan.schedules import ACCUMULATING, DOUBLE_BUFFERED, FLUSHING, INFERENCE
 from pipeplan.simulation.cards import Cards
 from pipeplan_launch.schedule import SCHEDULES, Schedule, StageShape
 
@@ -23,72 +24,72 @@ FORMAT, VERSION = "pipeplan-plan", 1
 
 @dataclass(frozen=True)
 class Load:
-    """What one stage does, in seconds and bytes per minibatch on one replica."""
+    """The work of one stage: seconds and bytes for one minibatch on one replica."""
 
     workers: tuple[int, ...]
     """Minibatch i runs on `workers[i mod len(workers)]`."""
     depth: int
     forward_s: float
     backward_s: float
-    """With the optimiser's step, as far as it falls to one minibatch."""
+    """Backward time, including the share of the optimiser's step that is charged to one minibatch."""
     sync_s: float
-    """One all-reduce of a group of minibatches among all replicas."""
+    """Time of one all-reduce of a group of minibatches among all replicas."""
     minibatch_bytes: int = 0
-    """What a replica keeps for every minibatch in flight, beside versions of the weights."""
+    """Memory of a replica for each minibatch in flight, without weight versions."""
     memory_bytes: int = 0
-    """What the plan says that one worker needs."""
+    """Memory of one worker according to the plan."""
     parameter_bytes: int = 0
-    """One version of the weights."""
+    """Bytes of one version of the weights."""
     versions: int = 1
-    """How many of them the plan reckons with."""
+    """Number of weight versions according to the plan."""
     per_update: float = 1.0
-    """Minibatches that a replica computes for one update, on average."""
+    """Average number of minibatches that a replica computes for one update."""
     left_s: float | None = None
-    """In plain data parallelism, whose forward pass waits for the update: what of the all-reduce is left when the
-    backward pass ends."""
+    """Exposed all-reduce time of plain data parallelism, whose forward pass waits for the update; otherwise None."""
     update_share: float = 0.0
-    """What of `backward_s` is the optimiser's step."""
+    """Share of `backward_s` that is the optimiser's step."""
 
     @property
     def replicas(self) -> int:
-        """How many workers hold this stage."""
+        """Number of workers that hold this stage."""
         return len(self.workers)
 
     def exposed_s(self, overlap: float) -> float:
-        """What of an all-reduce holds up its replicas: they then need exactly what the cost model says for a group."""
+        """Time for which an all-reduce holds up its replicas. With it a group takes the time that the cost model
+        predicts."""
         if self.left_s is not None:
             return self.left_s + (1.0 - overlap) * max(0.0, self.sync_s - self.left_s)
         work = (self.forward_s + self.backward_s) * self.per_update
         return float(cost.overlapped(work, self.sync_s, overlap)) - max(work, self.hidden_s(overlap))
 
     def hidden_s(self, overlap: float) -> float:
-        """What of an all-reduce goes on behind the replicas' computing."""
+        """Time for which an all-reduce runs beside the replicas' computing."""
         return 0.0 if self.left_s is not None else overlap * self.sync_s
 
     @property
     def fixed_bytes(self) -> int:
-        """What a worker needs however many versions and minibatches it holds."""
+        """Memory of a worker that does not depend on the number of weight versions and minibatches in flight."""
         return self.memory_bytes - self.versions * self.parameter_bytes - self.depth * self.minibatch_bytes
 
 
 @dataclass(frozen=True)
 class Hop:
-    """What joins two stages of one pipeline."""
+    """The boundary between two stages of one copy of the pipeline."""
 
     transmit_s: float
-    """How long the activations of a minibatch keep the link busy."""
+    """Time for which the activations of a minibatch keep the link busy."""
     latency_s: float
-    """How long after that a message arrives."""
+    """Time from then until the message arrives."""
     return_s: float | None = None
-    """How long their gradients do; as long as the activations where that is not given."""
+    """Time for which the gradients of a minibatch keep the link busy; None where it is equal to `transmit_s`."""
     links: int = 1
-    """How many messages each direction carries at once, each at the full rate."""
+    """Number of messages that each direction carries at once, each at full bandwidth."""
     bandwidth: float = math.inf
-    """That full rate, bytes/s."""
+    """Bandwidth of one link, bytes/s."""
 
     @property
     def back_s(self) -> float:
-        """How long gradients keep the link busy."""
+        """Time for which the gradients of a minibatch keep the link busy."""
         return self.transmit_s if self.return_s is None else self.return_s
 
 
@@ -97,27 +98,27 @@ class Scenario:
     """A plan with its times."""
 
     config: str
-    """Replica counts, as people write them."""
+    """The replica counts, such as `15-1` (`Plan.config`)."""
     stages: tuple[Load, ...]
     hops: tuple[tuple[Hop, ...], ...]
-    """Behind each stage but the last: one link for every copy of the pipeline."""
+    """For each stage but the last, its boundary to the next stage in every copy of the pipeline."""
     schedule: Schedule
     overlap: float
     """Share of an all-reduce that can hide behind computing."""
     predicted_s: float
-    """The pace that the planner promised, seconds per minibatch."""
+    """The pace that the plan predicts, in seconds per minibatch."""
     copies: int = 1
     workers_per_server: int = 1
     server_starts: tuple[int, ...] = ()
-    """The first worker of every server, where servers differ in their number of devices."""
+    """The first worker of every server of a heterogeneous cluster; empty for a uniform cluster."""
     accumulate: int | None = None
     """Minibatches per update, for the schedules that need a number."""
     cards: Cards | None = None
-    """The network cards that messages and all-reduces share; without them each has its links alone."""
+    """The network cards that messages and all-reduces share; None where each uses its links alone."""
 
     @cached_property
     def shapes(self) -> tuple[StageShape, ...]:
-        """The pipeline as schedules see it."""
+        """The shapes of the stages, which is the input of the executor's schedules."""
         return tuple(StageShape(stage.replicas, stage.depth, self.accumulate) for stage in self.stages)
 
     @property
@@ -126,25 +127,25 @@ class Scenario:
         return self.schedule.name in FLUSHING
 
     def server_of(self, worker: int) -> int:
-        """The number of the server that a worker is on."""
+        """Index of the server that holds a worker."""
         if self.server_starts:
             return bisect_right(self.server_starts, worker) - 1
         return worker // self.workers_per_server
 
     @property
     def in_flight(self) -> int:
-        """The most minibatches that are under way at once, as far as a schedule limits it."""
+        """The largest number of minibatches in flight; in inference, which has no limit, the number of replicas."""
         if self.schedule.trains:
             return self.stages[0].depth * self.stages[0].replicas
         return sum(stage.replicas for stage in self.stages)
 
 
 def read(folder: Path) -> Scenario:
-    """Read a plan folder; an `InputError` says what is missing or wrong."""
+    """The scenario of a plan folder. Raises an `InputError` that says which file or field is missing or wrong."""
     path = folder / "plan.json"
     if not path.is_file():
-        what = "has no plan.json" if folder.is_dir() else "is not a folder" if folder.exists() else "does not exist"
-        raise InputError(f"{folder} {what}; `pipeplan solve` writes plan folders")
+        why = "has no plan.json" if folder.is_dir() else "is not a folder" if folder.exists() else "does not exist"
+        raise InputError(f"{folder} {why}; `pipeplan solve` writes plan folders")
     scenario = from_document(read_document(path, FORMAT, VERSION))
     for index in range(len(scenario.stages)):
         if not (folder / "stages" / f"stage-{index}.json").is_file():
@@ -153,7 +154,7 @@ def read(folder: Path) -> Scenario:
 
 
 def from_document(root: Node) -> Scenario:
-    """The scenario that plan.json describes."""
+    """The scenario of a plan.json. Raises an `InputError` that names the field that is wrong."""
     plan = Plan.from_json(root["plan"])
     cluster = from_json(root["cluster"])
     _check(root["plan"], plan, cluster)
@@ -173,7 +174,7 @@ def from_document(root: Node) -> Scenario:
         stages=tuple(_load(plan, index, node, waits) for index, node in enumerate(predictions)),
         hops=tuple(_hops(plan, cluster, index, node, parallel) for index, node in enumerate(predictions[:-1])),
         schedule=schedule,
-        # Nothing else is computed while a drained pipeline waits for its all-reduces.
+        # A drained pipeline computes nothing while it waits for its all-reduces.
         overlap=0.0 if plan.schedule in FLUSHING else overlap.number(),
         predicted_s=root["prediction"]["minibatch_s"].number(),
         copies=plan.copies,
@@ -185,6 +186,7 @@ def from_document(root: Node) -> Scenario:
 
 
 def _check(node: Node, plan: Plan, cluster: Cluster) -> None:
+    """Raise an `InputError` where the workers or depths of the stages are impossible."""
     workers = [worker for stage in plan.stages for worker in stage.workers]
     if not plan.stages:
         node["stages"].fail("the plan has no stages: solve again with --force")
@@ -224,9 +226,9 @@ def _hops(plan: Plan, cluster: Cluster, index: int, node: Node, parallel: bool) 
     sent, returned = node["send_bytes"].integer(), node["receive_gradient_bytes"].integer()
     hops = []
     for copy in range(plan.copies):
-        here, there = plan.copy(copy)[index : index + 2]
-        bandwidth, latency = links.sendrecv_among(here + there)
-        at_once = min(len(here), len(there)) if parallel else 1
-        times = (float(cost.boundary_time(size, bandwidth)) for size in (sent, returned))
-        hops.append(Hop(next(times), latency, next(times), at_once, bandwidth))
+        senders, receivers = plan.copy(copy)[index : index + 2]
+        bandwidth, latency_s = links.sendrecv_among(senders + receivers)
+        at_once = min(len(senders), len(receivers)) if parallel else 1
+        send_s, return_s = (float(cost.boundary_time(size, bandwidth)) for size in (sent, returned))
+        hops.append(Hop(send_s, latency_s, return_s, at_once, bandwidth))
     return tuple(hops)

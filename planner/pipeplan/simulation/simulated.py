@@ -1,4 +1,4 @@
-"""A replay in simulated time, with what was measured in it."""
+"""Runs the simulation of a plan, and measures it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ from pipeplan.simulation.report import Report, enough_minibatches, measure
 from pipeplan.simulation.scenario import Scenario
 
 MOST_MINIBATCHES = 100_000
+"""Largest number of minibatches that are simulated unless the user asks for more."""
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """What was replayed, every pass and message of it, and its summary."""
+    """A simulated plan: its scenario, all events, and a summary."""
 
     scenario: Scenario
+    """The plan with its times."""
     replayed: Replayed
+    """Every pass and every message."""
     report: Report
-    """Pace, stages and links in the steady state; `to_json()` for tools."""
+    """Pace, stages and links in the steady state, with `to_json()`."""
 
 
 def simulate(scenario: Scenario, minibatches: int | None = None) -> Simulated:
-    """Replay so many minibatches; by default enough for a steady state."""
-    # With very many in flight that is too few for a steady state, and the report says so.
+    """Simulate `minibatches` minibatches, by default enough for a steady state.
+
+    Raises an `InputError` where the plan's schedule comes to a deadlock.
+    """
+    # Where very many minibatches are in flight, this limit leaves no steady state, and the report says so.
     count = minibatches or min(enough_minibatches(scenario), MOST_MINIBATCHES)
     replayed = replay(scenario, count)
     return Simulated(scenario, replayed, measure(scenario, replayed, count))

@@ -1,8 +1,8 @@
-"""A replay, and a run, as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing. docs/trace.md.
+"""Writes a simulation, a run, or both as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing; see docs/trace.md.
 
-The format is Google's "Trace Event Format", JSON object form: complete events `X`, counters `C`, metadata `M`; `ts` and
-`dur` in microseconds. A server is a process; a worker has two threads, for what it does and for what its all-reduces do
-behind that.
+The format is Google's "Trace Event Format" in its JSON object form, with complete events `X`, counters `C`, metadata
+`M`, and `ts` and `dur` in microseconds. A server is shown as a process. A worker is shown as two threads: one for its
+actions, and one for the all-reduces that run beside them.
 """
 
 from __future__ import annotations
@@ -25,40 +25,41 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Group:
-    """The processes of one of the two."""
+    """The processes of the simulation, or those of the run."""
 
     name: str
+    """`PREDICTED` or `MEASURED`."""
     scenario: Scenario
     offset: int
-    """Added to the numbers of its processes."""
+    """Added to the numbers of all its processes."""
 
     def process(self, worker: int) -> int:
-        """Perfetto takes process and thread 0 for idle time: so both count from 1 here."""
+        """Number of the process of a worker's server. It counts from 1, because Perfetto takes 0 for idle time."""
         return self.offset + self.scenario.server_of(worker) + 1
 
-    def events(self, found: Sequence[Lane]) -> Iterator[Event]:
-        """Of all workers."""
-        for server in sorted({self.scenario.server_of(lane.worker) for lane in found}):
+    def events(self, workers: Sequence[Lane]) -> Iterator[Event]:
+        """The events of all workers."""
+        for server in sorted({self.scenario.server_of(lane.worker) for lane in workers}):
             yield from self.named(self.offset + server + 1, f"server {server}", 2 * server)
-        for lane in found:
-            process, does, sums = self.process(lane.worker), *_threads(lane.worker)
-            yield _name("thread_name", process, does, f"worker {lane.worker}, stage {lane.stage + 1}")
+        for lane in workers:
+            process, actions, reduces = self.process(lane.worker), *_threads(lane.worker)
+            yield _name("thread_name", process, actions, f"worker {lane.worker}, stage {lane.stage + 1}")
             if any(bar.kind == ALL_REDUCE for bar in lane.bars):
-                yield _name("thread_name", process, sums, f"worker {lane.worker}, all-reduce")
+                yield _name("thread_name", process, reduces, f"worker {lane.worker}, all-reduce")
             for bar in lane.bars:
-                yield _complete(bar, lane.stage, process, sums if bar.kind == ALL_REDUCE else does)
-            for time_s, held in _in_flight(lane, self.scenario.schedule.trains):
-                yield _counter(f"in flight on worker {lane.worker}", process, does, time_s, {"minibatches": held})
+                yield _complete(bar, lane.stage, process, reduces if bar.kind == ALL_REDUCE else actions)
+            for time_s, count in _in_flight(lane, self.scenario.schedule.trains):
+                yield _counter(f"in flight on worker {lane.worker}", process, actions, time_s, {"minibatches": count})
 
     def named(self, process: int, text: str, order: int) -> Iterator[Event]:
-        """Processes of the same name come one above the other."""
+        """The name of a process and its position: predicted and measured processes of a server are neighbours."""
         yield _name("process_name", process, 0, f"{text}, {self.name}")
         position = order + (self.name == MEASURED)
         yield _name("process_sort_index", process, 0, position, "sort_index")
 
 
 def trace_document(scenario: Scenario, replayed: Replayed) -> dict[str, Any]:
-    """The trace of a replay, ready to be written as JSON."""
+    """The trace of a simulation, ready to be written as JSON."""
     minibatches = sum(done.stage == 0 and done.action.kind is Kind.FORWARD for done in replayed.actions)
     group = _Group(PREDICTED, scenario, 0)
     events = [
@@ -70,22 +71,26 @@ def trace_document(scenario: Scenario, replayed: Replayed) -> dict[str, Any]:
 
 
 def measured_document(scenario: Scenario, run: Run, most: int | None = None) -> dict[str, Any]:
-    """The trace of a run of this plan, at most so many minibatches. Raises `InputError` where it recorded nothing."""
+    """The trace of a run of this plan, of at most `most` minibatches.
+
+    Raises an `InputError` where the run recorded no timelines.
+    """
     measured = lanes.within(lanes.measured(scenario, run), scenario, _recorded(run, most)[1])
     return _document(scenario, list(_Group(MEASURED, scenario, 0).events(measured)))
 
 
 def overlaid_document(scenario: Scenario, run: Run, most: int | None = None) -> dict[str, Any]:
-    """Both, of the minibatches that the run recorded, at most so many. Raises `InputError` where it recorded nothing.
+    """The trace of a run together with a simulation of the same minibatches, of at most `most` minibatches.
 
-    Numbers of processes and threads are those that each has alone, the measured processes' some power of ten higher.
+    Numbers of processes and threads are those of the separate traces, but the measured processes have a power of ten
+    added to theirs. Raises an `InputError` where the run recorded no timelines.
     """
     measured = lanes.measured(scenario, run)
     first, end = _recorded(run, most)
     measured = lanes.within(measured, scenario, end)
-    # What follows them keeps the pipeline full, as it did in the run.
-    whole = next(iter(run.recorded.values())).epoch_minibatches
-    count = min(whole - first, end - first + 2 * scenario.in_flight)
+    # More minibatches follow than are shown, so that the pipeline stays full, as it did in the run.
+    epoch_minibatches = next(iter(run.recorded.values())).epoch_minibatches
+    count = min(epoch_minibatches - first, end - first + 2 * scenario.in_flight)
     replayed = replay(scenario, count)
     played = lanes.within(lanes.predicted(scenario, replayed, count), scenario, end - first)
     end_s = max((bar.end_s for lane in played for bar in lane.bars), default=0.0)
@@ -101,11 +106,12 @@ def overlaid_document(scenario: Scenario, run: Run, most: int | None = None) -> 
 
 
 def _recorded(run: Run, most: int | None) -> tuple[int, int]:
-    """(the first minibatch recorded, the end of the first so many)."""
-    one = next(iter(run.recorded.values()), None)
-    if one is None:
+    """(first, one past the last) of the recorded minibatches, of which there are at most `most`."""
+    timeline = next(iter(run.recorded.values()), None)
+    if timeline is None:
         return 0, 0
-    return one.first, one.first + (one.minibatches if most is None else min(one.minibatches, most))
+    count = timeline.minibatches if most is None else min(timeline.minibatches, most)
+    return timeline.first, timeline.first + count
 
 
 def _document(scenario: Scenario, events: list[Event]) -> dict[str, Any]:
@@ -117,31 +123,32 @@ def _document(scenario: Scenario, events: list[Event]) -> dict[str, Any]:
 
 
 def _threads(worker: int) -> tuple[int, int]:
-    """(for what a worker does, for its all-reduces)."""
+    """Numbers of the threads of a worker: (its actions, its all-reduces)."""
     return 2 * worker + 1, 2 * worker + 2
 
 
 def _in_flight(lane: Lane, trains: bool) -> Iterator[tuple[float, int]]:
-    """How many minibatches a worker holds from when on: from its forward to the end of its backward pass."""
+    """(time in seconds, minibatches in flight from then on) of a worker; one counts from the start of its forward to
+    the end of its backward pass."""
     changes: dict[tuple[int, int], float] = {}
     for bar in lane.bars:
         if bar.kind == FORWARD:
             changes[bar.action.index, 1] = bar.start_s
         if bar.kind == (BACKWARD if trains else FORWARD):
             changes[bar.action.index, -1] = bar.end_s
-    held = 0
+    in_flight = 0
     for (_, change), time_s in sorted(changes.items(), key=lambda entry: (entry[1], entry[0][1])):
-        held += change
-        yield time_s, held
+        in_flight += change
+        yield time_s, in_flight
 
 
 def _link_process(group: _Group) -> int:
-    """Behind those of all servers."""
+    """Number of the process that shows the links, after those of all servers."""
     return max(group.process(worker) for stage in group.scenario.stages for worker in stage.workers) + 1
 
 
 def _links(group: _Group, transfers: Sequence[Transfer], first: int = 0) -> Iterator[Event]:
-    """Rows of links."""
+    """The events of the links, one thread for each link."""
     if not transfers:
         return
     process = _link_process(group)
@@ -162,7 +169,7 @@ def _links(group: _Group, transfers: Sequence[Transfer], first: int = 0) -> Iter
 
 
 def _memory(group: _Group, replayed: Replayed, minibatches: int, end_s: float | None = None) -> Iterator[Event]:
-    """Bytes that every worker holds over time."""
+    """The memory of every worker over time, as counters."""
     for (stage, replica), sizes in memory_over_time(group.scenario, replayed, minibatches).items():
         worker = group.scenario.stages[stage].workers[replica]
         thread = _threads(worker)[0]
@@ -172,6 +179,7 @@ def _memory(group: _Group, replayed: Replayed, minibatches: int, end_s: float | 
 
 
 def _complete(bar: Bar, stage: int, process: int, thread: int) -> Event:
+    """A bar as a complete event."""
     counted = "group" if lanes.counts_groups(bar.action) else "minibatch"
     return {
         "name": f"wait for {bar.action}" if bar.kind == WAIT else str(bar.action),
@@ -185,7 +193,8 @@ def _complete(bar: Bar, stage: int, process: int, thread: int) -> Event:
 
 
 def _times(start_s: float, end_s: float) -> dict[str, float]:
-    """In whole nanoseconds, as viewers take them: what ends as the next begins does not reach into that."""
+    """Start and duration in microseconds, rounded to nanoseconds as viewers do, so that adjacent events do not
+    overlap."""
     start, end = round(start_s * 1e9), round(end_s * 1e9)
     return {"ts": start / 1e3, "dur": (end - start) / 1e3}
 
@@ -196,4 +205,5 @@ def _counter(name: str, process: int, thread: int, time_s: float, values: dict[s
 
 
 def _name(kind: str, process: int, thread: int, value: str | int, field: str = "name") -> Event:
+    """A metadata event that names or sorts a process or thread."""
     return {"name": kind, "ph": "M", "ts": 0, "pid": process, "tid": thread, "args": {field: value}}

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from pipeplan import __version__, devices
+from pipeplan import devices
+from pipeplan._version import __version__
 from pipeplan.devices import DeviceModel
 from pipeplan.errors import InputError
 from pipeplan.profile_data import Layer, Profile, Provenance, Size, Tensor
