@@ -26,22 +26,22 @@ def options_from(arguments: Sequence[str] | None) -> Options:
 
     given = parser(prog="python -m pipeplan_launch").parse_args(arguments)
     return Options(
-        plan_folder=given.plan_folder,
-        epochs=given.epochs,
-        resume=given.resume,
-        run_dir=given.run_dir,
-        seed=given.seed,
-        weights=given.weights,
-        log_every=given.log_every,
-        threads=given.threads,
-        checkpoint_every=given.checkpoint_every,
-        checkpoint_minibatches=given.checkpoint_minibatches,
-        evaluate_every=given.evaluate_every,
-        resume_from=given.resume_from,
-        max_minibatches=given.max_minibatches,
-        timeout_s=given.timeout,
-        probe_s=given.probe,
-        averaging=Averaging(given.compress, given.significance),
+        plan_folder=parsed.plan_folder,
+        epochs=parsed.epochs,
+        resume=parsed.resume,
+        run_dir=parsed.run_dir,
+        seed=parsed.seed,
+        weights=parsed.weights,
+        log_every=parsed.log_every,
+        threads=parsed.threads,
+        checkpoint_every=parsed.checkpoint_every,
+        checkpoint_minibatches=parsed.checkpoint_minibatches,
+        evaluate_every=parsed.evaluate_every,
+        resume_from=parsed.resume_from,
+        max_minibatches=parsed.max_minibatches,
+        timeout_s=parsed.timeout,
+        probe_s=parsed.probe,
+        averaging=Averaging(parsed.compress, parsed.significance),
     )
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from pipeplan_launch import beginning, checkpoint, restarts, runfolder, saving, setup
+from pipeplan_launch import checkpoint, restarts, runfolder, saving, setup
+from pipeplan_launch.arguments import check_start_options
 from pipeplan_launch.config import LaunchPlan
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.gathering import Attempt
@@ -40,7 +41,7 @@ class Start:
 
 def decide(options: Options, plan: LaunchPlan, attempt: Attempt | None = None) -> Start:
     """At rank 0. Nothing is made before all that can be checked without the model has been. Raises `LaunchError`."""
-    beginning.check_choice(options.resume, options.resume_from, options.weights, plan)
+    check_start_options(options.resume, options.resume_from, options.weights, trains=plan.mode == "training")
     # The store first: after a restart rank 0 may be on another server. But torchrun may keep one for each attempt.
     before = (attempt.run_before() if attempt is not None else None) or restarts.run_of_last_attempt()
     if before is not None:

@@ -52,7 +52,7 @@ class TrainingEngine(Engine):
         self.trained, self.optimizer, self.rates = self._learner.trained, self._learner.optimizer, self._learner.rates
         self._group_size = self.schedule.group_size(place.plan.shapes[place.stage])
         self._versions = self._learner.versions
-        exchange = exchange_for(averaging, place, group, self.optimizer)
+        exchange = exchange_for(averaging, place.plan, place.stage, place.rank, group, self.optimizer)
         self._reducer = GradientReducer(self.trained, group, exchange)
         self._group = group
         self._begun = 0

@@ -33,8 +33,7 @@ from pipeplan_launch.setup import Options, Stage
 from pipeplan_launch.start import Start
 from pipeplan_launch.stopping import Stopping, pass_requests_on
 from pipeplan_launch.summary import WorkerReport, summarise, table
-from pipeplan_launch.together import FailedElsewhere as FailedElsewhere
-from pipeplan_launch.together import together
+from pipeplan_launch.together import FailedElsewhere, together
 
 
 class Unexpected(Exception):
@@ -63,7 +62,8 @@ def run(options: Options) -> None:
         dist.destroy_process_group()
         return
     try:
-        check(plan, groups, options.probe_s, options.timeout_s)
+        for note in check(plan, groups, options.probe_s, options.timeout_s):
+            say(note)
         _work(options, plan, groups, begin)
     except PeerLost as error:
         peers_were_asked()  # then a peer that is gone was asked to stop too

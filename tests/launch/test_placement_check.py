@@ -28,6 +28,7 @@ class Workers:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.store: dict[str, str] = {}
+        """Stands for the store that all attempts share."""
         self.probed: list[tuple[int, Task]] = []
         self.rank, self.shared = 0, None
         patch.setattr(dist, "get_rank", lambda: self.rank)
