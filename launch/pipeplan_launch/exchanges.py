@@ -9,7 +9,6 @@ from pipeplan_launch.averaging import Averaging
 from pipeplan_launch.buckets import Exchange
 from pipeplan_launch.compression import compressed
 from pipeplan_launch.config import LaunchPlan
-
 from pipeplan_launch.significance import Servers, SignificanceFilter, StepSizes, by_server
 
 

@@ -15,7 +15,7 @@ from pipeplan_launch.placement.seats import Seats
 SLOWER = 1.25
 """Ratio of planned to measured rate below which a link counts as fast enough."""
 BUSY = 0.05
-"""Share of the time between two minibatches: a link that is busy for less than this, at the measured rate, is not named."""
+"""Share of the time between two minibatches. A link that is busy for less, at its measured rate, is not named."""
 MOST_NAMED = 2
 """Servers of the plan whose divided workers a note lists."""
 
@@ -29,10 +29,7 @@ def notes(plan: LaunchPlan, seats: Seats, measured: Mapping[Team, float]) -> lis
     lines = []
     if seats.apart:
         worst = _worst(plan, inside)
-        if worst is not None:
-            rates = f": {_rates(plan, worst, inside[worst])}"
-        else:
-            rates = ""
+        rates = "" if worst is None else f": {_rates(plan, worst, inside[worst])}"
         if worst is not None or not inside:
             lines.append(
                 f"note: {_apart(seats)}{rates}; start as many workers on each server as the plan has there, or solve "
