@@ -1,4 +1,4 @@
-"""`python -m pipeplan_launch PLAN_FOLDER`: one worker of a plan. launch.sh starts torchrun, which starts the workers."""
+"""`python -m pipeplan_launch PLAN_FOLDER`: one worker of a plan. launch.sh starts torchrun, which starts workers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if restarts.launched() and restarts.stop_asked() is None:
             processes.leave()
             return restarts.LOST  # torchrun sends this SIGTERM after another worker has ended
-        # Under the launcher, the launcher prints this line. Without it, a SIGTERM comes from torchrun, which explains it.
+        # The launcher, where there is one, prints this line itself; otherwise a SIGTERM comes from torchrun.
         speaks = not restarts.launched() and signal.args == ("SIGINT",) and os.environ.get("RANK", "0") == "0"
         status = _ended(
             INTERRUPTED, f"stopped by {signal}: --resume goes on from the last checkpoint, if there is one" * speaks
