@@ -1,4 +1,4 @@
-"""The processes that the launcher started, as Linux knows them. Elsewhere there are none to be found."""
+"""The launcher's child processes, from Linux's /proc. On other systems none are found."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ EVERY_S = 1.0
 
 
 def pids() -> list[int]:
-    """Of this process's children that have not ended."""
+    """Process ids of this process's children that have not ended."""
     return sorted(pid for pid, state in _states().items() if state not in "ZX")
 
 
-def send(to: Sequence[int], number: int) -> None:
-    """A signal to each."""
-    for pid in to:
+def send(pids: Sequence[int], number: int) -> None:
+    """Send a signal to each of these processes that still exists."""
+    for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 class Stopped:
-    """Ends children that someone has stopped (SIGSTOP) for too long.
+    """Kills children that have been stopped (SIGSTOP) for too long.
 
-    Their peers notice by themselves only if they wait for something of theirs.
+    Their peers notice only if they wait for a message from them.
     """
 
     def __init__(self, patience_s: float | None) -> None:
@@ -37,7 +37,7 @@ class Stopped:
         self._looked = 0.0
 
     def end_those_stopped_too_long(self) -> None:
-        """To be called often: looks once in `EVERY_S`."""
+        """Check for stopped children. To be called often; checks at most once in `EVERY_S` seconds."""
         now = time.monotonic()
         if self._patience_s is None or now - self._looked < EVERY_S:
             return
@@ -48,11 +48,11 @@ class Stopped:
 
 
 def _states() -> dict[int, str]:
-    """Process id -> state, a letter as in ps, of this process's children."""
+    """State of each of this process's children, by process id: a letter as in ps."""
     found = {}
     for folder in PROC.glob("[0-9]*"):
         with suppress(OSError, ValueError):
-            # pid (name) state parent …; the name may hold anything.
+            # The format is `pid (name) state parent …`, where the name may contain any character.
             state, parent, *_ = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
             if int(parent) == os.getpid():
                 found[int(folder.name)] = state
