@@ -40,6 +40,13 @@ def parser(prog: str) -> argparse.ArgumentParser:
         prog=prog,
         description="Run a plan. The launch.sh in the plan folder starts all workers, and passes these options on.",
     )
+    _add_start_options(parser)
+    _add_running_options(parser)
+    _add_communication_options(parser)
+    return parser
+
+
+def _add_start_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan_folder", type=Path, metavar="PLAN_FOLDER", help="folder that `pipeplan solve` wrote")
     parser.add_argument(
         "--epochs", type=_positive, metavar="N", help="number of epochs in all (10); for inference, of passes (1)"
@@ -53,6 +60,9 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "--seed", type=_seed, metavar="N", help="seed of the weights, the order of samples and dropout (0)"
     )
     parser.add_argument("--weights", type=Path, metavar="D", help="begin with the weights of this checkpoint or run")
+
+
+def _add_running_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-every", type=_natural, default=20, metavar="N", help="minibatches between two log lines; 0: none (20)"
     )
@@ -77,6 +87,9 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "--max-minibatches", type=_positive, metavar="N", help="run only the first N minibatches of every epoch"
     )
     parser.add_argument("--restarts", type=_natural, default=3, metavar="N", help="restarts after faults, at most (3)")
+
+
+def _add_communication_options(parser: argparse.ArgumentParser) -> None:
     averaging = parser.add_mutually_exclusive_group()
     averaging.add_argument(
         "--compress",
@@ -100,7 +113,6 @@ def parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--timeout", type=_seconds, default=600.0, metavar="S", help="seconds to wait for another worker, at most (600)"
     )
-    return parser
 
 
 def check_start_options(resume: bool, resume_from: Path | None, weights: Path | None, *, trains: bool) -> None:

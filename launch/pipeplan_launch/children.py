@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL
 
 PROC = Path("/proc")
 EVERY_S = 1.0
+ENDED = "ZX"
+"""States of processes that have ended."""
 
 
 def pids() -> list[int]:
     """Process ids of this process's children that have not ended."""
-    return sorted(pid for pid, state in _states().items() if state not in "ZX")
+    return sorted(pid for pid, state in states_of_children([os.getpid()]).items() if state not in ENDED)
 
 
 def send(pids: Sequence[int], number: int) -> None:
@@ -42,18 +44,18 @@ class Stopped:
         if self._patience_s is None or now - self._looked < EVERY_S:
             return
         self._looked = now
-        stopped = [pid for pid, state in _states().items() if state == "T"]
+        stopped = [pid for pid, state in states_of_children([os.getpid()]).items() if state == "T"]
         self._since = {pid: self._since.get(pid, now) for pid in stopped}
         send([pid for pid, since in self._since.items() if now - since > self._patience_s], SIGKILL)
 
 
-def _states() -> dict[int, str]:
-    """State of each of this process's children, by process id: a letter as in ps."""
-    found = {}
+def states_of_children(parents: Collection[int]) -> dict[int, str]:
+    """State of each child of these processes, by the child's process id: a letter as in ps."""
+    states = {}
     for folder in PROC.glob("[0-9]*"):
         with suppress(OSError, ValueError):
             # The format is `pid (name) state parent …`, where the name may contain any character.
             state, parent, *_ = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-            if int(parent) == os.getpid():
-                found[int(folder.name)] = state
-    return found
+            if int(parent) in parents:
+                states[int(folder.name)] = state
+    return states

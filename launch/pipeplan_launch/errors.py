@@ -18,6 +18,12 @@ class PeerLost(LaunchError):
     """Another worker is gone, frozen or cut off. After this fault all workers may be restarted."""
 
 
+def listed(parts: Iterable[object]) -> str:
+    """The parts as text: `a`, `a and b` or `a, b and c`."""
+    texts = [str(part) for part in parts]
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for a wrong name: `did you mean 'a' or 'b'?` for near misses, else the list of known names."""
     names = sorted(known)

@@ -34,7 +34,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from pipeplan_launch import restarts
 from pipeplan_launch.asking import Asked
-from pipeplan_launch.errors import PeerLost
+from pipeplan_launch.errors import PeerLost, listed
 from pipeplan_launch.interrupt import check_interrupt
 from pipeplan_launch.placement.where import Where, all_read, all_written, here, written
 from pipeplan_launch.transport import explained
@@ -105,7 +105,7 @@ class Attempt:
             return "not all workers started"
         lost = [rank for rank in range(self.world) if not before.check([f"left/{rank}"])]
         if lost:
-            return f"{_listed(lost)} {'was' if len(lost) == 1 else 'were'} lost"
+            return f"{_workers_text(lost)} {'was' if len(lost) == 1 else 'were'} lost"
         return before.get("fault").decode() if before.check(["fault"]) else "all workers ended"
 
     def leave(self, fault: str | None = None, over: bool = False) -> None:
@@ -172,7 +172,7 @@ def _call_together(launch: Store, world: int, deadline: float, mine: str) -> int
     while missing:
         missing = [rank for rank in missing if not launch.check([f"{number}/here/{rank}"])]
         if missing:
-            _pause(launch, deadline, f"{_listed(missing)} did not come")
+            _pause(launch, deadline, f"{_workers_text(missing)} did not come")
     others = (launch.get(f"{number}/here/{rank}").decode() for rank in range(1, world))
     launch.set(f"{number}/go", all_written([mine, *others]))
     return number
@@ -209,8 +209,6 @@ def _under(prefix: str, store: Any) -> Any:
     return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
 
 
-def _listed(ranks: Sequence[int]) -> str:
+def _workers_text(ranks: Sequence[int]) -> str:
     """Format ranks as `worker 2` or `workers 2 and 3`."""
-    if len(ranks) == 1:
-        return f"worker {ranks[0]}"
-    return f"workers {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+    return f"worker{'s' if len(ranks) > 1 else ''} {listed(ranks)}"

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pipeplan_launch import beginning
 from pipeplan_launch.arguments import parser
 from pipeplan_launch.config import LaunchPlan, load_plan
-from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.errors import LaunchError, listed
 
 NEEDED = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -111,8 +111,8 @@ def _where(plan: LaunchPlan, environment: Mapping[str, str]) -> str:
 
 
 def _workers_each(plan: LaunchPlan) -> str:
-    sizes = [str(size) for size in plan.server_sizes]
-    return f"{', '.join(sizes[:-1])} and {sizes[-1]} workers" if sizes else _count(plan.workers_per_server, "worker")
+    sizes = plan.server_sizes
+    return f"{listed(sizes)} workers" if sizes else _count(plan.workers_per_server, "worker")
 
 
 def _check_node(text: str, launches: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import sys
 import time
 from contextlib import AbstractContextManager
@@ -22,6 +21,7 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.gathering import Attempt
 from pipeplan_launch.interrupt import last_words
 from pipeplan_launch.placement.seats import Seats
+from pipeplan_launch.placement.where import machine_and_network
 from pipeplan_launch.transport import explained
 
 # An idle worker, and the first stages at the end of an epoch, wait as long as the other workers need. The death of a
@@ -118,10 +118,10 @@ def _with_ranks(plan: LaunchPlan, attempt: Attempt) -> tuple[Attempt, Seats]:
             attempt.await_end(LAST_WORD_S)
             raise gathering.AllOver
         started = Seats.of([attempt.world], attempt.wheres).started()
-        each = f" ({', '.join(map(str, sizes))} on its servers)" if len(sizes) > 1 else ""
+        on_servers = f" ({', '.join(map(str, sizes))} on its servers)" if len(sizes) > 1 else ""
         raise LaunchError(
-            f"the plan has {plan.world} workers{each}, and {attempt.world} were started, {started}: run its launch.sh "
-            "on every server; WORKERS sets how many one launch starts"
+            f"the plan has {plan.world} workers{on_servers}, and {attempt.world} were started, {started}: run its "
+            "launch.sh on every server; WORKERS sets how many one launch starts"
         )
     seats = Seats.of(sizes, attempt.wheres)
     process = attempt.rank
@@ -191,20 +191,12 @@ def meet(group: dist.ProcessGroup) -> float:
     at which the barrier releases them.
     """
     wait_for(group)
-    mine = torch.tensor([_machine(), time.perf_counter()], dtype=torch.float64)
+    # Processes of one boot of a system share a clock, even in different containers.
+    mine = torch.tensor([crc32(machine_and_network()[0].encode()), time.perf_counter()], dtype=torch.float64)
     theirs = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
     with _lost_peers():
         dist.all_gather(theirs, mine, group=group)
     return min(float(moment) for machine, moment in theirs if machine == mine[0])
-
-
-def _machine() -> int:
-    """A number that is the same for all processes that share a clock: those of one system, even in containers."""
-    try:
-        name = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-    except OSError:
-        name = platform.node().encode()
-    return crc32(name)
 
 
 def share(value: Any, source: int, group: dist.ProcessGroup) -> Any:

@@ -57,9 +57,8 @@ def run(options: Options) -> None:
     assert run_start is not None
     if run_start.finished is not None:
         if rank == 0:
-            say(
-                f"nothing left to do: {run_start.run} has {run_start.finished} epochs; give --epochs more than that to go on"
-            )
+            done = f"{run_start.run} has {run_start.finished} epochs"
+            say(f"nothing left to do: {done}; give --epochs more than that to go on")
         processes.wait_for(groups.everyone)
         dist.destroy_process_group()
         return

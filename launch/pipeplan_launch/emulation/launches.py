@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from pipeplan_launch.children import ENDED, PROC, states_of_children
 from pipeplan_launch.emulation.network import Network, within
 
-PROC = Path("/proc")
 MASTER = "10.0.0.1"
 _MINIBATCH = re.compile(r"\bminibatch (\d+)/\d+\b")
 
@@ -105,7 +105,7 @@ class Launches:
 
     def _note_workers(self, now: float) -> None:
         launchers = {server.pid for server in self._servers if server.status is None}
-        running = _children_of(launchers)
+        running = {pid for pid, state in states_of_children(launchers).items() if state not in ENDED}
         known = {life.pid: life for life in self.lives if life.ended_s is None}
         for pid, life in known.items():
             if pid not in running:
@@ -130,17 +130,6 @@ def _become(command: list[str], path: Path) -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.execv(command[0], command)
-
-
-def _children_of(parents: set[int]) -> set[int]:
-    found = set()
-    for folder in PROC.glob("[0-9]*"):
-        with suppress(OSError, ValueError):
-            # The format is `pid (name) state parent …`, where the name may contain any character.
-            state, parent, *_ = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-            if int(parent) in parents and state not in "ZX":
-                found.add(int(folder.name))
-    return found
 
 
 def _rank_of(pid: int) -> int:

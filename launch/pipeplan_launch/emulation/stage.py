@@ -73,16 +73,16 @@ def _layer(entry: Any, where: str) -> EmulatedLayer:
     )
 
 
-def _seconds(emulation: dict[str, Any], name: str, where: str) -> float:
-    value = fields.amount(emulation, name, where)
+def _seconds(entry: dict[str, Any], name: str, where: str) -> float:
+    value = fields.amount(entry, name, where)
     if value is None:
         raise LaunchError(f"{where}: {name!r} must be a number of seconds")
     return value
 
 
-def _crossing(emulation: dict[str, Any], name: str, where: str) -> Crossing | None:
-    if emulation.get(name) is None:
+def _crossing(content: dict[str, Any], name: str, where: str) -> Crossing | None:
+    if content.get(name) is None:
         return None
-    inner = fields.mapping(emulation, name, where)
+    inner = fields.mapping(content, name, where)
     sent = fields.integer(inner, "sent", where, least=0, most=MOST_BYTES)
     return Crossing(sent, fields.integer(inner, "returned", where, least=0, most=sent))

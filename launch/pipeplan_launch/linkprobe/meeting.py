@@ -12,7 +12,6 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,8 +20,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.errors import LaunchError, listed
 from pipeplan_launch.linkprobe.settings import Settings
+from pipeplan_launch.placement.where import machine_and_network
 from pipeplan_launch.transport import SHARED_MEMORY, explained, reason
 
 POLL_S = 0.02
@@ -83,12 +83,9 @@ def hello(settings: Settings) -> Hello:
     gpus = torch.cuda.device_count() if settings.device == "cuda" else 0
     if settings.device == "cuda" and not gpus:
         raise LaunchError(f"--device cuda: torch finds no CUDA device on {socket.gethostname()}; give --device cpu")
-    boot, network = socket.gethostname(), ""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        network = str(os.stat("/proc/self/ns/net").st_ino)
-    place = f"{boot}/{network}/{os.getuid()}"
-    return Hello(place, boot, socket.gethostname(), settings.device, gpus, dict(settings.facts))
+    machine, network = machine_and_network()
+    place = f"{machine}/{network}/{os.getuid()}"
+    return Hello(place, machine, socket.gethostname(), settings.device, gpus, dict(settings.facts))
 
 
 def env_store(rank: int, timeout_s: float) -> Any:
@@ -178,8 +175,8 @@ def _await_all(store: Any, world: int, deadline: float, timeout_s: float) -> Non
         if missing and time.monotonic() > deadline:
             _call_off(store)
             raise LaunchError(
-                f"{listed(missing)} of {world} did not come within {timeout_s:g} s; nothing was written: start all, "
-                "or wait longer with --timeout"
+                f"{ranks_text(missing)} of {world} did not come within {timeout_s:g} s; nothing was written: start "
+                "all, or wait longer with --timeout"
             )
         if missing:
             time.sleep(POLL_S)
@@ -236,8 +233,6 @@ def shares_memory(device: torch.device) -> bool:
     return device.type == "cpu" and hasattr(os, "memfd_create") and os.environ.get(SHARED_MEMORY) != "0"
 
 
-def listed(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
     """Format ranks as `rank 2` or `ranks 2 and 3`."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}"

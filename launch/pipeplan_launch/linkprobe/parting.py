@@ -18,7 +18,7 @@ import time
 from contextlib import suppress
 
 from pipeplan_launch.errors import LaunchError, PeerLost
-from pipeplan_launch.linkprobe.meeting import Meeting, Silent, listed
+from pipeplan_launch.linkprobe.meeting import Meeting, Silent, ranks_text
 
 LOOK_S = 0.25
 ANSWER_S = 2.0
@@ -69,7 +69,7 @@ class Parting:
             return Silent()
         if not silent:
             return error
-        loss = f"{listed(silent)} {'was' if len(silent) == 1 else 'were'} lost"
+        loss = f"{ranks_text(silent)} {'was' if len(silent) == 1 else 'were'} lost"
         return PeerLost(f"{loss} while links were measured; nothing was written")
 
     def _watch(self) -> None:

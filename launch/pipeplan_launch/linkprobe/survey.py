@@ -32,7 +32,7 @@ from pipeplan_launch.linkprobe.settings import (
     Show,
     Timed,
 )
-from pipeplan_launch.linkprobe.traffic import Direct, Exchange, Limits, Operation, Reduction, over_sizes
+from pipeplan_launch.linkprobe.traffic import Direct, Exchange, Limits, Operation, Reduction, agree_over, over_sizes
 from pipeplan_launch.transport import Transport, explained
 
 PAIR_SIZES = (4 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
@@ -138,7 +138,7 @@ class Survey:
                 return Direct(self._rank, peer, size, self._device, None)
             return Exchange(self._transport, self._rank, peer, size, self._number + number, self._device)
 
-        samples, messages = over_sizes(sizes, limits, self._largest, make)
+        samples, messages = over_sizes(sizes, limits, agree_over(self.everyone), make)
         self._number += messages
         return [] if team is None else [Timed(job.kind, job.level, team, self._way(job, team, direct), samples)]
 
@@ -147,11 +147,6 @@ class Survey:
             return "NCCL"
         one_place = len({self._meeting.places[rank] for rank in team}) == 1
         return "shared memory" if job.kind != RING and one_place and shares_memory(self._device) else "Gloo"
-
-    def _largest(self, value: float) -> float:
-        largest = torch.tensor([value], dtype=torch.float64)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.everyone)
-        return float(largest)
 
     def _collected(self, mine: list[Timed]) -> list[Timed]:
         """At rank 0, the times of every team: at each size the longest time of its members."""

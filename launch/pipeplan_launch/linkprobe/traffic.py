@@ -42,6 +42,17 @@ Agree = Callable[[float], float]
 """Returns the largest of the values that all workers pass. Workers wait for each other in it."""
 
 
+def agree_over(group: dist.ProcessGroup) -> Agree:
+    """The function by which the workers of a group agree on the largest of their values."""
+
+    def largest(value: float) -> float:
+        tensor = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
+        return float(tensor)
+
+    return largest
+
+
 class Exchange:
     """Messages of one size with one peer."""
 

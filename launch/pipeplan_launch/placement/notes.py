@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pipeplan_launch.config import LaunchPlan
+from pipeplan_launch.errors import listed
 from pipeplan_launch.placement.crossing import Team
 from pipeplan_launch.placement.seats import Seats
 
@@ -98,4 +99,4 @@ def _link(seats: Seats, team: Team) -> str:
 def _numbers(workers: Sequence[int]) -> str:
     if len(workers) > 2 and list(workers) == list(range(workers[0], workers[-1] + 1)):
         return f"{workers[0]} to {workers[-1]}"
-    return " and ".join(filter(None, [", ".join(map(str, workers[:-1])), str(workers[-1])]))
+    return listed(workers)

@@ -1,8 +1,8 @@
 """Packs parts into bins of the same total size such that the parts are divided into as few pieces as possible.
 
-Torch-free. A piece is a pair (part, bin) with something in common. If the parts and bins can be partitioned into at most
-k sets, each with equal totals of parts and bins, the minimum is parts + bins - k pieces, since a set of p parts and b
-bins needs p + b - 1. Finding the largest k is NP-hard (3-partition). So large inputs are reduced by heuristics:
+Torch-free. A piece is a pair (part, bin) with something in common. If the parts and bins can be partitioned into at
+most k sets, each with equal totals of parts and bins, the minimum is parts + bins - k pieces, since a set of p parts
+and b bins needs p + b - 1. Finding the largest k is NP-hard (3-partition). So large inputs are reduced by heuristics:
 
 - A part and a bin of one size form a set. This loses no optimum: if they were in two sets, the set of these two alone
   and the set of all others would be as many.

@@ -10,13 +10,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 
 from pipeplan_launch import processes
 from pipeplan_launch.config import LaunchPlan
 from pipeplan_launch.linkprobe.settings import KIB, MIB
-from pipeplan_launch.linkprobe.traffic import Exchange, Limits, Operation, Reduction, over_sizes
+from pipeplan_launch.linkprobe.traffic import Exchange, Limits, Operation, Reduction, agree_over, over_sizes
 from pipeplan_launch.placement.crossing import Team
 from pipeplan_launch.placement.levels import Levels
 from pipeplan_launch.processes import Groups
@@ -102,16 +101,11 @@ class _Probe:
             peer = team.workers[0] if team.workers[1] == self._rank else team.workers[1]
             return Exchange(self._transport, self._rank, peer, size, self._messages + number, self._device)
 
-        samples, messages = over_sizes(sizes, limits, self._largest, make)
+        samples, messages = over_sizes(sizes, limits, agree_over(self._groups.everyone), make)
         self._messages += messages
         if team is None:
             return {}
         return {team: rate_of(team, *samples[-1], self._task.links)}
-
-    def _largest(self, value: float) -> float:
-        largest = torch.tensor([value], dtype=torch.float64)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._groups.everyone)
-        return float(largest)
 
 
 def rate_of(team: Team, size: int, seconds: float, levels: Levels) -> float:

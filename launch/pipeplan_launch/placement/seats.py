@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from pipeplan_launch.errors import listed
 from pipeplan_launch.placement.derive import derive, server_of_workers
 from pipeplan_launch.placement.where import Where
 
@@ -66,7 +67,8 @@ class Seats:
     def device(self, process: int) -> int:
         """The number of a process's device among those that it sees.
 
-        Processes that see the same devices take them in the order of their numbers, and share them if there are too few.
+        Processes that see the same devices take them in the order of their numbers. They share devices if there are
+        too few.
         """
         return self._sharing_processes(process).index(process) % max(1, self.wheres[process].devices)
 
@@ -80,8 +82,7 @@ class Seats:
     def started(self) -> str:
         """The number of processes by server name, as text: `4 on alpha and 2 on beta`."""
         counts = Counter(where.name for where in self.wheres)
-        parts = [f"{count} on {host}" for host, count in counts.items()]
-        return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+        return listed([f"{count} on {host}" for host, count in counts.items()])
 
     def _sharing_processes(self, process: int) -> list[int]:
         return self._processes_by_devices[_visible_devices(self.wheres[process])]

@@ -62,15 +62,11 @@ class Where:
 
 def here(environment: Mapping[str, str], cards: Sequence[str] = ()) -> Where:
     """The location of this process. `cards`: UUIDs of the CUDA devices that it sees, "" for a device without one."""
-    machine = host = platform.node()
-    network = ""
-    with suppress(OSError):
-        machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        network = str(os.stat("/proc/self/ns/net").st_ino)
+    machine, network = machine_and_network()
     local = environment.get("LOCAL_RANK", "")
     return Where(
         machine=machine,
-        host=host,
+        host=platform.node(),
         network=network,
         launcher=environment.get("GROUP_RANK", ""),
         local=int(local) if local.isdecimal() else 0,
@@ -79,6 +75,18 @@ def here(environment: Mapping[str, str], cards: Sequence[str] = ()) -> Where:
         cards=" ".join(cards) if all(cards) else "",
         named=environment.get(SERVER, ""),
     )
+
+
+def machine_and_network() -> tuple[str, str]:
+    """(id of the machine's current boot, id of this process's network namespace).
+
+    Without Linux's /proc: the host name and "".
+    """
+    machine, network = platform.node(), ""
+    with suppress(OSError):
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        network = str(os.stat("/proc/self/ns/net").st_ino)
+    return machine, network
 
 
 def written(where: Where) -> str:
