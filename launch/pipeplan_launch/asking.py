@@ -17,7 +17,7 @@ class Unanswered(RuntimeError):
     """The store has not answered in time. It may answer again once the connection is back."""
 
 
-class Asked:
+class StoreClient:
     """torch's key-value store. Operations raise `RuntimeError` if they fail and `Unanswered` if they take too long."""
 
     def __init__(self, store: Any, patience_s: float) -> None:
@@ -25,9 +25,9 @@ class Asked:
         self._store, self._prefix = store, ""
         self._requests = _RequestThread(patience_s)
 
-    def under(self, prefix: str) -> Asked:
+    def under(self, prefix: str) -> StoreClient:
         """The same store with a key prefix, compatible with torch's `PrefixStore`."""
-        other = Asked.__new__(Asked)
+        other = StoreClient.__new__(StoreClient)
         other._store, other._requests = self._store, self._requests
         other._prefix = f"{self._prefix}{prefix}/"
         return other

@@ -33,7 +33,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from pipeplan_launch import restarts
-from pipeplan_launch.asking import Asked
+from pipeplan_launch.asking import StoreClient
 from pipeplan_launch.errors import PeerLost, listed
 from pipeplan_launch.interrupt import check_interrupt
 from pipeplan_launch.placement.where import Where, all_read, all_written, here, written
@@ -159,7 +159,7 @@ def gather(timeout_s: float, cards: Sequence[str] = ()) -> Attempt:
     deadline = time.monotonic() + timeout_s
     with explained("the workers' common store could not be reached"):
         base, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-        asked = Asked(base, timeout_s).under("pipeplan")
+        asked = StoreClient(base, timeout_s).under("pipeplan")
         mine = written(here(os.environ, cards))
         number = _come(asked, rank, deadline, mine) if rank else _call_together(asked, world, deadline, mine)
         wheres = all_read(asked.get(f"{number}/go").decode())
@@ -204,7 +204,7 @@ def _pause(launch: Store, deadline: float, late: str) -> None:
 
 
 def _under(prefix: str, store: Any) -> Any:
-    if isinstance(store, Asked):
+    if isinstance(store, StoreClient):
         return store.under(prefix)
     return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
 

@@ -1,7 +1,7 @@
 """SIGINT and SIGTERM in a worker: noted when they arrive, handled at points where no operation is half done.
 
-Before training, a signal ends the worker, as there is nothing to save. After `gracefully`, a signal is passed to a
-handler that stops all workers together (`pipeplan_launch.stopping`); a second signal ends the worker.
+Before training, a signal ends the worker, as there is nothing to save. After `handle_requests_with`, a signal is passed
+to a handler that stops all workers together (`pipeplan_launch.stopping`); a second signal ends the worker.
 
 After a fault, torchrun ends the remaining workers by a SIGTERM as well. The launcher notes every signal that it
 receives, so a worker attributes a SIGTERM that the launcher does not know of to torchrun.
@@ -59,7 +59,7 @@ def watch_signals(act: Callable[[int], None]) -> None:
     threading.Thread(target=_watch, args=(reader, act), daemon=True, name="signals").start()
 
 
-def gracefully(request: Callable[[], None]) -> None:
+def handle_requests_with(request: Callable[[], None]) -> None:
     """Handle a signal by calling `request`, in another thread, instead of ending the worker."""
     _handed_to[:] = [request]
     if _requested:

@@ -199,7 +199,7 @@ def meet(group: dist.ProcessGroup) -> float:
     return min(float(moment) for machine, moment in theirs if machine == mine[0])
 
 
-def share(value: Any, source: int, group: dist.ProcessGroup) -> Any:
+def broadcast(value: Any, source: int, group: dist.ProcessGroup) -> Any:
     """Broadcast the value of rank `source` to all workers of the group; returns it."""
     box = [value]
     with _lost_peers():

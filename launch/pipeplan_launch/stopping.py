@@ -38,7 +38,7 @@ def pass_requests_on(store: Store) -> None:
         with suppress(RuntimeError):  # the store is lost, and the main thread will notice that
             store.set(STOP, "")
 
-    interrupt.gracefully(request)
+    interrupt.handle_requests_with(request)
 
 
 class Stopping:
@@ -54,7 +54,7 @@ class Stopping:
         self._end: int | None = None
         self._looked_up = (0, 0.0)
         self._requested = False
-        interrupt.gracefully(self.request)
+        interrupt.handle_requests_with(self.request)
 
     def request(self) -> None:
         """Ask all workers to stop. May be called in another thread."""

@@ -53,7 +53,7 @@ def run(options: Options) -> None:
     groups = processes.join(plan, options.timeout_s)
     rank = dist.get_rank()
     run_start = together(groups.everyone, lambda: start.decide(options, plan, groups.attempt) if rank == 0 else None)
-    run_start = processes.share(run_start, 0, groups.everyone)
+    run_start = processes.broadcast(run_start, 0, groups.everyone)
     assert run_start is not None
     if run_start.finished is not None:
         if rank == 0:
@@ -215,7 +215,7 @@ class Runner:
             summary = summarise(self._plan, reports) | {"seed": self._start.seed, "torch": torch.__version__} | extra
             self._print(summary)
         if place.job.callbacks and self._plan.mode == "training":
-            summary = processes.share(summary, self._leader, self._groups.active)
+            summary = processes.broadcast(summary, self._leader, self._groups.active)
             if self._speaks and summary is not None:
                 Listeners(place.job.callbacks).end(summary)
 

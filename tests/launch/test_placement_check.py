@@ -32,8 +32,8 @@ class Workers:
         self.probed: list[tuple[int, Task]] = []
         self.rank, self.shared = 0, None
         patch.setattr(dist, "get_rank", lambda: self.rank)
-        patch.setattr(processes, "share", self._share)
-        patch.setattr(checking, "probe", lambda plan, task, *_: self.probed.append((self.rank, task)) or {})
+        patch.setattr(processes, "broadcast", self._share)
+        patch.setattr(checking, "probe_links", lambda plan, task, *_: self.probed.append((self.rank, task)) or {})
 
     def _share(self, value: Any, source: int, group: object) -> Any:
         if self.rank == source:

@@ -74,7 +74,7 @@ class Survey:
         try:
             partitions = levels(found) if self._rank == 0 else None
         finally:  # also if `levels` raises, because the other workers wait for this message
-            partitions = processes.share(partitions, 0, self.everyone)
+            partitions = processes.broadcast(partitions, 0, self.everyone)
         if partitions is None:
             raise Silent
         timed = self._levels(partitions, show)
@@ -99,7 +99,7 @@ class Survey:
     def _levels(self, partitions: Iterable[Partition], show: Show) -> list[Timed]:
         jobs = turns.jobs(tuple(partitions), self._meeting.machines)
         groups = self._groups(jobs)
-        left = processes.share(self._began + self._settings.budget_s - time.monotonic(), 0, self.everyone)
+        left = processes.broadcast(self._began + self._settings.budget_s - time.monotonic(), 0, self.everyone)
         limits = Limits(min(LONGEST_S, max(SHORTEST_S, left / len(jobs))))
         mine: list[Timed] = []
         for number, job in enumerate(jobs):

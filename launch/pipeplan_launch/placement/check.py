@@ -11,7 +11,7 @@ from pipeplan_launch.config import LaunchPlan
 from pipeplan_launch.gathering import STORE_LOST
 from pipeplan_launch.placement.crossing import rounds
 from pipeplan_launch.placement.notes import notes
-from pipeplan_launch.placement.probe import Task, probe, task
+from pipeplan_launch.placement.probe import Task, make_task, probe_links
 from pipeplan_launch.processes import Groups
 from pipeplan_launch.transport import explained
 
@@ -36,10 +36,10 @@ def check(plan: LaunchPlan, groups: Groups, probe_s: float, timeout_s: float) ->
     if seats.is_one_server:
         return []
     leads = dist.get_rank() == 0
-    agenda = processes.share(_agenda(plan, groups, probe_s) if leads else None, 0, groups.everyone)
+    agenda = processes.broadcast(_agenda(plan, groups, probe_s) if leads else None, 0, groups.everyone)
     if agenda is None:
         return []
-    measured = probe(plan, agenda.task, groups, timeout_s) if agenda.task is not None else {}
+    measured = probe_links(plan, agenda.task, groups, timeout_s) if agenda.task is not None else {}
     if not leads:
         return []
     with explained(STORE_LOST):
@@ -54,7 +54,7 @@ def _agenda(plan: LaunchPlan, groups: Groups, probe_s: float) -> Agenda | None:
         if plan.emulated or (launch.check([CHECKED_KEY]) and launch.get(CHECKED_KEY).decode() == _servers(groups)):
             return None
     teams = rounds(plan, groups.seats) if probe_s and plan.links is not None else []
-    return Agenda(task(plan, teams, probe_s) if teams else None)
+    return Agenda(make_task(plan, teams, probe_s) if teams else None)
 
 
 def _servers(groups: Groups) -> str:

@@ -40,7 +40,7 @@ class Task:
     """Time limit for all rounds together."""
 
 
-def task(plan: LaunchPlan, rounds: Sequence[Sequence[Team]], seconds: float) -> Task | None:
+def make_task(plan: LaunchPlan, rounds: Sequence[Sequence[Team]], seconds: float) -> Task | None:
     """The probe of these rounds; None for a plan that does not say which links it was made for."""
     if plan.links is None:
         return None
@@ -53,7 +53,7 @@ def _sizes(plan: LaunchPlan, teams: Sequence[Team]) -> tuple[int, ...]:
     return tuple(size for size in SIZES if not most or size <= max(most, SIZES[0]))
 
 
-def probe(plan: LaunchPlan, task: Task, groups: Groups, timeout_s: float) -> dict[Team, float]:
+def probe_links(plan: LaunchPlan, task: Task, groups: Groups, timeout_s: float) -> dict[Team, float]:
     """Measured rates of the teams, in bytes/s, known to all workers. All of them call this with the same task."""
     with explained("a link failed while it was measured"):
         return _Probe(plan, task, groups, timeout_s).run()
@@ -78,7 +78,7 @@ class _Probe:
         began, count = time.monotonic(), len(self._task.rounds)
         mine: dict[Team, float] = {}
         for number, (teams, sizes) in enumerate(zip(self._task.rounds, self._task.sizes, strict=True)):
-            left = processes.share(began + self._task.seconds - time.monotonic(), 0, self._groups.everyone)
+            left = processes.broadcast(began + self._task.seconds - time.monotonic(), 0, self._groups.everyone)
             if left < LEAST_S:
                 break
             mine |= self._round(teams, sizes, Limits(left / (count - number), ENOUGH_S))
