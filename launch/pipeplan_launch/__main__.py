@@ -112,5 +112,5 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: after an error, tearing down process groups with receives under way can hang or abort.
+    # sys.exit would tear down the process groups, which can hang or abort after an error while receives are posted.
     os._exit(status)

@@ -127,7 +127,7 @@ class PowerSGD:
             self._group,
             matrix_approximation_rank=self._rank,
             start_powerSGD_iter=2,  # torch's minimum, because its DDP reorders buckets after the first update
-            orthogonalization_epsilon=1e-8,  # a parameter without a gradient would give 0 / 0
+            orthogonalization_epsilon=1e-8,  # avoids 0 / 0 for parameters without a gradient
             random_seed=update.number % 2**32,
         )
         state.iter = state.start_powerSGD_iter

@@ -24,7 +24,7 @@ NEEDED = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
+    """Number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -125,7 +125,7 @@ def _count(number: int, thing: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status, 2 if the plan cannot run here."""
+    """Run the command line; returns the exit status, which is 2 if the plan cannot run on this machine."""
     # Parses the workers' options too, so that --help and mistakes in them are printed once and before workers start.
     options = parser(prog="launch.sh").parse_args(arguments)
     try:

@@ -45,7 +45,7 @@ class GradientReducer:
         self._parameters = dict(parameters)
         self._group, self._exchange = group, exchange
         self._thread = None if exchange is None else ThreadPoolExecutor(1, "averaging")
-        self._buckets: list[Bucket] | None = None  # made when first needed: a stage may never be trained
+        self._buckets: list[Bucket] | None = None  # made at the first update, because a stage may never be trained
         self._bucket_of: dict[str, Bucket] = {}
         self._pending: dict[str, Tensor] = {}
         """Sums of gradients over the minibatches of the group being collected, each multiplied by its share."""

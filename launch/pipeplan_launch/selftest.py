@@ -52,7 +52,7 @@ def _nccl() -> str | None:
 
     if not dist.is_available() or not dist.is_nccl_available():
         return None
-    version: Any = torch.cuda.nccl.version  # torch gives it no types
+    version: Any = torch.cuda.nccl.version  # torch has no type annotations for it
     return ".".join(str(number) for number in version())
 
 

@@ -56,7 +56,7 @@ class Slot:
 
 
 class Slots:
-    """The slots of one receiver."""
+    """All slots of one receiver."""
 
     def __init__(self) -> None:
         self._free: list[Slot] = []

@@ -16,7 +16,7 @@ def lacking() -> tuple[str, str] | None:
     """(problem, remedy) where torch is missing or too old, without importing it; None where it is neither."""
     try:
         spec = importlib.util.find_spec("torch")
-    except ValueError:  # someone put a module without a spec in its place: it is there
+    except ValueError:  # torch is imported, but as a module without a spec
         return None
     if spec is None:
         return "torch is not installed", "pip install 'pipeplan[torch]'"
@@ -37,7 +37,7 @@ def unusable() -> tuple[str, str] | None:
         return problem
     try:
         importlib.import_module("torch.distributed")
-    except Exception as error:  # whatever an import may raise
+    except Exception as error:  # importing a broken installation may raise anything
         spec = importlib.util.find_spec("torch")
         place = f" ({spec.origin})" if spec is not None and spec.origin is not None else ""
         message = " ".join(str(error).split()) or type(error).__name__

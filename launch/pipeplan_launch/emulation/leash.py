@@ -16,7 +16,7 @@ def end_with_asker() -> None:
 
     Processes that are started afterwards have no standard input.
     """
-    reader = os.dup(0)  # not inherited over exec
+    reader = os.dup(0)  # programs that are started later do not inherit this descriptor
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

@@ -206,7 +206,7 @@ def join(meeting: Meeting, timeout_s: float) -> tuple[torch.device, str]:
             f"some workers measure {kinds[0]} and some {kinds[1]}: give all of them the same --device"
         )
     if len(set(meeting.places)) == 1 and Path("/sys/class/net/lo").exists():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # as workers of one machine do in a run
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # workers of one machine do the same in a run
     here = [rank for rank, place in enumerate(meeting.places) if place == mine.place]
     own_gpu = all(hello.gpus >= meeting.places.count(hello.place) for hello in meeting.hellos)
     device = torch.device("cpu")

@@ -105,7 +105,7 @@ class Direct:
         _wait_for(self._device)
 
     def end(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: every operation is complete."""
 
 
 class Reduction:
@@ -121,7 +121,7 @@ class Reduction:
         _wait_for(self._device)
 
     def end(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: every operation is complete."""
 
 
 @dataclass(frozen=True)

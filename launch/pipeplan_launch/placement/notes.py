@@ -6,6 +6,7 @@ does, when it solves again for the links as they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from pipeplan_launch.config import LaunchPlan
@@ -70,8 +71,10 @@ def _worst(plan: LaunchPlan, measured: Mapping[Team, float]) -> Team | None:
 
 
 def _times_slower(plan: LaunchPlan, team: Team, rate: float) -> float:
+    """Ratio of planned to measured rate; 0 for a link that the plan takes to be unlimited, as that cannot be judged."""
     assert plan.links is not None
-    return team.planned(plan.links)[0] / rate
+    planned, _ = team.planned(plan.links)
+    return planned / rate if math.isfinite(planned) else 0.0
 
 
 def _rates(plan: LaunchPlan, team: Team, rate: float) -> str:
