@@ -1,4 +1,4 @@
-"""`python -m pipeplan_launch PLAN_FOLDER`: one worker of a plan, as torchrun starts it (launch.sh does all that)."""
+"""`python -m pipeplan_launch PLAN_FOLDER`: one worker of a plan. launch.sh starts torchrun, which starts workers."""
 
 from __future__ import annotations
 
@@ -24,40 +24,41 @@ def options_from(arguments: Sequence[str] | None) -> Options:
     """Parse the command line."""
     from pipeplan_launch.setup import Options
 
-    given = parser(prog="python -m pipeplan_launch").parse_args(arguments)
+    parsed = parser(prog="python -m pipeplan_launch").parse_args(arguments)
     return Options(
-        plan_folder=given.plan_folder,
-        epochs=given.epochs,
-        resume=given.resume,
-        run_dir=given.run_dir,
-        seed=given.seed,
-        weights=given.weights,
-        log_every=given.log_every,
-        threads=given.threads,
-        checkpoint_every=given.checkpoint_every,
-        checkpoint_minibatches=given.checkpoint_minibatches,
-        evaluate_every=given.evaluate_every,
-        resume_from=given.resume_from,
-        max_minibatches=given.max_minibatches,
-        timeout_s=given.timeout,
-        probe_s=given.probe,
-        averaging=Averaging(given.compress, given.significance),
+        plan_folder=parsed.plan_folder,
+        epochs=parsed.epochs,
+        resume=parsed.resume,
+        run_dir=parsed.run_dir,
+        seed=parsed.seed,
+        weights=parsed.weights,
+        log_every=parsed.log_every,
+        threads=parsed.threads,
+        checkpoint_every=parsed.checkpoint_every,
+        checkpoint_minibatches=parsed.checkpoint_minibatches,
+        evaluate_every=parsed.evaluate_every,
+        resume_from=parsed.resume_from,
+        max_minibatches=parsed.max_minibatches,
+        timeout_s=parsed.timeout,
+        probe_s=parsed.probe,
+        averaging=Averaging(parsed.compress, parsed.significance),
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one worker; returns the exit status.
 
-    0; 2 for an error that was said in one line, 1 if nobody foresaw it; 130 when interrupted; 3 for a fault after which
-    all workers start again.
+    0: the worker is done. 1: an unforeseen error. 2: an error that was reported in one line. 3: a fault after which all
+    workers start again. 130: the worker was interrupted.
     """
     given_up = restarts.given_up()
     if given_up is not None:
-        return given_up  # silently: why was said in the attempt before
+        return given_up  # the previous attempt has printed the reason
     catch_signals()
     options = options_from(arguments)
     from pipeplan_launch import processes, worker
     from pipeplan_launch.gathering import AllOver
+    from pipeplan_launch.together import FailedElsewhere
 
     try:
         worker.run(options)
@@ -68,20 +69,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _ended(2, f"error: {one_line(error)}")
     except LaunchError as error:
         status = _ended(2, f"error: {one_line(error)}")
-    except (worker.FailedElsewhere, AllOver):
+    except (FailedElsewhere, AllOver):
         status = _ended(2)
     except Interrupted as signal:
         if restarts.launched() and restarts.stop_asked() is None:
             processes.leave()
-            return restarts.LOST  # torchrun's own SIGTERM, after another worker's end
-        # Under the launcher, that says so. Without, torchrun's own SIGTERM has been explained already.
+            return restarts.LOST  # torchrun sends this SIGTERM after another worker has ended
+        # The launcher, where there is one, prints this line itself; otherwise a SIGTERM comes from torchrun.
         speaks = not restarts.launched() and signal.args == ("SIGINT",) and os.environ.get("RANK", "0") == "0"
         status = _ended(
             INTERRUPTED, f"stopped by {signal}: --resume goes on from the last checkpoint, if there is one" * speaks
         )
     except worker.Unexpected as error:
         status = _ended(1, f"error: {one_line(error)}")
-    except Exception as error:  # before there is a run folder to keep a traceback in
+    except Exception as error:  # no run folder exists yet for the traceback
         from pipeplan_launch.usercode import describe
 
         rank = os.environ.get("RANK", "0")
@@ -93,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _ended(status: int, line: str = "") -> int:
-    """For good: no further attempt."""
+    """Print the line, and rule out any further attempt."""
     if line:
         print(line, file=sys.stderr, flush=True)
     restarts.give_up(status)
@@ -101,15 +102,15 @@ def _ended(status: int, line: str = "") -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """Its message without line breaks, whatever names it quotes."""
+    """The error's message without line breaks, which may come from quoted names."""
     return " ".join(str(error).splitlines())
 
 
 if __name__ == "__main__":
-    gc.disable()  # what is imported stays; `setup` turns it on again when the stage is built
-    die_with_parent()  # a worker in a receive would hold its memory and its ports for as long as --timeout
+    gc.disable()  # imported modules are never garbage; `setup` enables it again when the stage is built
+    die_with_parent()  # a worker that waits for a message would keep its memory and ports for as long as --timeout
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: after an error, tearing down process groups with receives under way can hang or abort.
+    # sys.exit would tear down the process groups, which can hang or abort after an error while receives are posted.
     os._exit(status)

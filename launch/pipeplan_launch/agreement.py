@@ -1,5 +1,7 @@
-"""Do the workers hold the same data and, among replicas, the same weights? Each builds its own; a run that mixes
-several would train on inputs and targets that do not belong together, without a word.
+"""Checks that all workers have the same data and that the replicas of a stage have the same initial weights.
+
+Each worker builds its own. Without this check, a run whose workers differ would silently train on inputs and targets
+that do not belong together.
 """
 
 from __future__ import annotations
@@ -20,18 +22,21 @@ from pipeplan_launch.usercode import user_code
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What one worker tells the others at the start."""
+    """Digests of one worker's data and weights, which it sends to the others at the start."""
 
     rank: int
     stage: int
     data: dict[str, str] = field(default_factory=dict)
-    """By a name for people: a number of samples, or the digest of one."""
+    """A number of samples or the digest of a sample, by a description for the user."""
     weights: str = ""
-    """Of the stage's initial weights; empty where it has one replica only."""
+    """Digest of the stage's initial weights; empty if the stage has one replica."""
 
 
 def data_marks(name: str, dataset: Any, seed: int) -> dict[str, str]:
-    """The length of a data set, and digests of its first, middle and last sample. Raises `LaunchError`."""
+    """The length of a data set, and digests of its first, middle and last sample, by description.
+
+    Raises `LaunchError` if the data cannot be read.
+    """
     with user_code("reading the job's data"):
         count = len(dataset)
         marks = {f"the number of {name} samples": str(count)}
@@ -42,14 +47,14 @@ def data_marks(name: str, dataset: Any, seed: int) -> dict[str, str]:
 
 
 def check(fingerprints: Sequence[Fingerprint]) -> None:
-    """Raises `LaunchError` that says what differs between which workers, the same in every worker."""
+    """Raise `LaunchError` if data or weights differ between workers. The message is the same in all workers."""
     first = fingerprints[0]
     for other in fingerprints[1:]:
-        for what, mark in first.data.items():
-            if other.data.get(what) != mark:
-                values = f" ({mark} and {other.data.get(what)})" if what.startswith("the number") else ""
+        for name, mark in first.data.items():
+            if other.data.get(name) != mark:
+                values = f" ({mark} and {other.data.get(name)})" if name.startswith("the number") else ""
                 raise LaunchError(
-                    f"the data differs between workers: {what} is not the same at ranks {first.rank} and {other.rank}"
+                    f"the data differs between workers: {name} is not the same at ranks {first.rank} and {other.rank}"
                     f"{values}: make data() deterministic"
                 )
     known: dict[int, Fingerprint] = {}
@@ -63,12 +68,12 @@ def check(fingerprints: Sequence[Fingerprint]) -> None:
 
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Of named parameters and buffers."""
+    """Digest of parameters and buffers, given by name."""
     return digest(dict(tensors))
 
 
 def digest(value: Any) -> str:
-    """Of the tensors and numbers in a nested structure; whatever else it holds does not count."""
+    """Digest of the tensors and numbers in a nested structure. Other values in it are ignored."""
     hashed = hashlib.blake2b(digest_size=16)
     _add(hashed, value)
     return hashed.hexdigest()
@@ -97,5 +102,5 @@ def _add_tensor(hashed: hashlib.blake2b, tensor: Tensor) -> None:
         tensor = tensor.to_dense()
     plain = tensor.cpu().contiguous()
     size = plain.numel() * plain.element_size()
-    if size:  # the bytes where they are: a copy of a large stage's weights would count as its memory
+    if size:  # hashed in place: a copy of a large stage's weights would raise its peak memory
         hashed.update((ctypes.c_char * size).from_address(plain.data_ptr()))

@@ -1,4 +1,4 @@
-"""The options of a run. Torch-free."""
+"""The command line of a run. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import argparse
 import difflib
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
-from pipeplan_launch.averaging import Compression, parse_compression, parse_significance
+from pipeplan_launch.averaging import parse_compression, parse_significance
+from pipeplan_launch.errors import LaunchError
+
+T = TypeVar("T")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with an option in one line, with the nearest right one."""
+    """Reports a wrong option in one line, with the closest option that exists."""
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (\S+)", message)
@@ -21,91 +25,135 @@ class _Parser(argparse.ArgumentParser):
         print(f"error: {self.prog}: {' '.join(line.split())}", file=sys.stderr)
         sys.exit(2)
 
-    def _unknown(self, given: str) -> str:
-        if not given.startswith("-"):
-            return f"{given!r} follows no option that takes it: see --help"
-        known = [option for option in self._option_string_actions if option.startswith("--")]
-        near = difflib.get_close_matches(given.partition("=")[0], known, n=1, cutoff=0.6)
+    def _unknown(self, option: str) -> str:
+        if not option.startswith("-"):
+            return f"{option!r} follows no option that takes it: see --help"
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        near = difflib.get_close_matches(option.partition("=")[0], known, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]}?" if near else "see --help"
-        return f"there is no option {given}; {hint}"
+        return f"there is no option {option}; {hint}"
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
-    """The command line of a worker; launch.sh passes its own on."""
+    """The parser of a worker's options, which launch.sh takes as well and passes on."""
     parser = _Parser(
         prog=prog,
-        description="Run a plan. Its folder's launch.sh starts all workers, and passes these options on.",
+        description="Run a plan. The launch.sh in the plan folder starts all workers, and passes these options on.",
     )
-    parser.add_argument("plan_folder", type=Path, metavar="PLAN_FOLDER", help="what `pipeplan solve` wrote")
-    parser.add_argument("--epochs", type=_positive, metavar="N", help="epochs in all (10); inference: passes (1)")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    parser.add_argument("--resume-from", type=Path, metavar="D", help="go on from this checkpoint or run in a new one")
-    parser.add_argument("--run-dir", type=Path, metavar="D", help="run folder (PLAN_FOLDER/runs/<UTC time>)")
-    parser.add_argument("--seed", type=_seed, metavar="N", help="of weights, order of samples and dropout (0)")
-    parser.add_argument("--weights", type=Path, metavar="D", help="begin with the weights of this checkpoint or run")
+    _add_start_options(parser)
+    _add_running_options(parser)
+    _add_communication_options(parser)
+    return parser
+
+
+def _add_start_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan_folder", type=Path, metavar="PLAN_FOLDER", help="folder that `pipeplan solve` wrote")
     parser.add_argument(
-        "--log-every", type=_natural, default=20, metavar="N", help="minibatches per line; 0: none (20)"
+        "--epochs", type=_positive, metavar="N", help="number of epochs in all (10); for inference, of passes (1)"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument(
+        "--resume-from", type=Path, metavar="D", help="go on from this checkpoint or run, in a new run folder"
+    )
+    parser.add_argument("--run-dir", type=Path, metavar="D", help="run folder (PLAN_FOLDER/runs/<UTC time>)")
+    parser.add_argument(
+        "--seed", type=_seed, metavar="N", help="seed of the weights, the order of samples and dropout (0)"
+    )
+    parser.add_argument("--weights", type=Path, metavar="D", help="begin with the weights of this checkpoint or run")
+
+
+def _add_running_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--log-every", type=_natural, default=20, metavar="N", help="minibatches between two log lines; 0: none (20)"
     )
     parser.add_argument("--threads", type=_threads, metavar="N", help="torch threads per worker (OMP_NUM_THREADS)")
-    parser.add_argument("--checkpoint-every", type=_positive, default=1, metavar="N", help="epochs (1)")
     parser.add_argument(
-        "--checkpoint-minibatches", type=_positive, metavar="N", help="and within an epoch, minibatches (none)"
+        "--checkpoint-every", type=_positive, default=1, metavar="N", help="epochs between two checkpoints (1)"
     )
-    parser.add_argument("--evaluate-every", type=_positive, default=1, metavar="N", help="epochs (1); the last always")
-    parser.add_argument("--max-minibatches", type=_positive, metavar="N", help="of every epoch, the first N only")
-    parser.add_argument("--restarts", type=_natural, default=3, metavar="N", help="after faults, at most (3)")
+    parser.add_argument(
+        "--checkpoint-minibatches",
+        type=_positive,
+        metavar="N",
+        help="also write a checkpoint every N minibatches of an epoch (none)",
+    )
+    parser.add_argument(
+        "--evaluate-every",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="epochs between two evaluations (1); the last epoch is always evaluated",
+    )
+    parser.add_argument(
+        "--max-minibatches", type=_positive, metavar="N", help="run only the first N minibatches of every epoch"
+    )
+    parser.add_argument("--restarts", type=_natural, default=3, metavar="N", help="restarts after faults, at most (3)")
+
+
+def _add_communication_options(parser: argparse.ArgumentParser) -> None:
     averaging = parser.add_mutually_exclusive_group()
     averaging.add_argument(
         "--compress",
-        type=_compression,
+        type=_parsed_by(parse_compression),
         metavar="HOW",
-        help="gradients among replicas: bf16, powersgd or powersgd:RANK (not)",
+        help="compress gradients among replicas: bf16, powersgd or powersgd:RANK (no compression)",
     )
     averaging.add_argument(
-        "--significance", type=_significance, metavar="V%", help="between servers only updates above V%% of the weight"
+        "--significance",
+        type=_parsed_by(parse_significance),
+        metavar="V%",
+        help="send only updates above V%% of the weight between servers",
     )
     parser.add_argument(
         "--probe",
         type=_probe,
         default=2.0,
         metavar="S",
-        help="measure links between servers first; 0: not (2)",
+        help="seconds for measuring the links between servers before training; 0: do not measure (2)",
     )
-    parser.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="wait for a peer, at most (600)")
-    return parser
+    parser.add_argument(
+        "--timeout", type=_seconds, default=600.0, metavar="S", help="seconds to wait for another worker, at most (600)"
+    )
 
 
-def _compression(text: str) -> Compression:
-    try:
-        return parse_compression(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def check_start_options(resume: bool, resume_from: Path | None, weights: Path | None, *, trains: bool) -> None:
+    """Raise `LaunchError` if the options name more than one start of a run, or a resumption of an inference run."""
+    options = {"--resume": resume, "--resume-from": resume_from, "--weights": weights}
+    chosen = [name for name, value in options.items() if value]
+    if len(chosen) > 1:
+        raise LaunchError(f"{' and '.join(chosen)} exclude each other: a run begins from one of them")
+    if not trains and (resume or resume_from is not None):
+        raise LaunchError(f"an inference run cannot be resumed: give --weights in place of {chosen[0]}")
 
 
-def _significance(text: str) -> float:
-    try:
-        return parse_significance(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _parsed_by(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """`parse` with its `ValueError` as the error that argparse reports with the error's own message."""
+
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
 
 
 def _natural(text: str) -> int:
-    return _number(text, 0)
+    return _integer(text, 0)
 
 
 def _positive(text: str) -> int:
-    return _number(text, 1)
+    return _integer(text, 1)
 
 
 def _seed(text: str) -> int:
-    return _number(text, 0, 2**63 - 1)
+    return _integer(text, 0, 2**63 - 1)
 
 
 def _threads(text: str) -> int:
-    return _number(text, 1, 4096)
+    return _integer(text, 1, 4096)
 
 
-def _number(text: str, least: int, most: int = 2**63 - 1) -> int:
+def _integer(text: str, least: int, most: int = 2**63 - 1) -> int:
     try:
         value = int(text)
     except ValueError:
@@ -118,20 +166,21 @@ def _number(text: str, least: int, most: int = 2**63 - 1) -> int:
 
 
 def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
+    value = _float_or(text, 0.0)
     if not 0 < value < 1e8:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return value
 
 
 def _probe(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
+    value = _float_or(text, -1.0)
     if not 0 <= value <= 600:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 (no probe) to 600")
     return value
+
+
+def _float_or(text: str, default: float) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return default

@@ -1,4 +1,4 @@
-"""What the command line says about averaging gradients among the replicas of a stage. Torch-free."""
+"""The options of the command line for averaging gradients among the replicas of a stage. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from dataclasses import dataclass
 
 _COMPRESSION = re.compile(r"bf16|powersgd(?::([1-9]\d{0,3})(?::(\d{1,9}))?)?")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(%?)")
-EXACT_UPDATES = 10  # torch advises a tenth of the updates; 2 are its least
+EXACT_UPDATES = 10  # torch recommends a tenth of all updates, and requires 2
 
 
 @dataclass(frozen=True)
 class Compression:
-    """How gradients are compressed among all replicas of a stage, by one of torch's own communication hooks."""
+    """Compression of gradients among all replicas of a stage, by one of torch's own communication hooks."""
 
     kind: str
     """`bf16` or `powersgd`."""
     rank: int = 1
-    """PowerSGD: of the two thin matrices that stand for a parameter's gradient."""
+    """PowerSGD: rank of the two thin matrices that stand for a parameter's gradient."""
     exact: int = EXACT_UPDATES
-    """PowerSGD: so many of the job's first updates are averaged exactly."""
+    """PowerSGD: number of the job's first updates that are averaged exactly."""
 
 
 @dataclass(frozen=True)
 class Averaging:
-    """How the replicas of a stage average their gradients: exactly, unless something is given here."""
+    """How the replicas of a stage average their gradients: exactly, unless one of the fields is set."""
 
     compression: Compression | None = None
     significance: float | None = None
-    """Only updates above this share of their weight leave a server; the rest adds up until it is."""
+    """Only updates above this share of their weight leave a server; smaller ones accumulate until they exceed it."""
 
 
 EXACT = Averaging()
 
 
 def parse_compression(text: str) -> Compression:
-    """`bf16`, `powersgd`, `powersgd:RANK` or `powersgd:RANK:EXACT`. Raises ValueError."""
+    """Parse `bf16`, `powersgd`, `powersgd:RANK` or `powersgd:RANK:EXACT`. Raises `ValueError`."""
     match = _COMPRESSION.fullmatch(text)
     if match is None:
         raise ValueError(f"{text[:40]!r} is neither bf16 nor powersgd, powersgd:RANK or powersgd:RANK:EXACT_UPDATES")
@@ -46,7 +46,7 @@ def parse_compression(text: str) -> Compression:
 
 
 def parse_significance(text: str) -> float:
-    """A share, written `1%` or `0.01`: at least 0, below 100%. Raises ValueError."""
+    """Parse a share such as `1%` or `0.01`, at least 0 and below 100%. Raises `ValueError`."""
     match = _PERCENT.fullmatch(text.strip())
     share = -1.0 if match is None else float(match[1]) / (100 if match[2] else 1)
     if not 0 <= share < 1:

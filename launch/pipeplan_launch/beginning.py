@@ -1,6 +1,6 @@
-"""What can be said of a run before its workers are started: what it begins from, and where it is written. Torch-free.
+"""Checks of a run's options, folders and port before its workers are started. Torch-free.
 
-Workers take seconds to start. What ends a run at once should not wait for them.
+Workers take seconds to start, and a mistake that ends a run at once should not wait for them.
 """
 
 from __future__ import annotations
@@ -12,64 +12,58 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeplan_launch import checkpoint, runfolder
+from pipeplan_launch.arguments import check_start_options
 from pipeplan_launch.config import LaunchPlan
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.files import explain_errors
 from pipeplan_launch.torch_here import lacking
 
 LEAST_BYTES = 2**20
-"""What a run folder takes at the very least."""
+"""Free space below which a run folder is refused."""
 
 
-def check(given: Namespace, plan: LaunchPlan, environment: Mapping[str, str], launches: int) -> None:
-    """Raises `LaunchError` for options, folders or ports with which no run can begin."""
-    check_choice(given.resume, given.resume_from, given.weights, plan)
+def check(options: Namespace, plan: LaunchPlan, environment: Mapping[str, str], launches: int) -> None:
+    """Raise `LaunchError` for options, folders or a port with which no run can begin.
+
+    `launches`: number of launch.sh processes that start the run together.
+    """
+    check_start_options(options.resume, options.resume_from, options.weights, trains=plan.mode == "training")
     if environment.get("NODE_RANK", "0") != "0":
-        return  # folders and port are the first launch's
-    run = given.run_dir or given.plan_folder / "runs"
+        return  # only the first launch uses the folders and the port
+    run = options.run_dir or options.plan_folder / "runs"
     with explain_errors(run, "reading"):
-        if given.resume:
-            runfolder.run_to_resume(given.plan_folder, given.run_dir)
-        elif given.run_dir is not None:
-            runfolder.refuse_taken(given.run_dir)
-    if not given.resume:
-        for start in filter(None, (given.resume_from, given.weights)):
+        if options.resume:
+            runfolder.run_to_resume(options.plan_folder, options.run_dir)
+        elif options.run_dir is not None:
+            runfolder.refuse_taken(options.run_dir)
+    if not options.resume:
+        for start in filter(None, (options.resume_from, options.weights)):
             with explain_errors(start, "reading"):
                 checkpoint.at(start)
         _check_room(run)
-    if launches > 1:  # else they meet at a port that is found
+    if launches > 1:  # a single launch picks a free port by itself
         _check_port(environment)
 
 
 def check_torch() -> None:
-    """Raises `LaunchError` where there is no torch that will do. That it can be imported is seen later."""
-    if why := lacking():
-        raise LaunchError(f"running a plan needs torch: {why[0]}; {why[1]}")
-
-
-def check_choice(resume: bool, resume_from: Path | None, weights: Path | None, plan: LaunchPlan) -> None:
-    """Raises `LaunchError` where a run would begin from more than one thing, or cannot go on at all."""
-    given = {"--resume": resume, "--resume-from": resume_from, "--weights": weights}
-    chosen = [name for name, value in given.items() if value]
-    if len(chosen) > 1:
-        raise LaunchError(f"{' and '.join(chosen)} exclude each other: a run begins from one of them")
-    if plan.mode != "training" and (resume or resume_from is not None):
-        raise LaunchError(f"inference has nothing to go on with: give --weights in place of {chosen[0]}")
+    """Raise `LaunchError` if torch is missing or too old. Whether it can be imported shows only later."""
+    if problem := lacking():
+        raise LaunchError(f"running a plan needs torch: {problem[0]}; {problem[1]}")
 
 
 def _check_room(run: Path) -> None:
-    """A full disk, and a folder of somebody else, are said now."""
+    """Raise `LaunchError` if the disk is full or the folder cannot be written to."""
     with explain_errors(run, "writing the run folder"):
         if any(place.exists() and not place.is_dir() for place in (run, *run.parents)):
             raise LaunchError(f"{run} is not a folder, nor can it be made one: choose another --run-dir")
-        there = next(place for place in (run, *run.absolute().parents) if place.is_dir())
-        with tempfile.TemporaryFile(dir=there) as file:
+        existing = next(place for place in (run, *run.absolute().parents) if place.is_dir())
+        with tempfile.TemporaryFile(dir=existing) as file:
             file.write(bytes(LEAST_BYTES))
             file.flush()
 
 
 def _check_port(environment: Mapping[str, str]) -> None:
-    """Where the first launch of several opens the port that all meet at."""
+    """Raise `LaunchError` if the first launch cannot open MASTER_PORT, through which all launches find each other."""
     text = environment.get("MASTER_PORT", "")
     if not environment.get("NODE_RANK") or not text:
         return

@@ -1,8 +1,8 @@
-"""Flat buckets, in which the gradients of a stage travel among its replicas.
+"""Flat buckets in which the gradients of a stage are all-reduced among its replicas.
 
-A bucket closes once it holds so many bytes. The buckets are in the order in which backward fills them, and the first
-one is small, so that something travels early. The sizes are those of torch's DDP (Li et al., PyTorch Distributed,
-VLDB 2020).
+A bucket closes once it holds `BUCKET_BYTES`. The buckets are in the order in which the backward pass fills them. The
+first one is smaller, so that the first all-reduce starts early. The sizes are those of torch's DDP (Li et al., PyTorch
+Distributed, VLDB 2020).
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ BUCKET_BYTES = 25 * 2**20
 
 
 def close_at(size: int) -> None:
-    """Have the buckets made from now on close at so many bytes, all of them: where bytes stand for more than one."""
+    """Make all buckets from now on close at `size` bytes. Emulated stages use it, whose bytes stand for several."""
     global FIRST_BUCKET_BYTES, BUCKET_BYTES
     FIRST_BUCKET_BYTES = BUCKET_BYTES = size
 
 
 class Bucket:
-    """Some parameters of one type on one device. Its memory is allocated once."""
+    """The gradients of some parameters of one dtype on one device. Its memory is allocated once."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], index: int, is_last: bool) -> None:
-        """`index`: its place among the buckets. `is_last`: whether it is the last to travel."""
+        """`index`: position among the buckets. `is_last`: whether it is the last bucket of an update."""
         first = next(iter(parameters.values()))
         total = sum(parameter.numel() for parameter in parameters.values())
         self.index, self.is_last = index, is_last
         self.parameters = dict(parameters)
         self.flat = torch.zeros(total + len(parameters), dtype=first.dtype, device=first.device)
-        """The gradients, one after another, then one number a parameter: how many replicas have one."""
+        """All gradients one after another, then one flag per parameter: the number of replicas with a gradient."""
         self.values, self.flags = self.flat[:total], self.flat[total:]
         sizes = [parameter.numel() for parameter in parameters.values()]
         self.views = {
             name: view.view(parameter.shape)
             for (name, parameter), view in zip(parameters.items(), torch.split(self.values, sizes), strict=True)
         }
-        """Where each parameter's gradient lies in `flat`, in the parameter's shape."""
+        """View of each parameter's gradient in `flat`, in the parameter's shape."""
         self.filled: set[str] = set()
-        """Parameters whose gradient this replica has put in."""
+        """Parameters whose gradient this replica has written."""
 
     @property
     def is_full(self) -> bool:
-        """Whether this replica has put in a gradient for every parameter."""
+        """Whether this replica has written a gradient for every parameter."""
         return len(self.filled) == len(self.views)
 
     def complete(self) -> None:
-        """Zeros for what was not put in, and the flags: the bucket may travel."""
+        """Set the flags, and zero the gradients that were not written. The bucket may then be sent."""
         self.flags.fill_(1.0)
         if self.is_full:
             return
@@ -61,8 +61,8 @@ class Bucket:
                 self.flags[number] = 0.0
 
     def present(self) -> Mapping[str, Tensor]:
-        """After the exchange: what is left of the gradients, for the parameters for which any replica has one."""
-        if self.is_full:  # and so without reading the flags, for which a GPU would have to be waited for
+        """After the exchange: the averaged gradients of the parameters for which any replica has a gradient."""
+        if self.is_full:  # reading the flags would wait for the GPU
             return self.views
         counts = self.flags.tolist()
         return {name: view for (name, view), count in zip(self.views.items(), counts, strict=True) if count > 0}
@@ -70,39 +70,39 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Round:
-    """One group of minibatches, whose gradients make one update. The same on all replicas of the stage."""
+    """A group of minibatches whose gradients make one update. It is the same on all replicas of the stage."""
 
     total: float = 1.0
-    """The shares of all its minibatches, on all replicas, as far as was known when the segment began."""
+    """Sum of the shares of the group's minibatches over all replicas, as expected when the segment began."""
     number: int = 0
-    """Updates of this stage before it, since the job began."""
+    """Number of updates that the stage has made before this one, since the job began."""
     whole: bool = False
-    """Whether nothing may be held back: it is the segment's last."""
+    """Whether an exchange must send all of the gradient: the group is the last one of the segment."""
 
 
 class Exchange(Protocol):
-    """A way other than a plain sum to average a bucket over replicas. Called in a thread of its own, in order."""
+    """A way to average a bucket over replicas other than a plain sum. Called in a separate thread, in bucket order."""
 
     scale: float
-    """What gradients are multiplied by beforehand."""
+    """Factor by which gradients are multiplied beforehand."""
 
-    def __call__(self, bucket: Bucket, of: Round) -> None:
-        """Make `bucket.values` what all replicas agree on, and `bucket.flags` their sum over the replicas."""
+    def __call__(self, bucket: Bucket, update: Round) -> None:
+        """Replace `bucket.values` by a value that all replicas share, and `bucket.flags` by their sum over replicas."""
         ...
 
-    def draws(self, bucket: Bucket, of: Round) -> bool:
-        """Whether averaging this bucket will take random numbers from the generator that all of the process shares."""
+    def draws(self, bucket: Bucket, update: Round) -> bool:
+        """Whether averaging this bucket draws random numbers from the process's global generator."""
         ...
 
     def reset(self) -> None:
-        """Forget what was held back."""
+        """Drop the gradients that were held back."""
         ...
 
 
 def make_buckets(parameters: Mapping[str, nn.Parameter]) -> list[Bucket]:
-    """Buckets for the parameters of a stage, which are given in the order of their first use in the forward pass.
+    """The buckets of a stage, in the order in which the backward pass completes them.
 
-    A bucket holds one type on one device. They come in the order in which backward puts the last gradient into each.
+    `parameters`: in the order of their first use in the forward pass. A bucket holds one dtype on one device.
     """
     closed: list[list[str]] = []
     filling: dict[tuple[torch.dtype, torch.device], tuple[list[str], int]] = {}
@@ -110,7 +110,7 @@ def make_buckets(parameters: Mapping[str, nn.Parameter]) -> list[Bucket]:
         kind, size = (parameter.dtype, parameter.device), parameter.numel() * parameter.element_size()
         if size == 0:
             continue
-        # Taken out and put back in, so that the kinds stay in the order of their latest gradient.
+        # Popped and inserted again, so that the kinds stay in the order of their latest gradient.
         names, room = filling.pop(kind, ([], BUCKET_BYTES if closed else FIRST_BUCKET_BYTES))
         names.append(name)
         if size < room:
@@ -123,5 +123,5 @@ def make_buckets(parameters: Mapping[str, nn.Parameter]) -> list[Bucket]:
 
 
 def places(buckets: Sequence[Bucket]) -> dict[str, Bucket]:
-    """Which bucket each parameter's gradient goes into."""
+    """The bucket of each parameter, by parameter name."""
     return {name: bucket for bucket in buckets for name in bucket.views}

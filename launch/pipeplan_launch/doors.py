@@ -1,4 +1,4 @@
-"""How workers of one machine find each other: sockets that are in no folder, for their own user only."""
+"""Connections between workers of one machine, through abstract Unix sockets that only their own user may use."""
 
 from __future__ import annotations
 
@@ -13,24 +13,21 @@ _HELLO = struct.Struct("<I")
 
 
 class Door:
-    """Where workers of the same machine knock, until all that are expected are in."""
+    """A listening socket to which other workers of the machine connect."""
 
     def __init__(self) -> None:
-        """Raises `OSError` where the system has no such doors."""
+        """Raises `OSError` where the system has no abstract Unix sockets."""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         network = os.stat("/proc/self/ns/net").st_ino
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.bind("")  # Linux finds a free name, which is in no folder
+        self._socket.bind("")  # Linux picks a free abstract name, which is not in the file system
         self._socket.listen(1024)
         name = self._socket.getsockname().decode().lstrip("\0")
         self.address = f"{boot}/{network}/{os.getuid()}/{name}"
-        """The same machine, user and network are behind the same text before the last slash."""
+        """`BOOT/NETWORK/USER/NAME`: workers that can connect to each other have the same text before the last slash."""
 
     def link(self, rank: int, addresses: dict[int, str], timeout_s: float) -> dict[int, Link]:
-        """Links to all the workers whose addresses are given, by rank: lower ranks knock at the doors of higher ones.
-
-        Raises `OSError`.
-        """
+        """Links to the workers at these addresses, by rank. Lower ranks connect to higher ones. Raises `OSError`."""
         connections: dict[int, socket.socket] = {}
         for peer in (one for one in addresses if one > rank):
             connections[peer] = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -46,12 +43,12 @@ class Door:
         return {peer: Link(connection, peer, timeout_s) for peer, connection in connections.items()}
 
     def close(self) -> None:
-        """Nobody else is expected."""
+        """Stop listening."""
         self._socket.close()
 
 
 def near(one: str, other: str) -> bool:
-    """Whether two addresses are of workers on the same machine that can reach each other's doors."""
+    """Whether the workers at two addresses are on one machine and can connect to each other."""
     return one.rpartition("/")[0] == other.rpartition("/")[0] != ""
 
 

@@ -1,4 +1,8 @@
-"""What pipeplan_launch tells a user who gave it something it cannot use."""
+"""Errors that the executor reports to the user.
+
+LaunchError     one line for the user, after which the run ends with status 2
+└── PeerLost    another worker is lost; all workers may be restarted
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,21 @@ from collections.abc import Iterable
 
 
 class LaunchError(Exception):
-    """One line for the user: what is wrong, where, and what to do. Only a command line prints it, and exits with 2."""
+    """One line for the user: the problem, its place and the remedy. Only a command line prints it, and exits with 2."""
 
 
 class PeerLost(LaunchError):
-    """Another worker is gone, frozen or cut off: a fault, after which all workers may start again."""
+    """Another worker is gone, frozen or cut off. After this fault all workers may be restarted."""
+
+
+def listed(parts: Iterable[object]) -> str:
+    """The parts as text: `a`, `a and b` or `a, b and c`."""
+    texts = [str(part) for part in parts]
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`did you mean 'a' or 'b'?` for near misses, else the list of what there is."""
+    """A hint for a wrong name: `did you mean 'a' or 'b'?` for near misses, else the list of known names."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if near:

@@ -1,4 +1,4 @@
-"""Which way of averaging the replicas of a stage use, from what the command line asks for."""
+"""Chooses how the replicas of a stage average their gradients, from the options of the command line."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ from pipeplan_launch.averaging import Averaging
 from pipeplan_launch.buckets import Exchange
 from pipeplan_launch.compression import compressed
 from pipeplan_launch.config import LaunchPlan
-from pipeplan_launch.engine import Place
 from pipeplan_launch.significance import Servers, SignificanceFilter, StepSizes, by_server
 
 
 def exchange_for(
     averaging: Averaging,
-    place: Place,
+    plan: LaunchPlan,
+    stage: int,
+    rank: int,
     group: dist.ProcessGroup | None,
     optimizer: Optimizer | None,
 ) -> Exchange | None:
-    """None for the plain mean: nothing else was asked for, or there is nothing between servers to filter.
+    """The exchange that a worker of a stage uses in place of the exact mean.
 
-    `group`: the replicas of the worker's stage, None where there is only one.
+    Returns None for the exact mean: where no option asks for anything else, where the stage has one replica (`group` is
+    None then), and for `--significance` where all replicas are on one server.
     """
     if group is None or optimizer is None:
         return None
     if averaging.compression is not None:
         return compressed(group, averaging.compression)
-    servers = by_server(place.plan, place.stage)
+    servers = by_server(plan, stage)
     if averaging.significance is None or len(servers) == 1:
         return None
-    return SignificanceFilter(Servers(servers, place.rank, group), averaging.significance, StepSizes(optimizer))
+    return SignificanceFilter(Servers(servers, rank, group), averaging.significance, StepSizes(optimizer))
 
 
 def note(averaging: Averaging, plan: LaunchPlan) -> str | None:
-    """What to tell a user whose options make no difference to this plan."""
+    """The message for a user whose averaging options make no difference to this plan; None where they do."""
     stages = range(len(plan.pipeline))
     if averaging.compression is not None and all(len(stage.workers) == 1 for stage in plan.pipeline):
         return "--compress changes nothing, as no stage of the plan has replicas"

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written beside their place and moved into it. Torch-free."""
+"""Atomic writing: a file is written under a temporary name and then moved into place. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from pipeplan_launch.errors import LaunchError
 
 
 @contextmanager
-def explain_errors(path: Path, what: str) -> Iterator[None]:
-    """Turn an operating-system error about `path` into one line."""
+def explain_errors(path: Path, action: str) -> Iterator[None]:
+    """Turn an operating-system error about `path` into a `LaunchError` that names the action, such as "writing"."""
     try:
         yield
     except OSError as error:
-        raise LaunchError(f"{what} {path} failed: {error.strerror or error}") from error
+        raise LaunchError(f"{action} {path} failed: {error.strerror or error}") from error
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, sync: bool = True) -> int:
-    """Let `write` fill the file at `path`: what was there stays until it is complete and on disk. Returns its bytes.
+    """Let `write` fill the file at `path`, and replace an existing file once the new one is complete and on disk.
 
-    Without `sync` the system may put it on disk later: for what a run can do without.
+    Returns the size in bytes. Without `sync`, the system may write the file to disk later; this is for files that are
+    dispensable after a crash.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with explain_errors(path, "writing"):
@@ -43,13 +44,13 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, sync: 
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write an object as JSON, atomically. JSON has no NaN or infinity: they become null."""
+    """Write an object as JSON, atomically. NaN and infinity, which JSON lacks, become null."""
     text = json.dumps(finite(content), indent=2, allow_nan=False) + "\n"
     write_atomically(path, lambda file: _fill(file, text))
 
 
 def finite(value: Any) -> Any:
-    """The same with None in place of every NaN or infinity."""
+    """A copy of a nested value with None in place of every NaN and infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,10 +1,10 @@
-"""SIGINT and SIGTERM in a worker: noted when they come, acted upon where nothing is half done.
+"""SIGINT and SIGTERM in a worker: noted when they arrive, handled at points where no operation is half done.
 
-Before training, a request ends the worker: there is nothing to save. From `gracefully` on it is handed to whoever
-brings all workers to a common end (`pipeplan_launch.stopping`), until it is repeated.
+Before training, a signal ends the worker, as there is nothing to save. After `handle_requests_with`, a signal is passed
+to a handler that stops all workers together (`pipeplan_launch.stopping`); a second signal ends the worker.
 
-torchrun ends the workers that are left over after a fault by the same SIGTERM. Under the launcher, which notes the
-signals that it gets itself, a SIGTERM that it knows nothing of is taken for that.
+After a fault, torchrun ends the remaining workers by a SIGTERM as well. The launcher notes every signal that it
+receives, so a worker attributes a SIGTERM that the launcher does not know of to torchrun.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from pipeplan_launch import restarts
 
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 AGAIN_S = 1.0
-"""A signal so long after the first is a second request. Sooner, it is the same one by another way: batch systems send
-it to every process, and the launcher passes its own on."""
+"""Time after which another signal counts as a second request. A signal that arrives sooner repeats the first one:
+batch systems signal every process, and the launcher passes its signal on."""
 NOTED_S = 0.5
-"""How long the launcher may take to note a signal that reached a worker at the same moment."""
+"""Time within which the launcher notes a signal that reached a worker at the same moment."""
 
 
 class Interrupted(Exception):
-    """The user, or the launcher, asked this process to stop."""
+    """The user or the launcher has asked this process to stop."""
 
 
 _requested: list[tuple[int, float]] = []
-"""(signal, when it came), first and again."""
+"""(signal, time of arrival) of the first and the second request."""
 _handed_to: list[Callable[[], None]] = []
 _last_words: list[Callable[[bool], None]] = []
 _wakeup: list[int] = []
-"""What Python writes the number of a signal to, as soon as it comes."""
+"""The file descriptor to which Python writes the number of each signal."""
 
 
 def catch_signals() -> None:
-    """Note SIGINT and SIGTERM from now on, in place of what they do by default. To be called in the main thread."""
-    watch_signals(_came)
+    """Note SIGINT and SIGTERM from now on instead of their default actions. To be called in the main thread."""
+    watch_signals(_note)
 
 
 def watch_signals(act: Callable[[int], None]) -> None:
-    """Have a thread call `act` with the number of every SIGINT and SIGTERM, at once.
+    """Start a thread that calls `act` with the number of every SIGINT and SIGTERM at once.
 
-    Python runs handlers in the main thread only, and not while that waits in a receive.
+    Python runs signal handlers only in the main thread, and not while that thread waits for a message.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -55,24 +55,24 @@ def watch_signals(act: Callable[[int], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _pass_on)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=_default_again)
+    os.register_at_fork(after_in_child=_restore_defaults)
     threading.Thread(target=_watch, args=(reader, act), daemon=True, name="signals").start()
 
 
-def gracefully(request: Callable[[], None]) -> None:
-    """From now on hand a request to stop to `request`, which is called in another thread, and let work go on."""
+def handle_requests_with(request: Callable[[], None]) -> None:
+    """Handle a signal by calling `request`, in another thread, instead of ending the worker."""
     _handed_to[:] = [request]
     if _requested:
         request()
 
 
 def last_words(say: Callable[[bool], None]) -> None:
-    """Have `say` called before a signal ends this process, with whether that is for good. It may take `NOTED_S`."""
+    """Call `say` before a signal ends this process, with True if no restart follows. It may take `NOTED_S` seconds."""
     _last_words[:] = [say]
 
 
 def die_with_parent() -> bool:
-    """Have Linux end this process when the launcher that started it is gone. Whether it will: others cannot."""
+    """Let Linux kill this process when its parent is gone. Returns False on other systems, which cannot."""
     try:
         return not ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     except (AttributeError, OSError, TypeError):
@@ -80,24 +80,24 @@ def die_with_parent() -> bool:
 
 
 def check_interrupt() -> None:
-    """Raises `Interrupted` if a signal has come that is to end this worker at once."""
+    """Raise `Interrupted` if a signal has arrived that ends this worker at once."""
     if _requested and (not _handed_to or len(_requested) > 1):
         raise Interrupted(signal.Signals(_requested[0][0]).name)
 
 
 def peers_were_asked() -> None:
-    """Raises `Interrupted` if a signal has come: a peer that is gone was then asked to stop as well."""
+    """Raise `Interrupted` if a signal has arrived. A peer that is gone was then asked to stop as well."""
     if _requested:
         raise Interrupted(signal.Signals(_requested[0][0]).name)
 
 
 def _pass_on(number: int, _frame: FrameType | None) -> None:
-    """Where something else, an event loop say, has taken what wakes the thread: wake it from here."""
-    taken = signal.set_wakeup_fd(_wakeup[0], warn_on_full_buffer=False)
-    if taken != _wakeup[0]:
+    """Wake the signal thread, in case other code, such as an event loop, has replaced the wakeup file descriptor."""
+    current = signal.set_wakeup_fd(_wakeup[0], warn_on_full_buffer=False)
+    if current != _wakeup[0]:
         os.write(_wakeup[0], bytes([number]))
-    if taken not in (-1, _wakeup[0]):
-        signal.set_wakeup_fd(taken)
+    if current not in (-1, _wakeup[0]):
+        signal.set_wakeup_fd(current)
 
 
 def _watch(reader: int, act: Callable[[int], None]) -> None:
@@ -107,7 +107,7 @@ def _watch(reader: int, act: Callable[[int], None]) -> None:
                 act(number)
 
 
-def _came(number: int) -> None:
+def _note(number: int) -> None:
     now = time.monotonic()
     if not _requested or (len(_requested) == 1 and now - _requested[0][1] > AGAIN_S):
         _requested.append((number, now))
@@ -118,7 +118,7 @@ def _act(number: int) -> None:
     if not restarts.launched():
         if _handed_to:
             _hand_on()
-        return  # else `check_interrupt` has the say
+        return  # without a handler, `check_interrupt` ends the worker
     if number == signal.SIGTERM and not _known_to_launcher():
         _end(restarts.LOST)
     if not _handed_to or len(_requested) > 1:
@@ -128,14 +128,14 @@ def _act(number: int) -> None:
 
 
 def _hand_on() -> None:
-    """Passing a request on may take long where other servers are out of reach; a second signal is then to be seen."""
+    """Pass the request on in a thread, as that may block if other servers are unreachable, and wait for `NOTED_S`."""
     request = threading.Thread(target=_handed_to[0], daemon=True)
     request.start()
     request.join(NOTED_S)
 
 
 def _end(status: int) -> None:
-    for say in _last_words:  # in a thread, because what it needs may be gone or taken
+    for say in _last_words:  # called in a thread, because it may block on a lock or a lost store
         words = threading.Thread(target=say, args=(status in restarts.FINAL,), daemon=True)
         words.start()
         words.join(NOTED_S)
@@ -151,8 +151,8 @@ def _known_to_launcher() -> bool:
     return True
 
 
-def _default_again() -> None:
-    """In a process that was forked from here, a data loader's say: it is to die of these signals."""
+def _restore_defaults() -> None:
+    """Restore the default actions in a forked process, such as a data loader, so that these signals end it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is _pass_on:
             signal.signal(number, signal.SIG_DFL)

@@ -1,9 +1,9 @@
-"""Messages between two workers of one machine: through shared memory, with a socket that says what lies where.
+"""Shared-memory channel between two workers of one machine, with notices on a Unix socket.
 
-The receiver offers a slot for a message that it expects; the sender writes the message into it and says that it is
-there. Both notices are datagrams on a Unix socket, which also carries the slot's file. Who waits for a notice reads the
-socket itself, so that there is no other thread to wake; a thread of its own writes what is large, or not yet expected,
-while the worker computes.
+The receiver offers a slot for a message that it expects; the sender writes the message into the slot and notifies the
+receiver. Both notices are datagrams on a Unix socket, which also carries the slot's file descriptor. A thread that
+waits for a notice reads the socket itself, so no other thread has to be woken. Messages that are large, or that the
+receiver does not expect yet, are written by a separate thread while the worker computes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch import Tensor
 from pipeplan_launch.slots import Slot, layout, write
 
 AT_ONCE_BYTES = 512 * 1024
-"""Up to here, writing a message takes less time than having another thread write it."""
+"""Messages up to this size are written at once: handing them to the writer thread would take longer."""
 
-OFFER, HERE = range(2)
+OFFER, WRITTEN = range(2)
 _NOTICE = struct.Struct("<BBIQQ")
 _TIMEVAL = struct.Struct("ll")
 _FILE_SPACE = socket.CMSG_SPACE(4) if hasattr(socket, "CMSG_SPACE") else 0
@@ -37,7 +37,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class _Notice:
-    """`OFFER`: the slot for a message and its size; `HERE`: the message is in it."""
+    """`OFFER`: the slot for a message and its size. `WRITTEN`: the message is in its slot."""
 
     kind: int
     key: Key
@@ -49,13 +49,13 @@ class _Notice:
         return _NOTICE.pack(self.kind, self.key[0], self.slot, self.key[1], self.size)
 
     @staticmethod
-    def of(data: bytes, file: int | None) -> _Notice:
+    def unpacked(data: bytes, file: int | None) -> _Notice:
         kind, direction, slot, minibatch, size = _NOTICE.unpack(data)
         return _Notice(kind, (direction, minibatch), slot, size, file)
 
 
 class Sending:
-    """A message on its way out; it keeps the tensors until they are written."""
+    """A message that is being sent. It keeps the tensors until they are written."""
 
     def __init__(self, key: Key, tensors: Sequence[Tensor]) -> None:
         self.key = key
@@ -66,7 +66,7 @@ class Sending:
 
 
 class Link:
-    """One end of the connection between two workers. What waits raises `OSError` if the other end is gone or slow."""
+    """One end of the channel between two workers. Waiting methods raise `OSError` if the other end is gone or slow."""
 
     def __init__(self, connection: socket.socket, peer: int, timeout_s: float) -> None:
         limit_waits(connection, timeout_s)
@@ -77,26 +77,26 @@ class Link:
         self._reading = False
         self._lost = False
         self._offers: dict[Key, _Notice] = {}
-        self._here: set[Key] = set()
+        self._written: set[Key] = set()
         self._files: dict[int, int] = {}
         self._waiting: queue.SimpleQueue[Sending] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
 
     def offer(self, key: Key, slot: Slot, size: int) -> None:
-        """Have the other end write a message of `size` bytes to this slot."""
+        """Ask the other end to write a message of `size` bytes into this slot."""
         file = None if self.peer in slot.known else slot.file
         slot.known.add(self.peer)
         self._tell(_Notice(OFFER, key, slot.number, size, file))
 
     def wait_for(self, key: Key) -> None:
-        """Until a message is in the slot that was offered for it."""
-        self._wait(lambda: key in self._here)
-        self._here.discard(key)
+        """Wait until a message is in the slot that was offered for it."""
+        self._wait(lambda: key in self._written)
+        self._written.discard(key)
 
     def send(self, key: Key, tensors: Sequence[Tensor]) -> Sending:
         """Start sending contiguous tensors in CPU memory."""
         sending = Sending(key, tensors)
-        self._take_in()
+        self._read_available()
         if key in self._offers and sending.size <= AT_ONCE_BYTES:
             self._write(sending)
         else:
@@ -107,7 +107,7 @@ class Link:
         return sending
 
     def settle(self, sending: Sending) -> None:
-        """Until a message is written. Its writer reads the socket where it must: reading here would miss its end."""
+        """Wait until a message is written. The writer thread reads the socket meanwhile, so this thread must not."""
         with self._turn:
             while not sending.done:
                 self._turn.wait()
@@ -115,7 +115,7 @@ class Link:
             raise sending.error
 
     def _write_waiting(self) -> None:
-        """What the link's own thread does."""
+        """Main loop of the writer thread."""
         while True:
             sending = self._waiting.get()
             try:
@@ -125,14 +125,14 @@ class Link:
                 with self._turn:
                     sending.error, sending.done = error, True
                     self._turn.notify_all()
-            del sending  # or it keeps its tensors until the next one
+            del sending  # otherwise its tensors stay alive until the next message
 
     def _write(self, sending: Sending) -> None:
         offer = self._offers.pop(sending.key)
         if offer.size != sending.size:
             raise OSError(f"the message has {sending.size} bytes where {offer.size} were expected")
         write(self._files[offer.slot], sending.tensors)
-        self._tell(_Notice(HERE, sending.key))
+        self._tell(_Notice(WRITTEN, sending.key))
         with self._turn:
             sending.tensors, sending.done = (), True
             self._turn.notify_all()
@@ -142,7 +142,7 @@ class Link:
         self._socket.sendmsg([notice.packed()], files)
 
     def _wait(self, ready: Callable[[], bool]) -> None:
-        """Until `ready`. One of the threads that wait reads the socket, for all of them."""
+        """Wait until `ready()`. One of the waiting threads reads the socket for all of them."""
         deadline = time.monotonic() + self._timeout_s
         with self._turn:
             while not ready():
@@ -156,7 +156,7 @@ class Link:
                     self._read()
 
     def _read(self) -> None:
-        """Wait for a notice, without the lock."""
+        """Wait for a notice. The lock is released meanwhile."""
         self._reading = True
         self._turn.release()
         try:
@@ -167,8 +167,8 @@ class Link:
             self._turn.notify_all()
         self._note(notice)
 
-    def _take_in(self) -> None:
-        """Read what notices have come, without waiting."""
+    def _read_available(self) -> None:
+        """Read the notices that have arrived, without waiting."""
         with self._turn:
             while not self._reading and not self._lost:
                 notice = self._receive(socket.MSG_DONTWAIT)
@@ -177,25 +177,27 @@ class Link:
                 self._note(notice)
 
     def _receive(self, flags: int) -> _Notice | None:
-        """The next notice; None if there is none in time."""
+        """The next notice; None on a timeout, and where the connection is lost."""
         try:
-            data, extra, got, _ = self._socket.recvmsg(_NOTICE.size, _FILE_SPACE, flags | socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, received_flags, _ = self._socket.recvmsg(
+                _NOTICE.size, _FILE_SPACE, flags | socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return None
         except ConnectionError:
-            data, extra, got = b"", [], 0
+            data, ancillary, received_flags = b"", [], 0
         if not data:
             self._lost = True
             return None
-        if got & socket.MSG_CTRUNC:
+        if received_flags & socket.MSG_CTRUNC:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return _Notice.of(data, array.array("i", extra[0][2])[0] if extra else None)
+        return _Notice.unpacked(data, array.array("i", ancillary[0][2])[0] if ancillary else None)
 
     def _note(self, notice: _Notice | None) -> None:
         if notice is None:
             return
-        if notice.kind == HERE:
-            self._here.add(notice.key)
+        if notice.kind == WRITTEN:
+            self._written.add(notice.key)
             return
         if notice.file is not None:
             self._files[notice.slot] = notice.file
@@ -203,7 +205,7 @@ class Link:
 
 
 def limit_waits(connection: socket.socket, timeout_s: float) -> None:
-    """Let the kernel time out: Python's own way costs another call each time."""
+    """Set the kernel's timeouts on a socket. Python's own timeouts cost one more system call per operation."""
     connection.setblocking(True)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         connection.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6)))

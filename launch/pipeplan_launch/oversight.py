@@ -1,4 +1,4 @@
-"""Looking at the workers whenever torchrun does: it puts what it found into its metrics before it acts on that."""
+"""Monitors workers from torchrun's metric hook, which runs after each health check and before torchrun acts on it."""
 
 from __future__ import annotations
 
@@ -16,37 +16,41 @@ CONNECTING_S = 1.0
 
 
 class NoMore(Exception):
-    """No further attempt is to be made, though torchrun would make one."""
+    """torchrun must not make a further attempt, although it would."""
 
 
 def begin(patience_s: float | None, reach: Reach | None = None) -> None:
-    """Look at the workers of the torchrun that runs in this process. `patience_s`: with one that is stopped."""
+    """Monitor the workers of the torchrun that runs in this process.
+
+    `patience_s`: how long a worker may be stopped (SIGSTOP) before it is killed; None: for ever. `reach`: watches the
+    store, where another server keeps it.
+    """
     configure(_Overseer(patience_s, reach))
 
 
 class Reach:
-    """Whether the workers' common store can still be reached, while torchrun starts the workers again.
+    """Watches whether the workers' common store can be reached while torchrun restarts the workers.
 
-    It asks the store for its part in the next attempt, and where the way there is cut waits for a quarter of an hour.
+    torchrun itself asks the store to join the next attempt; without a connection it waits for a quarter of an hour.
     """
 
     def __init__(self, address: tuple[str, int], patience_s: float, give_up: Callable[[], None]) -> None:
-        """`give_up` is called, in another thread, once it was out of reach for so long."""
+        """`give_up` is called, in another thread, once the store has been out of reach for `patience_s`."""
         self._address, self._patience_s, self._give_up = address, patience_s, give_up
-        self._asked = threading.Event()
+        self._enabled = threading.Event()
         threading.Thread(target=self._watch, daemon=True, name="reach").start()
 
-    def ask(self, asked: bool) -> None:
-        """Whether that is to be looked at."""
-        if asked:
-            self._asked.set()
+    def ask(self, enabled: bool) -> None:
+        """Begin or end watching."""
+        if enabled:
+            self._enabled.set()
         else:
-            self._asked.clear()
+            self._enabled.clear()
 
     def _watch(self) -> None:
         last = time.monotonic()
         while True:
-            if not self._asked.wait(CONNECTING_S):
+            if not self._enabled.wait(CONNECTING_S):
                 last = time.monotonic()
                 continue
             if self._answers():
@@ -66,20 +70,20 @@ class Reach:
 class _Overseer(MetricHandler):
     def __init__(self, patience_s: float | None, reach: Reach | None = None) -> None:
         self._reach = reach
-        # A little before its peers give up: torchrun then gives the stopped one half a minute to end by itself.
+        # Ends a stopped worker shortly before its peers give up, as torchrun then waits half a minute for it to end.
         self._stopped = children.Stopped(None if patience_s is None else 0.9 * patience_s)
         self._restarts_left = 0
 
     def emit(self, metric_data: Any) -> None:
-        """Raises `NoMore` where torchrun would start the workers again in vain."""
-        what = str(metric_data.name).rpartition(".")[2]
-        if what == "remaining_restarts":
+        """Handle one of torchrun's metrics. Raises `NoMore` where torchrun would restart the workers in vain."""
+        metric = str(metric_data.name).rpartition(".")[2]
+        if metric == "remaining_restarts":
             self._restarts_left = metric_data.value
-        elif what == "healthy":
+        elif metric == "healthy":
             if self._reach is not None:
                 self._reach.ask(False)
             self._stopped.end_those_stopped_too_long()
-        elif what in ("failed", "unhealthy"):
+        elif metric in ("failed", "unhealthy"):
             over = restarts.given_up() is not None or restarts.stop_asked() is not None
             if over and self._restarts_left:
                 raise NoMore

@@ -1,11 +1,12 @@
-"""`python -m pipeplan_launch.preflight PLAN_FOLDER …`: can this machine run its part of the plan? Asked by launch.sh.
+"""`python -m pipeplan_launch.preflight PLAN_FOLDER …`: checks whether this machine can run its part of the plan.
 
-Checks the stage files, then compares the devices here with what one server of the plan needs, and prints how many
-workers to start. Torch is imported only for a plan on GPUs.
+launch.sh runs it first. It checks the stage files, compares the devices of this machine with those that one server of
+the plan needs, and prints the number of workers to start. Torch is imported only for a plan on GPUs.
 
-Which server of the plan this is need not be known: workers find their places when all are there
-(`pipeplan_launch.placement`). How many start here is WORKERS; else what all servers have; else, where servers differ,
-the GPUs that are here if that is the size of a server; else the size of server NODE_RANK.
+The launch need not know which server of the plan this machine is: ranks are assigned when all processes have started
+(`pipeplan_launch.placement`). The number of workers to start is the first of these that is known: WORKERS; the size of
+the servers, if all have the same; the number of GPUs of this machine, if a server of the plan has that size; the size
+of server NODE_RANK.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from collections.abc import Mapping, Sequence
 from pipeplan_launch import beginning
 from pipeplan_launch.arguments import parser
 from pipeplan_launch.config import LaunchPlan, load_plan
-from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.errors import LaunchError, listed
 
 NEEDED = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
+    """Number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def gpus() -> int:
-    """CUDA devices here. Raises `LaunchError` where torch is broken."""
+    """Number of CUDA devices of this machine. Raises `LaunchError` where torch cannot be imported."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -37,19 +38,19 @@ def gpus() -> int:
 
 
 def check(plan: LaunchPlan, environment: Mapping[str, str], core_count: int, gpu_count: int) -> str | None:
-    """Raises `LaunchError` if the plan cannot run here; else what the user should know, if anything."""
+    """A note for the user, or None. Raises `LaunchError` if the plan cannot run on this machine."""
     launches = launches_of(plan, environment)
-    here, fits = workers_here(plan, environment, gpu_count), gpu_count if gpu_count else max(1, core_count)
+    workers, fits = workers_here(plan, environment, gpu_count), gpu_count if gpu_count else max(1, core_count)
     instead = f"for this machine: pipeplan solve --cluster local --workers {fits}"
-    if plan.device == "cuda" and gpu_count < here:
+    if plan.device == "cuda" and gpu_count < workers:
         raise LaunchError(
-            f"the plan needs {_count(here, 'CUDA device')}{_where(plan, environment)}, and this machine has "
+            f"the plan needs {_count(workers, 'CUDA device')}{_where(plan, environment)}, and this machine has "
             f"{gpu_count or 'none'}; {instead}"
         )
     if launches > 1:
         missing = [name for name in NEEDED if not environment.get(name)]
         if missing:
-            several = f"NNODES is {launches}: run launch.sh so often"
+            several = f"NNODES is {launches}: run launch.sh {launches} times"
             if launches == plan.servers:
                 several = f"the plan spans {plan.servers} servers of {_workers_each(plan)}: run launch.sh on each"
             raise LaunchError(
@@ -57,28 +58,31 @@ def check(plan: LaunchPlan, environment: Mapping[str, str], core_count: int, gpu
                 f"{', '.join(missing)}); {instead}"
             )
         _check_node(environment["NODE_RANK"], launches)
-    elif here != plan.world:
+    elif workers != plan.world:
         raise LaunchError(
-            f"the plan has {_count(plan.world, 'worker')}, and {here} would start here alone: WORKERS is how many start"
-            " here, and NNODES how often launch.sh is run in all"
+            f"the plan has {_count(plan.world, 'worker')}, and this launch alone would start {workers}: set WORKERS to "
+            "the number that this launch starts, and NNODES to the number of launches"
         )
-    if plan.device == "cpu" and here > core_count:
-        return f"note: {here} workers share {_count(core_count, 'core')}, so the pace will be below the prediction"
+    if plan.device == "cpu" and workers > core_count:
+        return f"note: {workers} workers share {_count(core_count, 'core')}, so the pace will be below the prediction"
     return None
 
 
 def launches_of(plan: LaunchPlan, environment: Mapping[str, str]) -> int:
-    """How often launch.sh is run, all together: on each server once, unless NNODES says otherwise."""
+    """Number of times that launch.sh is run for one run of the plan: NNODES, or once on each server."""
     return _number(environment, "NNODES") or plan.servers
 
 
 def workers_here(plan: LaunchPlan, environment: Mapping[str, str], gpu_count: int) -> int:
-    """Workers to start here; those of the largest server where it is not known which this is."""
-    given = _number(environment, "WORKERS")
-    if given is not None:
-        if given > plan.world:
-            raise LaunchError(f"WORKERS is {given}: the whole plan has {_count(plan.world, 'worker')}")
-        return given
+    """Number of workers to start on this machine: those of the largest server where nothing tells which one it is.
+
+    Raises `LaunchError` for a wrong value of WORKERS.
+    """
+    wanted = _number(environment, "WORKERS")
+    if wanted is not None:
+        if wanted > plan.world:
+            raise LaunchError(f"WORKERS is {wanted}: the whole plan has {_count(plan.world, 'worker')}")
+        return wanted
     if not plan.server_sizes:
         return plan.workers_per_server
     if plan.device == "cuda" and gpu_count in plan.server_sizes:
@@ -99,7 +103,7 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 def _where(plan: LaunchPlan, environment: Mapping[str, str]) -> str:
     if environment.get("WORKERS"):
-        return " here (WORKERS says so)"
+        return " on this machine (by WORKERS)"
     if plan.server_sizes:
         node = environment.get("NODE_RANK")
         return f" on server {node}" if node else " on its largest server"
@@ -107,8 +111,8 @@ def _where(plan: LaunchPlan, environment: Mapping[str, str]) -> str:
 
 
 def _workers_each(plan: LaunchPlan) -> str:
-    sizes = [str(size) for size in plan.server_sizes]
-    return f"{', '.join(sizes[:-1])} and {sizes[-1]} workers" if sizes else _count(plan.workers_per_server, "worker")
+    sizes = plan.server_sizes
+    return f"{listed(sizes)} workers" if sizes else _count(plan.workers_per_server, "worker")
 
 
 def _check_node(text: str, launches: int) -> None:
@@ -121,15 +125,15 @@ def _count(number: int, thing: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status, 2 if the plan cannot run here."""
-    # The workers' options too, so that --help and what is wrong with them come out once and at once.
-    given = parser(prog="launch.sh").parse_args(arguments)
+    """Run the command line; returns the exit status, which is 2 if the plan cannot run on this machine."""
+    # Parses the workers' options too, so that --help and mistakes in them are printed once and before workers start.
+    options = parser(prog="launch.sh").parse_args(arguments)
     try:
-        plan = load_plan(given.plan_folder)
+        plan = load_plan(options.plan_folder)
         beginning.check_torch()
         gpu_count = gpus() if plan.device == "cuda" else 0
         note = check(plan, os.environ, cores(), gpu_count)
-        beginning.check(given, plan, os.environ, launches_of(plan, os.environ))
+        beginning.check(options, plan, os.environ, launches_of(plan, os.environ))
         print(workers_here(plan, os.environ, gpu_count))
     except LaunchError as error:
         print("error: " + " ".join(str(error).splitlines()), file=sys.stderr)

@@ -1,9 +1,8 @@
-"""Joining the other workers: process groups, and agreeing on whether everyone is ready."""
+"""Process groups of a run: joining the other workers, and exchanging small values with them."""
 
 from __future__ import annotations
 
 import os
-import platform
 import sys
 import time
 from contextlib import AbstractContextManager
@@ -22,40 +21,41 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.gathering import Attempt
 from pipeplan_launch.interrupt import last_words
 from pipeplan_launch.placement.seats import Seats
+from pipeplan_launch.placement.where import machine_and_network
 from pipeplan_launch.transport import explained
 
-# An idle worker, and the first stages at the end of an epoch, wait as long as the others need. A peer that dies is
-# noticed at once all the same, because its connection closes.
+# An idle worker, and the first stages at the end of an epoch, wait as long as the other workers need. The death of a
+# peer is noticed at once all the same, because its connection closes.
 PATIENCE = timedelta(days=30)
 SUCCEEDED = "a worker was lost in the middle of a message"
 LAST_WORD_S = 10.0
-"""How long the others wait for a process to say what is wrong with all of them: torchrun ends it with the first."""
+"""How long processes wait for process 0 to report an error of all: torchrun kills it as soon as one of them ends."""
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The process groups of a run. All of them exist in every worker, whether it belongs or not."""
+    """The process groups of a run. Every worker creates all of them, whether or not it is a member."""
 
     everyone: dist.ProcessGroup
     active: dist.ProcessGroup
     """The workers that belong to a stage."""
     replicas: dist.ProcessGroup | None
-    """This worker's fellow replicas; None where it has none."""
+    """The replicas of this worker's stage; None if the stage has one."""
     flush: dist.ProcessGroup | None
-    """The workers that belong to a stage, where all stages update together."""
+    """The workers that belong to a stage, if the schedule flushes and there are several stages; else None."""
     attempt: Attempt
     seats: Seats
-    """Who is which worker, and where."""
+    """The assignment of processes to workers, servers and devices."""
 
 
 _attempt: list[Attempt] = []
-"""The attempt that this worker belongs to, once it does."""
+"""The attempt that this worker has joined; empty before."""
 _device_number: list[int] = []
-"""Of the CUDA devices that this process sees, its own, once that is known."""
+"""The number of this process's CUDA device among those that it sees; empty as long as ranks are not assigned."""
 
 
 def device_of(plan: LaunchPlan) -> torch.device:
-    """Where this worker computes."""
+    """The device on which this worker computes. Raises `LaunchError` where a CUDA plan finds no CUDA device."""
     if plan.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -67,22 +67,22 @@ def device_of(plan: LaunchPlan) -> torch.device:
 
 
 def join(plan: LaunchPlan, timeout_s: float) -> Groups:
-    """Meet the other workers, as the environment that torchrun sets says, and find out which of the plan's this is.
+    """Join the other workers as torchrun's environment says, assign ranks, and make the process groups.
 
-    RANK of the environment is that worker's number from then on. Raises `LaunchError`, of which `PeerLost` if some are
-    missing, or `gathering.AllOver`.
+    RANK in the environment is the worker's number in the plan from then on. Raises `LaunchError` (`PeerLost` if some
+    workers are missing) or `gathering.AllOver`.
     """
     size = os.environ.get("WORLD_SIZE")
     if size is None or "RANK" not in os.environ:
         raise LaunchError("this is one worker of a plan, which torchrun starts: run the launch.sh of the plan folder")
     attempt = gathering.gather(timeout_s, _cards() if plan.device == "cuda" else ())
-    attempt, seats = _seated(plan, attempt)
+    attempt, seats = _with_ranks(plan, attempt)
     timeout, rank = timedelta(seconds=timeout_s), attempt.rank
     _attempt[:] = [attempt]
     last_words(lambda over: leave(over=over))
     succession.watch(attempt, _end_as_succeeded)
     if seats.is_one_server and seats.is_one_network and Path("/sys/class/net/lo").exists():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nothing need listen to the network
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no socket has to listen on the network
     backend = "cpu:gloo,cuda:nccl" if plan.device == "cuda" and seats.own_device_each() else "gloo"
     with explained(f"rank {rank} could not connect to the other workers"):
         dist.init_process_group(backend, store=attempt.store, rank=rank, world_size=plan.world, timeout=timeout)
@@ -100,14 +100,17 @@ def join(plan: LaunchPlan, timeout_s: float) -> Groups:
 
 
 def _cards() -> list[str]:
-    """The UUIDs of the CUDA devices here, "" where torch does not say."""
-    properties = (torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count()))
-    return [str(getattr(one, "uuid", "")) for one in properties]
+    """UUIDs of the CUDA devices that this process sees, "" where torch does not provide one."""
+    devices = (torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count()))
+    return [str(getattr(device, "uuid", "")) for device in devices]
 
 
-def _seated(plan: LaunchPlan, attempt: Attempt) -> tuple[Attempt, Seats]:
-    """The attempt as the worker of the plan that this process is. Raises `LaunchError` in one process, if there are not
-    as many as workers, and `gathering.AllOver` in the others."""
+def _with_ranks(plan: LaunchPlan, attempt: Attempt) -> tuple[Attempt, Seats]:
+    """The attempt with this process's rank in the plan, and the rank assignment.
+
+    If the number of processes differs from the plan's number of workers, process 0 raises `LaunchError` and the others
+    raise `gathering.AllOver`.
+    """
     sizes = [plan.workers_on(server) for server in range(plan.servers)]
     if attempt.world != plan.world:
         _attempt[:] = [attempt]
@@ -115,10 +118,10 @@ def _seated(plan: LaunchPlan, attempt: Attempt) -> tuple[Attempt, Seats]:
             attempt.await_end(LAST_WORD_S)
             raise gathering.AllOver
         started = Seats.of([attempt.world], attempt.wheres).started()
-        each = f" ({', '.join(map(str, sizes))} on its servers)" if len(sizes) > 1 else ""
+        on_servers = f" ({', '.join(map(str, sizes))} on its servers)" if len(sizes) > 1 else ""
         raise LaunchError(
-            f"the plan has {plan.world} workers{each}, and {attempt.world} were started, {started}: run its launch.sh "
-            "on every server; WORKERS says how many it starts"
+            f"the plan has {plan.world} workers{on_servers}, and {attempt.world} were started, {started}: run its "
+            "launch.sh on every server; WORKERS sets how many one launch starts"
         )
     seats = Seats.of(sizes, attempt.wheres)
     process = attempt.rank
@@ -129,18 +132,21 @@ def _seated(plan: LaunchPlan, attempt: Attempt) -> tuple[Attempt, Seats]:
 
 
 def starts_again() -> bool:
-    """Whether all workers start again after a fault now: there are attempts left, and nobody has ended the launch."""
+    """Whether all workers would be restarted after a fault now: attempts are left, and the launch is not over."""
     return restarts.may_restart() and not (_attempt and _attempt[0].is_over())
 
 
 def leave(fault: str | None = None, over: bool = False) -> None:
-    """Tell the next attempt that this worker ended of its own accord, and of which fault; or that none is to come."""
+    """Announce to the next attempt that this worker ends in an orderly way.
+
+    `fault`: the fault that it noticed. `over`: whether there will be no next attempt.
+    """
     if _attempt:
         _attempt[0].leave(fault, over)
 
 
 def _end_as_succeeded() -> None:
-    """In another thread than the one that waits in vain."""
+    """End this worker after another server has restarted one. Called in a thread, as the main thread is blocked."""
     if starts_again():
         leave(fault=SUCCEEDED)
         os._exit(restarts.LOST)
@@ -155,7 +161,7 @@ def _group(ranks: list[int], backend: str, timeout: timedelta) -> Any:
 
 
 def first_failure(failed: bool, group: dist.ProcessGroup) -> int | None:
-    """The lowest rank that failed, or None. All of the group call this, and so learn of each other's failures."""
+    """The lowest rank of the group that failed, or None. All workers of the group call this."""
     rank, world = dist.get_rank(), dist.get_world_size()
     lowest = torch.tensor([rank if failed else world])
     with _lost_peers():
@@ -164,7 +170,7 @@ def first_failure(failed: bool, group: dist.ProcessGroup) -> int | None:
 
 
 def sum_over(values: list[float], group: dist.ProcessGroup) -> list[float]:
-    """Sums over the workers of a group, known to all of them."""
+    """Sums of the values over the workers of a group, known to all of them."""
     total = torch.tensor(values, dtype=torch.float64)
     with _lost_peers():
         dist.all_reduce(total, group=group)
@@ -173,36 +179,28 @@ def sum_over(values: list[float], group: dist.ProcessGroup) -> list[float]:
 
 
 def wait_for(group: dist.ProcessGroup) -> None:
-    """Until every worker of the group is here."""
+    """Wait until all workers of the group have called this."""
     with _lost_peers():
         dist.barrier(group)
 
 
 def meet(group: dist.ProcessGroup) -> float:
-    """Until every worker of the group is here; that moment by this worker's `time.perf_counter`.
+    """Wait until all workers of the group have called this; returns the time, by this worker's `time.perf_counter`.
 
-    It is one moment for all workers of a machine, whose clock they share; those of several machines are apart by how
-    unequally the barrier lets them go.
+    Workers of one machine share its clock and get the same time. Between machines, times differ as much as the moments
+    at which the barrier releases them.
     """
     wait_for(group)
-    mine = torch.tensor([_machine(), time.perf_counter()], dtype=torch.float64)
+    # Processes of one boot of a system share a clock, even in different containers.
+    mine = torch.tensor([crc32(machine_and_network()[0].encode()), time.perf_counter()], dtype=torch.float64)
     theirs = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
     with _lost_peers():
         dist.all_gather(theirs, mine, group=group)
     return min(float(moment) for machine, moment in theirs if machine == mine[0])
 
 
-def _machine() -> int:
-    """A number for all processes that share a clock: those since one start of the system, in containers or not."""
-    try:
-        name = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-    except OSError:
-        name = platform.node().encode()
-    return crc32(name)
-
-
-def share(value: Any, source: int, group: dist.ProcessGroup) -> Any:
-    """What rank `source` has, told to every worker of the group."""
+def broadcast(value: Any, source: int, group: dist.ProcessGroup) -> Any:
+    """Broadcast the value of rank `source` to all workers of the group; returns it."""
     box = [value]
     with _lost_peers():
         dist.broadcast_object_list(box, src=source, group=group)
@@ -210,7 +208,7 @@ def share(value: Any, source: int, group: dist.ProcessGroup) -> Any:
 
 
 def exchange(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """The values of all workers of the group, by rank, known to all of them."""
+    """Gather the values of all workers of the group, by rank, in all of them."""
     box: list[Any] = [None] * dist.get_world_size(group)
     with _lost_peers():
         dist.all_gather_object(box, value, group=group)
@@ -218,7 +216,7 @@ def exchange(value: Any, group: dist.ProcessGroup) -> list[Any]:
 
 
 def collect(value: Any, destination: int, group: dist.ProcessGroup) -> list[Any]:
-    """At rank `destination`, the values of all workers of the group, by rank; elsewhere nothing."""
+    """Gather the values of all workers of the group, by rank, at rank `destination`; returns [] elsewhere."""
     rank = dist.get_rank()
     box: list[Any] | None = [None] * dist.get_world_size(group) if rank == destination else None
     with _lost_peers():

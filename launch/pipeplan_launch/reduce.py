@@ -1,21 +1,19 @@
-"""Averaging gradients among the replicas of a stage, at every update.
+"""Averages the gradients of a stage's replicas at every update.
 
-Gradients travel in flat buckets (`buckets`). DDP would not do: with several minibatches in flight its hooks lose the
-second backward. The sum over the replicas starts
+Gradients are all-reduced in flat buckets (`buckets`). torch's DDP cannot be used: with several minibatches in flight,
+its hooks miss the second backward pass. The all-reduces of a group of minibatches start
 
-- bucket by bucket during the backward of this replica's last minibatch of the group, as soon as a bucket is full, where
-  the buckets are free by then: plain data parallelism, and schedules with a flush;
-- at R where the all-reduce before is still under way, as in stages whose updates run late. It has a whole round to
-  finish in there, and to start it earlier would take a second set of buckets.
+- bucket by bucket during the backward pass of this replica's last minibatch of the group, as soon as a bucket is full,
+  if the buckets are free by then: in plain data parallelism, and in schedules with a flush;
+- at action R (see `schedule`) where the previous all-reduce still runs, as in stages whose updates are late. It has a
+  whole round to finish there, and an earlier start would take a second set of buckets.
 
-Either way the sums are started in one order on all replicas. They are awaited at U.
+In both cases all replicas start the all-reduces in the same order. At R, gradients that are missing become zeros and
+the remaining buckets are sent; action U waits for all of them.
 
-    R      what is missing of the group is put in (zeros, if there is none), and the buckets not yet sent are sent
-    U      finish
-
-A gradient is multiplied by share / total as it goes into its bucket: `share` is its minibatch's part of the group's
-samples and `total` the sum of these over the group, so that the sum over replicas is the mean over the samples. The
-total is known beforehand, unless the segment is ended early: so the weights are summed too, and the mean put right.
+A gradient is multiplied by share / total as it is written to its bucket. `share` is its minibatch's part of the group's
+samples and `total` the sum of these shares over the group, so the sum over replicas is the mean over samples. The total
+is known in advance unless the segment is ended early; so the shares are summed too, and the mean is corrected.
 """
 
 from __future__ import annotations
@@ -41,49 +39,49 @@ class GradientReducer:
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], group: dist.ProcessGroup | None, exchange: Exchange | None = None
     ) -> None:
-        """`parameters`: those that training changes, in the order of their first use. `group`: the stage's replicas,
-        None where there is only one. `exchange`: None for the exact mean.
+        """`parameters`: the trained ones, in the order of their first use. `group`: the stage's replicas, None where
+        there is only one. `exchange`: None for the exact mean.
         """
         self._parameters = dict(parameters)
         self._group, self._exchange = group, exchange
         self._thread = None if exchange is None else ThreadPoolExecutor(1, "averaging")
-        self._buckets: list[Bucket] | None = None  # made when first needed: a stage may never be trained
+        self._buckets: list[Bucket] | None = None  # made at the first update, because a stage may never be trained
         self._bucket_of: dict[str, Bucket] = {}
         self._pending: dict[str, Tensor] = {}
-        """Sums over minibatches of the group being collected, each multiplied by its share."""
+        """Sums of gradients over the minibatches of the group being collected, each multiplied by its share."""
         self._weight = 0.0
-        """The shares of these minibatches."""
+        """Sum of these minibatches' shares."""
         self._alone: tuple[dict[str, Tensor], float] = ({}, 1.0)
-        """A collected group, where there is nobody to average with."""
+        """(gradients, sum of shares) of a collected group, where the stage has one replica."""
         self._round: Round | None = None
         """The group that is being sent, from its first bucket until `finish`."""
         self.begun_s = 0.0
-        """When the first bucket of the latest group was sent, by `time.perf_counter`."""
+        """Time at which the first bucket of the latest group was sent, by `time.perf_counter`."""
         self._next = 0
-        """The bucket to send next."""
+        """Index of the bucket to send next."""
         self._waits: list[Callable[[], object]] = []
         self._own_total = torch.zeros(1, dtype=torch.float64)
         self._share: float | None = None
-        """Of the minibatch in backward, while its gradients are taken as they come."""
+        """Share of the minibatch whose backward pass runs, while hooks take its gradients; else None."""
         self._sends = False
-        """Whether they go straight into the buckets."""
+        """Whether the hooks write these gradients straight into the buckets."""
         self._hooked: Mapping[str, Tensor] | None = None
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
     def reset(self) -> None:
-        """A segment begins: whatever an `exchange` still holds back is forgotten."""
+        """Begin a segment: drop the gradients that the exchange still holds back."""
         if self._exchange is not None:
             self._exchange.reset()
 
     @contextmanager
     def backward(self, leaves: Mapping[str, Tensor], share: float, final: Round | None) -> Iterator[None]:
-        """Around the backward of one of this replica's minibatches, on these leaves, by parameter name.
+        """Context for the backward pass of one of this replica's minibatches, on these leaves by parameter name.
 
-        `final`: the group, if this minibatch is the replica's last one of it. What is left on the leaves afterwards is
-        to be given to `add`.
+        `final`: the group, if this minibatch is the replica's last one of it. The caller passes the gradients that are
+        left on the leaves afterwards to `add`.
         """
         sends = final is not None and self._group is not None and self._round is None
-        if not sends and not self._pending:  # nothing to do before the gradients are there
+        if not sends and not self._pending:  # there is nothing to send or to add to during the pass
             yield
             return
         self._hook(leaves)
@@ -97,23 +95,23 @@ class GradientReducer:
             self._share = None
 
     def add(self, gradients: Mapping[str, Tensor], share: float = 1.0) -> None:
-        """Take the gradients of one of this replica's minibatches, by parameter name, for the group being collected.
+        """Add the gradients of one of this replica's minibatches, by parameter name, to the group being collected.
 
-        `share`: the minibatch's weight in the group's mean. The tensors are the reducer's from here on.
+        `share`: the minibatch's weight in the group's mean. The reducer owns the tensors from now on.
         """
         self._weight += share
         for name, gradient in gradients.items():
             if name in self._parameters:
                 self._keep(name, gradient, share)
 
-    def start(self, of: Round) -> None:
-        """The group is collected: send what has not been sent; a replica that has no gradients joins with zeros."""
+    def start(self, update: Round) -> None:
+        """Send the buckets of the collected group that have not been sent. Missing gradients are sent as zeros."""
         if self._group is None:
             self._alone, self._pending = (self._pending, self._weight), {}
             self._weight = 0.0
             return
         if self._round is None:
-            self._begin(of, self._weight)
+            self._begin(update, self._weight)
         for bucket in self._to_send():
             for name in bucket.views.keys() & self._pending.keys():
                 self._put(name, None, 0.0)
@@ -121,9 +119,9 @@ class GradientReducer:
         self._pending, self._weight = {}, 0.0
 
     def finish(self) -> dict[str, Tensor]:
-        """The weighted mean over the group's minibatches, by parameter name; without those that no replica has.
+        """Wait for the weighted mean of the group's gradients, by parameter name.
 
-        The tensors are overwritten by the next group.
+        Parameters for which no replica has a gradient are left out. The next group overwrites the tensors.
         """
         if self._group is None:
             averaged, weight = self._alone
@@ -143,7 +141,7 @@ class GradientReducer:
         return result
 
     def _hook(self, leaves: Mapping[str, Tensor]) -> None:
-        """Have autograd hand over every gradient of these leaves as soon as it is complete."""
+        """Register hooks through which autograd hands over each gradient of these leaves once it is complete."""
         if leaves is self._hooked:
             return
         for hook in self._hooks:
@@ -179,10 +177,10 @@ class GradientReducer:
             self._pending[name] = gradient if share == 1.0 else gradient.mul_(share)
 
     def _put(self, name: str, gradient: Tensor | None, share: float) -> None:
-        """Into its bucket: what was collected of a parameter before, and this gradient."""
+        """Write a parameter's collected gradient plus this one into its bucket."""
         bucket, total = self._bucket_of.get(name), self._pending.pop(name, None)
         if bucket is None:
-            return  # of no size
+            return  # the parameter has no elements
         assert self._round is not None
         scale = (1.0 if self._exchange is None else self._exchange.scale) / self._round.total
         view = bucket.views[name]
@@ -200,12 +198,12 @@ class GradientReducer:
             torch.mul(total if gradient is None else total.add_(gradient, alpha=share), scale, out=view)
         bucket.filled.add(name)
 
-    def _begin(self, of: Round, weight: float) -> None:
-        """The buckets are free: begin to send a group, of which this replica has so much."""
+    def _begin(self, update: Round, weight: float) -> None:
+        """Begin to send a group. `weight`: sum of the shares of this replica's minibatches."""
         if self._buckets is None:
             self._buckets = make_buckets(self._parameters)
             self._bucket_of = places(self._buckets)
-        self._round, self._next = of, 0
+        self._round, self._next = update, 0
         self.begun_s = time.perf_counter()
         for bucket in self._buckets:
             bucket.filled.clear()
@@ -226,14 +224,14 @@ class GradientReducer:
             assert self._thread is not None
             alone = self._exchange.draws(bucket, self._round)
             averaging = self._thread.submit(self._exchange, bucket, self._round)
-            if alone:  # a forward meanwhile would draw other numbers for its dropout
+            if alone:  # a forward pass at the same time would draw other numbers for its dropout
                 wait_until_done([averaging])
             self._waits.append(averaging.result)
 
     def _sum(self, tensor: Tensor) -> None:
         try:
             work = dist.all_reduce(tensor, group=self._group, async_op=True)
-        except RuntimeError as error:  # inside a backward it would be taken for the model's: `finish` raises it
+        except RuntimeError as error:  # raised by `finish`: in a backward pass it would look like the model's error
             self._waits.append(partial(_raise, error))
         else:
             if work is not None:

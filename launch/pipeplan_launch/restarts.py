@@ -1,12 +1,13 @@
-"""What the attempts of a launch must know of each other: torchrun starts all workers again after a fault. Torch-free.
+"""State that one attempt of a launch leaves for the next, as torchrun restarts all workers after a fault. Torch-free.
 
-The launcher (`pipeplan_launch.torchrun`) makes a small folder on its server, and removes it when it ends; its path is
-in `PIPEPLAN_ATTEMPTS`. A worker that is started without the launcher has none: nothing is remembered then.
+The launcher (`pipeplan_launch.torchrun`) makes a small folder on its server and removes it when it ends. The variable
+`PIPEPLAN_ATTEMPTS` holds its path. A worker that is started without the launcher has no such folder and remembers
+nothing.
 
-    run         the run folder, written by worker 0: the next attempt goes on with it
-    workers     the worker of the plan that every process is, in the order of torchrun's ranks
-    final-N     an error that starting again cannot cure was said, or a stop was asked for: end with status N
-    stop        the launcher was asked to stop, by the signal whose number this holds
+    run         the run folder, written by worker 0, which the next attempt continues
+    workers     the worker of the plan that each process is, in the order of torchrun's ranks
+    final-N     a final error was reported, or a stop was requested: all attempts end with status N
+    stop        number of the signal by which the launcher was asked to stop
     stopped     the line that says where training stopped, after its checkpoint
 """
 
@@ -24,15 +25,18 @@ from pipeplan_launch.errors import LaunchError
 
 VARIABLE = "PIPEPLAN_ATTEMPTS"
 LOST = 3
-"""The status of a worker that lost another one, where all are to start again."""
+"""Exit status of a worker that lost another worker, if all are to start again."""
 INTERRUPTED = 130
 FINAL = (1, 2, INTERRUPTED)
-"""Statuses after which nothing is started again, the most telling first."""
+"""Exit statuses after which nothing is started again, the most specific first."""
 
 
 @contextmanager
 def remembering() -> Iterator[Path]:
-    """In the launcher: the folder, for as long as the launch lasts. Raises `LaunchError` where there is no room."""
+    """Make the launcher's folder for the time of the launch; yields its path.
+
+    Raises `LaunchError` where no temporary folder can be made.
+    """
     try:
         folder = Path(tempfile.mkdtemp(prefix="pipeplan-"))
     except OSError as error:
@@ -45,19 +49,19 @@ def remembering() -> Iterator[Path]:
 
 
 def forget() -> None:
-    """Remove the folder."""
+    """Remove the launcher's folder."""
     folder = os.environ.pop(VARIABLE, None)
     if folder:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def restart_number() -> int:
-    """How often all workers have been started again: 0 in the first attempt."""
+    """Number of restarts so far: 0 in the first attempt."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def most_restarts() -> int:
-    """How often they may be."""
+    """Number of restarts that are allowed; 0 without the launcher."""
     return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) if _folder() else 0
 
 
@@ -67,59 +71,59 @@ def may_restart() -> bool:
 
 
 def remember_run(run: Path) -> None:
-    """Worker 0 has decided on the run folder."""
+    """Remember the run folder on which worker 0 has decided."""
     _write("run", str(run.resolve()))
 
 
 def run_of_last_attempt() -> Path | None:
-    """The run folder to go on with after a restart; None in the first attempt, and where there was none yet."""
+    """The run folder to continue after a restart; None in the first attempt, and if no run folder was made."""
     text = _read("run") if restart_number() > 0 else None
     return Path(text) if text else None
 
 
 def remember_workers(workers: Sequence[int]) -> None:
-    """The worker of the plan that every process is, by torchrun's rank: the launcher names workers."""
+    """Remember the worker of the plan that each process is, by torchrun's rank, so that the launcher can name it."""
     if list(workers) == sorted(workers) and _read("workers") is None:
         return
     _write("workers", " ".join(map(str, workers)))
 
 
 def worker_of(rank: int) -> int:
-    """The worker of the plan that torchrun's process of that rank was in the last attempt."""
+    """The worker of the plan that torchrun's process with this rank was in the last attempt."""
     workers = (_read("workers") or "").split()
     return int(workers[rank]) if rank < len(workers) else rank
 
 
 def give_up(status: int) -> None:
-    """No further attempt: what is wrong has been said (or a stop was asked for), and stays wrong."""
+    """Rule out further attempts: a final error was reported, or a stop was requested."""
     assert status in FINAL
     _write(f"final-{status}", "")
 
 
 def given_up() -> int | None:
-    """The status to end with if there is to be no further attempt."""
+    """The exit status if further attempts are ruled out; else None."""
     return next((status for status in FINAL if _read(f"final-{status}") is not None), None)
 
 
 def ask_to_stop(number: int) -> None:
-    """The launcher got this signal."""
+    """Note that the launcher received this signal."""
     _write("stop", str(number))
 
 
 def stop_asked() -> int | None:
-    """The signal that the launcher got."""
+    """The signal that the launcher received; None if it received none."""
     text = _read("stop")
     return int(text) if text else None
 
 
 def announce_stop(line: str) -> None:
-    """Training has stopped as asked, and what it did is in a checkpoint. The launcher says so, once all have ended."""
+    """Note that training has stopped as requested, after a checkpoint. The launcher prints the line in the end."""
     if not _write("stopped", line):
         print(line, file=sys.stderr, flush=True)
 
 
 def stop_announced() -> str | None:
-    """What `announce_stop` was given."""
+    """The line of `announce_stop`; None if training has not stopped."""
     return _read("stopped")
 
 
@@ -134,7 +138,7 @@ def _folder() -> Path | None:
 
 
 def _write(name: str, text: str) -> bool:
-    """Whether it could be written. Moved into place, because others read it at any time."""
+    """Write a file of the folder; returns whether that succeeded. It is moved into place, as others read it anytime."""
     folder = _folder()
     if folder is None:
         return False

@@ -1,4 +1,4 @@
-"""Buffers of a stage's replicas (running statistics, counters), made equal when a segment is drained."""
+"""Averages the buffers of a stage's replicas (running statistics, counters) when a segment has drained."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def _mean(buffer: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The replicas' mean; where they agree already, their very value: a constant must not drift by rounding."""
+    """The replicas' mean. Where they agree, their value is returned exactly: a constant must not drift by rounding."""
     total, high, low = buffer.clone(), buffer.clone(), buffer.clone()
     dist.all_reduce(total, group=group)
     dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)
@@ -20,7 +20,10 @@ def _mean(buffer: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 @torch.no_grad()
 def average_buffers(buffers: Sequence[Tensor], group: dist.ProcessGroup) -> None:
-    """Make the replicas' buffers equal: the mean of floating ones (running statistics), the largest of counters."""
+    """Replace each buffer by the replicas' mean (floating-point buffers) or maximum (integer counters).
+
+    Boolean buffers are left alone.
+    """
     for buffer in buffers:
         if buffer.is_floating_point():
             buffer.copy_(_mean(buffer, group))

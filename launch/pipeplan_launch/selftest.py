@@ -1,11 +1,13 @@
-"""`python -m pipeplan_launch.selftest`: what torch can do here, as one line of JSON. Asked by `pipeplan doctor`.
+"""`python -m pipeplan_launch.selftest`: prints the capabilities of the installed torch as one line of JSON.
 
-torch         its version; null where it cannot be imported, then `error` says why
-cuda          the CUDA that it was built with; null for none
-cuda_devices  GPUs that it sees
-nccl          the NCCL that it was built with; null for none
-gloo          why two processes could not make an all-reduce over the loopback interface; empty if they could
-sklearn       scikit-learn's version; null where it is missing
+`pipeplan doctor` runs it.
+
+torch         version of torch; null if it cannot be imported, with the reason in `error` and the remedy in `todo`
+cuda          version of CUDA that torch was built with; null for none
+cuda_devices  number of GPUs that torch sees
+nccl          version of NCCL that torch was built with; null for none
+gloo          reason why an all-reduce of two processes over the loopback interface failed; empty if it did not
+sklearn       version of scikit-learn; null if it is missing
 """
 
 from __future__ import annotations
@@ -25,17 +27,17 @@ PATIENCE_S = 10.0
 
 
 def report() -> dict[str, Any]:
-    """All of it."""
-    found: dict[str, Any] = {"torch": None, "sklearn": _version("scikit-learn")}
-    if why := lacking():
-        return found | {"error": why[0], "todo": why[1]}
+    """The content of the JSON line."""
+    base: dict[str, Any] = {"torch": None, "sklearn": _version("scikit-learn")}
+    if problem := lacking():
+        return base | {"error": problem[0], "todo": problem[1]}
     try:
         import torch
-    except Exception as error:  # a broken installation fails in its own ways
-        return found | {"error": f"torch cannot be imported: {' '.join(str(error).split())}", "todo": ""}
-    # First, as what uses a GPU must not fork.
+    except Exception as error:  # a broken installation may raise anything
+        return base | {"error": f"torch cannot be imported: {' '.join(str(error).split())}", "todo": ""}
+    # Gloo is tested first, because a process that has used a GPU must not fork.
     gloo = _gloo()
-    return found | {
+    return base | {
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "cuda_devices": torch.cuda.device_count(),
@@ -50,18 +52,18 @@ def _nccl() -> str | None:
 
     if not dist.is_available() or not dist.is_nccl_available():
         return None
-    version: Any = torch.cuda.nccl.version  # torch gives it no types
+    version: Any = torch.cuda.nccl.version  # torch has no type annotations for it
     return ".".join(str(number) for number in version())
 
 
 def _gloo() -> str:
-    """Two processes add up a tensor: what is wrong, if anything."""
+    """The error when two processes all-reduce a tensor; "" if there is none."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     other = os.fork()
     if other == 0:
-        # Its complaints would be the other's, said twice.
+        # Both processes would print the same warnings.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         os._exit(0 if not _all_reduce(1, port) else 1)
     try:
@@ -82,7 +84,7 @@ def _all_reduce(rank: int, port: int) -> str:
         dist.all_reduce(tensor)
         dist.barrier()
         return "" if tensor.tolist() == [3.0] * 4 else f"1 + 2 came out as {tensor.tolist()[0]:g}"
-    except Exception as error:  # whatever torch makes of a network that does not work
+    except Exception as error:  # torch may raise anything if the network does not work
         return " ".join(f"{error}".split())[:300]
 
 
@@ -96,4 +98,4 @@ def _version(package: str) -> str | None:
 if __name__ == "__main__":
     print(json.dumps(report()))
     sys.stdout.flush()
-    os._exit(0)  # the process group has no peer left to say goodbye to
+    os._exit(0)  # skips the teardown of a process group whose peer is gone

@@ -1,9 +1,9 @@
-"""Memory for tensors that arrive from a worker of the same machine, one message in each slot.
+"""Shared-memory slots for messages from workers of the same machine, one message per slot.
 
-A slot is an anonymous file (memfd): it has no name that could be left behind, and the kernel frees it with the last
-process that has it open, however that ends. The receiver maps it, and the tensors of a message lie in it until nothing
-refers to them any more; then the slot serves another message, so that a steady pipeline allocates nothing. The sender
-does not map it but writes to the file: its own resident memory does not grow.
+A slot is an anonymous file (memfd). It has no name that could be left behind, and the kernel frees it with the last
+process that has it open, however that process ends. The receiver maps the file, and the tensors of a message lie in it
+until nothing refers to them. The slot then serves another message, so a steady pipeline allocates nothing. The sender
+writes to the file without mapping it, so its own resident memory does not grow.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 64
-"""Bytes; where each tensor of a message begins, so that vector instructions find it as they do torch's own."""
+"""Alignment of each tensor of a message, in bytes: the alignment of torch's own CPU tensors."""
 
 
 @dataclass(frozen=True)
 class Wire:
-    """Shape and type of one tensor of a message."""
+    """Shape and dtype of one tensor of a message."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     @property
     def numbers(self) -> int:
-        """Elements of the tensor."""
+        """Number of elements of the tensor."""
         return math.prod(self.shape)
 
     @property
     def size(self) -> int:
-        """Bytes of the tensor."""
+        """Size of the tensor, in bytes."""
         return self.numbers * self.dtype.itemsize
 
 
 @dataclass(eq=False)
 class Slot:
-    """Room for one message."""
+    """Memory for one message."""
 
     number: int
     file: int
-    """Its file descriptor."""
+    """The slot's file descriptor."""
     memory: mmap.mmap
     known: set[int] = field(default_factory=set)
-    """Ranks that have its file open."""
+    """Ranks that have the slot's file open."""
     holder: weakref.ref[memoryview] | None = None
-    """What the tensors in it keep alive."""
+    """The buffer that the tensors in the slot keep alive."""
 
 
 class Slots:
-    """The slots of one receiver."""
+    """All slots of one receiver."""
 
     def __init__(self) -> None:
         self._free: list[Slot] = []
         self._made = 0
 
     def take(self, size: int) -> Slot:
-        """A free slot for `size` bytes, the smallest that is less than twice as large, or else a new one."""
+        """A slot for `size` bytes: the smallest free one that is at most twice as large, or else a new one."""
         fitting = [slot for slot in list(self._free) if size <= len(slot.memory) <= 2 * _whole_pages(size)]
         if not fitting:
             return self._make(_whole_pages(size))
@@ -72,13 +72,13 @@ class Slots:
         return slot
 
     def tensors(self, slot: Slot, wires: Sequence[Wire]) -> list[Tensor]:
-        """The message in a slot. The slot is free again when its tensors, and all views of them, are gone."""
+        """The tensors of the message in a slot. The slot is free again when they and all their views are gone."""
         memory = memoryview(slot.memory)
 
-        def emptied(_: object) -> None:  # in any thread
+        def free(_: object) -> None:  # called in any thread
             self._free.append(slot)
 
-        slot.holder = weakref.ref(memory, emptied)
+        slot.holder = weakref.ref(memory, free)
         offsets = layout([wire.size for wire in wires])
         return [_tensor(memory, wire, offset) for wire, offset in zip(wires, offsets, strict=False)]
 
@@ -90,7 +90,7 @@ class Slots:
 
 
 def layout(sizes: Sequence[int]) -> list[int]:
-    """Where each tensor of a message begins, then where the message ends, in bytes."""
+    """Byte offset of each tensor of a message, given their sizes in bytes, followed by the end of the message."""
     offsets = [0]
     for size in sizes:
         offsets.append(offsets[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
@@ -98,7 +98,7 @@ def layout(sizes: Sequence[int]) -> list[int]:
 
 
 def write(file: int, tensors: Sequence[Tensor]) -> None:
-    """Put a message, of contiguous tensors in CPU memory, into a slot by its file. Raises `OSError`."""
+    """Write a message into a slot's file. Its tensors must be contiguous and in CPU memory. Raises `OSError`."""
     for tensor, offset in zip(tensors, layout([tensor.nbytes for tensor in tensors]), strict=False):
         if tensor.nbytes:
             data = memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))

@@ -1,4 +1,4 @@
-"""What a run begins from: rank 0 decides on the run folder and the checkpoint, then every worker builds its stage."""
+"""The start of a run: rank 0 decides on the run folder and the checkpoint, then every worker builds its stage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from pipeplan_launch import beginning, checkpoint, restarts, runfolder, saving, setup
+from pipeplan_launch import checkpoint, restarts, runfolder, saving, setup
+from pipeplan_launch.arguments import check_start_options
 from pipeplan_launch.config import LaunchPlan
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.gathering import Attempt
@@ -23,28 +24,33 @@ DEFAULT_EPOCHS = 10
 
 @dataclass(frozen=True)
 class Start:
-    """What rank 0 decides for everyone."""
+    """The decision of rank 0, which all workers follow."""
 
     run: Path
+    """The run folder."""
     seed: int
     checkpoint: Path | None = None
-    """What to go on from."""
+    """The checkpoint from which to go on; None for a new run."""
     finished: int | None = None
-    """Epochs that the run to resume has, where it needs no more: nothing is to do."""
+    """Number of epochs of the run to resume, if there is nothing left to do; else None."""
 
     @property
     def goes_on_elsewhere(self) -> bool:
-        """Whether the checkpoint is of another run."""
+        """Whether the checkpoint belongs to another run."""
         return self.checkpoint is not None and self.checkpoint.parent.parent != self.run
 
 
 def decide(options: Options, plan: LaunchPlan, attempt: Attempt | None = None) -> Start:
-    """At rank 0. Nothing is made before all that can be checked without the model has been. Raises `LaunchError`."""
-    beginning.check_choice(options.resume, options.resume_from, options.weights, plan)
-    # The store first: after a restart rank 0 may be on another server. But torchrun may keep one for each attempt.
+    """Decide how to start the run; called at rank 0.
+
+    Raises `LaunchError`. No folder is made before all checks that do not need the model have passed.
+    """
+    check_start_options(options.resume, options.resume_from, options.weights, trains=plan.mode == "training")
+    # The store comes first, as rank 0 may be on another server after a restart. The launcher's folder is the fallback,
+    # as torchrun may use a new store for each attempt.
     before = (attempt.run_before() if attempt is not None else None) or restarts.run_of_last_attempt()
     if before is not None:
-        start = _again(before, options, plan)
+        start = _restart(before, options, plan)
     elif options.resume:
         run = runfolder.run_to_resume(options.plan_folder, options.run_dir)
         runfolder.hold(run, patience_s=0.0)
@@ -68,14 +74,14 @@ def decide(options: Options, plan: LaunchPlan, attempt: Attempt | None = None) -
 
 
 def build(options: Options, plan: LaunchPlan, groups: Groups, start: Start) -> tuple[Stage, Manifest | None] | None:
-    """(this worker's stage, the checkpoint that it goes on from); None for an idle worker. Raises `LaunchError`."""
+    """(this worker's stage, the checkpoint from which it goes on); None for an idle worker. Raises `LaunchError`."""
     rank = dist.get_rank()
     if plan.place(rank) is None:
         return None
     stage = setup.build(options, plan, rank, groups.replicas, start.seed, start.run, groups.flush)
     if stage.training is not None:
-        # What cannot be saved is said now, not at the first checkpoint. What saving needs is imported now, so that the
-        # memory that training takes is told apart from it.
+        # An optimiser that cannot be saved is reported now, not at the first checkpoint. The modules for saving are
+        # imported now, so that their memory is not counted as memory of training.
         optimizer_state(stage.training.optimizer, stage.training.trained)
         importlib.import_module("pipeplan_launch.storage")
     if start.checkpoint is not None:
@@ -86,7 +92,7 @@ def build(options: Options, plan: LaunchPlan, groups: Groups, start: Start) -> t
 
 
 def epochs_of(options: Options) -> int:
-    """Epochs of training, all in all."""
+    """Total number of epochs to train."""
     return options.epochs or DEFAULT_EPOCHS
 
 
@@ -97,7 +103,7 @@ def _new_run(options: Options) -> Path:
 
 
 def _go_on(run: Path, manifest: Manifest, options: Options, plan: LaunchPlan) -> Start:
-    """In the same run folder."""
+    """Continue a run in its own folder."""
     _check_fits(manifest, options, plan)
     if manifest.finished >= epochs_of(options) and covers(run, manifest.finished):
         return Start(run, manifest.seed, finished=manifest.finished)
@@ -105,8 +111,8 @@ def _go_on(run: Path, manifest: Manifest, options: Options, plan: LaunchPlan) ->
     return Start(run, manifest.seed, manifest.folder)
 
 
-def _again(run: Path, options: Options, plan: LaunchPlan) -> Start:
-    """After a restart: from the run's last checkpoint, or as the first attempt began if it has none."""
+def _restart(run: Path, options: Options, plan: LaunchPlan) -> Start:
+    """Start after a restart: from the run's last checkpoint, or as the first attempt did if there is none."""
     runfolder.hold(run)
     manifest = checkpoint.latest(run)
     if manifest is not None:

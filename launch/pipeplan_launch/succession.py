@@ -1,8 +1,8 @@
-"""Noticing that another server has started a worker of this attempt again, which then is over.
+"""Notices that another server has restarted a worker of this attempt, which ends the attempt.
 
-Its peers mostly notice by themselves that a worker died: their connections to it close. But where Gloo had received the
-beginning of a message, it waits for the rest until its timeout (`Pair::signalException` tells those that wait for a
-message to begin, and no others).
+The peers of a dead worker usually notice, because their connections to it close. But if Gloo has received the beginning
+of a message, it waits for the rest until its timeout: `Pair::signalException` wakes only those that wait for a message
+to begin.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pipeplan_launch.gathering import Attempt
 
 EVERY_S = 0.5
 GRACE_S = 1.0
-"""For those that notice by themselves, and can say what they waited for."""
+"""Time for workers that notice by themselves, since they can report the message for which they waited."""
 
 
 def watch(attempt: Attempt, act: Callable[[], None]) -> None:
-    """Have a thread call `act` once the attempt is known to be over, and nobody has noticed.
+    """Start a thread that calls `act` once the attempt is over, if this worker has not noticed by itself.
 
-    Not needed where all workers are of one launcher, which ends them.
+    Does nothing where one launcher started all workers, since it ends them.
     """
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):
         return
@@ -32,7 +32,7 @@ def watch(attempt: Attempt, act: Callable[[], None]) -> None:
 
 
 def _watch(attempt: Attempt, act: Callable[[], None]) -> None:
-    with suppress(RuntimeError):  # the store is lost: so much the main thread finds out
+    with suppress(RuntimeError):  # the main thread notices by itself that the store is lost
         while not _is_succeeded(attempt):
             time.sleep(EVERY_S)
         time.sleep(GRACE_S)
@@ -40,6 +40,6 @@ def _watch(attempt: Attempt, act: Callable[[], None]) -> None:
 
 
 def _is_succeeded(attempt: Attempt) -> bool:
-    with suppress(Unanswered):  # until the link is back
+    with suppress(Unanswered):  # tries again until the connection is back
         return attempt.is_succeeded()
     return False

@@ -1,4 +1,4 @@
-"""Doing something in all workers of a group, where it may fail in any."""
+"""Runs a function in all workers of a group, where it may fail in any of them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ T = TypeVar("T")
 
 
 class FailedElsewhere(Exception):
-    """Another worker has reported an error: this one ends without a word."""
+    """Another worker has reported an error, so this one ends without a message."""
 
 
 def together(group: dist.ProcessGroup, call: Callable[[], T]) -> T:
-    """What `call` returns here. If it fails in any worker, all of them end, and one says why."""
+    """Run `call` in all workers of the group; returns its result in this worker.
+
+    If it raises `LaunchError` in any of them, the failing worker with the lowest rank raises its error and all others
+    raise `FailedElsewhere`.
+    """
     error, result = None, None
     try:
         result = call()

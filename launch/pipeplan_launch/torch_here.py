@@ -1,5 +1,4 @@
-"""Whether there is a torch here that the executor can use, found out without importing it where that will do.
-Torch-free."""
+"""Checks whether an installed torch is one that the executor can use, mostly without importing it. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,14 +9,14 @@ import re
 from pathlib import Path
 
 OLDEST = (2, 8)
-"""As pyproject.toml says."""
+"""The oldest torch that the executor supports, as in pyproject.toml."""
 
 
 def lacking() -> tuple[str, str] | None:
-    """(what is wrong with torch, what to do about it); None if nothing is."""
+    """(problem, remedy) where torch is missing or too old, without importing it; None where it is neither."""
     try:
         spec = importlib.util.find_spec("torch")
-    except ValueError:  # someone put a module without a spec in its place: it is there
+    except ValueError:  # torch is imported, but as a module without a spec
         return None
     if spec is None:
         return "torch is not installed", "pip install 'pipeplan[torch]'"
@@ -30,12 +29,15 @@ def lacking() -> tuple[str, str] | None:
 
 
 def unusable() -> tuple[str, str] | None:
-    """The same, of a torch that is imported now: a library that it needs may be missing."""
-    if why := lacking():
-        return why
+    """(problem, remedy) where torch is missing, too old or cannot be imported; None where it is usable.
+
+    Imports torch, since a library that it needs may be missing.
+    """
+    if problem := lacking():
+        return problem
     try:
         importlib.import_module("torch.distributed")
-    except Exception as error:  # whatever an import may raise
+    except Exception as error:  # importing a broken installation may raise anything
         spec = importlib.util.find_spec("torch")
         place = f" ({spec.origin})" if spec is not None and spec.origin is not None else ""
         message = " ".join(str(error).split()) or type(error).__name__
@@ -44,14 +46,14 @@ def unusable() -> tuple[str, str] | None:
 
 
 def _version(origin: str | None) -> str:
-    """Of the package that would be imported: what pip knows may be another one."""
+    """Version of the torch package at `origin`, which an import would find; pip's records may be of another one."""
     if origin is not None:
         try:
             text = (Path(origin).parent / "version.py").read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             text = ""
-        if said := re.search(r"^__version__\s*(?::.*)?=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE):
-            return said[1]
+        if version := re.search(r"^__version__\s*(?::.*)?=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE):
+            return version[1]
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

@@ -1,11 +1,11 @@
-"""`python -m pipeplan_launch.torchrun …`: torchrun, which starts all workers again after a fault.
+"""`python -m pipeplan_launch.torchrun …`: the launcher, which runs torchrun and restarts all workers after a fault.
 
-torchrun ends with a page of its own about any worker that fails, and with status 1. Here a worker's own status comes
-out: 2 after its one-line error, 130 after an interrupt. A worker that was killed is named.
+torchrun reports any failure of a worker by a page of text and status 1. The launcher returns the worker's own status
+instead: 2 after its one-line error, 130 after an interrupt. It names a worker that was killed.
 
-Workers start again up to `--restarts` times, of the options behind `-m pipeplan_launch`; not after an error that they
-have said, nor once a stop was asked for. SIGINT and SIGTERM go to all workers, which then bring training to an end
-together; torchrun itself would wait for them no longer than 30 seconds, and take what they do for a failure.
+Workers are restarted up to `--restarts` times (an option behind `-m pipeplan_launch`), but neither after an error that
+they have reported nor after a request to stop. SIGINT and SIGTERM are passed on to all workers, which then stop
+training together. torchrun itself would wait for them for at most 30 seconds and treat their end as a failure.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from pipeplan_launch.oversight import Reach
 
-SAID = 2  # the status of a worker that has told what is wrong, or that another one has
-STOPPED = restarts.INTERRUPTED  # of a worker that was asked to end
+SAID = 2  # status of a worker that has reported an error, or that ends because another worker has
+STOPPED = restarts.INTERRUPTED  # status of a worker that was asked to stop
 QUIET = (SAID, STOPPED, restarts.LOST)
 STOPPED_LINE = "stopped: --resume goes on from the last checkpoint, if there is one"
 NOTHING_YET = "stopped before any worker was started"
@@ -41,8 +41,8 @@ NOTHING_YET = "stopped before any worker was started"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run torchrun with these arguments; returns the exit status."""
-    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # read by torchrun's loggers when they are made
-    # Of a store that is gone torch would print a page, where the workers say it in a line.
+    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # torchrun's loggers read it when they are created
+    # torch would print a page about a lost store, which the workers report in one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         with restarts.remembering() as folder:
@@ -50,14 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         _say(f"error: {error}")
         return SAID
-    except KeyboardInterrupt:  # before signals are watched for
+    except KeyboardInterrupt:  # came before `watch_signals`
         _say(NOTHING_YET)
         return STOPPED
 
 
 def _launch(arguments: list[str], folder: Path) -> int:
-    if why := unusable():
-        raise LaunchError(f"running a plan needs torch: {why[0]}; {why[1]}")
+    if problem := unusable():
+        raise LaunchError(f"running a plan needs torch: {problem[0]}; {problem[1]}")
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -66,16 +66,16 @@ def _launch(arguments: list[str], folder: Path) -> int:
     from pipeplan_launch import oversight
 
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
-    given = _workers_options(arguments)
-    oversight.begin(given.timeout if given else None, _reach(arguments, given))
+    options = _workers_options(arguments)
+    oversight.begin(options.timeout if options else None, _reach(arguments, options))
     watch_signals(_pass_on)
     try:
-        torchrun([*_own_options(given, folder), *arguments])
+        torchrun([*_own_options(options, folder), *arguments])
     except ChildFailedError as error:
         return _end_of_failure(_report(error))
     except oversight.NoMore:
         return _end_of_failure(STOPPED)
-    except SignalException:  # torchrun before 2.9 handles all signals, whatever one says
+    except SignalException:  # torchrun before 2.9 always handles all signals itself
         return _end_of_stop(STOPPED)
     except DistError as error:
         _say(f"error: server 0, where the workers' common store is, cannot be reached: {_one_line(error)}")
@@ -87,53 +87,53 @@ def _launch(arguments: list[str], folder: Path) -> int:
 
 
 def _workers_options(arguments: Sequence[str]) -> Namespace | None:
-    """What the workers are given, if they are ours."""
+    """The options of the workers; None where torchrun starts another program."""
     if "pipeplan_launch" not in arguments:
         return None
     return parser(prog="launch.sh").parse_args(arguments[arguments.index("pipeplan_launch") + 1 :])
 
 
-def _reach(arguments: Sequence[str], given: Namespace | None) -> Reach | None:
-    """Where this is not the only server, and not the one that has the store."""
+def _reach(arguments: Sequence[str], options: Namespace | None) -> Reach | None:
+    """Watches the connection to the store; None on the server that keeps the store."""
     from pipeplan_launch.oversight import Reach
 
     named = dict(itertools.pairwise(arguments))
     address, port = named.get("--master-addr"), named.get("--master-port", "")
-    if given is None or address is None or not port.isdecimal() or named.get("--node-rank") in (None, "0"):
+    if options is None or address is None or not port.isdecimal() or named.get("--node-rank") in (None, "0"):
         return None
-    return Reach((address, int(port)), given.timeout, _cut_off)
+    return Reach((address, int(port)), options.timeout, _cut_off)
 
 
 def _cut_off() -> None:
-    """In a thread of its own, as torchrun waits for an answer."""
+    """End the launch. Called in a separate thread, as torchrun's thread waits for the store."""
     _say("error: server 0, where the workers' common store is, cannot be reached any more")
     children.send(children.pids(), signal.SIGKILL)
     restarts.forget()
     os._exit(SAID)
 
 
-def _own_options(given: Namespace | None, folder: Path) -> list[str]:
-    """Options of torchrun, which would leave its own folder behind."""
+def _own_options(options: Namespace | None, folder: Path) -> list[str]:
+    """Options for torchrun. Without a log folder it would leave one of its own behind."""
     from torch.distributed.launcher.api import LaunchConfig
 
-    options = [f"--max-restarts={given.restarts if given else 0}", f"--log-dir={folder}"]
+    own = [f"--max-restarts={options.restarts if options else 0}", f"--log-dir={folder}"]
     if hasattr(LaunchConfig, "signals_to_handle"):
-        options.append("--signals-to-handle=SIGHUP,SIGQUIT")  # the others are ours
-    return options
+        own.append("--signals-to-handle=SIGHUP,SIGQUIT")  # `_pass_on` handles the others
+    return own
 
 
 _first_signal: list[float] = []
 
 
 def _pass_on(number: int) -> None:
-    """In a thread of its own, as the main one may be waiting for another server."""
+    """Handle a signal. Called in a separate thread, as the main thread may be waiting for another server."""
     workers = children.pids()
     again = bool(_first_signal) and time.monotonic() - _first_signal[0] > 1
     if workers and not again:
         if not _first_signal:
             _first_signal.append(time.monotonic())
             restarts.ask_to_stop(number)
-            # Of the two, the one of which a worker that is still starting dies without a traceback.
+            # SIGTERM rather than SIGINT: a worker that is still starting would print a traceback for SIGINT.
             children.send(workers, signal.SIGTERM)
         return
     children.send(workers, signal.SIGKILL)
@@ -149,7 +149,7 @@ def _end_of_failure(status: int) -> int:
 
 
 def _end_of_stop(status: int) -> int:
-    """Say where training stopped, if it did."""
+    """Print where training stopped, if it stopped; returns the exit status."""
     line = restarts.stop_announced()
     if line is not None and status in (0, STOPPED):
         _say(line)
@@ -160,19 +160,19 @@ def _end_of_stop(status: int) -> int:
 
 
 def _report(error: ChildFailedError) -> int:
-    """Name the worker that first ended without a word of its own; torchrun ends the others because of it."""
+    """Name the worker that first ended without a message, and because of which torchrun ended the others."""
     statuses = {rank: failure.exitcode for rank, failure in error.failures.items()}
-    mute = [rank for rank, status in statuses.items() if status not in QUIET]
-    real = [rank for rank in mute if statuses[rank] != -signal.SIGTERM]
-    if not real and len(mute) == len(statuses):
-        real = mute  # nobody else ended: someone did send this signal
-    if real:
-        first = min(real, key=lambda rank: (error.failures[rank].timestamp, rank))
-        _say(f"error: worker {restarts.worker_of(first)} {_end(statuses[first])}")
+    silent = [rank for rank, status in statuses.items() if status not in QUIET]
+    candidates = [rank for rank in silent if statuses[rank] != -signal.SIGTERM]
+    if not candidates and len(silent) == len(statuses):
+        candidates = silent  # no other worker ended, so somebody else sent this SIGTERM
+    if candidates:
+        first = min(candidates, key=lambda rank: (error.failures[rank].timestamp, rank))
+        _say(f"error: worker {restarts.worker_of(first)} {_end_text(statuses[first])}")
     return SAID if SAID in statuses.values() else 1
 
 
-def _end(status: int) -> str:
+def _end_text(status: int) -> str:
     if status >= 0:
         return f"ended with status {status}"
     name = signal.Signals(-status).name

@@ -54,7 +54,7 @@ class TrainingEngine(Engine):
         self.rates = self._optimiser.rates
         self._group_size = self.schedule.group_size(place.plan.shapes[place.stage])
         self._versions = self._optimiser.versions
-        exchange = exchange_for(averaging, place, group, self.optimizer)
+        exchange = exchange_for(averaging, place.plan, place.stage, place.rank, group, self.optimizer)
         self._reducer = GradientReducer(self.trained, group, exchange)
         self._group = group
         self._begun = 0

@@ -1,9 +1,8 @@
-"""Activations and gradients between neighbouring stages.
+"""Point-to-point messages between neighbouring stages: activations forwards, gradients backwards.
 
-Point-to-point over Gloo, in CPU memory; a stage on a GPU copies through pinned memory. Every tensor of every minibatch
-has a tag of its own, so receives can be posted ahead, in any order, and wait in schedule order. A send returns at once
-and keeps its tensor until it is done. Between workers of one machine that compute on its CPU, messages take the shorter
-way through shared memory (`pipeplan_launch.links`).
+Messages go over Gloo, in CPU memory; a stage on a GPU copies through pinned memory. Every tensor of every minibatch has
+its own tag, so receives can be posted in advance, in any order. A send returns at once and keeps its tensors until they
+have left. Workers on the CPU of one machine use a shared-memory channel instead (`pipeplan_launch.links`).
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from pipeplan_launch.links import Link, Sending
 from pipeplan_launch.slots import Slot, Slots, Wire, layout
 
 SHARED_MEMORY = "PIPEPLAN_SHARED_MEMORY"
-"""Environment variable; 0 has workers of one machine send through Gloo, as workers of different machines do."""
+"""Environment variable. With 0, workers of one machine send through Gloo, like workers of different machines."""
 
 _TAGS = 2**31 - 1
-_CARD_TAG = _TAGS  # of the message that says where a worker can be reached
-_CARD_BYTES = 256
-_PLACE = re.compile(r"^\[[^]]*:\d+\] ")
+_ADDRESS_TAG = _TAGS  # tag of the message with a worker's shared-memory address
+_ADDRESS_BYTES = 256
+_SOURCE_LOCATION = re.compile(r"^\[[^]]*:\d+\] ")
 
 
 class Direction(IntEnum):
-    """What a message holds."""
+    """The direction of a message through the pipeline."""
 
     ACTIVATIONS = 0
-    """From a stage to the next."""
+    """From a stage to the next stage."""
     GRADIENTS = 1
-    """From a stage to the one before."""
+    """From a stage to the previous stage."""
 
 
 Key = tuple[Direction, int]
@@ -48,20 +47,20 @@ Key = tuple[Direction, int]
 
 @dataclass(frozen=True)
 class _Transfer:
-    """A message on its way: over Gloo, or through a slot of shared memory."""
+    """A message in transit, over Gloo or through a slot of shared memory."""
 
     peer: int
     tensors: Sequence[Tensor] = ()
     works: list[dist.Work] = field(default_factory=list)
     wires: Sequence[Wire] = ()
     slot: Slot | None = None
-    """Where it arrives."""
+    """The slot that receives the message; None for Gloo and for messages that this worker sends."""
     sending: Sending | None = None
-    """How it leaves."""
+    """The send through shared memory; None for Gloo and for messages that this worker receives."""
 
 
 class Transport:
-    """The messages of one worker. Not for use from several threads."""
+    """The messages that one worker sends and receives. Not thread-safe."""
 
     def __init__(
         self,
@@ -72,7 +71,7 @@ class Transport:
         timeout_s: float = 600.0,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """`neighbours`: the ranks that it exchanges messages with. `timeout_s`: for a message of one of them."""
+        """`neighbours`: ranks that exchange messages with this one. `timeout_s`: how long to wait for one message."""
         self._where = f"stage {stage} (rank {rank})"
         self._rank = rank
         self._device = device
@@ -86,32 +85,32 @@ class Transport:
         self._sending: dict[Key, _Transfer] = {}
 
     def open(self) -> None:
-        """Find out which neighbours are on this machine. They all do this at the same time; again it does nothing."""
+        """Connect to the neighbours on this machine. All neighbours call this together; a second call does nothing."""
         if self._is_open or not self._neighbours:
             return
-        door = self._door()
+        listener = self._listener()
         with explained(f"{self._where} could not reach the ranks {list(self._neighbours)}"):
-            cards = self._exchange("" if door is None else door.address)
-            if door is not None:
-                addresses = {peer: card for peer, card in cards.items() if near(card, door.address)}
-                self._links = door.link(self._rank, addresses, self._timeout_s)
-                door.close()
+            addresses = self._exchange_addresses("" if listener is None else listener.address)
+            if listener is not None:
+                local = {peer: address for peer, address in addresses.items() if near(address, listener.address)}
+                self._links = listener.link(self._rank, local, self._timeout_s)
+                listener.close()
         self._is_open = True
 
     def post(self, direction: Direction, minibatch: int, source: int, wires: Sequence[Wire]) -> None:
-        """Post the receive of a message that will be taken later."""
+        """Post the receive of a message; `take` waits for it later."""
         earlier = self._receiving.get((direction, minibatch))
         if earlier is not None and earlier.peer == source:
-            return  # posted by a segment that ended before this minibatch
+            return  # an earlier segment posted it and ended before this minibatch
         with explained(self._missing(direction, minibatch, source)):
             if source in self._links:
-                transfer = self._offer(direction, minibatch, source, wires)
+                transfer = self._offer_slot(direction, minibatch, source, wires)
             else:
-                transfer = self._listen(direction, minibatch, source, wires)
+                transfer = self._post_gloo(direction, minibatch, source, wires)
         self._receiving[direction, minibatch] = transfer
 
     def take(self, direction: Direction, minibatch: int) -> list[Tensor]:
-        """Wait for a posted message. Raises `PeerLost` if it does not come."""
+        """Wait for a posted message; returns its tensors. Raises `PeerLost` if it does not come."""
         transfer = self._receiving.pop((direction, minibatch))
         with explained(self._missing(direction, minibatch, transfer.peer)):
             if transfer.slot is not None:
@@ -122,7 +121,7 @@ class Transport:
         return [tensor.to(self._device, non_blocking=True) for tensor in transfer.tensors]
 
     def send(self, direction: Direction, minibatch: int, destination: int, tensors: Sequence[Tensor]) -> None:
-        """Start sending; the tensors must not be written until `settle` or `drain`."""
+        """Start sending tensors. They must not be modified until `settle` or `drain`."""
         ready = [self._to_wire(tensor.detach()) for tensor in tensors]
         link = self._links.get(destination)
         with explained(self._undelivered(direction, minibatch, destination)):
@@ -137,7 +136,7 @@ class Transport:
         self._sending[direction, minibatch] = transfer
 
     def settle(self, direction: Direction, minibatch: int) -> None:
-        """Wait until a message has left, if there is one; its memory is then free."""
+        """Wait until a message has left, if it was sent. Its memory may then be reused."""
         transfer = self._sending.pop((direction, minibatch), None)
         if transfer is None:
             return
@@ -148,36 +147,36 @@ class Transport:
                 work.wait()
 
     def drain(self) -> None:
-        """Wait until everything sent has left."""
+        """Wait until all sent messages have left."""
         for direction, minibatch in list(self._sending):
             self.settle(direction, minibatch)
 
-    def _door(self) -> Door | None:
-        """Where workers of this machine can reach this one; None where messages are to go over Gloo."""
+    def _listener(self) -> Door | None:
+        """The socket to which workers of this machine connect; None where all messages go over Gloo."""
         if self._on_gpu or not hasattr(os, "memfd_create") or os.environ.get(SHARED_MEMORY) == "0":
             return None
         try:
             return Door()
-        except OSError:  # a system that is not quite Linux, or keeps /proc from us
+        except OSError:  # the system lacks abstract Unix sockets, or /proc is not readable
             return None
 
-    def _exchange(self, card: str) -> dict[int, str]:
-        """Tell every neighbour where this worker can be reached; returns what they say, by rank."""
-        mine = torch.frombuffer(bytearray(card.encode().ljust(_CARD_BYTES, b"\0")), dtype=torch.uint8)
+    def _exchange_addresses(self, address: str) -> dict[int, str]:
+        """Send this worker's address to every neighbour; returns the neighbours' addresses by rank, "" for none."""
+        mine = torch.frombuffer(bytearray(address.encode().ljust(_ADDRESS_BYTES, b"\0")), dtype=torch.uint8)
         theirs = {peer: torch.zeros_like(mine) for peer in self._neighbours}
-        works = [dist.irecv(theirs[peer], peer, self._group, _CARD_TAG) for peer in self._neighbours]
-        works += [dist.isend(mine, peer, self._group, _CARD_TAG) for peer in self._neighbours]
+        works = [dist.irecv(theirs[peer], peer, self._group, _ADDRESS_TAG) for peer in self._neighbours]
+        works += [dist.isend(mine, peer, self._group, _ADDRESS_TAG) for peer in self._neighbours]
         for work in works:
             _started(work).wait()
         return {peer: bytes(one.tolist()).rstrip(b"\0").decode() for peer, one in theirs.items()}
 
-    def _offer(self, direction: Direction, minibatch: int, source: int, wires: Sequence[Wire]) -> _Transfer:
+    def _offer_slot(self, direction: Direction, minibatch: int, source: int, wires: Sequence[Wire]) -> _Transfer:
         size = layout([wire.size for wire in wires])[-1]
         slot = self._slots.take(size)
         self._links[source].offer((direction, minibatch), slot, size)
         return _Transfer(source, wires=wires, slot=slot)
 
-    def _listen(self, direction: Direction, minibatch: int, source: int, wires: Sequence[Wire]) -> _Transfer:
+    def _post_gloo(self, direction: Direction, minibatch: int, source: int, wires: Sequence[Wire]) -> _Transfer:
         tensors = [torch.empty(wire.shape, dtype=wire.dtype, pin_memory=self._on_gpu) for wire in wires]
         transfer = _Transfer(source, tensors)
         for index, tensor in enumerate(tensors):
@@ -194,11 +193,11 @@ class Transport:
         if not self._on_gpu:
             return tensor.contiguous()
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return pinned.copy_(tensor)  # blocks until the GPU has written it: Gloo reads at once
+        return pinned.copy_(tensor)  # blocks until the GPU has written the copy, because Gloo reads it at once
 
     def _missing(self, direction: Direction, minibatch: int, peer: int) -> str:
-        what = f"the {direction.name.lower()} of minibatch {minibatch} from rank {peer}"
-        return f"{self._where} waited for {what}, which did not come"
+        message = f"the {direction.name.lower()} of minibatch {minibatch} from rank {peer}"
+        return f"{self._where} waited for {message}, which did not come"
 
     def _undelivered(self, direction: Direction, minibatch: int, peer: int) -> str:
         return f"{self._where} could not deliver the {direction.name.lower()} of minibatch {minibatch} to rank {peer}"
@@ -206,7 +205,7 @@ class Transport:
 
 @contextmanager
 def explained(message: str) -> Iterator[None]:
-    """Turn what torch.distributed, or a link, raises when a peer is lost into one line that begins with `message`."""
+    """Turn errors of torch.distributed and of links into `PeerLost`, with one line that begins with `message`."""
     try:
         yield
     except (RuntimeError, OSError) as error:
@@ -214,19 +213,19 @@ def explained(message: str) -> Iterator[None]:
 
 
 def _started(work: dist.Work | None) -> dist.Work:
-    """Only a process outside the group gets none."""
+    """`work`, which is None only in a process outside the group."""
     assert work is not None
     return work
 
 
 def _tag(direction: Direction, minibatch: int, index: int, count: int) -> int:
-    """Tags may repeat after 2**31: only messages under way at the same time must differ."""
+    """The tag of one tensor of a message. Tags repeat after 2**31; only messages in transit together must differ."""
     return ((minibatch * count + index) * len(Direction) + direction) % _TAGS
 
 
 def reason(error: BaseException) -> str:
-    """What Gloo, or the system, says went wrong, without where in its source and without its general advice."""
+    """The cause in an error of Gloo or of the system, without Gloo's source location and general advice."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     line = str(error).strip().partition("\n")[0]
-    return _PLACE.sub("", line).partition(". This is typically")[0]
+    return _SOURCE_LOCATION.sub("", line).partition(". This is typically")[0]

@@ -1,4 +1,4 @@
-"""One worker from start to end: join, build, train or infer, report."""
+"""One worker of a plan from start to end: join the others, build the stage, train or infer, report."""
 
 from __future__ import annotations
 
@@ -32,20 +32,19 @@ from pipeplan_launch.setup import Options, Stage
 from pipeplan_launch.start import Start
 from pipeplan_launch.stopping import Stopping, pass_requests_on
 from pipeplan_launch.summary import WorkerReport, summarise, table
-from pipeplan_launch.together import FailedElsewhere as FailedElsewhere
-from pipeplan_launch.together import together
+from pipeplan_launch.together import FailedElsewhere, together
 from pipeplan_launch.usercode import describe
 
 
 class Unexpected(Exception):
-    """An error that is nobody's in particular, in one line."""
+    """An error that the executor did not foresee, in one line."""
 
 
 def run(options: Options) -> None:
-    """Be one worker of the plan in `options`.
+    """Run one worker of the plan in `options`.
 
-    Raises `LaunchError`, of which `PeerLost` after a fault that all workers may start again after, `FailedElsewhere`,
-    `Interrupted` or `Unexpected`.
+    Raises `LaunchError` (`PeerLost` after a fault that allows a restart), `FailedElsewhere`, `Interrupted` or
+    `Unexpected`.
     """
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -53,52 +52,57 @@ def run(options: Options) -> None:
     keep_freed_memory()
     groups = processes.join(plan, options.timeout_s)
     rank = dist.get_rank()
-    begin = together(groups.everyone, lambda: start.decide(options, plan, groups.attempt) if rank == 0 else None)
-    begin = processes.share(begin, 0, groups.everyone)
-    assert begin is not None
-    if begin.finished is not None:
+    run_start = together(groups.everyone, lambda: start.decide(options, plan, groups.attempt) if rank == 0 else None)
+    run_start = processes.broadcast(run_start, 0, groups.everyone)
+    assert run_start is not None
+    if run_start.finished is not None:
         if rank == 0:
-            say(f"nothing left to do: {begin.run} has {begin.finished} epochs; give --epochs more than that to go on")
+            done = f"{run_start.run} has {run_start.finished} epochs"
+            say(f"nothing left to do: {done}; give --epochs more than that to go on")
         processes.wait_for(groups.everyone)
         dist.destroy_process_group()
         return
     try:
-        check(plan, groups, options.probe_s, options.timeout_s)
-        _work(options, plan, groups, begin)
+        for note in check(plan, groups, options.probe_s, options.timeout_s):
+            say(note)
+        _work(options, plan, groups, run_start)
     except PeerLost as error:
-        peers_were_asked()  # then a peer that is gone was asked to stop too
-        if processes.starts_again() or runfolder.claim_error(begin.run, str(error)):
+        peers_were_asked()  # a peer that is gone after a signal was asked to stop as well
+        if processes.starts_again() or runfolder.claim_error(run_start.run, str(error)):
             raise
         raise FailedElsewhere from error
     except LaunchError as error:
-        if runfolder.claim_error(begin.run, str(error)):
+        if runfolder.claim_error(run_start.run, str(error)):
             raise
         raise FailedElsewhere from error
     except Interrupted as signal:
-        if runfolder.has_failed(begin.run):
+        if runfolder.has_failed(run_start.run):
             raise FailedElsewhere from signal
         raise
     except FailedElsewhere:
         raise
     except Exception as error:
-        raise _unexpected(begin.run, plan, error) from error
+        raise _unexpected(run_start.run, plan, error) from error
     dist.destroy_process_group()
 
 
-def _work(options: Options, plan: LaunchPlan, groups: Groups, begin: Start) -> None:
-    built = together(groups.everyone, lambda: start.build(options, plan, groups, begin))
+def _work(options: Options, plan: LaunchPlan, groups: Groups, run_start: Start) -> None:
+    built = together(groups.everyone, lambda: start.build(options, plan, groups, run_start))
     fingerprints = processes.exchange(None if built is None else built[0].fingerprint, groups.everyone)
     together(groups.everyone, lambda: agreement.check([one for one in fingerprints if one is not None]))
     if built is not None:
         stage, resumed = built
-        Runner(options, plan, groups, stage, begin, resumed).run()
+        Runner(options, plan, groups, stage, run_start, resumed).run()
     else:
         pass_requests_on(groups.attempt.keys)
     processes.wait_for(groups.everyone)
 
 
 def _unexpected(run: Path, plan: LaunchPlan, error: Exception) -> Exception:
-    """What nobody foresaw: one line, and the traceback in the run folder."""
+    """The exception for an unforeseen error, whose traceback is written to the run folder.
+
+    Returns `FailedElsewhere` if another worker has reported an error before.
+    """
     rank = dist.get_rank()
     place = plan.place(rank)
     where = f"rank {rank}, {'idle' if place is None else f'stage {place[0]}'}"
@@ -110,7 +114,7 @@ def _unexpected(run: Path, plan: LaunchPlan, error: Exception) -> Exception:
 
 
 class Runner:
-    """An active worker at work."""
+    """A worker that belongs to a stage, while it trains or infers."""
 
     def __init__(
         self,
@@ -118,24 +122,24 @@ class Runner:
         plan: LaunchPlan,
         groups: Groups,
         stage: Stage,
-        begin: Start,
+        run_start: Start,
         resumed: Manifest | None,
     ) -> None:
         self._options = options
         self._plan = plan
         self._groups = groups
         self._stage = stage
-        self._start = begin
+        self._start = run_start
         self._resumed = resumed
         self._leader = plan.active[0]
         place = stage.place
         self._leads = place.rank == self._leader
         self._outcome: str | None = None
-        """The line that a report ends with."""
+        """The last line of the report."""
         self._speaks = place.is_last and place.replica == 0
         state = [*place.program.parameters_by_name().values(), *place.program.buffers_by_name().values()]
         if stage.training is not None:
-            state += tensors_of(stage.training.optimizer)  # a checkpoint may have brought some
+            state += tensors_of(stage.training.optimizer)  # state that a checkpoint may have restored
         reset_peak()
         self._before = resident_bytes() - sum(tensor.numel() * tensor.element_size() for tensor in state)
 
@@ -211,7 +215,7 @@ class Runner:
             summary = summarise(self._plan, reports) | {"seed": self._start.seed, "torch": torch.__version__} | extra
             self._print(summary)
         if place.job.callbacks and self._plan.mode == "training":
-            summary = processes.share(summary, self._leader, self._groups.active)
+            summary = processes.broadcast(summary, self._leader, self._groups.active)
             if self._speaks and summary is not None:
                 Listeners(place.job.callbacks).end(summary)
 

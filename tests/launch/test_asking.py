@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from pipeplan_launch import gathering, succession
-from pipeplan_launch.asking import Asked, Unanswered
+from pipeplan_launch.asking import StoreClient, Unanswered
 from pipeplan_launch.errors import PeerLost
 from pipeplan_launch.gathering import Attempt
 from pipeplan_launch.oversight import Reach
@@ -41,7 +41,7 @@ def store() -> Any:
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
-def answered(asked: Asked, key: str) -> int:
+def answered(asked: StoreClient, key: str) -> int:
     """Once the answer to an earlier question has come, which takes the store's thread a moment."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -54,7 +54,7 @@ def answered(asked: Asked, key: str) -> int:
 
 def test_a_store_that_does_not_answer_is_asked_once_until_it_does() -> None:
     silent = Silent()
-    asked = Asked(silent, patience_s=0.05)
+    asked = StoreClient(silent, patience_s=0.05)
     for _ in range(3):
         with pytest.raises(Unanswered, match=r"did not answer within 0\.05 s"):
             asked.under("b").add("a", 1)
@@ -66,7 +66,7 @@ def test_a_store_that_does_not_answer_is_asked_once_until_it_does() -> None:
 
 def test_who_asks_a_silent_store_waits_no_longer_than_who_asked_first() -> None:
     silent = Silent()
-    asked = Asked(silent, patience_s=1.0)
+    asked = StoreClient(silent, patience_s=1.0)
     ends: list[float] = []
 
     def ask() -> None:
@@ -90,7 +90,7 @@ def test_who_asks_a_silent_store_waits_no_longer_than_who_asked_first() -> None:
 
 def test_an_answer_that_comes_in_time_ends_the_silence() -> None:
     silent = Silent()
-    asked = Asked(silent, patience_s=PATIENCE_S)
+    asked = StoreClient(silent, patience_s=PATIENCE_S)
     threading.Timer(0.2, silent.heals.set).start()
     assert [asked.add(key, 3) for key in ("a", "b")] == [3, 3]
 
@@ -98,19 +98,19 @@ def test_an_answer_that_comes_in_time_ends_the_silence() -> None:
 def test_workers_are_as_patient_as_their_timeout(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     patience: list[float] = []
 
-    class Noted(Asked):
+    class Noted(StoreClient):
         def __init__(self, base: Any, patience_s: float) -> None:
             patience.append(patience_s)
             super().__init__(base, patience_s)
 
     monkeypatch.setattr(gathering, "rendezvous", lambda *given, **named: iter([(store, 0, 1)]))
-    monkeypatch.setattr(gathering, "Asked", Noted)
+    monkeypatch.setattr(gathering, "StoreClient", Noted)
     assert gathering.gather(600.0).number == 1
     assert patience == [600.0]
 
 
 def test_answers_and_errors_are_those_of_the_store(store: Any) -> None:
-    asked = Asked(store, PATIENCE_S).under("a").under("b")
+    asked = StoreClient(store, PATIENCE_S).under("a").under("b")
     assert asked.add("number", 2) == 2
     assert asked.compare_set("name", "", "first") == b"first"
     asked.set("name", "second")
@@ -129,11 +129,11 @@ class Broken:
 
 def test_what_asking_raises_is_raised() -> None:
     with pytest.raises(RuntimeError, match="connection closed"):
-        Asked(Broken(), PATIENCE_S).add("a", 1)
+        StoreClient(Broken(), PATIENCE_S).add("a", 1)
 
 
 def attempt_of(store: Any, number: int, rank: int) -> Attempt:
-    launch = Asked(store, PATIENCE_S)
+    launch = StoreClient(store, PATIENCE_S)
     return Attempt(number, gathering._under(str(number), store), launch, rank, 2)
 
 

@@ -40,7 +40,7 @@ print("ready", flush=True)
 hashlib.pbkdf2_hmac("sha256", b"", b"", 6_000_000)  # no signal handler of Python's runs meanwhile
 print("done", flush=True)
 """
-GRACEFUL = "interrupt.gracefully(lambda: print('asked', flush=True))\n"
+GRACEFUL = "interrupt.handle_requests_with(lambda: print('asked', flush=True))\n"
 CHECKED = """
 print("ready", flush=True)
 while True:
@@ -105,7 +105,7 @@ def test_only_a_second_request_ends_what_goes_on_gracefully() -> None:
 
 
 def test_a_request_that_is_long_in_handing_on_does_not_hide_the_second() -> None:
-    waits = "interrupt.gracefully(lambda: (print('asked', flush=True), time.sleep(1000)))\n"
+    waits = "interrupt.handle_requests_with(lambda: (print('asked', flush=True), time.sleep(1000)))\n"
     worker = Worker(waits + "interrupt.AGAIN_S = interrupt.NOTED_S = 0.1\n" + CHECKED)
     worker.send(signal.SIGTERM)
     assert worker.line() == "asked"

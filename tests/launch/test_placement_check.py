@@ -28,11 +28,12 @@ class Workers:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.store: dict[str, str] = {}
+        """Stands for the store that all attempts share."""
         self.probed: list[tuple[int, Task]] = []
         self.rank, self.shared = 0, None
         patch.setattr(dist, "get_rank", lambda: self.rank)
-        patch.setattr(processes, "share", self._share)
-        patch.setattr(checking, "probe", lambda plan, task, *_: self.probed.append((self.rank, task)) or {})
+        patch.setattr(processes, "broadcast", self._share)
+        patch.setattr(checking, "probe_links", lambda plan, task, *_: self.probed.append((self.rank, task)) or {})
 
     def _share(self, value: Any, source: int, group: object) -> Any:
         if self.rank == source:

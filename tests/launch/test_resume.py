@@ -205,7 +205,7 @@ def _stop_when_under_way(folder: Path, metrics: Path) -> None:
         ({"resume_from": "RUN", "resume": True}, "--resume and --resume-from exclude each other"),
         ({"resume_from": "RUN", "weights": "RUN"}, "--resume-from and --weights exclude each other"),
         ({"resume_from": "OTHER"}, "is of another model, or another version of 'toy'"),
-        ({"resume": True, "mode": "inference"}, "nothing to go on with: give --weights in place of --resume"),
+        ({"resume": True, "mode": "inference"}, "cannot be resumed: give --weights in place of --resume"),
         ({"resume_from": "RUN", "mode": "inference"}, "give --weights in place of --resume-from"),
     ],
     ids=str,

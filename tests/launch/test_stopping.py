@@ -90,7 +90,7 @@ class Memory:
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What signals would be handed to."""
     handed: list[Any] = []
-    monkeypatch.setattr(interrupt, "gracefully", handed.append)
+    monkeypatch.setattr(interrupt, "handle_requests_with", handed.append)
     return handed
 
 

@@ -101,7 +101,7 @@ def test_one_launch_for_every_worker(plan: LaunchPlan) -> None:
         check(plan, third | {"NODE_RANK": "3"}, core_count=1, gpu_count=0)
     with pytest.raises(LaunchError, match="NNODES is 'x'"):
         check(plan, third | {"NNODES": "x"}, core_count=1, gpu_count=0)
-    with pytest.raises(LaunchError, match="the plan has 3 workers, and 1 would start here alone"):
+    with pytest.raises(LaunchError, match="the plan has 3 workers, and this launch alone would start 1"):
         check(plan, {"NNODES": "1", "WORKERS": "1"}, core_count=1, gpu_count=0)
 
 

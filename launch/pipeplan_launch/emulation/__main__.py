@@ -4,13 +4,13 @@ To be started by `network.INSIDE`. ORDER is a JSON file:
 
     plan        the plan folder
     network     the tree of switches and servers, as `network.Node`
-    arguments   of every worker, after the plan folder
-    out         the file for what happened
-    limit_s     when to give up
-    fault       none, or one to happen, as `faults.Fault`: then launchers run the workers, which else are forked from
-                here after one import of torch
+    arguments   arguments of every worker after the plan folder
+    out         the file for the results
+    limit_s     time limit of the run, in seconds
+    fault       the fault to inject, as `faults.Fault`, or null; with a fault, launchers run the workers, which are
+                otherwise forked from this process after one import of torch
 
-Standard input is a pipe that whoever starts this holds open for as long as the answer is wanted.
+Standard input is a pipe that the starting process holds open as long as it wants the results.
 """
 
 from __future__ import annotations
@@ -33,38 +33,39 @@ from pipeplan_launch.emulation.network import Network, Node
 from pipeplan_launch.emulation.traffic import Counting
 
 PORT = 29400
-SHARED_MEMORY = "PIPEPLAN_SHARED_MEMORY"  # as `pipeplan_launch.transport` has it, which imports torch
+SHARED_MEMORY = "PIPEPLAN_SHARED_MEMORY"  # `transport` has the same constant, but imports torch
 FAILED = 2
 
 
 def main(order: Path) -> int:
-    """Carry out an order; the exit status."""
-    given = json.loads(order.read_text())
+    """Carry out the order in a file; returns the exit status."""
+    content = json.loads(order.read_text())
     end_with_asker()
-    os.environ[SHARED_MEMORY] = "0"  # links are to carry what workers of one server send, too
+    os.environ[SHARED_MEMORY] = "0"  # messages between workers of one server use the emulated links, too
     try:
-        if given.get("fault"):
-            _show_own_processes()
-        network = Network(node_of(given["network"]))
+        if content.get("fault"):
+            _mount_proc()
+        network = Network(node_of(content["network"]))
     except (RuntimeError, OSError) as error:
         print(f"the network cannot be made: {error}", file=sys.stderr)
         return FAILED
-    found = faults.run(network, given, PORT) if given.get("fault") else _run(network, given)
-    Path(given["out"]).write_text(json.dumps(found))
+    results = faults.run(network, content, PORT) if content.get("fault") else _run(network, content)
+    Path(content["out"]).write_text(json.dumps(results))
     return 0
 
 
-def _show_own_processes() -> None:
+def _mount_proc() -> None:
+    """Mount a /proc with the processes of this process namespace."""
     done = subprocess.run(["mount", "-t", "proc", "proc", "/proc"], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr.strip())
 
 
-def _run(network: Network, given: Mapping[str, Any]) -> dict[str, Any]:
-    _import_what_workers_need()
-    counting = Counting(network.ports, Path(given["out"]).parent)
+def _run(network: Network, order: Mapping[str, Any]) -> dict[str, Any]:
+    _import_for_workers()
+    counting = Counting(network.ports, Path(order["out"]).parent)
     began = time.time()
-    statuses, late = _finish(dict(network.start(lambda: _work(given), PORT)), began + given["limit_s"])
+    statuses, late = _finish(dict(network.start(lambda: _work(order), PORT)), began + order["limit_s"])
     return {
         "statuses": [statuses[rank] for rank in sorted(statuses)],
         "late": late,
@@ -74,31 +75,31 @@ def _run(network: Network, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def node_of(given: Mapping[str, Any]) -> Node:
-    """A node as JSON has it."""
-    below = tuple(node_of(one) for one in given.get("below", ()))
-    return Node(given.get("rate", ""), given.get("workers", 0), below, given.get("name", ""))
+def node_of(content: Mapping[str, Any]) -> Node:
+    """A node from its JSON object."""
+    below = tuple(node_of(one) for one in content.get("below", ()))
+    return Node(content.get("rate", ""), content.get("workers", 0), below, content.get("name", ""))
 
 
-def _import_what_workers_need() -> None:
-    """Once, and not in every worker: they are forked from here."""
+def _import_for_workers() -> None:
+    """Import the modules that workers need once, before the workers are forked from this process."""
     for name in ("torch._dynamo", "pipeplan_launch.worker", "pipeplan_launch.storage"):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
 
 
-def _work(given: Mapping[str, Any]) -> None:
-    """Be one worker."""
+def _work(order: Mapping[str, Any]) -> None:
+    """Run one worker."""
     from pipeplan_launch import __main__ as executor
 
-    raise SystemExit(executor.main([given["plan"], *given["arguments"]]))
+    raise SystemExit(executor.main([order["plan"], *order["arguments"]]))
 
 
 def _finish(workers: dict[int, int], deadline: float) -> tuple[dict[int, int], bool]:
-    """Exit statuses by rank, and whether all was well but for the time, which was up.
+    """(exit statuses by rank, whether the workers were ended only because the time was up).
 
-    `workers`: ranks by process id. Once one fails, the others get a moment.
+    `workers`: ranks by process id. Once a worker fails, the others have five seconds to end.
     """
     statuses: dict[int, int] = {}
     late = False

@@ -1,9 +1,9 @@
-"""A fault in the middle of an emulation that launchers run, and what they make of it. Torch-free.
+"""Injects a fault into an emulation that launchers run, and records how they handle it. Torch-free.
 
-kill     a worker's process ends by SIGKILL
-freeze   a worker's process is stopped, for good
-cut      a cable is pulled, for good
-flap     a cable is pulled, and plugged in again
+kill     a worker's process is killed (SIGKILL)
+freeze   a worker's process is stopped for good (SIGSTOP)
+cut      a cable is disconnected for good
+flap     a cable is disconnected and connected again
 """
 
 from __future__ import annotations
@@ -25,52 +25,55 @@ EVERY_S = 0.03
 
 @dataclass(frozen=True)
 class Fault:
-    """What is to happen, and when."""
+    """A fault and the time at which it occurs."""
 
     kind: str
+    """`kill`, `freeze`, `cut` or `flap`."""
     worker: int | None = None
-    """Whose process."""
+    """The worker whose process is killed or stopped."""
     cable: str | None = None
-    """The name of what it joins to the rest."""
+    """Name of the node whose cable to the switch above is disconnected."""
     lasts_s: float | None = None
+    """Time after which the cable is connected again."""
     after_minibatches: int | None = None
+    """Minibatches after which the fault occurs, if it is not given by `after_s`."""
     after_s: float | None = None
-    """Since the first minibatch."""
+    """Seconds since the first minibatch after which the fault occurs."""
 
 
-class _Striking:
-    """Makes a fault happen once its moment has come."""
+class _Injector:
+    """Injects a fault once it is due."""
 
     def __init__(self, fault: Fault, network: Network) -> None:
         self._fault, self._network = fault, network
-        self.struck_s: float | None = None
+        self.injected_s: float | None = None
         self.healed_s: float | None = None
         self.done: int | None = None
-        """Minibatches by then, as far as was said."""
+        """Minibatches before the fault, as far as the workers reported them."""
 
     def look(self, launches: Launches) -> None:
-        """To be called often."""
+        """Inject or heal the fault if that is due. To be called often."""
         now, lasts = time.time(), self._fault.lasts_s
-        if self.struck_s is None:
-            if self._due(launches, now) and self._strike(launches):
-                self.struck_s, self.done = time.time(), launches.done
-        elif lasts is not None and self.healed_s is None and now >= self.struck_s + lasts:
+        if self.injected_s is None:
+            if self._is_due(launches, now) and self._inject(launches):
+                self.injected_s, self.done = time.time(), launches.done
+        elif lasts is not None and self.healed_s is None and now >= self.injected_s + lasts:
             self._set_cable("up")
             self.healed_s = time.time()
 
-    def _due(self, launches: Launches, now: float) -> bool:
+    def _is_due(self, launches: Launches, now: float) -> bool:
         if launches.trains_s is None:
             return False
         if self._fault.after_minibatches is not None:
             return launches.done >= self._fault.after_minibatches
         return now >= launches.trains_s + (self._fault.after_s or 0.0)
 
-    def _strike(self, launches: Launches) -> bool:
+    def _inject(self, launches: Launches) -> bool:
         if self._fault.worker is None:
             self._set_cable("down")
             return True
         pid = launches.pid_of(self._fault.worker)
-        if pid is None:  # it is just being started
+        if pid is None:  # the worker is just being started
             return False
         os.kill(pid, signal.SIGKILL if self._fault.kind == "kill" else signal.SIGSTOP)
         return True
@@ -81,23 +84,23 @@ class _Striking:
         subprocess.run(command, check=True)
 
 
-def run(network: Network, given: Mapping[str, Any], port: int) -> dict[str, Any]:
-    """Carry an order with a `fault` out; what happened, as the order's file is to have it."""
-    striking = _Striking(Fault(**given["fault"]), network)
+def run(network: Network, order: Mapping[str, Any], port: int) -> dict[str, Any]:
+    """Carry out an order that has a `fault`; returns the content of its results file."""
+    injector = _Injector(Fault(**order["fault"]), network)
     launches = Launches()
     began = time.time()
-    launches.start(network, [given["plan"], *given["arguments"]], port, Path(given["out"]).parent)
-    while launches.running and time.time() < began + given["limit_s"]:
+    launches.start(network, [order["plan"], *order["arguments"]], port, Path(order["out"]).parent)
+    while launches.running and time.time() < began + order["limit_s"]:
         launches.look()
-        striking.look(launches)
+        injector.look(launches)
         time.sleep(EVERY_S)
     launches.look()
     return {
         "began_s": began,
         "trains_s": launches.trains_s,
-        "struck_s": striking.struck_s,
-        "struck_after": striking.done,
-        "healed_s": striking.healed_s,
+        "struck_s": injector.injected_s,
+        "struck_after": injector.done,
+        "healed_s": injector.healed_s,
         "ended_s": launches.ended_s,
         "statuses": launches.statuses,
         "workers": [asdict(life) for life in launches.lives],

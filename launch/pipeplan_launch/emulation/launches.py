@@ -1,6 +1,6 @@
-"""One launcher on each emulated server, as its launch.sh starts it, and what becomes of their workers. Torch-free.
+"""Runs one launcher on each emulated server, as launch.sh does, and follows its workers. Torch-free.
 
-Needs /proc to show this process namespace: launchers look for their workers there.
+/proc must show this process namespace, because launchers look for their workers there.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from pipeplan_launch.children import ENDED, PROC, states_of_children
 from pipeplan_launch.emulation.network import Network, within
 
-PROC = Path("/proc")
 MASTER = "10.0.0.1"
 _MINIBATCH = re.compile(r"\bminibatch (\d+)/\d+\b")
 
 
 @dataclass
 class Life:
-    """One process of a worker."""
+    """One process of a worker, with the times of its start and end in seconds since 1970."""
 
     rank: int
     pid: int
@@ -34,7 +34,7 @@ class Life:
 
 @dataclass
 class Line:
-    """What a launcher or one of its workers said."""
+    """One line of output of a launcher or one of its workers."""
 
     time_s: float
     server: int
@@ -52,18 +52,18 @@ class _Server:
 
 @dataclass
 class Launches:
-    """All servers' launchers. Times are seconds since 1970."""
+    """The launchers of all servers. Times are in seconds since 1970."""
 
     lives: list[Life] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
     done: int = 0
-    """Minibatches, as far as was said."""
+    """Minibatches done, as far as the workers reported them."""
     trains_s: float | None = None
-    """When the first one was."""
+    """Time of the first report of a minibatch."""
     _servers: list[_Server] = field(default_factory=list)
 
     def start(self, network: Network, arguments: Sequence[str], port: int, folder: Path) -> None:
-        """Start one in every server's namespace; `arguments` are the workers', and `folder` is for their words."""
+        """Start a launcher in every server's namespace. `arguments`: for the workers. `folder`: for their output."""
         for number, (name, workers) in enumerate(network.servers):
             path = folder / f"server-{number}.txt"
             path.touch()
@@ -75,46 +75,46 @@ class Launches:
 
     @property
     def running(self) -> bool:
-        """Whether a launcher is left."""
+        """Whether a launcher has not ended."""
         return any(server.status is None for server in self._servers)
 
     @property
     def statuses(self) -> list[int | None]:
-        """Of the launchers, by server; a signal's is negative."""
+        """Exit status of each server's launcher, negative for a signal; None while it runs."""
         return [server.status for server in self._servers]
 
     @property
     def ended_s(self) -> list[float | None]:
-        """When the launchers ended."""
+        """Time at which each server's launcher ended; None while it runs."""
         return [server.ended_s for server in self._servers]
 
     def pid_of(self, rank: int) -> int | None:
-        """The process that is a worker now."""
+        """Process id of a worker; None while it has no process."""
         return next((life.pid for life in self.lives if life.rank == rank and life.ended_s is None), None)
 
     def look(self) -> None:
-        """Take note of what has changed. To be called often."""
+        """Note processes and lines that are new or have ended. To be called often."""
         now = time.time()
-        self._workers(now)
+        self._note_workers(now)
         for number, server in enumerate(self._servers):
             if server.status is None:
                 pid, status = os.waitpid(server.pid, os.WNOHANG)
                 if pid:
                     server.status, server.ended_s = os.waitstatus_to_exitcode(status), now
-            self._listen(number, server, now)
+            self._note_output(number, server, now)
 
-    def _workers(self, now: float) -> None:
+    def _note_workers(self, now: float) -> None:
         launchers = {server.pid for server in self._servers if server.status is None}
-        there = _children_of(launchers)
+        running = {pid for pid, state in states_of_children(launchers).items() if state not in ENDED}
         known = {life.pid: life for life in self.lives if life.ended_s is None}
         for pid, life in known.items():
-            if pid not in there:
+            if pid not in running:
                 life.ended_s = now
-        for pid in there - known.keys():
-            with suppress(OSError, KeyError, ValueError):  # between fork and exec it has no rank yet
+        for pid in running - known.keys():
+            with suppress(OSError, KeyError, ValueError):  # between fork and exec a process has no rank
                 self.lives.append(Life(_rank_of(pid), pid, now))
 
-    def _listen(self, number: int, server: _Server, now: float) -> None:
+    def _note_output(self, number: int, server: _Server, now: float) -> None:
         *lines, server.rest = (server.rest + server.log.read()).split("\n")
         for text in lines:
             if match := _MINIBATCH.search(text):
@@ -125,21 +125,11 @@ class Launches:
 
 
 def _become(command: list[str], path: Path) -> None:
+    """Replace this process by a command whose output goes to a file."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.execv(command[0], command)
-
-
-def _children_of(parents: set[int]) -> set[int]:
-    found = set()
-    for folder in PROC.glob("[0-9]*"):
-        with suppress(OSError, ValueError):
-            # pid (name) state parent …; the name may hold anything.
-            state, parent, *_ = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-            if int(parent) in parents and state not in "ZX":
-                found.add(int(folder.name))
-    return found
 
 
 def _rank_of(pid: int) -> int:

@@ -1,4 +1,7 @@
-"""Ends an emulation whose planner is gone, even by SIGKILL: it holds the other end of a pipe. Torch-free."""
+"""Ends an emulation when the planner that started it is gone, even by SIGKILL. Torch-free.
+
+The planner holds the other end of a pipe, which the kernel closes with it.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,17 @@ import signal
 
 
 def end_with_asker() -> None:
-    """End this process, and so all of its process namespace, when standard input ends, which nobody writes to.
+    """End this process, and with it its process namespace, once standard input is closed. Nothing is written to it.
 
-    Takes standard input away from all processes that are started from here.
+    Processes that are started afterwards have no standard input.
     """
-    reader = os.dup(0)  # not inherited over exec
+    reader = os.dup(0)  # programs that are started later do not inherit this descriptor
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    # A handler, because the first process of a namespace is spared the signals that it has none for.
+    # The first process of a namespace ignores signals without a handler.
     signal.signal(signal.SIGIO, lambda *_: os._exit(1))
     fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(reader, fcntl.F_SETFL, fcntl.fcntl(reader, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([reader], [], [], 0)[0]:  # it had ended before
+    if select.select([reader], [], [], 0)[0]:  # standard input was closed before
         os._exit(1)

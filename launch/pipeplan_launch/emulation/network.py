@@ -1,10 +1,9 @@
-"""Networks on one machine: namespaces joined by virtual cables that are shaped both ways, and processes in them.
+"""Emulated networks on one machine: namespaces joined by virtual cables with limited rates, and processes in them.
 
-Torch-free.
-
-Jumbo frames, a burst of one of the kernel's largest segments and TCP reno make a shaped cable behave like a real one
-(bbr measures the shaper instead of obeying it). Needs to be root of a network, mount and process namespace of its own:
-`INSIDE` is the command that gives one, on most machines also without root. All that is made goes with the process.
+Torch-free. Jumbo frames, a burst of the size of the kernel's largest segment and TCP Reno make a shaped cable behave
+like a real one (BBR would measure the shaper instead of obeying it). The process must be root of its own network, mount
+and process namespaces; the command `INSIDE` provides them, on most machines without root. The network ends with the
+process.
 """
 
 from __future__ import annotations
@@ -18,43 +17,44 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 INSIDE = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child")
-"""A command that runs another one as root of network, mount and process namespaces of its own, which end with it."""
+"""A command prefix that runs a command as root of its own network, mount and process namespaces, which end with it."""
 CLONE_NEWNET = 0x40000000  # from linux/sched.h
 NAMES = Path("/run/netns")
 CABLE = "cable"
-"""The interface of every server."""
+"""Name of the network interface of every server."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A server with so many workers, or a switch that joins what is below it."""
+    """A server with workers, or a switch that joins the nodes below it."""
 
     rate: str = ""
-    """Of its cable to the switch above, each way, as tc writes it: 100mbit. Empty: as fast as the machine is."""
+    """Rate of the cable to the switch above, in each direction, in tc's notation (`100mbit`). Empty: not limited."""
     workers: int = 0
+    """Number of workers on a server; 0 for a switch."""
     below: tuple[Node, ...] = field(default_factory=tuple)
     name: str = ""
-    """What people call it."""
+    """Name for messages."""
 
 
 @dataclass(frozen=True)
 class Port:
-    """Where a cable enters a switch."""
+    """The port of a switch to which a cable is connected."""
 
     switch: str
     """Namespace of the switch."""
     interface: str
     node: Node
-    """What is at the other end."""
+    """The node at the other end of the cable."""
 
 
 class Network:
-    """The namespaces of a tree, whose root is a switch."""
+    """The namespaces of a tree of nodes, whose root is a switch."""
 
     def __init__(self, root: Node) -> None:
-        """Raises `RuntimeError` where the machine does not allow it."""
+        """Raises `RuntimeError` if the machine does not allow namespaces."""
         self.servers: list[tuple[str, int]] = []
-        """(namespace, workers), in order."""
+        """(namespace, number of workers) of each server, in order."""
         self.ports: list[Port] = []
         self._count = 0
         _run("mount -t tmpfs none /run")
@@ -92,9 +92,9 @@ class Network:
             _run(f"ip -n {below} link set {end} master bridge")
 
     def start(self, work: Callable[[], object], port: int) -> list[tuple[int, int]]:
-        """Do some work in a process for every worker, which finds RANK and the like set; (process id, rank) of each.
+        """Call `work` in one process per worker, with RANK and the like set; returns (process id, rank) of each.
 
-        What they need should be imported before: they are forked from here.
+        The processes are forked, so modules that they need should be imported before.
         """
         world = sum(workers for _, workers in self.servers)
         found = []
@@ -110,17 +110,17 @@ class Network:
 
 
 def within(name: str, work: Callable[[], object], variables: Mapping[str, object] | None = None) -> int:
-    """Do some work in a process of its own in a namespace; its process id."""
+    """Call `work` in a new process in a namespace; returns the process id."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if not pid:
-        _be(name, variables or {}, work)
+        _work_and_exit(name, variables or {}, work)
     return pid
 
 
-def _be(name: str, variables: Mapping[str, object], work: Callable[[], object]) -> None:
-    """One process, to its end."""
+def _work_and_exit(name: str, variables: Mapping[str, object], work: Callable[[], object]) -> None:
+    """The main function of a forked process, which never returns."""
     status = 1
     try:
         enter(name)
@@ -137,7 +137,7 @@ def _be(name: str, variables: Mapping[str, object], work: Callable[[], object]) 
 
 
 def enter(name: str) -> None:
-    """Have this thread see the network of a namespace."""
+    """Move this thread into a network namespace."""
     with (NAMES / name).open() as place:
         if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")

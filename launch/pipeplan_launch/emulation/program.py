@@ -1,7 +1,7 @@
-"""An emulated stage as the engine runs one: it sleeps where another computes.
+"""An emulated stage as the engine runs it: it sleeps instead of computing.
 
-Sleep stands for all that computing does, the writing of its results included: those lie ready. Messages, all-reduces,
-versions of the weights and updates are the executor's own.
+The sleep stands for all of the computation, including writing the results, which are prepared in advance. Messages,
+all-reduces, weight versions and updates are the executor's own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Message:
-    """A tensor that crosses a cut."""
+    """A tensor that crosses the cut between two stages."""
 
     name: str
     size: int
@@ -33,12 +33,12 @@ class Message:
     requires_grad: bool
 
     def shape(self, _batch: int) -> tuple[int, ...]:
-        """Of a minibatch of any size."""
+        """Shape of the tensor, which does not depend on the minibatch size."""
         return (self.size,)
 
 
 class SleepingStage:
-    """A `program.Program` that sleeps."""
+    """A `pipeplan_launch.program.Program` that sleeps."""
 
     def __init__(self, index: int, stage: EmulatedStage) -> None:
         self.receives: Sequence[Message] = _messages("before", stage.before)
@@ -46,7 +46,7 @@ class SleepingStage:
         self.model_inputs: Sequence[int] = ()
         self._layers = stage.layers
         self._weights = {
-            # One number at least: there is then always something to be differentiated by, and to be updated.
+            # A layer without parameters has one number, so that it has a gradient and an update.
             f"stage{index}.layer{number}": nn.Parameter(torch.zeros(max(1, layer.parameter_bytes // FLOAT_BYTES)))
             for number, layer in enumerate(stage.layers)
         }
@@ -56,21 +56,21 @@ class SleepingStage:
         self._clock = _Clock()
 
     def parameters_by_name(self) -> Mapping[str, nn.Parameter]:
-        """One for each layer."""
+        """One parameter for each layer."""
         return self._weights
 
     def buffers_by_name(self) -> Mapping[str, Tensor]:
-        """None."""
+        """An emulated stage has no buffers."""
         return {}
 
     def changing_state(self) -> Mapping[str, Tensor]:
-        """None."""
+        """An emulated stage has no changing state."""
         return {}
 
     def call(
         self, parameters: Mapping[str, Tensor], received: Sequence[Tensor], _inputs: Sequence[Tensor], _batch: int
     ) -> Any:
-        """Sleep as long as the stage's forward pass takes; its backward pass will, too."""
+        """Sleep as long as the stage's forward pass takes. The backward pass will sleep in the same way."""
         token: Tensor | None = received[0] if received else None
         returned, last = self._returned, len(self._layers) - 1
         self._clock.start()
@@ -82,32 +82,32 @@ class SleepingStage:
         return (token, *(one.detach() for one in self._sent[1:])) if self._sent else token
 
     def train(self, _mode: bool = True) -> SleepingStage:
-        """Nothing differs."""
+        """Return self: modes do not differ."""
         return self
 
     def eval(self) -> SleepingStage:
-        """Nothing differs."""
+        """Return self: modes do not differ."""
         return self
 
 
 class _Clock:
-    """Sleeps so that a pass ends when it should: what the layers cost here is part of their time."""
+    """Sleeps such that a pass ends on time. The emulation's own overhead counts as part of the layers' times."""
 
     def __init__(self) -> None:
         self._due = 0.0
 
     def start(self) -> None:
-        """A pass begins."""
+        """Begin a pass."""
         self._due = time.perf_counter()
 
     def sleep(self, seconds: float) -> None:
-        """Until the next layer of the pass is done."""
+        """Sleep until the next layer of the pass, which takes `seconds`, is done."""
         self._due += seconds
         time.sleep(max(0.0, self._due - time.perf_counter()))
 
 
 class _Sleep(torch.autograd.Function):
-    """One layer. Its result and its gradients lie ready."""
+    """One layer, whose result and gradients are prepared in advance."""
 
     @staticmethod
     def forward(
@@ -135,19 +135,19 @@ class _Sleep(torch.autograd.Function):
 
 
 class _SleepingOptimizer(SGD):
-    """Makes no difference to the weights, and takes as long as it is said to."""
+    """An optimiser that leaves the weights as they are and takes a given time per step."""
 
     def __init__(self, parameters: list[Tensor], seconds: float) -> None:
         super().__init__(parameters, lr=0.0)
         self._seconds = seconds
 
     def step(self, closure: Any = None) -> Any:
-        """Sleep."""
+        """Sleep as long as an update takes."""
         time.sleep(self._seconds)
 
 
-class _Nothing(Dataset[Any]):
-    """So many samples of nothing."""
+class _EmptySamples(Dataset[Any]):
+    """A data set of `count` samples without content."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -160,24 +160,24 @@ class _Nothing(Dataset[Any]):
 
 
 def load(index: int, stage: EmulatedStage) -> tuple[Job, SleepingStage]:
-    """(job without its model, this stage's program)."""
+    """(job without a model, program) of an emulated stage. Sets the bucket size of all of this process's reducers."""
     buckets.close_at(stage.bucket_bytes)
 
     def optimizer(parameters: list[Tensor], _info: StageInfo) -> Optimizer:
         return _SleepingOptimizer(parameters, stage.update_s)
 
-    data = Data(_Nothing(stage.minibatches))
+    data = Data(_EmptySamples(stage.minibatches))
     job = Job(nn.Module(), loss=lambda output, _: output.sum(), optimizer=optimizer, data=lambda: data)
     return job, SleepingStage(index, stage)
 
 
 def _messages(cut: str, crossing: Crossing | None) -> tuple[Message, ...]:
-    """What crosses a cut: what is differentiated, and what is not."""
+    """The tensors that cross a cut: one that is differentiated, and one that is not if more bytes are sent."""
     if crossing is None:
         return ()
     floats = max(1, crossing.returned // FLOAT_BYTES)
-    found = [Message(f"differentiated {cut}", floats, torch.float32, True)]
+    messages = [Message(f"differentiated {cut}", floats, torch.float32, True)]
     rest = crossing.sent - floats * FLOAT_BYTES
     if rest > 0:
-        found.append(Message(f"not differentiated {cut}", rest, torch.uint8, False))
-    return tuple(found)
+        messages.append(Message(f"not differentiated {cut}", rest, torch.uint8, False))
+    return tuple(messages)

@@ -1,4 +1,4 @@
-"""What an emulated stage does, as its stage file says it under `emulation`. Torch-free."""
+"""The description of an emulated stage, read from `emulation` of its stage file. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_BYTES = 2**40
 
 @dataclass(frozen=True)
 class EmulatedLayer:
-    """Some of the stage's computing, with the parameters that it trains."""
+    """A part of the stage's computation, with the size of its parameters."""
 
     forward_s: float
     backward_s: float
@@ -23,40 +23,43 @@ class EmulatedLayer:
 
 @dataclass(frozen=True)
 class Crossing:
-    """What crosses a cut, in bytes a minibatch."""
+    """Traffic across the cut between two stages, in bytes per minibatch."""
 
     sent: int
+    """Bytes of activations."""
     returned: int
-    """Of the gradients, which come back; no more than what was sent."""
+    """Bytes of gradients, at most as many as of activations."""
 
 
 @dataclass(frozen=True)
 class EmulatedStage:
-    """One stage: it sleeps where another computes, and sends and averages as many bytes."""
+    """A stage that sleeps instead of computing, and sends and averages as many bytes as the stage it stands for."""
 
     layers: tuple[EmulatedLayer, ...]
     update_s: float
-    """Of the optimiser, per update."""
+    """Time of the optimiser per update, in seconds."""
     before: Crossing | None
+    """Traffic with the previous stage; None for the first stage."""
     after: Crossing | None
+    """Traffic with the next stage; None for the last stage."""
     minibatches: int
-    """Of an epoch."""
+    """Number of minibatches of an epoch."""
     bucket_bytes: int
-    """At which a bucket of gradients closes."""
+    """Size at which a bucket of gradients closes."""
 
 
 def emulated_stage(content: Mapping[str, Any], where: str) -> EmulatedStage | None:
-    """What a stage file says; None for a stage that computes. Raises `LaunchError`."""
+    """Read `emulation` of a stage file; None for a stage that computes. Raises `LaunchError`."""
     if content.get("emulation") is None:
         return None
-    given = fields.mapping(dict(content), "emulation", where)
+    emulation = fields.mapping(dict(content), "emulation", where)
     return EmulatedStage(
-        layers=tuple(_layer(entry, where) for entry in fields.listing(given, "layers", where)),
-        update_s=_seconds(given, "update_s", where),
-        before=_crossing(given, "before", where),
-        after=_crossing(given, "after", where),
-        minibatches=fields.integer(given, "minibatches", where, least=1),
-        bucket_bytes=fields.integer(given, "bucket_bytes", where, least=1, most=MOST_BYTES),
+        layers=tuple(_layer(entry, where) for entry in fields.listing(emulation, "layers", where)),
+        update_s=_seconds(emulation, "update_s", where),
+        before=_crossing(emulation, "before", where),
+        after=_crossing(emulation, "after", where),
+        minibatches=fields.integer(emulation, "minibatches", where, least=1),
+        bucket_bytes=fields.integer(emulation, "bucket_bytes", where, least=1, most=MOST_BYTES),
     )
 
 
@@ -70,16 +73,16 @@ def _layer(entry: Any, where: str) -> EmulatedLayer:
     )
 
 
-def _seconds(given: dict[str, Any], name: str, where: str) -> float:
-    value = fields.amount(given, name, where)
+def _seconds(entry: dict[str, Any], name: str, where: str) -> float:
+    value = fields.amount(entry, name, where)
     if value is None:
         raise LaunchError(f"{where}: {name!r} must be a number of seconds")
     return value
 
 
-def _crossing(given: dict[str, Any], name: str, where: str) -> Crossing | None:
-    if given.get(name) is None:
+def _crossing(content: dict[str, Any], name: str, where: str) -> Crossing | None:
+    if content.get(name) is None:
         return None
-    inner = fields.mapping(given, name, where)
+    inner = fields.mapping(content, name, where)
     sent = fields.integer(inner, "sent", where, least=0, most=MOST_BYTES)
     return Crossing(sent, fields.integer(inner, "returned", where, least=0, most=sent))

@@ -1,7 +1,7 @@
-"""How much crosses the cables of an emulated network, over time. Torch-free.
+"""Counts the bytes that cross the cables of an emulated network, over time. Torch-free.
 
-A process in each switch's namespace reads the kernel's counters of its ports now and then, and writes them down, and
-how much of its time the machine's cores were at work.
+A process in each switch's namespace periodically records the kernel's counters of the switch's ports, and the busy time
+of the machine's cores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EVERY_S = 0.1
 
 
 class Counting:
-    """Counts until it is told to stop."""
+    """Records counters of all ports until `stop`."""
 
     def __init__(self, ports: Sequence[Port], folder: Path) -> None:
         self._ports, self._folder = ports, folder
@@ -29,25 +29,25 @@ class Counting:
         ]
 
     def stop(self) -> list[dict[str, object]]:
-        """For every cable: its name, and columns of times (seconds since the epoch) and bytes so far.
+        """Stop recording; returns for every cable its name, and columns of times (seconds since 1970) and bytes so far.
 
-        `out` is what left the node below, `into` what went to it.
+        `out` counts bytes that left the node below, `into` bytes that went to it.
         """
         for pid in self._pids:
             os.kill(pid, signal.SIGTERM)
             os.waitpid(pid, 0)
-        found: list[dict[str, object]] = []
+        cables: list[dict[str, object]] = []
         for switch in self._switches():
             rows = [json.loads(line) for line in self._path(switch).read_text().splitlines()]
             for number, port in enumerate(self._of(switch)):
                 out, into = ([row[1][number][way] for row in rows] for way in (0, 1))
-                found.append({"name": port.node.name, "time_s": [row[0] for row in rows], "out": out, "into": into})
-        return found
+                cables.append({"name": port.node.name, "time_s": [row[0] for row in rows], "out": out, "into": into})
+        return cables
 
     def cores(self) -> dict[str, list[float]]:
-        """Columns of times (seconds since the epoch), and of what all cores had worked, and could have, by then: ticks.
+        """Columns of times (seconds since 1970), and of busy ticks and all ticks of all cores so far.
 
-        To be asked when it has stopped.
+        To be called after `stop`.
         """
         rows = [json.loads(line) for line in self._path(self._switches()[0]).read_text().splitlines()]
         return {
@@ -78,17 +78,17 @@ def _count(ports: Sequence[Port], path: Path) -> None:
 
 
 def _counters() -> dict[str, tuple[int, int]]:
-    """(received, sent) bytes by interface, as /proc/net/dev has them; what a port receives has left the node below."""
-    found = {}
+    """(received, sent) bytes by interface, from /proc/net/dev. Bytes that a port receives have left the node below."""
+    counters = {}
     for line in Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]:
         name, _, numbers = line.partition(":")
         columns = numbers.split()
-        found[name.strip()] = (int(columns[0]), int(columns[8]))
-    return found
+        counters[name.strip()] = (int(columns[0]), int(columns[8]))
+    return counters
 
 
 def _worked() -> tuple[int, int]:
-    """Ticks that the cores were at work, and all ticks, since the machine started: the first line of /proc/stat."""
+    """(busy ticks, all ticks) of all cores since the machine started, from the first line of /proc/stat."""
     with open("/proc/stat") as file:
         user, nice, system, idle, waiting, *others = map(int, file.readline().split()[1:9])
     busy = user + nice + system + sum(others)

@@ -1,13 +1,13 @@
-"""Measures what messages and all-reduces between workers take, the way that the executor sends them.
+"""Link benchmark: times messages and all-reduces between workers, sent in the way that the executor sends them.
 
-    meeting     who is there: every process says where it runs; a rank that does not come is named
-    turns       which pairs and groups are measured at the same time
-    traffic     one message, one all-reduce, and their times over sizes
-    survey      all pairs first, then every level that was found
-    parting     when a worker is lost meanwhile: which
-    joined      one worker, as torchrun starts it
-    here        all of them on this machine, without a launcher
-    settings    what is asked and answered
+    settings    options and results of the benchmark
+    meeting     rendezvous of the workers, which names ranks that do not come
+    turns       the pairs and groups that are measured at the same time
+    traffic     one message or all-reduce, and its times over sizes
+    survey      measures all pairs first, then every level of the cluster
+    parting     finds out which worker was lost during the benchmark
+    joined      one worker of the benchmark, as torchrun starts it
+    here        all workers on this machine, without a launcher
 
-Finding levels in what pairs reach is the caller's: a survey asks a function for them.
+The caller provides the function that finds the cluster's levels in the rates of pairs.
 """

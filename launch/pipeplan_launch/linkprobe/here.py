@@ -1,4 +1,4 @@
-"""A survey without a launcher: a machine's workers are forked from here, so that torch is imported once."""
+"""The link benchmark without a launcher: workers are forked from this process, so that torch is imported once."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from pipeplan_launch.linkprobe.settings import Levels, Measured, Settings, Share
 
 SHOW, DONE, FAILED = "show", "done", "failed"
 PATIENCE_S = 10.0
-"""For a worker that has told the last of it to end."""
+"""Time for a worker to end after it has sent its results."""
 
 
 def measure_here(
     workers: int, settings: Settings, levels: Levels, show: Show, share: Share | None = None
 ) -> Measured | None:
-    """Measure the links between so many workers of this machine. However it ends, none of them is left.
+    """Measure the links between `workers` workers of this machine. All of them have ended when this returns or raises.
 
-    With a `share`, also those of other machines, where the same is called: they meet where MASTER_ADDR and MASTER_PORT
-    say, and the first has the result; None elsewhere, or `SystemExit` if something failed and another says what.
-    Raises `LaunchError`, and what `levels` raises.
+    With a `share`, the links between several machines are measured, on each of which this is called. The machines meet
+    at MASTER_ADDR and MASTER_PORT. The first one returns the result; the others return None, or raise `SystemExit` if
+    the first one reports an error. Raises `LaunchError`, and the errors that `levels` raises.
     """
     if workers * (share or Share()).servers < 2:
         raise LaunchError(f"there is no link with {workers} worker: give --workers 2 or more")
@@ -46,7 +46,7 @@ def measure_here(
 def _started(
     workers: int, settings: Settings, levels: Levels, place: Share | socket.socket
 ) -> Iterator[dict[Connection, BaseProcess]]:
-    """The workers, by what they say. What can be known before they are there is the caller's to check."""
+    """Start the workers; yields them by the connection on which each sends its messages."""
     context = multiprocessing.get_context("fork")
     ends: dict[Connection, BaseProcess] = {}
     sys.stdout.flush()
@@ -55,7 +55,7 @@ def _started(
         share = place if isinstance(place, Share) else Share()
         for rank in range(share.number * workers, (share.number + 1) * workers):
             mine, theirs = context.Pipe(duplex=False)
-            # Only one need say that the file cannot be written.
+            # One worker is enough to report that the file cannot be written.
             own = settings if rank == 0 else replace(settings, refusal="")
             arguments = (theirs, rank, workers * share.servers, own, levels, place)
             ends[mine] = context.Process(target=_work, args=arguments, name=f"worker {rank}", daemon=True)
@@ -90,7 +90,7 @@ def _listen(ends: dict[Connection, BaseProcess], show: Show, share: Share) -> Me
                     process.join(PATIENCE_S)
                 return measured
     if not share.number:
-        raise LaunchError("all workers ended, and none said why; nothing was written")
+        raise LaunchError("all workers ended without giving a reason; nothing was written")
     if any(process.exitcode for process in ends.values()):
         raise SystemExit(2)
     return None
@@ -106,11 +106,11 @@ def _check_end(process: BaseProcess) -> None:
 def _work(
     end: Connection, rank: int, world: int, settings: Settings, levels: Levels, place: Share | socket.socket
 ) -> None:
-    """What a worker does. It never returns: what this process has of the one it was forked from is not to be undone."""
+    """Run one worker. It never returns, so that nothing of the parent process is cleaned up twice."""
     status = 2
     try:
         die_with_parent()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears it too, and ends the others
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process receives it too, and ends the workers
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ["LOCAL_RANK"] = str(rank)
         measured = take_part(
@@ -134,7 +134,7 @@ def _work(
 
 
 def _store(rank: int, place: Share | socket.socket, timeout_s: float) -> Any:
-    """The common store, which rank 0 keeps: on one machine, at a port that is already open."""
+    """The common store, which rank 0 keeps. On one machine it uses a port that is already open."""
     if isinstance(place, Share):
         return env_store(rank, timeout_s)
     address, port = place.getsockname()

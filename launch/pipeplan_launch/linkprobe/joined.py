@@ -1,4 +1,4 @@
-"""One worker of a survey, from meeting the others to the end."""
+"""One worker of the link benchmark, from the rendezvous to the end."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from pipeplan_launch.linkprobe.settings import Levels, Measured, Settings, Show
 from pipeplan_launch.linkprobe.survey import Survey
 
 QUIET_S = 1.5
-"""torchrun ends all workers as soon as one has: who has nothing to say leaves the first word to who has."""
+"""Delay before a worker without a message ends. torchrun kills all workers as soon as one has ended, and the one that
+reports the error must come first."""
 
 
 def measure_joined(settings: Settings, levels: Levels, show: Show) -> Measured | None:
-    """Be the worker that RANK and WORLD_SIZE say, as torchrun starts it: what was measured, at rank 0.
+    """Run the worker that RANK and WORLD_SIZE name, as torchrun sets them; returns the result at rank 0, else None.
 
-    Elsewhere None, also where another worker says what is wrong: then `SystemExit`. Raises `LaunchError`.
+    Raises `LaunchError`, or `SystemExit` if another worker reports the error.
     """
     rank, world = _number("RANK"), _number("WORLD_SIZE")
     if not 0 <= rank < world:
@@ -39,10 +40,13 @@ def measure_joined(settings: Settings, levels: Levels, show: Show) -> Measured |
 
 
 def take_part(store: Any, rank: int, world: int, settings: Settings, levels: Levels, show: Show) -> Measured | None:
-    """Meet the others in a store, and measure. Raises `LaunchError`, or `Silent` where another worker says why."""
+    """Meet the other workers in a store, and measure; returns the result at rank 0, else None.
+
+    Raises `LaunchError`, or `Silent` if another worker reports the error.
+    """
     torch.set_num_threads(1)
     keep_freed_memory()
-    meeting = meet(store, rank, world, _said(settings), settings.timeout_s)
+    meeting = meet(store, rank, world, _hello_or_refusal(settings), settings.timeout_s)
     parting = Parting(meeting)
     try:
         device, backend = join(meeting, settings.timeout_s)
@@ -56,7 +60,7 @@ def take_part(store: Any, rank: int, world: int, settings: Settings, levels: Lev
     return measured
 
 
-def _said(settings: Settings) -> Hello | str:
+def _hello_or_refusal(settings: Settings) -> Hello | str:
     if settings.refusal:
         return settings.refusal
     try:

@@ -1,8 +1,8 @@
-"""Who takes part in a survey: every worker says in the common store where it runs, and rank 0 waits for all.
+"""Rendezvous of the link benchmark: every worker writes its location to the common store, and rank 0 waits for all.
 
-here/RANK    that worker is there, and what it says of itself
-go           all are: what they all said
-missing      some did not come in time, or cannot take part
+here/RANK    description of that worker, or the reason why it cannot take part
+go           descriptions of all workers, once they are present
+missing      set if some workers did not come in time or cannot take part
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,37 +20,41 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.errors import LaunchError, listed
 from pipeplan_launch.linkprobe.settings import Settings
+from pipeplan_launch.placement.where import machine_and_network
 from pipeplan_launch.transport import SHARED_MEMORY, explained, reason
 
 POLL_S = 0.02
 KNOCK_S = 0.1
 GRACE_S = 3.0
-"""How long after its own patience a worker still waits for rank 0 to say who is missing."""
+"""Time after its own timeout for which a worker waits for rank 0 to name the missing workers."""
 
 
 class Silent(Exception):
-    """Another worker says what is wrong."""
+    """Another worker reports the error."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """What a worker says of itself."""
+    """Description of one worker."""
 
     place: str
-    """The same for workers that can share memory."""
+    """The same text for workers that can share memory."""
     machine: str
-    """The same for workers on one machine, in whatever containers."""
+    """The same text for workers on one machine, even in different containers."""
     host: str
     device: str
+    """`cpu` or `cuda`."""
     gpus: int
+    """CUDA devices that the worker sees."""
     facts: dict[str, str | int | float]
+    """Further facts for rank 0, as in `Settings.facts`."""
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """All workers, as one of them sees it."""
+    """All workers of the benchmark, as seen by one of them."""
 
     store: Any
     rank: int
@@ -59,37 +62,34 @@ class Meeting:
 
     @property
     def world(self) -> int:
-        """How many there are."""
+        """Number of workers."""
         return len(self.hellos)
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Of every worker."""
+        """`Hello.place` of every worker."""
         return tuple(hello.place for hello in self.hellos)
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """Of every worker."""
+        """`Hello.machine` of every worker."""
         return tuple(hello.machine for hello in self.hellos)
 
 
 def hello(settings: Settings) -> Hello:
-    """What this worker says. Raises `LaunchError` where it has no such device, or torch no such backend."""
+    """The description of this worker. Raises `LaunchError` if it lacks the device, or torch lacks the backend."""
     if not dist.is_available() or not dist.is_gloo_available():
         raise LaunchError("this build of torch has no Gloo, through which messages and all-reduces between CPUs go")
     gpus = torch.cuda.device_count() if settings.device == "cuda" else 0
     if settings.device == "cuda" and not gpus:
         raise LaunchError(f"--device cuda: torch finds no CUDA device on {socket.gethostname()}; give --device cpu")
-    boot, network = socket.gethostname(), ""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        network = str(os.stat("/proc/self/ns/net").st_ino)
-    place = f"{boot}/{network}/{os.getuid()}"
-    return Hello(place, boot, socket.gethostname(), settings.device, gpus, dict(settings.facts))
+    machine, network = machine_and_network()
+    place = f"{machine}/{network}/{os.getuid()}"
+    return Hello(place, machine, socket.gethostname(), settings.device, gpus, dict(settings.facts))
 
 
 def env_store(rank: int, timeout_s: float) -> Any:
-    """The store where MASTER_ADDR and MASTER_PORT say, which rank 0 or torchrun's agent keeps.
+    """The store at MASTER_ADDR and MASTER_PORT, which rank 0 or torchrun's agent keeps.
 
     Raises `LaunchError` if it cannot be reached.
     """
@@ -108,14 +108,14 @@ def env_store(rank: int, timeout_s: float) -> Any:
     try:
         store = tcp_store(address, int(port), timeout_s, keeps=keeps)
     except (RuntimeError, OSError, ValueError) as error:
-        what = "listen" if keeps else "reach the workers' common store"
-        raise LaunchError(f"rank {rank} cannot {what} at {address}, port {port}: {reason(error)}") from error
+        action = "listen" if keeps else "reach the workers' common store"
+        raise LaunchError(f"rank {rank} cannot {action} at {address}, port {port}: {reason(error)}") from error
     attempt = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     return dist.PrefixStore(f"pipeplan-links/{attempt}", store)  # type: ignore[attr-defined]
 
 
 def _await(address: str, port: int, timeout_s: float) -> None:
-    """Until rank 0 listens there. torch would wait too, and print what it thinks of every attempt."""
+    """Wait until rank 0 listens at this address. torch would wait too, but print a message for every attempt."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -131,7 +131,10 @@ def _await(address: str, port: int, timeout_s: float) -> None:
 
 
 def tcp_store(address: str, port: int, timeout_s: float, *, keeps: bool, listening: int | None = None) -> Any:
-    """torch's store of keys; who `keeps` it may have a socket that listens already. Raises what torch raises."""
+    """torch's key-value store. `keeps`: whether this process serves it, on the socket `listening` if that is given.
+
+    Raises the errors that torch raises.
+    """
     return dist.TCPStore(  # type: ignore[attr-defined]
         address,
         port,
@@ -145,15 +148,15 @@ def tcp_store(address: str, port: int, timeout_s: float, *, keeps: bool, listeni
 
 
 def meet(store: Any, rank: int, world: int, mine: Hello | str, timeout_s: float) -> Meeting:
-    """Wait until all are there; `mine` is text where this worker says why it cannot take part.
+    """Wait until all workers are present. `mine`: this worker's description, or the reason why it cannot take part.
 
-    Raises `LaunchError` at rank 0 if some do not come or cannot, `Silent` elsewhere.
+    If some workers do not come or cannot take part, raises `LaunchError` at rank 0 and `Silent` elsewhere.
     """
     deadline = time.monotonic() + timeout_s
     with explained("the workers' common store cannot be reached any more"):
         store.set(f"here/{rank}", json.dumps(mine if isinstance(mine, str) else asdict(mine)))
         if rank == 0:
-            _call(store, world, deadline, timeout_s)
+            _await_all(store, world, deadline, timeout_s)
         while not store.check(["go"]):
             if store.check(["missing"]):
                 raise Silent
@@ -164,34 +167,38 @@ def meet(store: Any, rank: int, world: int, mine: Hello | str, timeout_s: float)
     return Meeting(store, rank, hellos)
 
 
-def _call(store: Any, world: int, deadline: float, timeout_s: float) -> None:
+def _await_all(store: Any, world: int, deadline: float, timeout_s: float) -> None:
+    """At rank 0: wait for all workers, then announce their descriptions."""
     missing = list(range(world))
     while missing:
         missing = [rank for rank in missing if not store.check([f"here/{rank}"])]
         if missing and time.monotonic() > deadline:
             _call_off(store)
             raise LaunchError(
-                f"{listed(missing)} of {world} did not come within {timeout_s:g} s; nothing was written: start all, "
-                "or wait longer with --timeout"
+                f"{ranks_text(missing)} of {world} did not come within {timeout_s:g} s; nothing was written: start "
+                "all, or wait longer with --timeout"
             )
         if missing:
             time.sleep(POLL_S)
-    said = [json.loads(store.get(f"here/{rank}")) for rank in range(world)]
-    for rank, one in enumerate(said):
-        if isinstance(one, str):
+    answers = [json.loads(store.get(f"here/{rank}")) for rank in range(world)]
+    for rank, answer in enumerate(answers):
+        if isinstance(answer, str):
             _call_off(store)
-            raise LaunchError(one if rank == 0 else f"rank {rank}: {one}")
-    store.set("go", json.dumps(said))
+            raise LaunchError(answer if rank == 0 else f"rank {rank}: {answer}")
+    store.set("go", json.dumps(answers))
 
 
 def _call_off(store: Any) -> None:
-    """Let the others know, and give them time to: the store ends with this worker."""
+    """Announce the failure, and give the others time to read it, since the store ends with this worker."""
     store.set("missing", "")
     time.sleep(10 * POLL_S)
 
 
 def join(meeting: Meeting, timeout_s: float) -> tuple[torch.device, str]:
-    """Make the process group of all: (this worker's device, the backend of all-reduces). Raises `LaunchError`."""
+    """Make the process group of all workers; returns (this worker's device, the backend of all-reduces).
+
+    Raises `LaunchError`, or `Silent` where rank 0 reports the error.
+    """
     mine = meeting.hellos[meeting.rank]
     kinds = sorted({hello.device for hello in meeting.hellos})
     if len(kinds) > 1:
@@ -199,7 +206,7 @@ def join(meeting: Meeting, timeout_s: float) -> tuple[torch.device, str]:
             f"some workers measure {kinds[0]} and some {kinds[1]}: give all of them the same --device"
         )
     if len(set(meeting.places)) == 1 and Path("/sys/class/net/lo").exists():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # as workers of one machine do in a run
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # workers of one machine do the same in a run
     here = [rank for rank, place in enumerate(meeting.places) if place == mine.place]
     own_gpu = all(hello.gpus >= meeting.places.count(hello.place) for hello in meeting.hellos)
     device = torch.device("cpu")
@@ -222,12 +229,10 @@ def join(meeting: Meeting, timeout_s: float) -> tuple[torch.device, str]:
 
 
 def shares_memory(device: torch.device) -> bool:
-    """Whether workers of one place send through shared memory."""
+    """Whether workers of one place exchange messages through shared memory."""
     return device.type == "cpu" and hasattr(os, "memfd_create") and os.environ.get(SHARED_MEMORY) != "0"
 
 
-def listed(ranks: Sequence[int]) -> str:
-    """`rank 2`, or `ranks 2 and 3`."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Format ranks as `rank 2` or `ranks 2 and 3`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}"

@@ -1,12 +1,13 @@
-"""When a survey fails: which worker was lost, and who says so.
+"""Finds out which worker was lost when the link benchmark fails, and which worker reports that.
 
-The peers of a lost worker notice, the peers of these when they end, and nobody knows from its own connections who was
-the first. So whoever notices says `fault` in the common store, a thread of every worker that still lives answers there,
-and who does not answer was lost. Of those that answer the lowest speaks.
+The peers of a lost worker notice the loss, and their peers notice when these end; no worker knows from its own
+connections who was lost first. So a worker that notices sets `fault` in the common store, and a thread of every worker
+that is still alive answers there. A worker that does not answer was lost. Of those that answer, the one with the lowest
+rank reports the loss.
 
-    fault         something failed
-    alive/RANK    that worker is there after the fault
-    error/RANK    what went wrong was its own doing, in words
+    fault         set once a worker has noticed a failure
+    alive/RANK    that worker is alive after the failure
+    error/RANK    the error of a worker that caused the failure itself
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ import time
 from contextlib import suppress
 
 from pipeplan_launch.errors import LaunchError, PeerLost
-from pipeplan_launch.linkprobe.meeting import Meeting, Silent, listed
+from pipeplan_launch.linkprobe.meeting import Meeting, Silent, ranks_text
 
 LOOK_S = 0.25
 ANSWER_S = 2.0
-"""How long the others have to answer."""
+"""Time for the other workers to answer."""
 END_S = 6.0
-"""When a worker ends that is stuck in a receive."""
+"""Time after which a worker that is stuck in a receive is ended."""
 STATUS = 2
 
 
 class Parting:
-    """To be made as soon as all workers have met."""
+    """Watches for failures. Every worker creates one as soon as all of them have met."""
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
@@ -37,11 +38,11 @@ class Parting:
         threading.Thread(target=self._watch, daemon=True, name="parting").start()
 
     def end(self) -> None:
-        """All went well: nobody need answer any more."""
+        """Stop watching, after the benchmark has succeeded."""
         self._over.set()
 
     def explain(self, error: LaunchError) -> LaunchError | Silent:
-        """What this worker should raise in place of an error."""
+        """The exception that this worker should raise in place of `error`."""
         store, rank, world = self._meeting.store, self._meeting.rank, self._meeting.world
         own = not isinstance(error, PeerLost)
         try:
@@ -55,21 +56,21 @@ class Parting:
                 time.sleep(LOOK_S / 5)
                 silent = [one for one in silent if not store.check([f"alive/{one}"])]
             guilty = [one for one in range(world) if store.check([f"error/{one}"])]
-        except RuntimeError:  # the store is gone, and with it the worker that kept it
+        except RuntimeError:  # the store is gone, and with it rank 0, which kept it
             if self._noticed.is_set():
-                return Silent()  # that worker knew of the fault: it has said so, and ended
-            here = [one for one in range(1, world) if self._meeting.places[one] == self._meeting.places[rank]]
+                return Silent()  # rank 0 knew of the fault, so it has reported the fault before it ended
+            local = [one for one in range(1, world) if self._meeting.places[one] == self._meeting.places[rank]]
             lost = PeerLost("rank 0 was lost while links were measured; nothing was written")
-            return lost if rank in here[:1] else Silent()
+            return lost if rank in local[:1] else Silent()
         if guilty:
             return error if own and rank == guilty[0] else Silent()
-        speaker = min(one for one in range(world) if one not in silent)
-        if rank != speaker:
+        reporter = min(one for one in range(world) if one not in silent)
+        if rank != reporter:
             return Silent()
         if not silent:
             return error
-        who = f"{listed(silent)} {'was' if len(silent) == 1 else 'were'} lost"
-        return PeerLost(f"{who} while links were measured; nothing was written")
+        loss = f"{ranks_text(silent)} {'was' if len(silent) == 1 else 'were'} lost"
+        return PeerLost(f"{loss} while links were measured; nothing was written")
 
     def _watch(self) -> None:
         store, rank = self._meeting.store.clone(), self._meeting.rank

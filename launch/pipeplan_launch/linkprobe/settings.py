@@ -1,4 +1,4 @@
-"""What a survey of links is asked, and what it answers. Plain data: no torch."""
+"""Options and results of the link benchmark. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,75 +7,78 @@ from dataclasses import dataclass, field
 
 KIB, MIB = 2**10, 2**20
 SIZES = tuple(4 * KIB * 4**step for step in range(8))
-"""Bytes of a message or an all-reduce: 4 KiB to 64 MiB."""
+"""Sizes of a message or an all-reduce, in bytes: 4 KiB to 64 MiB."""
 
 MESSAGE, TOGETHER, RING = "message", "together", "ring"
-"""One pair exchanges messages; all pairs of two components do; a group reduces."""
+"""Kinds of operations: one pair exchanges messages; all pairs between two components do so at once; a group reduces."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure."""
+    """Options of the benchmark."""
 
     device: str = "cpu"
     """`cpu` or `cuda`."""
     timeout_s: float = 60.0
-    """For a worker to come, and for whatever is waited for later."""
+    """Time to wait for a worker at the rendezvous, and for each message later."""
     budget_s: float = 45.0
-    """What measuring should take."""
+    """Time that the measurements should take."""
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
-    """What rank 0 should know of this worker."""
+    """Facts about this worker that rank 0 needs for the result."""
     refusal: str = ""
-    """Why this worker cannot take part, if it cannot: rank 0 says so when all are there, and nobody waits in vain."""
+    """Reason why this worker cannot take part; "" if it can. Rank 0 reports it once all workers are present."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Which of several servers this is, each with as many workers."""
+    """The position of this server among several, all with the same number of workers."""
 
     servers: int = 1
     number: int = 0
-    """From 0; rank 0 is on the first."""
+    """Number of this server, from 0. Rank 0 is on server 0."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Times of one operation over sizes, of one pair or group."""
+    """Times of one operation of one pair or group, over sizes."""
 
     kind: str
+    """`MESSAGE`, `TOGETHER` or `RING`."""
     level: int
-    """Number of the level among those found, from 0; -1 where none had been found yet."""
+    """Number of the level, from 0; -1 for the measurements from which the levels are found."""
     ranks: tuple[int, ...]
     way: str
-    """What carried it: `shared memory`, `Gloo`, `NCCL`."""
+    """The transport: `shared memory`, `Gloo` or `NCCL`."""
     samples: tuple[tuple[int, float], ...]
-    """(bytes, median seconds), by size."""
+    """(bytes, median seconds) for each size."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What rank 0 knows when all pairs are measured."""
+    """Rates of pairs of workers, from which the levels of the cluster are found."""
 
     places: tuple[str, ...]
-    """Where every worker runs: the same text means that they can share memory."""
+    """The place of every worker: workers with the same text can share memory."""
     pairs: Mapping[tuple[int, int], float]
-    """Bytes/s, each way, of the pairs that were measured."""
+    """Rates in bytes/s, in each direction, of the pairs that were measured."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Everything, at rank 0."""
+    """The result of the benchmark, at rank 0."""
 
     found: Found
     machines: tuple[str, ...]
-    """The machine of every worker; several places may be on one."""
+    """The machine of every worker. Several places may be on one machine."""
     facts: tuple[Mapping[str, str | int | float], ...]
-    """Of every worker."""
+    """`Settings.facts` of every worker."""
     timed: tuple[Timed, ...]
+    """Times of the messages and all-reduces of every level."""
 
 
 Partition = tuple[tuple[int, ...], ...]
 Levels = Callable[[Found], tuple[Partition, ...]]
-"""The components of every level, innermost first; the last has one, of all workers. Called at rank 0."""
+"""Finds the components of every level, innermost first. The last level has one component with all workers. Called at
+rank 0."""
 Show = Callable[[int, int, str], None]
-"""Told (steps done, steps in all, what is being measured)."""
+"""Shows the progress: (steps done, number of steps, description of the current step)."""

@@ -1,7 +1,7 @@
-"""What every worker does: all pairs, then each level that rank 0 has found in them.
+"""The benchmark in one worker: measures all pairs, then each level that rank 0 has found in their rates.
 
-All workers go through the same steps, whether they have a part in one or not, and wait for each other between them:
-what one does while it waits disturbs nobody.
+All workers go through the same steps, whether or not they take part in one, and wait for each other between steps.
+Workers that wait do not disturb the measurement.
 """
 
 from __future__ import annotations
@@ -32,28 +32,29 @@ from pipeplan_launch.linkprobe.settings import (
     Show,
     Timed,
 )
-from pipeplan_launch.linkprobe.traffic import Direct, Exchange, Limits, Operation, Reduction, over_sizes
+from pipeplan_launch.linkprobe.traffic import Direct, Exchange, Limits, Operation, Reduction, agree_over, over_sizes
 from pipeplan_launch.transport import Transport, explained
 
 PAIR_SIZES = (4 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
 TOGETHER_SIZES = (64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
 ENOUGH_S = 0.01
-"""Of one message of a pair: larger ones would tell no more about who is near whom."""
+"""Time of a pair's message after which no larger size is measured: it would not help to find the levels."""
 PAIRS_SHARE = 0.4
-"""Of the time, for finding levels."""
+"""Share of the time budget for measuring pairs."""
 SHORTEST_S, LONGEST_S, LONGEST_PAIR_S = 0.15, 3.0, 0.3
+"""Limits of the time for one step, and for one pair."""
 
 
 class Survey:
-    """One worker's part in it."""
+    """The measurements of one worker."""
 
     def __init__(self, meeting: Meeting, settings: Settings, device: torch.device, backend: str) -> None:
-        """All workers make theirs at the same time."""
+        """Connect to all other workers, which do the same at the same time."""
         self._meeting, self._settings, self._device, self._backend = meeting, settings, device, backend
         self._rank, self._world = meeting.rank, meeting.world
         self._began = time.monotonic()
         self._number = 0
-        """Messages counted so far, the same everywhere: no two have the same number."""
+        """Messages so far. The count is the same in all workers, so that no two messages have the same number."""
         timeout = timedelta(seconds=settings.timeout_s + 10 * LONGEST_S)
         with explained("the workers could not connect to each other"):
             self.everyone: Any = dist.new_group(list(range(self._world)), backend="gloo", timeout=timeout)
@@ -62,7 +63,7 @@ class Survey:
             self._transport.open()
 
     def run(self, levels: Levels, show: Show) -> Measured | None:
-        """What was measured, at rank 0. Raises `LaunchError`, of which `PeerLost`, or `Silent`."""
+        """Measure; returns the result at rank 0, else None. Raises `LaunchError` (also `PeerLost`) or `Silent`."""
         with explained("a link failed"):
             return self._run(levels, show)
 
@@ -72,8 +73,8 @@ class Survey:
         partitions: tuple[Partition, ...] | None = None
         try:
             partitions = levels(found) if self._rank == 0 else None
-        finally:  # also where there are none to be found: the others wait for it
-            partitions = processes.share(partitions, 0, self.everyone)
+        finally:  # also if `levels` raises, because the other workers wait for this message
+            partitions = processes.broadcast(partitions, 0, self.everyone)
         if partitions is None:
             raise Silent
         timed = self._levels(partitions, show)
@@ -87,7 +88,7 @@ class Survey:
         each = self._settings.budget_s * PAIRS_SHARE / len(rounds)
         limits = Limits(min(LONGEST_PAIR_S, max(SHORTEST_S / 3, each)), ENOUGH_S)
         direct = self._backend == "nccl"
-        if direct:  # or the first message would have to wait for everyone
+        if direct:  # NCCL connects all workers at its first operation, so a first message would need all of them
             dist.all_reduce(torch.zeros(1, device=self._device))
         mine: list[Timed] = []
         for number, pairs in enumerate(rounds):
@@ -98,18 +99,18 @@ class Survey:
     def _levels(self, partitions: Iterable[Partition], show: Show) -> list[Timed]:
         jobs = turns.jobs(tuple(partitions), self._meeting.machines)
         groups = self._groups(jobs)
-        left = processes.share(self._began + self._settings.budget_s - time.monotonic(), 0, self.everyone)
+        left = processes.broadcast(self._began + self._settings.budget_s - time.monotonic(), 0, self.everyone)
         limits = Limits(min(LONGEST_S, max(SHORTEST_S, left / len(jobs))))
         mine: list[Timed] = []
         for number, job in enumerate(jobs):
-            show(number, len(jobs), f"level {job.level + 1}: {_WHAT[job.kind]}")
+            show(number, len(jobs), f"level {job.level + 1}: {_DESCRIPTIONS[job.kind]}")
             sizes = TOGETHER_SIZES if job.kind == TOGETHER else SIZES
             mine += self._measure(job, sizes, limits, groups)
         show(len(jobs), len(jobs), "done")
         return self._collected(mine)
 
     def _groups(self, jobs: Iterable[turns.Job]) -> dict[tuple[int, ...], Any]:
-        """A process group for every group that reduces; all workers make all of them, in one order."""
+        """A process group for every group that reduces. All workers make all of them in the same order."""
         timeout = timedelta(seconds=self._settings.timeout_s)
         wanted = dict.fromkeys(team for job in jobs if job.kind == RING for team in job.teams)
         return {team: dist.new_group(list(team), timeout=timeout, backend=self._backend) for team in wanted}
@@ -123,7 +124,7 @@ class Survey:
         *,
         direct: bool = False,
     ) -> list[Timed]:
-        """This worker's times, if it has a part in the job."""
+        """This worker's times, if it takes part in the job."""
         team = next((team for team in job.teams if self._rank in team), None)
 
         def make(size: int, number: int) -> Operation | None:
@@ -137,7 +138,7 @@ class Survey:
                 return Direct(self._rank, peer, size, self._device, None)
             return Exchange(self._transport, self._rank, peer, size, self._number + number, self._device)
 
-        samples, messages = over_sizes(sizes, limits, self._agree, make)
+        samples, messages = over_sizes(sizes, limits, agree_over(self.everyone), make)
         self._number += messages
         return [] if team is None else [Timed(job.kind, job.level, team, self._way(job, team, direct), samples)]
 
@@ -147,25 +148,20 @@ class Survey:
         one_place = len({self._meeting.places[rank] for rank in team}) == 1
         return "shared memory" if job.kind != RING and one_place and shares_memory(self._device) else "Gloo"
 
-    def _agree(self, value: float) -> float:
-        largest = torch.tensor([value], dtype=torch.float64)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.everyone)
-        return float(largest)
-
     def _collected(self, mine: list[Timed]) -> list[Timed]:
-        """At rank 0, every team's times once: at each size those of the member for which it took longest."""
-        found: dict[tuple[str, int, tuple[int, ...]], Timed] = {}
+        """At rank 0, the times of every team: at each size the longest time of its members."""
+        merged: dict[tuple[str, int, tuple[int, ...]], Timed] = {}
         for one in (one for each in processes.collect(mine, 0, self.everyone) for one in each):
-            known = found.setdefault((one.kind, one.level, one.ranks), one)
+            known = merged.setdefault((one.kind, one.level, one.ranks), one)
             samples = tuple(max(pair) for pair in zip(known.samples, one.samples, strict=True))
-            found[one.kind, one.level, one.ranks] = Timed(one.kind, one.level, one.ranks, one.way, samples)
-        return list(found.values())
+            merged[one.kind, one.level, one.ranks] = Timed(one.kind, one.level, one.ranks, one.way, samples)
+        return list(merged.values())
 
 
-_WHAT = {MESSAGE: "messages", TOGETHER: "messages, all at once", RING: "all-reduce"}
+_DESCRIPTIONS = {MESSAGE: "messages", TOGETHER: "messages, all at once", RING: "all-reduce"}
 
 
-def _rate(one: Timed) -> float:
-    """By the largest size."""
-    size, seconds = one.samples[-1]
+def _rate(timed: Timed) -> float:
+    """Rate at the largest size, in bytes/s."""
+    size, seconds = timed.samples[-1]
     return size / seconds

@@ -1,7 +1,8 @@
-"""One message, or one all-reduce, as the executor makes them, and their times over sizes.
+"""Messages and all-reduces as the executor makes them, and their times over sizes.
 
-Messages go through the executor's own transport, both ways at once, with the next receive posted ahead: as between two
-stages of a pipeline. All-reduces are torch.distributed's. What carries both is what carries them in a run.
+Messages go through the executor's own transport, in both directions at once and with the next receive posted in
+advance, as between two stages of a pipeline. All-reduces are those of torch.distributed. Both use the backend that
+they use in a run.
 """
 
 from __future__ import annotations
@@ -19,32 +20,44 @@ from pipeplan_launch.slots import Wire
 from pipeplan_launch.transport import Direction, Transport
 
 FEWEST, MOST = 3, 40
-"""Repeats of one size."""
+"""Limits of the number of timed repeats of one size."""
 WARM = 1
+"""Operations of each size that come before the timed ones."""
 CONNECT = 1
-"""Operations that nobody times: the first one may have to connect, for seconds where NCCL does."""
+"""Operations before all others. The first operation may have to connect, which takes seconds with NCCL."""
 ELEMENT_BYTES = 4
 
 
 class Operation(Protocol):
-    """What is timed."""
+    """An operation that is timed."""
 
     def once(self) -> None:
-        """Do it, and wait until it is done."""
+        """Perform the operation once, and wait until it is done."""
 
     def end(self) -> None:
-        """It was done for the last time."""
+        """Finish after the last repeat."""
 
 
 Agree = Callable[[float], float]
-"""The largest of the values that all workers give; all wait for each other there."""
+"""Returns the largest of the values that all workers pass. Workers wait for each other in it."""
+
+
+def agree_over(group: dist.ProcessGroup) -> Agree:
+    """The function by which the workers of a group agree on the largest of their values."""
+
+    def largest(value: float) -> float:
+        tensor = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
+        return float(tensor)
+
+    return largest
 
 
 class Exchange:
     """Messages of one size with one peer."""
 
     def __init__(self, transport: Transport, rank: int, peer: int, size: int, first: int, device: torch.device) -> None:
-        """`first`: the number of the first message, the same at both ends and never used before."""
+        """`size`: bytes. `first`: number of the first message, the same at both ends and not used before."""
         numbers = size // ELEMENT_BYTES
         self._transport, self._peer, self._next, self._device = transport, peer, first, device
         self._wire = Wire((numbers,), torch.float32)
@@ -55,12 +68,12 @@ class Exchange:
         transport.post(self._in, first, peer, [self._wire])
 
     def once(self) -> None:
-        """Send one and take one."""
+        """Send one message and receive one."""
         self._transport.post(self._in, self._next + 1, self._peer, [self._wire])
         self._swap()
 
     def end(self) -> None:
-        """Take the last one that was posted."""
+        """Complete the receive that was posted last."""
         self._swap()
 
     def _swap(self) -> None:
@@ -73,8 +86,8 @@ class Exchange:
 
 
 class Direct:
-    """Messages of one size with one peer, by the process group: what joins two GPUs, where the transport's way is
-    through the memory of the host."""
+    """Messages of one size with one peer through the process group. They use the link between two GPUs, whereas the
+    executor's transport goes through the memory of the host."""
 
     def __init__(self, rank: int, peer: int, size: int, device: torch.device, group: dist.ProcessGroup | None) -> None:
         numbers = size // ELEMENT_BYTES
@@ -82,7 +95,7 @@ class Direct:
         self._out, self._in = torch.ones(numbers, device=device), torch.empty(numbers, device=device)
 
     def once(self) -> None:
-        """Send one and take one."""
+        """Send one message and receive one."""
         both = [
             dist.P2POp(dist.isend, self._out, self._peer, self._group),
             dist.P2POp(dist.irecv, self._in, self._peer, self._group),
@@ -92,7 +105,7 @@ class Direct:
         _wait_for(self._device)
 
     def end(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: every operation is complete."""
 
 
 class Reduction:
@@ -103,31 +116,33 @@ class Reduction:
         self._values = torch.zeros(size // ELEMENT_BYTES, device=device)
 
     def once(self) -> None:
-        """One of them."""
+        """Perform one all-reduce."""
         dist.all_reduce(self._values, group=self._group)
         _wait_for(self._device)
 
     def end(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: every operation is complete."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When to stop with larger sizes."""
+    """Limits after which no larger size is measured."""
 
     seconds: float
-    """For all sizes together, about."""
+    """Approximate time for all sizes together."""
     enough_s: float = float("inf")
-    """A size whose time is longer than this is the last."""
+    """A size whose operation takes longer than this is the last one."""
 
 
 def over_sizes(
     sizes: Sequence[int], limits: Limits, agree: Agree, make: Callable[[int, int], Operation | None]
 ) -> tuple[tuple[tuple[int, float], ...], int]:
-    """((bytes, median seconds) by size, operations counted): what every worker does at the same time.
+    """Time an operation over sizes in bytes; all workers call this at the same time.
 
-    `make(size, number)` gives this worker's operation, of which `number` counts those before it, or None if it has no
-    part in this: it then waits. All workers stop after the same size: how long to go on is agreed.
+    `make(size, number)` returns this worker's operation, after `number` operations before it, or None if the worker
+    takes no part; it then only waits. All workers agree on the times, so all of them stop after the same size.
+
+    Returns ((bytes, median seconds) for each size, number of operations).
     """
     samples: list[tuple[int, float]] = []
     number, spent = 0, 0.0
@@ -137,13 +152,13 @@ def over_sizes(
             _times(operation, CONNECT)
         agree(0.0)
         slowest = agree(max(_times(operation, WARM), default=0.0))
-        # Larger sizes take most of the time: what the smaller ones may have is the same for each.
+        # Larger sizes take most of the time, so every smaller size may use an equal part of half of it.
         repeats = min(MOST, max(FEWEST, int(limits.seconds / (2 * len(sizes)) / max(slowest, 1e-9))))
         times = _times(operation, repeats)
         if operation is not None:
             operation.end()
             samples.append((size, median(times)))
-        # Others may still be at it, and what this worker did next would disturb them.
+        # Other workers may still be measuring, and this worker's next operation would disturb them.
         typical = agree(median(times) if times else 0.0)
         number += WARM + repeats + 1 + (0 if done else CONNECT)
         spent += slowest + typical * repeats

@@ -1,4 +1,7 @@
-"""Which pairs are measured, and which of them at the same time. Torch-free, and the same on every rank."""
+"""Chooses the pairs and groups that are measured, and those measured at the same time.
+
+Torch-free; the result is the same on every rank.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +16,26 @@ T = TypeVar("T")
 Pair = tuple[int, int]
 
 ALL_PAIRS = 16
-"""Up to so many workers, all pairs are measured."""
+"""Number of workers up to which all pairs are measured."""
 ALONE = 64
-"""Up to so many pairs of servers, one at a time: others might share a cable with it that nobody knows of."""
+"""Number of pairs of servers up to which each is measured alone, since pairs might share a cable."""
 NEIGHBOURS = 3
-"""Pairs of components, of each component of a level inside a server, whose messages are timed."""
+"""Number of pairs whose messages are timed in each component of a level inside a server."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What runs at the same time."""
+    """Operations that are measured at the same time."""
 
     kind: str
+    """`MESSAGE`, `TOGETHER` or `RING`."""
     level: int
     teams: tuple[tuple[int, ...], ...]
-    """Pairs that exchange messages, or groups that reduce; no worker is in two."""
+    """Pairs that exchange messages, or groups that reduce. No worker is in two of them."""
 
 
 def tournament(players: Sequence[T]) -> list[list[tuple[T, T]]]:
-    """Rounds in which everyone meets one other, until all have met (the circle method)."""
+    """Rounds of a round-robin tournament, by the circle method: in each round every player meets at most one other."""
     seats: list[T | None] = [*players, *([None] if len(players) % 2 else [])]
     rounds = []
     for _ in range(len(seats) - 1):
@@ -43,7 +47,7 @@ def tournament(players: Sequence[T]) -> list[list[tuple[T, T]]]:
 
 
 def inside(places: Sequence[str]) -> list[Pair]:
-    """Pairs of workers in one place: all, or where they are many each with those 1, 2, 4, … further."""
+    """Pairs of workers in one place: all pairs, or if there are many, each worker and those 1, 2, 4, … further on."""
     pairs = []
     for ranks in _by_place(places):
         if len(ranks) <= ALL_PAIRS:
@@ -55,7 +59,7 @@ def inside(places: Sequence[str]) -> list[Pair]:
 
 
 def across(places: Sequence[str]) -> list[Pair]:
-    """Pairs of workers in two places: all if the workers are few, else one pair for every two places."""
+    """Pairs of workers in two places: all pairs, or if there are many workers, one pair for every two places."""
     servers = _by_place(places)
     pairs = []
     for number, meets in enumerate(tournament(servers)):
@@ -68,7 +72,10 @@ def across(places: Sequence[str]) -> list[Pair]:
 
 
 def packed(teams: Iterable[T], needs: Callable[[T], set[Hashable]], alone: bool = False) -> list[list[T]]:
-    """Teams that need nothing of each other's are put together, each in the first round with room for it."""
+    """Pack teams into rounds such that no two teams of a round need the same resource (first fit).
+
+    `needs`: the resources of a team. `alone`: put every team into a round of its own.
+    """
     rounds: list[tuple[set[Hashable], list[T]]] = []
     for team in teams:
         wanted = needs(team)
@@ -83,7 +90,8 @@ def packed(teams: Iterable[T], needs: Callable[[T], set[Hashable]], alone: bool 
 
 
 def pair_rounds(places: Sequence[str], machines: Sequence[str]) -> list[list[Pair]]:
-    """All pairs of the first part of a survey. Two on one machine never run at the same time: they share its cores."""
+    """Rounds of pairs for the first part of the benchmark. Two pairs on one machine never run at the same time, because
+    they share its cores."""
 
     def needs(pair: Pair) -> set[Hashable]:
         return {machines[rank] for rank in pair}
@@ -94,7 +102,8 @@ def pair_rounds(places: Sequence[str], machines: Sequence[str]) -> list[list[Pai
 
 
 def jobs(partitions: Sequence[Partition], machines: Sequence[str]) -> list[Job]:
-    """The second part: every level's messages, one pair at a time and all at once, and all-reduces."""
+    """Jobs for the second part of the benchmark: each level's messages, by single pairs and all at once, and its
+    all-reduces."""
     found: list[Job] = []
     below: Partition = tuple((rank,) for rank in range(len(machines)))
 
@@ -115,7 +124,7 @@ def jobs(partitions: Sequence[Partition], machines: Sequence[str]) -> list[Job]:
 
 
 def _sets(kind: str, component: tuple[int, ...], parts: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], ...]]:
-    """What is measured inside one component, each to run at once."""
+    """Sets of teams to measure inside one component. The teams of a set run at the same time."""
     meets = [(one, two) for one, two in itertools.pairwise(parts)]
     single = max(map(len, parts)) == 1
     if len(parts) > 2 and not single:
@@ -136,7 +145,7 @@ def _sets(kind: str, component: tuple[int, ...], parts: Sequence[tuple[int, ...]
 
 
 def _spread(items: Sequence[T], most: int) -> list[T]:
-    """At most so many, over all of them."""
+    """At most `most` items, evenly spread."""
     return list(items) if len(items) <= most else [items[at * (len(items) - 1) // (most - 1)] for at in range(most)]
 
 

@@ -1,14 +1,16 @@
-"""Which worker of the plan every process is: derived at the start from who is where, never from a host name in a file.
+"""Assigns the processes of a launch to the workers of the plan, and checks that the links are as planned.
 
-    where       what a process says of where it is
-    packing     servers of the plan onto machines, over as few of them as can be
-    derive      the mapping, from the sizes of servers and the places of processes
-    seats       what all know once they are there: workers, machines, devices
-    levels      the rates that the plan was made for, from its stage files
-    crossing    who talks to whom between machines, worst first
-    pace        what a minibatch takes where links are slower than planned
-    probe       measures links, for two seconds in all
-    check       compares, and says what it costs
+The assignment is derived at the start from where the processes run, never from host names in a file.
 
-All but `probe` and `check` are torch-free: data in, data out.
+    where       the location of one process, as it reports it
+    packing     packs the plan's servers onto machines in as few pieces as possible
+    derive      the assignment, from the sizes of the plan's servers and the locations of all processes
+    seats       the assignment as every process knows it: workers, servers, devices
+    levels      the link rates that the plan was made for, from its stage files
+    crossing    which workers talk to each other across servers, busiest first
+    probe       measures the links between servers for two seconds
+    notes       the lines printed where the measured rates fall short of the planned ones
+    check       runs the probe and returns these lines
+
+All but `probe` and `check` are torch-free.
 """

@@ -1,12 +1,12 @@
-"""Which worker of the plan each process is, from the sizes of the plan's servers and the places of processes.
+"""Assigns processes to the workers of the plan, from the sizes of the plan's servers and the locations of processes.
 
-Torch-free, and the same in every process: all know the same places. What is derived
+Torch-free. Every process derives the same assignment from the same locations. The assignment
 
-1. has as few pieces as can be found: pairs of a server of the plan and a real one that have workers in common. Where
-   every server of the plan fits onto one, that is one piece each. Containers of a machine are told apart, but pieces of
-   one server go to containers of one machine, and of one launcher, where they can;
-2. changes nothing where the natural order, by which process p is worker p, has as few pieces;
-3. else leaves servers where the natural order has most of their workers, among real ones of the same size.
+1. has as few pieces as possible. A piece is a pair of a server of the plan and a real server with workers in common. If
+   every server of the plan fits onto a real one, each is one piece. Containers of a machine count as different servers,
+   but pieces of one planned server go to containers of one machine, and of one launcher, where possible;
+2. is the natural order, in which process p is worker p, if that has as few pieces;
+3. otherwise keeps each server where the natural order has most of its workers, among real servers of one size.
 
 On a server, workers are in the order of their processes.
 """
@@ -20,28 +20,30 @@ from collections.abc import Hashable, Sequence
 from pipeplan_launch.placement.packing import pack
 
 Path = tuple[Hashable, ...]
-"""Where a process is, from the outermost: machine, container, launcher."""
+"""Location of a process, from the outermost: machine, container, launcher."""
 
 SERVER_DEPTH = 2
-"""So many entries of a path say on which server it is."""
+"""Number of leading entries of a path that identify the server."""
 
 
 def derive(sizes: Sequence[int], paths: Sequence[Path]) -> tuple[int, ...]:
-    """The worker that every process is, by its number. `sizes`: workers on each of the plan's servers.
+    """The worker that each process is.
 
-    There must be as many processes as workers.
+    `sizes`: number of workers on each of the plan's servers. `paths`: location of each process; there must be as many
+    processes as workers.
     """
     assert sum(sizes) == len(paths)
     natural = tuple(range(len(paths)))
     if cost(sizes, paths, natural) == _least(sizes, paths):
         return natural
-    # By machine first is better where containers share one; by container at once is sure to have the fewest pieces.
-    ways = [natural, *(_Derivation(sizes, paths, levels).workers() for levels in _levels(paths))]
-    return min(ways, key=lambda workers: cost(sizes, paths, workers))
+    # Dividing by machine first is better if containers share a machine; dividing by container at once surely has the
+    # fewest pieces.
+    candidates = [natural, *(_Derivation(sizes, paths, levels).workers() for levels in _levels(paths))]
+    return min(candidates, key=lambda workers: cost(sizes, paths, workers))
 
 
 def cost(sizes: Sequence[int], paths: Sequence[Path], workers: Sequence[int]) -> tuple[int, ...]:
-    """What is as small as can be, the first most of all: pieces by server, by machine, by launcher."""
+    """The number of pieces of an assignment by server, by machine and by launcher, to be minimised in this order."""
     server = server_of_workers(sizes)
     return tuple(
         len({(server[worker], path[:depth]) for worker, path in zip(workers, paths, strict=True)})
@@ -50,7 +52,7 @@ def cost(sizes: Sequence[int], paths: Sequence[Path], workers: Sequence[int]) ->
 
 
 def _least(sizes: Sequence[int], paths: Sequence[Path]) -> tuple[int, ...]:
-    """No cost is below this: a piece for every server of the plan, and for every place."""
+    """A lower bound of `cost`: every server of the plan, and every location, has a piece."""
     return tuple(max(len(sizes), len({path[:depth] for path in paths})) for depth in _depths(paths))
 
 
@@ -59,12 +61,12 @@ def _depths(paths: Sequence[Path]) -> list[int]:
 
 
 def server_of_workers(sizes: Sequence[int]) -> list[int]:
-    """The plan's server of every worker."""
+    """The plan's server of each worker."""
     return [server for server, size in enumerate(sizes) for _ in range(size)]
 
 
 def _levels(paths: Sequence[Path]) -> tuple[tuple[int, ...], ...]:
-    """Lengths of prefixes of a path, by which servers are divided one after another."""
+    """The two ways to divide servers: by prefixes of paths from the server on, or from the machine on."""
     every = tuple(range(1, len(paths[0]) + 1))
     return every[SERVER_DEPTH - 1 :], every
 
@@ -74,19 +76,19 @@ class _Derivation:
         self._sizes, self._paths, self._levels = sizes, paths, levels
         self._natural = server_of_workers(sizes)
         self._processes: list[list[int]] = [[] for _ in sizes]
-        """Of every server, in the end."""
+        """The processes of each server of the plan, filled by `_place`."""
 
     def workers(self) -> tuple[int, ...]:
-        """By process."""
+        """The worker that each process is."""
         self._place(dict(enumerate(self._sizes)), list(range(len(self._paths))), 0)
-        found = [0] * len(self._paths)
+        workers = [0] * len(self._paths)
         for first, processes in zip(itertools.accumulate(self._sizes, initial=0), self._processes, strict=False):
             for worker, process in enumerate(self._in_order(processes), first):
-                found[process] = worker
-        return tuple(found)
+                workers[process] = worker
+        return tuple(workers)
 
     def _place(self, amounts: dict[int, int], processes: list[int], level: int) -> None:
-        """Give so many of these processes, which share a path so far, to each server."""
+        """Distribute these processes, which share a path so far, over servers; `amounts`: how many each server gets."""
         if len(amounts) == 1 or level == len(self._levels):
             rest = iter(processes)
             for server, amount in sorted(amounts.items()):
@@ -96,20 +98,21 @@ class _Derivation:
         for process in processes:
             inside.setdefault(self._paths[process][: self._levels[level]], []).append(process)
         groups, servers = list(inside.values()), sorted(amounts)
-        # What a server keeps by staying there; and first of all, a place that is not itself in several parts.
-        keeps = [Counter(self._natural[process] for process in group) for group in groups]
-        spread = [len({self._paths[process][:SERVER_DEPTH] for process in group}) for group in groups]
+        # A server prefers groups that are not themselves divided, and then groups that hold more of its workers in the
+        # natural order.
+        natural = [Counter(self._natural[process] for process in group) for group in groups]
+        pieces = [len({self._paths[process][:SERVER_DEPTH] for process in group}) for group in groups]
         packed = pack(
             [amounts[server] for server in servers],
             [len(group) for group in groups],
-            lambda part, bin_: keeps[bin_][servers[part]] - len(self._paths) * spread[bin_],
+            lambda part, bin_: natural[bin_][servers[part]] - len(self._paths) * pieces[bin_],
         )
         for number, group in enumerate(groups):
             shares = {server: one[number] for server, one in zip(servers, packed, strict=True) if number in one}
             self._place(shares, group, level + 1)
 
     def _in_order(self, processes: list[int]) -> list[int]:
-        """Those of one place next to each other, else by number."""
+        """Processes by number, with those of one location next to each other."""
         first: dict[Path, int] = {}
         for process in sorted(processes):
             for depth in range(len(self._paths[process]) + 1):

@@ -1,4 +1,4 @@
-"""The rates that a plan was made for, from `links` of its stage files. Torch-free."""
+"""The link rates that a plan was made for, read from `links` of its stage files. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,93 +13,76 @@ from pipeplan_launch import fields
 from pipeplan_launch.errors import LaunchError
 
 Rate = tuple[float, float]
-"""Bytes/s, each direction, and seconds."""
+"""(bytes/s in each direction, latency in seconds)."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """What joins workers, or servers. Of each component, in order."""
+    """One level of the cluster's network. Every tuple but `starts` has one entry per component of the level."""
 
     starts: tuple[int, ...]
-    """Its first worker; and the number of all workers at the end."""
+    """First worker of each component, then the number of all workers."""
     sendrecv: tuple[float, ...]
-    """Of a message inside it, bytes/s."""
+    """Rate of a point-to-point message inside the component, in bytes/s."""
     allreduce: tuple[float, ...]
-    """Of an all-reduce inside it, bytes/s."""
+    """Rate of an all-reduce inside the component, in bytes/s."""
     latency_s: tuple[float, ...]
-    cards_s: tuple[float, ...] = ()
-    """Of the components that it joins, how long a minibatch keeps the card of each busy; () inside a server."""
 
     def component(self, worker: int) -> int:
-        """Which one holds a worker."""
+        """The component that holds a worker."""
         return bisect_right(self.starts, worker) - 1
 
 
 @dataclass(frozen=True)
 class Levels:
-    """Innermost first."""
+    """The levels of the planned cluster, innermost first."""
 
     levels: tuple[Level, ...]
 
-    def joining(self, workers: Iterable[int]) -> tuple[int, int]:
-        """(level, component) of the smallest component that holds some workers."""
-        low, high = min(workers := list(workers)), max(workers)
-        for number, level in enumerate(self.levels):
-            if level.component(low) == level.component(high):
-                return number, level.component(low)
-        raise AssertionError("the outermost level holds all")
-
     def message(self, workers: Iterable[int]) -> Rate:
-        """Of messages between some workers."""
-        number, at = self.joining(workers)
-        return self.levels[number].sendrecv[at], self.levels[number].latency_s[at]
+        """Planned rate of messages between some workers."""
+        level, component = self._smallest_common(workers)
+        return level.sendrecv[component], level.latency_s[component]
 
     def ring(self, workers: Iterable[int]) -> Rate:
-        """Of an all-reduce among some workers."""
-        number, at = self.joining(workers)
-        return self.levels[number].allreduce[at], self.levels[number].latency_s[at]
+        """Planned rate of an all-reduce among some workers."""
+        level, component = self._smallest_common(workers)
+        return level.allreduce[component], level.latency_s[component]
 
-    def above(self, workers: Iterable[int]) -> tuple[int, int] | None:
-        """(level, component) of the innermost component between servers that holds some workers; None without one."""
-        low = min(workers)
-        between = (number for number, level in enumerate(self.levels) if level.cards_s)
-        number = next(between, None)
-        return None if number is None else (number, self.levels[number].component(low))
-
-    def sharing_ends(self) -> Iterable[tuple[int, Level, tuple[int, ...]]]:
-        """Levels that join servers: (number, level, first workers of what it joins, and the number of all)."""
-        for number, level in enumerate(self.levels):
-            if level.cards_s:
-                below = self.levels[number - 1].starts if number else tuple(range(level.starts[-1] + 1))
-                yield number, level, below
+    def _smallest_common(self, workers: Iterable[int]) -> tuple[Level, int]:
+        """(level, component) of the smallest component that holds all these workers."""
+        low, high = min(workers := list(workers)), max(workers)
+        for level in self.levels:
+            if level.component(low) == level.component(high):
+                return level, level.component(low)
+        raise AssertionError("the outermost level holds all workers")
 
 
 def levels_of(content: dict[str, Any], workers: int, where: str) -> Levels | None:
-    """What a stage file says, of a plan with so many workers; None if it does not. Raises `LaunchError`."""
+    """Read `links` of a stage file of a plan with this many workers; None where the file has none.
+
+    Raises `LaunchError` for levels that do not nest or do not join all workers.
+    """
     if content.get("links") is None:
         return None
-    found: list[Level] = []
-    below = workers
+    levels: list[Level] = []
     for entry in fields.listing(content, "links", where):
         if not isinstance(entry, dict):
             raise LaunchError(f"{where}: every entry of 'links' must be an object")
-        found.append(_level(entry, workers, below, where))
-        below = len(found[-1].starts) - 1
-    if below != 1:
+        levels.append(_level(entry, workers, where))
+    if len(levels[-1].starts) != 2:
         raise LaunchError(f"{where}: the last entry of 'links' does not join all {workers} workers")
-    return Levels(tuple(found))
+    return Levels(tuple(levels))
 
 
-def _level(entry: dict[str, Any], workers: int, below: int, where: str) -> Level:
+def _level(entry: dict[str, Any], workers: int, where: str) -> Level:
     starts = _starts(entry.get("span"), workers, where)
     count = len(starts) - 1
-    cards = entry.get("cards_s")
     return Level(
         starts,
-        _each(entry, "sendrecv", count, where),
-        _each(entry, "allreduce", count, where),
-        _each(entry, "latency_s", count, where),
-        () if cards is None else _each(entry, "cards_s", below, where),
+        _per_component(entry, "sendrecv", count, where),
+        _per_component(entry, "allreduce", count, where),
+        _per_component(entry, "latency_s", count, where),
     )
 
 
@@ -114,10 +97,10 @@ def _starts(span: Any, workers: int, where: str) -> tuple[int, ...]:
     return tuple(itertools.accumulate(spans, initial=0))
 
 
-def _each(entry: dict[str, Any], name: str, count: int, where: str) -> tuple[float, ...]:
-    """One for each component; null is without bounds."""
-    given: Sequence[Any] = entry[name] if isinstance(entry.get(name), list) else [entry.get(name)] * count
-    values = [fields.amount({name: value}, name, where) for value in given]
+def _per_component(entry: dict[str, Any], name: str, count: int, where: str) -> tuple[float, ...]:
+    """One number for each component, from a list or from a single number that holds for all; null means no bound."""
+    raw: Sequence[Any] = entry[name] if isinstance(entry.get(name), list) else [entry.get(name)] * count
+    values = [fields.amount({name: value}, name, where) for value in raw]
     if len(values) != count:
         raise LaunchError(f"{where}: {name!r} of 'links' has {len(values)} entries where there are {count} components")
     return tuple(math.inf if value is None else value for value in values)

@@ -1,62 +1,86 @@
-"""What is said before training where workers or links are not as planned, and it matters. Torch-free."""
+"""The notes printed before training where workers are apart or links are slower than planned. Torch-free.
+
+A note gives the planned rate, the measured rate and their ratio. It does not say what the difference costs: the planner
+does, when it solves again for the links as they are.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from pipeplan_launch.config import LaunchPlan
+from pipeplan_launch.errors import listed
 from pipeplan_launch.placement.crossing import Team
-from pipeplan_launch.placement.pace import pace_s
-from pipeplan_launch.placement.reality import Reality
 from pipeplan_launch.placement.seats import Seats
 
-MATTERS = 0.05
-"""Share of the pace below which nothing is said."""
+SLOWER = 1.25
+"""Ratio of planned to measured rate below which a link counts as fast enough."""
+BUSY = 0.05
+"""Share of the time between two minibatches. A link that is busy for less, at its measured rate, is not named."""
 MOST_NAMED = 2
-MOST_JUDGED = 8
-"""Of the slowest, by what they reach of what is planned."""
+"""Servers of the plan whose divided workers a note lists."""
 
 
 def notes(plan: LaunchPlan, seats: Seats, measured: Mapping[Team, float]) -> list[str]:
-    """At most a line on who is apart, and one on links."""
-    if plan.links is None:
-        return [f"note: {_apart(seats)}"] if seats.apart else []
-    planned = plan.predictions[0].minibatch_s
-    found = []
-    between = {team: rate for team, rate in measured.items() if not _is_apart(team, seats)}
+    """At most one line about workers that are apart, and one about links.
+
+    `measured`: the rates in bytes/s that a probe found; empty where nothing was measured.
+    """
+    inside = {team: rate for team, rate in measured.items() if _is_planned_on_one_server(team, seats)}
+    lines = []
     if seats.apart:
-        # Also what was measured between those who are apart.
-        inside = {team: rate for team, rate in measured.items() if team not in between}
-        found += _said(_apart(seats), planned, pace_s(plan, Reality(plan, seats, inside)))
-    slowest = _slowest(plan, seats, between)
+        worst = _worst(plan, inside)
+        rates = "" if worst is None else f": {_rates(plan, worst, inside[worst])}"
+        if worst is not None or not inside:
+            lines.append(
+                f"note: {_apart(seats)}{rates}; start as many workers on each server as the plan has there, or solve "
+                "again for these servers"
+            )
+    between = {team: rate for team, rate in measured.items() if team not in inside}
+    slowest = _worst(plan, between)
     if slowest is not None:
-        now = pace_s(plan, Reality(plan, seats, measured))
-        before = pace_s(plan, Reality(plan, seats, {one: rate for one, rate in measured.items() if one not in between}))
-        if now is not None and before is not None and now * (1 - MATTERS) >= before:
-            found += _said(_slow(plan, seats, slowest, between[slowest]), planned, now)
-    return found
+        lines.append(
+            f"note: {_link(seats, slowest)}: {_rates(plan, slowest, between[slowest])}; check the network, or measure "
+            "it with pipeplan profile --links and solve again"
+        )
+    return lines
 
 
-def _said(what: str, planned: float | None, now: float | None) -> list[str]:
-    if not planned or now is None:
-        return [f"note: {what}"]
-    loss = 1 - planned / now
-    if loss < MATTERS:
-        return []
-    return [f"note: {what}: {_ms(now)} ms a minibatch instead of {_ms(planned)}, {loss:.0%} slower"]
+def gbit(rate: float) -> str:
+    """A rate in bytes/s for people: `1.9 Gbit/s`."""
+    bits = rate * 8
+    for factor, name in ((1e9, "Gbit/s"), (1e6, "Mbit/s")):
+        if bits >= factor:
+            return f"{bits / factor:.3g} {name}"
+    return f"{bits / 1e3:.3g} Kbit/s"
 
 
-def _is_apart(team: Team, seats: Seats) -> bool:
-    """Whether the plan has these workers on one server."""
+def _is_planned_on_one_server(team: Team, seats: Seats) -> bool:
     return len({seats.meant[worker] for worker in team.workers}) == 1
 
 
-def _slowest(plan: LaunchPlan, seats: Seats, measured: Mapping[Team, float]) -> Team | None:
-    """The one of which it costs most that it is slower than planned."""
-    planned = Reality(plan, seats).planned
-    worst = sorted(measured, key=lambda team: measured[team] / planned(team))[:MOST_JUDGED]
-    paces = {team: pace_s(plan, Reality(plan, seats, {team: measured[team]})) or 0.0 for team in worst}
-    return max(paces, key=lambda team: (paces[team], team.share), default=None)
+def _worst(plan: LaunchPlan, measured: Mapping[Team, float]) -> Team | None:
+    """Of the links that are slower than planned, the one that is busiest at the measured rate; None if all are fine."""
+
+    def busy(team: Team) -> float:
+        return team.share * _times_slower(plan, team, measured[team])
+
+    slow = [team for team in measured if _times_slower(plan, team, measured[team]) >= SLOWER and busy(team) >= BUSY]
+    return max(slow, key=busy, default=None)
+
+
+def _times_slower(plan: LaunchPlan, team: Team, rate: float) -> float:
+    """Ratio of planned to measured rate; 0 for a link that the plan takes to be unlimited, as that cannot be judged."""
+    assert plan.links is not None
+    planned, _ = team.planned(plan.links)
+    return planned / rate if math.isfinite(planned) else 0.0
+
+
+def _rates(plan: LaunchPlan, team: Team, rate: float) -> str:
+    assert plan.links is not None
+    planned = team.planned(plan.links)[0]
+    return f"planned {gbit(planned)}, measured {gbit(rate)}, {planned / rate:.2g} times slower"
 
 
 def _apart(seats: Seats) -> str:
@@ -68,31 +92,14 @@ def _apart(seats: Seats) -> str:
     return f"workers {who}, meant to share a server{' each' if len(seats.apart) > 1 else ''}, are {where}"
 
 
-def _slow(plan: LaunchPlan, seats: Seats, team: Team, rate: float) -> str:
-    planned = Reality(plan, seats).planned(team)
+def _link(seats: Seats, team: Team) -> str:
     if team.is_ring:
-        return (
-            f"all-reduces of stage {team.stage} reach {gbit(rate)} between servers, the plan was made for "
-            f"{gbit(planned)}"
-        )
+        return f"all-reduces of stage {team.stage} between servers"
     ends = " and ".join(dict.fromkeys(seats.name(seats.servers[worker]) for worker in team.workers))
-    return f"between {ends} {gbit(rate)} are reached, the plan was made for {gbit(planned)}"
-
-
-def gbit(rate: float) -> str:
-    """Of bytes/s: `1.9 Gbit/s`."""
-    bits = rate * 8
-    for factor, name in ((1e9, "Gbit/s"), (1e6, "Mbit/s")):
-        if bits >= factor:
-            return f"{bits / factor:.3g} {name}"
-    return f"{bits / 1e3:.3g} Kbit/s"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:.0f}"
+    return f"the link between {ends}"
 
 
 def _numbers(workers: Sequence[int]) -> str:
     if len(workers) > 2 and list(workers) == list(range(workers[0], workers[-1] + 1)):
         return f"{workers[0]} to {workers[-1]}"
-    return " and ".join(filter(None, [", ".join(map(str, workers[:-1])), str(workers[-1])]))
+    return listed(workers)

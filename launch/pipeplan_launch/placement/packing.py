@@ -1,13 +1,14 @@
-"""Parts that should stay whole, onto bins of the same total size, so that as few pieces result as can be. Torch-free.
+"""Packs parts into bins of the same total size such that the parts are divided into as few pieces as possible.
 
-The number of pieces is the number of pairs (part, bin) that have something in common. Where parts and bins fall into
-k sets of equal totals, and no more, there are (parts + bins - k) pieces: a set of p parts and b bins needs p + b - 1.
-To find the largest k is NP-hard (3-partition), so what is large is solved by rules and only the rest exactly:
+Torch-free. A piece is a pair (part, bin) with something in common. If the parts and bins can be partitioned into at
+most k sets, each with equal totals of parts and bins, the minimum is parts + bins - k pieces, since a set of p parts
+and b bins needs p + b - 1. Finding the largest k is NP-hard (3-partition). So large inputs are reduced by heuristics:
 
-- A part and a bin of one size are put together. No best solution is lost by that: were they in two sets, the one of
-  these two alone and the one of all others would be as many.
+- A part and a bin of one size form a set. This loses no optimum: if they were in two sets, the set of these two alone
+  and the set of all others would be as many.
 - Up to `EXACT` parts and bins, sets are found by dynamic programming over all subsets.
-- Beyond, bins that some parts fill exactly are looked for, then parts that some bins hold exactly, the rest is one set.
+- Beyond that, bins that some parts fill exactly form sets with them, then parts that fill some bins exactly; the rest
+  is one set.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 EXACT = 12
-"""Parts and bins left, at most, that are solved exactly: 2**12 subsets."""
+"""Number of remaining parts and bins up to which the packing is exact: 2**12 subsets."""
 
 Liking = Callable[[int, int], float]
-"""How well a part would be in a bin, by index: among bins of one size, the part goes where it is liked best."""
+"""Preference of a part for a bin, by their indices: among bins of one size, a part goes into the most preferred one."""
 
 Amounts = list[dict[int, int]]
-"""For every part, how much of it each bin has."""
+"""For each part, the amount of it in each bin."""
 
 
 def pack(parts: Sequence[int], bins: Sequence[int], liking: Liking = lambda part, bin: 0.0) -> Amounts:
-    """Distribute parts of these sizes over bins of these, all of them above 0 and of the same sum."""
+    """Distribute parts over bins. `parts`, `bins`: their sizes, all above 0 and with the same sum."""
     assert sum(parts) == sum(bins)
     amounts: Amounts = [{} for _ in parts]
     left_parts, left_bins = list(range(len(parts))), list(range(len(bins)))
-    for part, bin_ in _alike(parts, bins, liking):
+    for part, bin_ in _equal_pairs(parts, bins, liking):
         amounts[part][bin_] = parts[part]
         left_parts.remove(part)
         left_bins.remove(bin_)
@@ -38,8 +39,8 @@ def pack(parts: Sequence[int], bins: Sequence[int], liking: Liking = lambda part
     return amounts
 
 
-def _alike(parts: Sequence[int], bins: Sequence[int], liking: Liking) -> list[tuple[int, int]]:
-    """Pairs of one size, those that like each other best first."""
+def _equal_pairs(parts: Sequence[int], bins: Sequence[int], liking: Liking) -> list[tuple[int, int]]:
+    """Disjoint pairs of a part and a bin of one size, chosen greedily by preference."""
     pairs = [(part, bin_) for part, size in enumerate(parts) for bin_, room in enumerate(bins) if size == room]
     pairs.sort(key=lambda pair: (-liking(*pair), pair))
     chosen: list[tuple[int, int]] = []
@@ -56,7 +57,7 @@ def _alike(parts: Sequence[int], bins: Sequence[int], liking: Liking) -> list[tu
 def _sets(
     parts: Sequence[int], bins: Sequence[int], left_parts: list[int], left_bins: list[int]
 ) -> list[tuple[list[int], list[int]]]:
-    """Sets of parts and bins with equal totals, as many as are found."""
+    """A partition of the remaining parts and bins into sets with equal totals."""
     found = []
     if len(left_parts) + len(left_bins) > EXACT:
         found += [(some, [bin_]) for bin_, some in _filling(bins, left_bins, parts, left_parts)]
@@ -69,7 +70,7 @@ def _sets(
 def _filling(
     rooms: Sequence[int], left_rooms: list[int], sizes: Sequence[int], left: list[int]
 ) -> list[tuple[int, list[int]]]:
-    """Rooms that some of what is left fills exactly, largest first, and by what; both are taken from what is left."""
+    """(room, items that fill it exactly) for each such room, largest first. Both are removed from the lists."""
     found = []
     for room in sorted(left_rooms, key=lambda one: (-rooms[one], one)):
         some = _exactly(rooms[room], sizes, left)
@@ -81,21 +82,24 @@ def _filling(
 
 
 def _exactly(total: int, sizes: Sequence[int], left: Sequence[int]) -> list[int] | None:
-    """Some of what is left with this sum of sizes, the first that there are; None if there are none."""
-    ways: dict[int, list[int]] = {0: []}
+    """The first subset of the remaining items that has this sum of sizes; None if there is none (subset sum)."""
+    subsets: dict[int, list[int]] = {0: []}
     for one in left:
-        for reached, some in list(ways.items()):
+        for reached, some in list(subsets.items()):
             if reached + sizes[one] <= total:
-                ways.setdefault(reached + sizes[one], [*some, one])
-        if total in ways:
-            return ways[total]
+                subsets.setdefault(reached + sizes[one], [*some, one])
+        if total in subsets:
+            return subsets[total]
     return None
 
 
 def _most_sets(
     parts: Sequence[int], bins: Sequence[int], left_parts: list[int], left_bins: list[int]
 ) -> list[tuple[list[int], list[int]]]:
-    """As many as there are: over subsets of parts (counted positive) and bins (negative), those of sum 0 on a chain."""
+    """The largest number of sets, by dynamic programming over subsets of parts (positive) and bins (negative).
+
+    The optimum is a chain of nested subsets in which the number of subsets with sum 0 is largest.
+    """
     items = [(parts[part], part, True) for part in left_parts] + [(-bins[bin_], bin_, False) for bin_ in left_bins]
     if not items:
         return []
@@ -121,7 +125,7 @@ def _most_sets(
 
 
 def _fill(amounts: Amounts, parts: dict[int, int], bins: dict[int, int]) -> None:
-    """One after the other, the largest parts first, so that these are what is divided: parts + bins - 1 pieces."""
+    """Fill the bins of one set one after another, with the largest parts first, in at most parts + bins - 1 pieces."""
     order = sorted(bins)
     for part in sorted(parts, key=lambda one: (-parts[one], one)):
         left = parts[part]

@@ -1,4 +1,4 @@
-"""What a process says of where it is, and how that travels through the workers' common store. Torch-free."""
+"""The location of a process, and its form in the workers' common store. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,66 +11,62 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 SERVER = "PIPEPLAN_SERVER"
-"""Environment variable: the name of the server that a process is on, in place of what is found out. For containers
-that are to count as one server, or are not."""
+"""Environment variable: a name for the server of a process, which replaces the detected one. For containers that should
+count as one server, or should not."""
 
 
 @dataclass(frozen=True)
 class Where:
-    """The place of one process."""
+    """The location of one process."""
 
     machine: str
-    """The same for all processes since one start of a system, in whatever containers."""
+    """Id of the machine's current boot, the same in all its containers."""
     host: str
-    """Its name, which containers of one machine have of their own."""
+    """Host name. Containers of one machine have names of their own."""
     network: str
-    """The same for processes of one machine that see the same network."""
+    """Id of the network namespace, the same for processes of one machine that see the same network."""
     launcher: str = ""
-    """Number of the launcher that started it, among those of the run; empty without one."""
+    """Number of the launcher that started the process, among those of the run; empty without a launcher."""
     local: int = 0
-    """Its number among those that this launcher started."""
+    """Number of the process among those that its launcher started."""
     devices: int = 0
-    """CUDA devices that it sees."""
+    """Number of CUDA devices that the process sees."""
     visible: str = ""
-    """Which ones it is shown, where it is not shown all (CUDA_VISIBLE_DEVICES)."""
+    """CUDA_VISIBLE_DEVICES; empty where it is not set."""
     cards: str = ""
-    """The UUIDs of these devices, in their order, with a space between; empty where they are not known."""
+    """UUIDs of the visible devices, in order and separated by spaces; empty where they are not known."""
     named: str = ""
-    """What the user calls the server that it counts as (PIPEPLAN_SERVER); empty where that is found out."""
+    """The user's name for the server (PIPEPLAN_SERVER); empty where it is not set."""
 
     @property
     def container(self) -> tuple[str, str, str]:
-        """The same for all processes of one container, or of a machine outside of all, whatever they count as."""
+        """Id of the container (or of the machine, outside containers), regardless of PIPEPLAN_SERVER."""
         return self.machine, self.host, self.network
 
     @property
     def server(self) -> tuple[str, str, str]:
-        """The same for all processes of one server."""
+        """Id of the server, the same for all processes on it."""
         return ("", self.named, "") if self.named else self.container
 
     @property
     def name(self) -> str:
-        """Of the server, for people."""
+        """Name of the server for messages."""
         return self.named or self.host
 
     @property
     def path(self) -> tuple[str, tuple[str, str], str]:
-        """From the outermost: the machine, the container on it, the launcher in that."""
+        """The nested locations from the outermost: machine, container, launcher."""
         machine, host, network = self.server
         return machine, (host, network), self.launcher
 
 
 def here(environment: Mapping[str, str], cards: Sequence[str] = ()) -> Where:
-    """Where this process is; `cards` are the UUIDs of the CUDA devices that it sees, "" for one that has none."""
-    machine = host = platform.node()
-    network = ""
-    with suppress(OSError):
-        machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        network = str(os.stat("/proc/self/ns/net").st_ino)
+    """The location of this process. `cards`: UUIDs of the CUDA devices that it sees, "" for a device without one."""
+    machine, network = machine_and_network()
     local = environment.get("LOCAL_RANK", "")
     return Where(
         machine=machine,
-        host=host,
+        host=platform.node(),
         network=network,
         launcher=environment.get("GROUP_RANK", ""),
         local=int(local) if local.isdecimal() else 0,
@@ -81,16 +77,28 @@ def here(environment: Mapping[str, str], cards: Sequence[str] = ()) -> Where:
     )
 
 
+def machine_and_network() -> tuple[str, str]:
+    """(id of the machine's current boot, id of this process's network namespace).
+
+    Without Linux's /proc: the host name and "".
+    """
+    machine, network = platform.node(), ""
+    with suppress(OSError):
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        network = str(os.stat("/proc/self/ns/net").st_ino)
+    return machine, network
+
+
 def written(where: Where) -> str:
-    """For the store."""
+    """A location as JSON, for the store."""
     return json.dumps(asdict(where))
 
 
-def all_written(said: Sequence[str]) -> str:
-    """What all processes wrote, by rank, in one: what those of one launcher have in common is there once."""
+def all_written(locations: Sequence[str]) -> str:
+    """The JSON locations of all processes, by rank, as one JSON text. Fields common to a launcher are stored once."""
     table: dict[str, int] = {}
     rows = []
-    for text in said:
+    for text in locations:
         content = json.loads(text)
         local = content.pop("local")
         rows.append([table.setdefault(json.dumps(content), len(table)), local])
@@ -98,6 +106,6 @@ def all_written(said: Sequence[str]) -> str:
 
 
 def all_read(text: str) -> tuple[Where, ...]:
-    """What `all_written` wrote, by rank."""
+    """The locations of all processes, by rank, from the text of `all_written`."""
     content = json.loads(text)
     return tuple(Where(**content["common"][number], local=local) for number, local in content["processes"])
