@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from pipeplan import cost
 from pipeplan.cuts import Cuts
 from pipeplan.evaluate import complain_of_memory, evaluate
-from pipeplan.grid import shape_of
 from pipeplan.improve import improve
 from pipeplan.links import Links
 from pipeplan.plan import Plan
 from pipeplan.problem import Problem
 from pipeplan.solvers import dp
 from pipeplan.solvers.limits import Effort
-from pipeplan.stages import one_stage
+from pipeplan.stages import one_stage, shape_of
 
 GRID, UNPIPELINED = "best uniform grid", "model parallelism"
 MOST_CELLS, MOST_WORKERS = 20_000, 256

@@ -17,6 +17,7 @@ from pipeplan.problem import Problem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,10 @@ all stages have an update in common, every replica takes the same number of its 
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 from pipeplan.cluster_data import Cluster
-from pipeplan.plan import ACCUMULATING, Plan
+from pipeplan.plan import ACCUMULATING
 from pipeplan.problem import Options, Problem
 
 
@@ -71,13 +70,3 @@ def workers_alone(problem: Problem, most: int) -> int:
     """The most workers, of at most so many, that plain data parallelism may be on as a grid."""
     found = [size for size in sizes(problem.cluster) if size <= most and _shares(problem.options) % size == 0]
     return max(found)
-
-
-def shape_of(plan: Plan, cluster: Cluster) -> Shape | None:
-    """The shape of a plan that is a uniform grid, None where it is none."""
-    shared = plan.accumulate or 0
-    shape = Shape(len(plan.stages), plan.stages[0].replicas)
-    flat = list(itertools.chain.from_iterable(stage.workers for stage in plan.stages))
-    alike = plan.copies == 1 and all(stage.replicas == shape.replicas for stage in plan.stages)
-    placed = flat == list(range(len(flat))) and len(flat) in sizes(cluster)
-    return shape if alike and placed and shared % shape.replicas == 0 else None

@@ -22,12 +22,12 @@ import numpy as np
 from pipeplan import contention
 from pipeplan.errors import InputError
 from pipeplan.evaluate import Evaluation, evaluate
-from pipeplan.grid import shape_of
 from pipeplan.layouts import Layout, aligned, consecutive
 from pipeplan.links import Links
 from pipeplan.plan import Plan
 from pipeplan.problem import Problem
 from pipeplan.solvers import depths
+from pipeplan.stages import shape_of
 
 TOLERANCE = 1e-9
 """Relative. Less is no gain."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from pipeplan import cost
+from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InputError
+from pipeplan.grid import Shape, sizes
 from pipeplan.links import Links
 from pipeplan.plan import FLUSHING, Plan, Stage, data_parallel
 from pipeplan.problem import Problem
@@ -145,3 +148,13 @@ def per_copy(plan: Plan) -> int:
     if plan.schedule in FLUSHING:
         return int(cost.rounds(plan.accumulate, plan.copies))
     return plan.accumulate // plan.copies
+
+
+def shape_of(plan: Plan, cluster: Cluster) -> Shape | None:
+    """The shape of a plan that is a uniform grid, None where it is none."""
+    shared = plan.accumulate or 0
+    shape = Shape(len(plan.stages), plan.stages[0].replicas)
+    flat = list(itertools.chain.from_iterable(stage.workers for stage in plan.stages))
+    alike = plan.copies == 1 and all(stage.replicas == shape.replicas for stage in plan.stages)
+    placed = flat == list(range(len(flat))) and len(flat) in sizes(cluster)
+    return shape if alike and placed and shared % shape.replicas == 0 else None

@@ -23,7 +23,7 @@ from pipeplan.evaluate import evaluate
 from pipeplan.exports.aim import faster
 from pipeplan.exports.target import File
 from pipeplan.files import Node
-from pipeplan.grid import shape_of, shapes, sizes
+from pipeplan.grid import shapes, sizes
 from pipeplan.plan import Plan
 from pipeplan.problem import Options, Problem
 from pipeplan.profile_data import Layer, Profile, Size, Tensor
@@ -32,6 +32,7 @@ from pipeplan.solvers import dp, grids, ilp
 from pipeplan.solvers.limits import Effort
 from pipeplan.solvers.result import Result, Status
 from pipeplan.solving import Outcome, Settings, solve
+from pipeplan.stages import shape_of
 
 Draw = Callable[..., Instance]
 

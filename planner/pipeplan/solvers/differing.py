@@ -18,12 +18,12 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from pipeplan import cost
-from pipeplan.cuts import Floats, Ints
+from pipeplan.cuts import Flags, Floats, Ints
 from pipeplan.links import Links
 from pipeplan.solvers.limits import SLACK, Limits
 from pipeplan.solvers.runs import Runs, levels_between
 from pipeplan.solvers.search import Search
-from pipeplan.solvers.states import Flags, States
+from pipeplan.solvers.states import States
 from pipeplan.solvers.terms import StageTerms, Terms
 
 # How many states are compared with all others at a time.

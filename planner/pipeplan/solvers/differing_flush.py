@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pipeplan import cost
-from pipeplan.cuts import Floats, Ints
+from pipeplan.cuts import Flags, Floats, Ints
 from pipeplan.solvers.differing import Differing, DifferingSearch, new_columns
 from pipeplan.solvers.differing_pace import Hop, Placed, hops, placed
 from pipeplan.solvers.flush import Batches, Bounds
 from pipeplan.solvers.limits import SLACK, Step
-from pipeplan.solvers.states import Flags, States
+from pipeplan.solvers.states import States
 from pipeplan.solvers.terms import StageTerms
 
 

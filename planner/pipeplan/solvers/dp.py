@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 
 from pipeplan.cuts import Cuts
 from pipeplan.grid import Shape, shapes
-from pipeplan.plan import Plan
+from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Problem
 from pipeplan.solvers import depths, threshold
 from pipeplan.solvers.grids import Grids, minibatches_of
 from pipeplan.solvers.grids_flush import batch
 from pipeplan.solvers.limits import Effort
-from pipeplan.solvers.pipeline import Segment, Space, spaces
+from pipeplan.solvers.pipeline import Space, spaces
 from pipeplan.solvers.pipelines import Pipeline, Pipelines
 from pipeplan.solvers.result import Result, Status
 from pipeplan.solvers.threshold import PRECISION, Interval
@@ -30,7 +30,7 @@ from pipeplan.solvers.threshold import PRECISION, Interval
 class _SoFar:
     """What several searches found."""
 
-    best: tuple[float, Space, list[Segment]] | None = None
+    best: tuple[float, Space, list[Stage]] | None = None
     bound: float = float("inf")
     finished: bool = True
     interrupted: bool = False
@@ -43,7 +43,7 @@ class _SoFar:
         if found.best is None:
             return
         if self.best is None or space.pace(problem, found.high) < self.best[0] * (1 - PRECISION):
-            self.best = space.pace(problem, found.high), space, found.best.segments()
+            self.best = space.pace(problem, found.high), space, found.best.stages()
 
 
 def _spaces(problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: Effort) -> _SoFar:
@@ -89,7 +89,7 @@ def best_grid(
 
     for found in _of_shapes(Pipelines(problem, cuts, deadline, effort=effort or Effort()), below):
         if found.best is not None:
-            plan = _plan(problem, space, found.best.segments(), space.pace(problem, found.high))
+            plan = _plan(problem, space, found.best.stages(), space.pace(problem, found.high))
             if (value := score(plan)) < least:
                 best, least = plan, value
     return best
@@ -170,13 +170,13 @@ def _result(problem: Problem, cuts: Cuts, so_far: _SoFar, began: float) -> Resul
         status = Status.INFEASIBLE if proven else Status.TIME_LIMIT
         least = float("inf") if proven else max(floor, bound if bound < float("inf") else 0.0)
         return Result("DP", status, None, float("inf"), least, taken, note, interrupted=interrupted)
-    pace, space, segments = best
-    plan = _plan(problem, space, segments, pace)
+    pace, space, stages = best
+    plan = _plan(problem, space, stages, pace)
     if proven and bound >= pace * (1 - 4 * PRECISION):
         return Result("DP", Status.OPTIMAL, plan, pace, pace, taken)
     return Result("DP", Status.FEASIBLE, plan, pace, min(max(bound, floor), pace), taken, note, interrupted=interrupted)
 
 
-def _plan(problem: Problem, space: Space, segments: list[Segment], pace_s: float) -> Plan:
+def _plan(problem: Problem, space: Space, stages: list[Stage], pace_s: float) -> Plan:
     # The pace may be just where a depth changes: another order of the same sum must not ask for one more.
-    return depths.assign(space.plan(problem, segments), problem, pace_s * (1 + 1e-12))
+    return depths.assign(space.plan(problem, stages), problem, pace_s * (1 + 1e-12))

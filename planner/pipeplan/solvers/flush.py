@@ -18,13 +18,13 @@ from typing import Protocol
 import numpy as np
 
 from pipeplan import cost
-from pipeplan.cuts import Floats, Ints
+from pipeplan.cuts import Flags, Floats, Ints
 from pipeplan.plan import GPIPE
 from pipeplan.solvers.limits import SLACK, Limits, OutOfTime, Step
 from pipeplan.solvers.pace import boundary_level, one_stage, span_of
 from pipeplan.solvers.replicas import Intervals
 from pipeplan.solvers.search import Search
-from pipeplan.solvers.states import Flags, States
+from pipeplan.solvers.states import States
 from pipeplan.solvers.terms import StageTerms, Terms
 from pipeplan.solvers.threshold import PRECISION
 

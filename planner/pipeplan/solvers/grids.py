@@ -17,12 +17,11 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan import cost
-from pipeplan.cuts import Floats, Ints
+from pipeplan.cuts import Flags, Floats, Ints
 from pipeplan.grid import Shape
 from pipeplan.plan import ACCUMULATING, GPIPE
 from pipeplan.problem import Problem
 from pipeplan.solvers.limits import Step
-from pipeplan.solvers.states import Flags
 from pipeplan.solvers.terms import Terms
 
 MOST_CUTS = 1500

@@ -9,14 +9,13 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan import cost
-from pipeplan.cuts import Floats
+from pipeplan.cuts import Flags, Floats
 from pipeplan.grid import Shape
 from pipeplan.solvers import flush
 from pipeplan.solvers.flush import Batches, Bounds
 from pipeplan.solvers.grids import Grids, steps_of
 from pipeplan.solvers.limits import SLACK, Effort, Step, limits_of
 from pipeplan.solvers.machines import batches
-from pipeplan.solvers.states import Flags
 from pipeplan.solvers.terms import Terms
 
 

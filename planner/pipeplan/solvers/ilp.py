@@ -75,12 +75,15 @@ from pipeplan import cost
 from pipeplan.evaluate import evaluate
 from pipeplan.grid import shapes, workers_alone
 from pipeplan.links import Links
-from pipeplan.plan import VERTICAL, Plan, data_parallel
+from pipeplan.plan import VERTICAL, Plan, Stage, data_parallel
 from pipeplan.problem import Problem
 from pipeplan.solvers import backend, depths
 from pipeplan.solvers.backend import Answer
-from pipeplan.solvers.ilp_depth import TooManyChoicesError
-from pipeplan.solvers.ilp_model import Model, minibatches
+from pipeplan.solvers.ilp_depth import Depths, TooManyChoicesError
+from pipeplan.solvers.ilp_flush import Flush
+from pipeplan.solvers.ilp_memory import Memory, limit_memory_at_depth_one
+from pipeplan.solvers.ilp_model import Model, Place, minibatches
+from pipeplan.solvers.ilp_program import Variable
 from pipeplan.solvers.pipeline import Space, spaces
 from pipeplan.solvers.result import Result, Status
 
@@ -114,7 +117,7 @@ def solve(problem: Problem, limits: Limits, cutoff_s: float | None = None) -> Re
     `cutoff_s` excludes slower plans from the search (with `CUTOFF_SLACK`). The verdict stays independent of whoever
     gave it: the program must still find a plan of its own, and prove that there is no better one.
     """
-    search = _Search(problem, limits, cutoff_s)
+    search = _IlpSearch(problem, limits, cutoff_s)
     try:
         for space in spaces(problem):
             search.look_in(space)
@@ -135,7 +138,53 @@ def _too_many_runs(inner: Problem) -> str:
     return f"{runs} runs of workers for each of {len(inner.units)} layers"
 
 
-class _Search:
+class IlpModel(Model):
+    """The whole integer program of one pipeline on one cluster, whose pace is known to lie between two bounds.
+
+    It adds to the placement of stages (`ilp_model`) an objective, the user's constraints and, where it is `complete`,
+    the depths with the memory that follows from them. Otherwise the only limit on memory is that of depth 1, which
+    every plan satisfies.
+    """
+
+    def __init__(self, problem: Problem, floor_s: float, upper_s: float, *, complete: bool) -> None:
+        super().__init__(problem, floor_s, upper_s)
+        self.flush: Flush | None = None
+        if problem.options.flushes:
+            self.flush = Flush(self, self.minibatches or 1)
+            self.carried, self.cycle = self.flush.times, self.flush.cycle
+        else:
+            self.carried = self.charge_boundaries()
+        self._charge({})
+        self.add_user_constraints()
+        self.depths: Depths | None = None
+        if complete:
+            self._add_depths()
+        elif problem.options.memory:
+            limit_memory_at_depth_one(self)
+
+    def _charge(self, again: dict[Place, Variable]) -> None:
+        """Charge the time of every place, including the forward work that it computes `again`."""
+        if self.flush is None:
+            self.charge_stages(again)
+        else:
+            self.flush.charge(again)
+
+    def _add_depths(self) -> None:
+        options = self.problem.options
+        if self.problem.training:
+            self.depths = Depths(self, recompute=options.recompute and options.memory)
+            if again := self.depths.forward_again():
+                self._charge(again)
+        if options.memory:
+            Memory(self, self.depths)
+
+    def stages(self) -> list[Stage]:
+        """The stages of the solution, input to output, on the workers of one copy, with depth 1 throughout."""
+        again = self.depths.recomputing() if self.depths else set()
+        return [Stage(self.names(run), tuple(run.workers), 1, 1, run in again) for run in self.chosen()]
+
+
+class _IlpSearch:
     """What is known so far, over the spaces that have been searched."""
 
     def __init__(self, problem: Problem, limits: Limits, cutoff_s: float | None) -> None:
@@ -219,13 +268,13 @@ class _Search:
             self.refusal, self.proven = reason, False
         return bool(reason)
 
-    def _sound(self, space: Space, model: Model) -> bool:
+    def _sound(self, space: Space, model: IlpModel) -> bool:
         """Whether a plan that was found without depths keeps its pace, and fits in memory, with them."""
         pace, plan = self._plan(space, model)
         score = evaluate(plan, self.problem)
         return score.fits and score.alone_s <= pace * (1 + CUTOFF_SLACK)
 
-    def _climb(self, inner: Problem, low: float, high: float, *, complete: bool) -> tuple[Model, Answer]:
+    def _climb(self, inner: Problem, low: float, high: float, *, complete: bool) -> tuple[IlpModel, Answer]:
         """The program with an upper bound that is as low as possible, and its answer."""
         asked = False
         for threshold in self._thresholds(low, high, complete=complete):
@@ -240,8 +289,10 @@ class _Search:
                 break
         return model, answer
 
-    def _ask(self, inner: Problem, low: float, high: float, *, complete: bool, confirm: bool) -> tuple[Model, Answer]:
-        model = Model(inner, low, high, complete=complete)
+    def _ask(
+        self, inner: Problem, low: float, high: float, *, complete: bool, confirm: bool
+    ) -> tuple[IlpModel, Answer]:
+        model = IlpModel(inner, low, high, complete=complete)
         self.size = max(self.size, model.program.size)
         program, limits = model.program.lp, self.limits
         return model, backend.run(program, limits.solver, self._remaining(), limits.gap, confirm=confirm)
@@ -262,12 +313,12 @@ class _Search:
             return None
         return max(0.1, self.limits.seconds - (time.perf_counter() - self.began))
 
-    def _plan(self, space: Space, model: Model) -> tuple[float, Plan]:
+    def _plan(self, space: Space, model: IlpModel) -> tuple[float, Plan]:
         pace = space.pace(self.problem, model.objective())
-        plan = space.plan(self.problem, model.segments())
+        plan = space.plan(self.problem, model.stages())
         return pace, depths.assign(plan, self.problem, pace * (1 + CUTOFF_SLACK / 10))
 
-    def _keep(self, space: Space, model: Model) -> None:
+    def _keep(self, space: Space, model: IlpModel) -> None:
         pace, plan = self._plan(space, model)
         if self.best is None or pace < self.best[0] * (1 - 1e-9):
             self.best = pace, plan

@@ -9,16 +9,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pipeplan import cost
 from pipeplan.plan import DOUBLE_BUFFERED, GPIPE
+from pipeplan.solvers.ilp_model import Model
 from pipeplan.solvers.ilp_program import THOUSANDTHS, Term, Variable, minus, scaled, value
-
-if TYPE_CHECKING:
-    from pipeplan.solvers.ilp_model import Model
-    from pipeplan.solvers.ilp_runs import Run
-
+from pipeplan.solvers.ilp_runs import Run
 
 MAXIMUM_CHOICES = 20_000
 """Of a depth on a run: beyond, a program takes longer to write down than anybody waits for its answer."""
@@ -42,10 +38,11 @@ class Depths:
 
     def __init__(self, model: Model, *, recompute: bool) -> None:
         self.model = model
-        self.floor = 0.0 if model.flush else model.floor
-        self.most = 1.0 / max(1, (model.minibatches or 1) - 1) if model.flush else 1.0
+        self.flushes = model.problem.options.flushes
+        self.floor = 0.0 if self.flushes else model.floor
+        self.most = 1.0 / max(1, (model.minibatches or 1) - 1) if self.flushes else 1.0
         """Bounds of the pace, in U: with a flush of that within a batch."""
-        self.pace = model.flush.cycle if model.flush else [(model.pace, 1.0)]
+        self.pace = model.cycle
         self.copies = model.problem.copies
         self.buffered = model.problem.options.schedule == DOUBLE_BUFFERED
         self.minibatches = model.minibatches
@@ -92,7 +89,7 @@ class Depths:
 
     def _needed(self, run: Run, least: float, most: float) -> tuple[int, int]:
         """The least and the most that a stage can need with so much in flight behind it."""
-        if self.model.flush:
+        if self.flushes:
             everything = self._all(run)
             return min(everything, 1 + math.ceil(least / run.replicas - cost.ROUNDING)), everything
         longest = self._longest_wait(run) + 2 * self._longest_transfer(run)
@@ -199,7 +196,7 @@ class Depths:
         most = max((run.replicas * (max(self.depths[run], default=0) + 2.0) for run in behind), default=0.0)
         most += 2.0 * (model.workers + self._latency())
         free = [(variable, most) for start, variable in model.opening.items() if behind and start == behind[0].start]
-        if model.flush:
+        if self.flushes:
             choices = [choice for run in ending for choice in self.by_run[run] if choice.depth >= self._all(run)]
             free += [(self.chosen[choice], most) for choice in choices]
         return free

@@ -12,14 +12,10 @@ time from one update to the next in units of U, and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pipeplan import cost
 from pipeplan.plan import GPIPE
+from pipeplan.solvers.ilp_model import Model, Place
 from pipeplan.solvers.ilp_program import THOUSANDTHS, Term, Variable, minus, scaled
-
-if TYPE_CHECKING:
-    from pipeplan.solvers.ilp_model import Model, Place
 
 
 class Flush:

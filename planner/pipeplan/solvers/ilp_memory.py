@@ -7,17 +7,14 @@ run and a depth, as what sums up over layers has one for every place: a sum time
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from pipeplan import cost
 from pipeplan.plan import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING
+from pipeplan.problem import Problem
+from pipeplan.solvers.ilp_depth import Choice, Depths
+from pipeplan.solvers.ilp_model import Model
 from pipeplan.solvers.ilp_program import THOUSANDTHS, Term, Variable
-
-if TYPE_CHECKING:
-    from pipeplan.problem import Problem
-    from pipeplan.solvers.ilp_depth import Choice, Depths
-    from pipeplan.solvers.ilp_model import Model
-    from pipeplan.solvers.ilp_runs import Run
+from pipeplan.solvers.ilp_runs import Run
 
 
 def memory_unit(problem: Problem) -> float:
@@ -27,6 +24,27 @@ def memory_unit(problem: Problem) -> float:
 
 # Versions of the weights of the schedules that do not keep one for each minibatch in flight.
 _VERSIONS = {DOUBLE_BUFFERED: 2, GPIPE: 1, FLUSH: 1}
+
+
+def limit_memory_at_depth_one(model: Model) -> None:
+    """Add the part of (11) that holds at every depth: what a stage needs with one minibatch in flight."""
+    problem, options = model.problem, model.problem.options
+    ratio = problem.profile.optimizer_state_ratio
+    versions = {DOUBLE_BUFFERED: 2}.get(options.schedule, 1) if problem.training else 0
+    unit = memory_unit(problem)
+    sizes = [
+        float(
+            cost.fixed_memory(block.parameters, block.buffers, 0.0, ratio, problem.training)
+            + cost.version_memory(block.parameters, versions)
+            + block.saved
+        )
+        / unit
+        for block in model.layers.blocks
+    ]
+    for worker in range(model.workers):
+        runs = [run for run in model.runs.all if run.start == worker]
+        room = [(model.used[run], -problem.capacity_of(run.workers) / unit) for run in runs]
+        model.program.at_most([*model.sum_at(worker, sizes), *room])
 
 
 class Memory:

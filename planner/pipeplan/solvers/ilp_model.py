@@ -12,15 +12,11 @@ from collections.abc import Iterable
 from pipeplan import cost
 from pipeplan.grid import Shape, shapes
 from pipeplan.links import Links
-from pipeplan.plan import ACCUMULATING, DOUBLE_BUFFERED
+from pipeplan.plan import ACCUMULATING
 from pipeplan.problem import Problem
-from pipeplan.solvers.ilp_depth import Depths
-from pipeplan.solvers.ilp_flush import Flush
 from pipeplan.solvers.ilp_layers import Layers
-from pipeplan.solvers.ilp_memory import Memory, memory_unit
 from pipeplan.solvers.ilp_program import NEGLIGIBLE, THOUSANDTHS, Program, Term, Variable, minus, scaled, value
 from pipeplan.solvers.ilp_runs import Run, Runs
-from pipeplan.solvers.pipeline import Segment
 
 Place = tuple[int, int]
 """Start and number of the workers of a stage, whatever is idle behind them."""
@@ -37,7 +33,7 @@ class Model:
     Where it is not `complete` it leaves out depths and what follows from them: all memory beyond what depth 1 takes.
     """
 
-    def __init__(self, problem: Problem, floor_s: float, upper_s: float, *, complete: bool) -> None:
+    def __init__(self, problem: Problem, floor_s: float, upper_s: float) -> None:
         self.problem = problem
         self.unit_s = upper_s
         self.links = Links.of(problem.cluster)
@@ -75,28 +71,10 @@ class Model:
         """In thousandths of the whole model's."""
         self.crossing = self._cross()
         self.level = self._levels()
-        self.flush: Flush | None = None
-        if problem.options.flushes:
-            self.flush = Flush(self, self.minibatches or 1)
-            self.carried = self.flush.times
-        else:
-            self.carried = self._boundaries()
-        self._charge({})
-        self._wishes()
-        self.depths: Depths | None = None
-        if complete:
-            self._complete()
-        elif problem.options.memory:
-            self._least_memory()
-
-    def _complete(self) -> None:
-        options = self.problem.options
-        if self.problem.training:
-            self.depths = Depths(self, recompute=options.recompute and options.memory)
-            if again := self.depths.forward_again():
-                self._charge(again)
-        if options.memory:
-            Memory(self, self.depths)
+        self.carried: dict[tuple[int, int, int], list[Variable]] = {}
+        """Time e of the traffic over every cut, by (cut, level, links) and direction; the objective fills it in."""
+        self.cycle: list[Term] = [(self.pace, 1.0)]
+        """The terms of the pace that depths must sustain: T, or with a flush the pace within a batch."""
 
     # -- building blocks --
 
@@ -263,11 +241,8 @@ class Model:
             self.program.at_most([(share, 1.0), *self.selected(place, -total)])
         return shares
 
-    def _charge(self, again: dict[Place, Variable]) -> None:
+    def charge_stages(self, again: dict[Place, Variable]) -> None:
         """The time of every place, with what it computes `again`."""
-        if self.flush:
-            self.flush.charge(again)
-            return
         exposed = 1.0 - self.problem.options.overlap
         for place in self.at:
             latency = self.synchronisation(place, 0.0)
@@ -347,7 +322,7 @@ class Model:
 
     # -- (7) --
 
-    def _boundaries(self) -> dict[tuple[int, int, int], list[Variable]]:
+    def charge_boundaries(self) -> dict[tuple[int, int, int], list[Variable]]:
         """Time of the traffic over every cut, by λ and direction: at most T in all, and none where not chosen."""
         carried: dict[tuple[int, int, int], list[Variable]] = defaultdict(list)
         for cut in range(self.workers - 1):
@@ -366,30 +341,9 @@ class Model:
                     carried[key].append(time)
         return carried
 
-    # -- what memory takes at depth 1 --
-
-    def _least_memory(self) -> None:
-        problem, options = self.problem, self.problem.options
-        ratio = problem.profile.optimizer_state_ratio
-        versions = {DOUBLE_BUFFERED: 2}.get(options.schedule, 1) if problem.training else 0
-        unit = memory_unit(problem)
-        sizes = [
-            float(
-                cost.fixed_memory(block.parameters, block.buffers, 0.0, ratio, problem.training)
-                + cost.version_memory(block.parameters, versions)
-                + block.saved
-            )
-            / unit
-            for block in self.layers.blocks
-        ]
-        for worker in range(self.workers):
-            runs = [run for run in self.runs.all if run.start == worker]
-            room = [(self.used[run], -problem.capacity_of(run.workers) / unit) for run in runs]
-            self.program.at_most([*self.sum_at(worker, sizes), *room])
-
     # -- the user's constraints --
 
-    def _wishes(self) -> None:
+    def add_user_constraints(self) -> None:
         options, everything = self.problem.options, self.held(self.runs.all)
         if options.stages is not None:
             self.program.equal(everything, float(options.stages))
@@ -421,12 +375,7 @@ class Model:
         """The runs of the solution, in order."""
         return sorted((run for run, used in self.used.items() if value(used) > 0.5), key=lambda run: run.start)
 
-    def segments(self) -> list[Segment]:
-        """The stages of the solution, input to output; depths are for the caller to assign."""
-        again = self.depths.recomputing() if self.depths else set()
-        return [Segment(self._names(run), run.start, run.replicas, 1, run in again) for run in self.chosen()]
-
-    def _names(self, run: Run) -> tuple[str, ...]:
+    def names(self, run: Run) -> tuple[str, ...]:
         held = [
             index
             for index in range(len(self.layers))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from pipeplan.grid import Shape
 from pipeplan.problem import Problem
-from pipeplan.solvers.states import Counting
 
 # What rounding may add to a time that equals the threshold.
 SLACK = 1e-12
@@ -32,6 +31,23 @@ class Effort:
     def over(self) -> bool:
         """Whether it was more than it may be."""
         return self.spent > self.most
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Which counts tell two states apart."""
+
+    stages: bool = False
+    """Fewer stages are better."""
+    exact_stages: bool = False
+    """Only states with equally many stages compare."""
+    workers: bool = False
+    """Fewer busy workers are better."""
+
+    @property
+    def any(self) -> bool:
+        """Whether there is more to a state than its place and its demand."""
+        return self.stages or self.exact_stages or self.workers
 
 
 @dataclass(frozen=True)

@@ -8,23 +8,12 @@ smaller cluster, followed by a synchronisation among the copies that depends on 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeplan import cost
 from pipeplan.links import Links
 from pipeplan.plan import ACCUMULATING, Plan, Stage
 from pipeplan.problem import Problem
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A stage of one pipeline: layers by name, on `replicas` workers from `start`."""
-
-    layers: tuple[str, ...]
-    start: int
-    replicas: int
-    depth: int
-    recompute: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,18 +51,14 @@ class Space:
         bandwidth, latency = links.allreduce_bandwidth[top], links.allreduce_latency[top]
         return float(cost.ring_allreduce_time(self.copies, size, bandwidth, latency))
 
-    def plan(self, problem: Problem, segments: Sequence[Segment]) -> Plan:
+    def plan(self, problem: Problem, pipeline: Sequence[Stage]) -> Plan:
         """The plan of all copies, from the segments of one; `depths.assign` gives it versions of the weights."""
         size = problem.cluster.span(self.level)
         stages = []
-        for segment in segments:
+        for stage in pipeline:
             # Interleaved, so that minibatch i goes to copy i mod m by the plain round robin over a stage's workers.
-            workers = [
-                copy * size + worker
-                for worker in range(segment.start, segment.start + segment.replicas)
-                for copy in range(self.copies)
-            ]
-            stages.append(Stage(segment.layers, tuple(workers), segment.depth, 1, segment.recompute))
+            workers = [copy * size + worker for worker in stage.workers for copy in range(self.copies)]
+            stages.append(replace(stage, workers=tuple(workers)))
         return Plan(tuple(stages), self.copies, problem.options.inference)
 
 

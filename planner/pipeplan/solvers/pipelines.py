@@ -7,13 +7,12 @@ from functools import cached_property
 
 from pipeplan.cuts import Cuts
 from pipeplan.grid import Shape
+from pipeplan.plan import Stage
 from pipeplan.problem import Problem
 from pipeplan.solvers import flush, threshold
-from pipeplan.solvers.limits import Effort, Limits, OutOfTime, Step, limits_of
+from pipeplan.solvers.limits import Counting, Effort, Limits, OutOfTime, Step, limits_of
 from pipeplan.solvers.machines import batches, fits, pace_of, search, terms_of
-from pipeplan.solvers.pipeline import Segment
 from pipeplan.solvers.reduce import reduced
-from pipeplan.solvers.states import Counting
 from pipeplan.solvers.terms import Terms
 from pipeplan.solvers.threshold import PRECISION, Interval
 
@@ -40,15 +39,15 @@ class Pipeline:
         steps = [replace(step, start=place[ideals[step.start]], end=place[ideals[step.end]]) for step in self.steps]
         return fits(bound, steps, pace)
 
-    def segments(self) -> list[Segment]:
-        """The stages by the names of their layers."""
+    def stages(self) -> list[Stage]:
+        """The stages of one copy with the names of their layers; each has one version of the weights as yet."""
         units, cuts = self.terms.problem.units, self.terms.cuts
         return [
-            Segment(
+            Stage(
                 tuple(name for unit in cuts.members(step.start, step.end) for name in units[unit].layers),
-                step.first,
-                step.replicas,
+                tuple(range(step.first, step.first + step.replicas)),
                 step.depth,
+                1,
                 step.recompute,
             )
             for step in self.steps

@@ -73,3 +73,39 @@ def _least(values: Floats, first: Ints, end: Ints) -> Floats:
     table = np.minimum.accumulate(np.where(np.triu(np.ones((len(values),) * 2, dtype=bool)), values, np.inf), axis=1)
     least: Floats = table[first, end - 1]
     return least
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The components of a cluster of equal machines, for arithmetic on workers' numbers."""
+
+    spans: Ints
+    """Workers in one component of levels 0 … L."""
+    joins: Ints
+    """level(p-1, p), by p from 0 to D; L at both ends, where there is nothing on one side."""
+
+    @staticmethod
+    def of(cluster: Cluster) -> Layout:
+        """The layout of a cluster."""
+        spans = np.array([cluster.span(level) for level in range(len(cluster.levels) + 1)], dtype=np.intp)
+        positions = np.arange(cluster.workers + 1)
+        top = len(spans) - 1
+        joins = np.full(len(positions), top, dtype=np.intp)
+        for level in range(top - 1, -1, -1):
+            joins[positions % spans[level] != 0] = level
+        # Two different workers share no component of level 0.
+        joins = np.maximum(joins, 1)
+        joins[[0, -1]] = top
+        return Layout(spans, joins)
+
+    @property
+    def top(self) -> int:
+        """L, the number of levels."""
+        return len(self.spans) - 1
+
+    def between(self, first: Ints, last: Ints) -> Ints:
+        """Level of the smallest component that holds both workers (elementwise)."""
+        level = np.zeros(np.broadcast(first, last).shape, dtype=np.intp)
+        for span in self.spans[:-1]:
+            level += first // span != last // span
+        return level

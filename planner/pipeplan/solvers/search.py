@@ -17,11 +17,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pipeplan.cuts import Floats, Ints
+from pipeplan.cuts import Flags, Floats, Ints
 from pipeplan.solvers.limits import Limits, Step
 from pipeplan.solvers.pool import Pool
 from pipeplan.solvers.sizing import Sizing
-from pipeplan.solvers.states import Flags, States, undominated
+from pipeplan.solvers.states import States, undominated
 from pipeplan.solvers.terms import StageTerms, Terms
 from pipeplan.solvers.tries import Places, Tries
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from pipeplan import cost
-from pipeplan.cuts import Floats
+from pipeplan.cuts import Flags, Floats
 from pipeplan.solvers.limits import SLACK, Limits
 from pipeplan.solvers.replicas import Intervals
-from pipeplan.solvers.states import Flags, Layout
+from pipeplan.solvers.runs import Layout
 from pipeplan.solvers.terms import StageTerms, Terms
 from pipeplan.solvers.tries import Sized, Tries
 

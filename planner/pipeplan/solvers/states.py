@@ -21,51 +21,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pipeplan.cluster_data import Cluster
-from pipeplan.cuts import Floats, Ints
-
-Flags = NDArray[np.bool_]
+from pipeplan.cuts import Flags, Floats, Ints
+from pipeplan.solvers.limits import Counting
+from pipeplan.solvers.runs import Layout
 
 # How many states are compared with all kept ones at a time.
 _CHUNK = 128
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The components of a cluster of equal machines, for arithmetic on workers' numbers."""
-
-    spans: Ints
-    """Workers in one component of levels 0 … L."""
-    joins: Ints
-    """level(p-1, p), by p from 0 to D; L at both ends, where there is nothing on one side."""
-
-    @staticmethod
-    def of(cluster: Cluster) -> Layout:
-        """The layout of a cluster."""
-        spans = np.array([cluster.span(level) for level in range(len(cluster.levels) + 1)], dtype=np.intp)
-        positions = np.arange(cluster.workers + 1)
-        top = len(spans) - 1
-        joins = np.full(len(positions), top, dtype=np.intp)
-        for level in range(top - 1, -1, -1):
-            joins[positions % spans[level] != 0] = level
-        # Two different workers share no component of level 0.
-        joins = np.maximum(joins, 1)
-        joins[[0, -1]] = top
-        return Layout(spans, joins)
-
-    @property
-    def top(self) -> int:
-        """L, the number of levels."""
-        return len(self.spans) - 1
-
-    def between(self, first: Ints, last: Ints) -> Ints:
-        """Level of the smallest component that holds both workers (elementwise)."""
-        level = np.zeros(np.broadcast(first, last).shape, dtype=np.intp)
-        for span in self.spans[:-1]:
-            level += first // span != last // span
-        return level
 
 
 @dataclass(frozen=True)
@@ -158,23 +120,6 @@ class States:
 
 
 _COLUMNS = ("first", "level", "stages", "workers", "replicas", "depth", "recompute", "end", "source")
-
-
-@dataclass(frozen=True)
-class Counting:
-    """Which counts tell two states apart."""
-
-    stages: bool = False
-    """Fewer stages are better."""
-    exact_stages: bool = False
-    """Only states with equally many stages compare."""
-    workers: bool = False
-    """Fewer busy workers are better."""
-
-    @property
-    def any(self) -> bool:
-        """Whether there is more to a state than its place and its demand."""
-        return self.stages or self.exact_stages or self.workers
 
 
 def undominated(states: States, layout: Layout, counting: Counting) -> States:

@@ -9,12 +9,12 @@ from typing import Self
 import numpy as np
 
 from pipeplan import cost
-from pipeplan.cuts import Cuts, Floats, Ints
+from pipeplan.cuts import Cuts, Flags, Floats, Ints
 from pipeplan.links import Links
 from pipeplan.plan import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, VERTICAL
 from pipeplan.problem import Problem
 from pipeplan.solvers.replicas import Intervals, allowed
-from pipeplan.solvers.states import Flags, Layout
+from pipeplan.solvers.runs import Layout
 
 
 @dataclass(frozen=True)

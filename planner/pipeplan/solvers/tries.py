@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeplan.cuts import Floats, Ints
-from pipeplan.solvers.states import Flags, States
+from pipeplan.cuts import Flags, Floats, Ints
+from pipeplan.solvers.states import States
 from pipeplan.solvers.terms import StageTerms
 
 
