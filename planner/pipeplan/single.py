@@ -1,8 +1,9 @@
-"""Plans of one stage, tried one by one: how their buckets of gradients overlap is nothing that a solver expresses.
+"""Scores plans of one stage one by one, because no solver expresses how their gradient buckets overlap.
 
-The solvers minimise what plain data parallelism would take if its forward pass hid the all-reduce, which is a bound on
-what it takes (`awaited`). Where a plan of one stage is theirs, the answer is the better of the best plan of several
-stages, which they find once more with plans of one stage left out, and the best of these, of which there are few.
+For a plan of one stage the solvers minimise the time that plain data parallelism would take if its forward pass hid the
+all-reduce, which is a lower bound on its real pace (`awaited`). If the solvers return such a plan, the answer is the
+better of two: the best plan of several stages, which the solvers find in a second run without plans of one stage, and
+the best plan of one stage, of which there are few.
 """
 
 from __future__ import annotations
@@ -19,28 +20,31 @@ from pipeplan.problem import Problem
 from pipeplan.solvers.pipeline import spaces
 
 TOLERANCE = 1e-9
-"""Relative. Less is no gain."""
+"""Relative. A smaller difference in pace is no gain."""
 
 
 def binds(plan: Plan, score: Evaluation) -> bool:
-    """Whether a plan is one of those, and its wait slows it."""
+    """Whether the plan has one stage and its pace is bound by the exposed all-reduce."""
     return waits(plan) and score.bound == AWAITED
 
 
 def without(problem: Problem) -> Problem:
-    """The problem for plans of several stages."""
+    """The same problem restricted to plans of two or more stages."""
     return replace(problem, options=replace(problem.options, several=True))
 
 
 def allows_several(problem: Problem) -> bool:
-    """Whether any plan of several stages may be asked for."""
+    """Whether the options, the cluster and the model allow a plan of two or more stages."""
     options = problem.options
     most = min(options.stages or 2, options.max_stages or 2, options.max_workers or 2, problem.cluster.workers)
     return most > 1 and len(problem.units) > 1
 
 
 def best(problem: Problem) -> tuple[Plan, Evaluation] | None:
-    """The fastest plan of one stage that fits, of the fewest workers among equals; None where none does."""
+    """The fastest plan of one stage that fits in memory, with its score; among equals the one with the fewest workers.
+
+    Returns None where no such plan fits.
+    """
     found: tuple[Plan, Evaluation] | None = None
     for plan in _plans(problem):
         score = evaluate(plan, problem)
@@ -50,7 +54,7 @@ def best(problem: Problem) -> tuple[Plan, Evaluation] | None:
 
 
 def _plans(problem: Problem) -> Iterator[Plan]:
-    """All of them; where equal servers make no difference only those that begin with the first worker."""
+    """All plans of one stage. On equal servers only placements from the first worker on: the others cost the same."""
     options, total = problem.options, problem.cluster.workers
     if options.stages not in (None, 1) or any(number != 1 for _, number in options.pins):
         return
@@ -64,7 +68,7 @@ def _plans(problem: Problem) -> Iterator[Plan]:
 
 
 def _runs(problem: Problem) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Consecutive workers."""
+    """Placements on consecutive workers, each with 1 as the number of copies."""
     total = problem.cluster.workers
     most = min(problem.options.max_replicas or total, total)
     for count in sizes(problem.cluster) if problem.options.grid else range(1, total + 1):
@@ -75,8 +79,10 @@ def _runs(problem: Problem) -> Iterator[tuple[tuple[int, ...], int]]:
 
 
 def _copied(problem: Problem) -> Iterator[tuple[tuple[int, ...], int]]:
-    """A stage in each component of a level. That is no more than consecutive workers do, but where the replicas of one
-    copy are limited."""
+    """Placements with the same workers in each component of a level, with the number of copies.
+
+    They reach more workers than consecutive placements only where the replicas of one copy are limited.
+    """
     options, cluster = problem.options, problem.cluster
     if options.grid or options.max_replicas is None or options.max_replicas >= cluster.workers:
         return

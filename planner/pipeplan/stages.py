@@ -1,4 +1,4 @@
-"""What the stages of a plan hold and exchange: units, bytes across cuts, times of passes, messages and all-reduces."""
+"""Units, traffic and times of the stages of a plan."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pipeplan.problem import Problem
 
 
 def units_of(problem: Problem, stage: Stage) -> list[int]:
-    """The units that a stage holds, by index."""
+    """The indices of the units that a stage holds."""
     names = set(stage.layers)
     return [index for index, unit in enumerate(problem.units) if unit.layers[0] in names]
 
 
 def one_stage(problem: Problem, workers: int) -> Plan:
-    """Plain data parallelism under the problem's schedule: the whole model on each of the first so many workers."""
+    """Plain data parallelism under the problem's schedule: the whole model on each of workers 0 … `workers` - 1."""
     options = problem.options
     return data_parallel(
         problem.layer_names,
@@ -33,7 +33,7 @@ def one_stage(problem: Problem, workers: int) -> Plan:
 
 
 def crossing_bytes(problem: Problem, plan: Plan, index: int) -> tuple[int, int]:
-    """Bytes of one minibatch that cross the cut behind stage `index`, forward and backward; each tensor once."""
+    """Bytes of one minibatch that cross the cut behind stage `index`, forward and backward; each tensor counts once."""
     names = {name for stage in plan.stages[: index + 1] for name in stage.layers}
     before = {index for index, unit in enumerate(problem.units) if unit.layers[0] in names}
     crossing = [
@@ -43,7 +43,7 @@ def crossing_bytes(problem: Problem, plan: Plan, index: int) -> tuple[int, int]:
 
 
 def group_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int) -> float:
-    """Seconds of one all-reduce among all replicas of a stage, as the executor does it after every group."""
+    """Seconds of one all-reduce among all replicas of a stage, which the executor makes after every group."""
     stage = plan.stages[index]
     if stage.replicas == 1 or plan.inference:
         return 0.0
@@ -54,35 +54,38 @@ def group_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int)
 
 @dataclass(frozen=True)
 class StageTimes:
-    """What one stage takes for one minibatch, in the slowest copy of the pipeline: seconds and bytes."""
+    """Times and sizes of one stage for one minibatch, in the slowest copy of the pipeline."""
 
     replicas: int
-    """In one copy."""
+    """Replicas in one copy."""
     depth: int
     forward_s: float
-    """On the slowest replica."""
+    """Forward pass on the slowest replica."""
     backward_s: float
-    """Likewise; with the forward pass that a stage which recomputes runs again, and the optimiser's step."""
+    """Backward pass on the slowest replica, including the optimiser's step and, where the stage recomputes, the second
+    forward pass."""
     update_s: float
-    """What of it is that step."""
+    """The part of `backward_s` that is the optimiser's step."""
     allreduce_s: float
-    """One all-reduce among the replicas of one copy."""
+    """One all-reduce among the replicas of one copy; the slowest copy's."""
     links: int
-    """Messages to the next stage that may be under way at once, each at the full rate."""
+    """Messages to the next stage that may be under way at once, each at the full rate of its link."""
     sent_bytes: int
+    """Bytes that one minibatch sends to the next stage."""
     returned_bytes: int
+    """Bytes of gradients that come back."""
     send_s: float
-    """How long a minibatch keeps one link to the next stage busy; 0 at the last stage."""
+    """Time that a minibatch keeps one link to the next stage busy; 0 at the last stage."""
     return_s: float
-    """Likewise its gradient."""
+    """Time that its gradient keeps one link back busy."""
     transfer_s: float
-    """From this stage to the next or back, whichever takes longer."""
+    """One-way time to the next stage or back, whichever is longer, including the latency."""
     round_trip_s: float
-    """There and back."""
+    """Time to the next stage and back, including both latencies."""
 
     @property
     def pass_s(self) -> float:
-        """Forward and backward."""
+        """Forward and backward pass together."""
         return self.forward_s + self.backward_s
 
 
@@ -120,7 +123,7 @@ def stage_times(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
 
 
 def _copy_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int) -> float:
-    """One all-reduce among the replicas of a stage in one copy of the pipeline, the slowest of them."""
+    """Seconds of one all-reduce among the replicas of a stage in one copy of the pipeline; the slowest copy's."""
     replicas = plan.stages[index].replicas // plan.copies
     if plan.inference or replicas == 1:
         return 0.0
@@ -130,7 +133,7 @@ def _copy_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int)
 
 
 def copies_allreduce_time(plan: Plan, problem: Problem, links: Links) -> float:
-    """One all-reduce of all gradients of the model among the copies, over the slowest link between them."""
+    """Seconds of one all-reduce of all the model's gradients among the copies, over the slowest link between them."""
     if plan.copies == 1 or plan.inference:
         return 0.0
     everyone = [worker for stage in plan.stages for worker in stage.workers]
@@ -141,7 +144,9 @@ def copies_allreduce_time(plan: Plan, problem: Problem, links: Links) -> float:
 def per_copy(plan: Plan) -> int:
     """Minibatches of one update in one copy of the pipeline, for the schedules that accumulate.
 
-    With a flush those of the copy that has most; under 2BW those of the one that has least, as two versions must do.
+    If the copies take different numbers of them, a flush schedule counts the copy that has most, because all wait for
+    it, and 2BW the copy that has least, where two weight versions must suffice. Raises `InputError` for a plan without
+    a number of minibatches per update.
     """
     if plan.accumulate is None:
         raise InputError(f"a plan with the schedule {plan.schedule} needs a number of minibatches per update")
@@ -151,7 +156,7 @@ def per_copy(plan: Plan) -> int:
 
 
 def shape_of(plan: Plan, cluster: Cluster) -> Shape | None:
-    """The shape of a plan that is a uniform grid, None where it is none."""
+    """The shape of a plan that is a uniform grid, or None."""
     shared = plan.accumulate or 0
     shape = Shape(len(plan.stages), plan.stages[0].replicas)
     flat = list(itertools.chain.from_iterable(stage.workers for stage in plan.stages))

@@ -1,4 +1,4 @@
-"""Do two solvers agree? The comparison that stands behind every plan that pipeplan recommends."""
+"""Cross-checks the results of two solvers, which stands behind every plan that pipeplan recommends."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from pipeplan.problem import Problem
 from pipeplan.solvers.result import Result, Status
 
 TOLERANCE = 1e-6
-"""Relative. Plans this close are equal for the verdict; both solvers work to a thousandth of it."""
+"""Relative. Plans this close are equal for the verdict; both solvers work to a thousandth of this tolerance."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What comparing the solvers' answers showed."""
+    """The result of comparing the solvers' answers."""
 
     agree: bool
-    """False only for a contradiction: then one of the solvers is wrong."""
+    """False only if the answers contradict each other, which means that one of the solvers is wrong."""
     proven: bool
-    """Whether the plan is proven optimal by two solvers that agree."""
+    """Whether two solvers agree that the plan is optimal."""
     text: str
+    """One line for the user."""
 
 
 def judge(problem: Problem, results: list[Result]) -> Verdict:
-    """Compare the answers with each other, and each with the evaluator's score of its plan."""
+    """Compare the results of one or two solvers with each other, and each with the evaluator's score of its plan."""
     for result in results:
         if complaint := _misjudged(problem, result):
             return Verdict(False, False, complaint)
@@ -47,25 +48,31 @@ def judge(problem: Problem, results: list[Result]) -> Verdict:
     other = second if limited is first else first
     if other.status == Status.OPTIMAL:
         return Verdict(
-            True, False, f"optimal by {other.solver}; not confirmed: {limited.solver} ended with {_end(limited)}"
+            True,
+            False,
+            f"{other.solver} proved its plan optimal, but {limited.solver} did not confirm it: {_end(limited)}",
         )
     return Verdict(True, gap <= TOLERANCE, f"no plan in the searched space is more than {gap:.2%} faster ({names})")
 
 
 def _alone(result: Result) -> Verdict:
+    """The verdict on the result of a single solver, which no other confirms."""
     if result.status == Status.OPTIMAL:
-        return Verdict(True, False, f"optimal by {result.solver} alone: no second solver was asked")
-    return Verdict(True, False, f"{result.solver} ended with {_end(result)}; no second solver was asked")
+        return Verdict(True, False, f"{result.solver} proved its plan optimal; no second solver was asked")
+    return Verdict(
+        True, False, f"{result.solver} did not prove its plan optimal: {_end(result)}; no second solver was asked"
+    )
 
 
 def _end(result: Result) -> str:
+    """A clause that says why a solver did not prove its plan optimal."""
     if result.plan is None:
-        return result.note or str(result.status)
-    return f"a gap of {result.gap:.2%}" + (f": {result.note}" if result.note else "")
+        return result.note or "it found no plan within the time limit"
+    return f"it stopped at a gap of {result.gap:.2%}" + (f", and {result.note}" if result.note else "")
 
 
 def _misjudged(problem: Problem, result: Result) -> str:
-    """Whether a solver's objective is not what the evaluator says of its plan."""
+    """An error message if a solver's objective differs from the evaluator's score of its plan, else an empty text."""
     if result.plan is None:
         return ""
     score = evaluate(result.plan, problem)
@@ -79,11 +86,11 @@ def _misjudged(problem: Problem, result: Result) -> str:
 
 
 def _contradicts(one: Result, other: Result) -> str:
-    """Whether `one` found what `other` proved impossible."""
+    """An error message if `one` found a plan that `other` proved impossible, else an empty text."""
     if one.plan is None:
         return ""
     if other.status == Status.INFEASIBLE:
-        return f"{other.solver} says that there is no plan, but {one.solver} found one of {one.objective_s:.9g} s"
+        return f"{other.solver} claims that there is no plan, but {one.solver} found one of {one.objective_s:.9g} s"
     if one.objective_s < other.bound_s * (1 - TOLERANCE):
         return (
             f"{one.solver} found a plan of {one.objective_s:.9g} s per minibatch, faster than the bound that "

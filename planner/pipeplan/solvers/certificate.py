@@ -1,7 +1,8 @@
-"""A certificate that no plan is faster: the states of a search that finds nothing, written down for anyone to check.
+"""Certificates that no plan is faster than a given pace, for anyone to check without the solvers.
 
-docs/check.md says what it holds and why that proves it; `pipeplan check` reads it by code of its own. It is made by one
-more search in every space of plans, just below the pace that the best plan reaches there, over all cuts of the graph.
+A certificate lists the states of a search that finds no plan. docs/check.md describes its content and why it is a
+proof; `pipeplan check` verifies it with code of its own. For every space of plans, one more search runs just below the
+pace that the best plan would need there, over all cuts of the graph.
 """
 
 from __future__ import annotations
@@ -18,26 +19,27 @@ from pipeplan.solvers.search import Search
 from pipeplan.solvers.terms import Terms
 
 TOLERANCE = 1e-9
+"""Relative margin below the pace within which a faster plan is not excluded."""
 
-# A checker goes over every state, cut and run of workers: beyond these it would take minutes.
+# The checker goes over every state, cut and candidate placement. Beyond these limits that would take minutes.
 MOST_CUTS = 2000
 MOST_CELLS = 40_000
-"""Cuts times workers."""
+"""Limit on the number of cuts times workers."""
 MOST_STATES = 20_000
 PATIENCE_S = 20.0
-"""How long making one may take."""
+"""Seconds that making a certificate may take."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What plan.json holds under `certificate`, or why it holds none."""
+    """The content of plan.json under `certificate`, or a note that says why there is none."""
 
     document: dict[str, Any] | None
     note: str
 
 
 def certify(problem: Problem, cuts: Cuts, pace_s: float) -> Certificate:
-    """The certificate that no plan of a problem is faster than `pace_s`, all network cards left alone."""
+    """The certificate that no plan of a problem is faster than `pace_s` as long as transfers share no network cards."""
     if reason := _unfit(problem, cuts):
         return Certificate(None, reason)
     entries: list[dict[str, Any]] = []
@@ -81,7 +83,7 @@ def _unfit(problem: Problem, cuts: Cuts) -> str:
 
 
 def _inner(space: Space, problem: Problem, synchronisation_s: float, pace_s: float) -> float:
-    """The pace of one copy with which all copies together reach a pace: `Space.pace`, solved for the former."""
+    """The pace of one copy for which all copies together reach `pace_s`: the inverse of `Space.pace`."""
     exposed = 1.0 - problem.options.overlap
     inner = pace_s - exposed * synchronisation_s
     if inner < synchronisation_s and exposed > 0:
@@ -90,9 +92,9 @@ def _inner(space: Space, problem: Problem, synchronisation_s: float, pace_s: flo
 
 
 def _entry(problem: Problem, cuts: Cuts, space: Space, threshold_s: float, deadline: float) -> dict[str, Any] | str:
-    """What one space contributes, or why there is nothing to write down."""
+    """The certificate's entry for one space of plans, or a text that says why there is none."""
     for memory in (False, True) if problem.options.memory else (False,):
-        # Without the limit there are far fewer states, and what they prove holds with it as well.
+        # Without the memory limit there are far fewer states, and a proof without it holds with it as well.
         inner = space.inner(problem)
         if not memory:
             inner = replace(inner, options=replace(inner.options, memory=False))

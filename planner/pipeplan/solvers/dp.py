@@ -1,8 +1,9 @@
-"""Exact dynamic programming over cuts: the fastest pipeline on consecutive workers, idle ones allowed.
+"""Exact dynamic programming over cuts: the fastest pipeline on consecutive workers, some of which may stay idle.
 
-`search` decides whether any pipeline keeps within a threshold, and `threshold` finds the least one for which there is.
-First without a limit on memory, where depths do not matter and many cuts cannot (`reduce`): if that plan fits in memory
-it is the best of all. If not, the search goes on upwards from there, with memory, and with recomputation where allowed.
+A search over cuts decides whether any pipeline keeps within a threshold, and bisection finds the least threshold for
+which one does. The first bisection ignores memory, so that depths do not matter and many cuts can be left out. If its
+plan fits in memory, it is the best of all. Otherwise a second bisection continues upwards from its pace, with the
+memory limit and with recomputation where that is allowed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pipeplan.solvers.threshold import PRECISION, Interval
 
 @dataclass
 class _SoFar:
-    """What several searches found."""
+    """The best plan and the bound of all searches so far."""
 
     best: tuple[float, Space, list[Stage]] | None = None
     bound: float = float("inf")
@@ -36,7 +37,7 @@ class _SoFar:
     interrupted: bool = False
 
     def add(self, problem: Problem, space: Space, found: Interval[Pipeline]) -> None:
-        """What one more found."""
+        """Take in the result of one more search."""
         self.finished, self.interrupted = self.finished and found.finished, self.interrupted or found.interrupted
         if found.best is not None or not found.finished:
             self.bound = min(self.bound, space.pace(problem, found.low))
@@ -47,7 +48,7 @@ class _SoFar:
 
 
 def _spaces(problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: Effort) -> _SoFar:
-    """All spaces of plans, one after another."""
+    """Search all spaces of plans, one after another."""
     so_far = _SoFar()
     for space in spaces(problem):
         if so_far.best is not None and space.synchronisation(problem) >= so_far.best[0]:
@@ -60,7 +61,7 @@ def _spaces(problem: Problem, cuts: Cuts, deadline: float | None, gap: float, ef
 
 
 def _grids(problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: Effort) -> _SoFar:
-    """All shapes of a uniform grid, each for what is faster than the best of those before."""
+    """Search all shapes of a uniform grid, each for plans that are faster than the best before."""
     so_far, space = _SoFar(), spaces(problem)[0]
 
     def below() -> float:
@@ -78,9 +79,10 @@ def best_grid(
     deadline: float | None = None,
     effort: Effort | None = None,
 ) -> Plan | None:
-    """Of the best plans of every shape of a uniform grid that of the least score, which no search minimises.
+    """The plan with the least score among the best plans of every shape of a uniform grid; None if there is none.
 
-    No score is less than what the solvers minimise. At the deadline, or when the effort is over, of those found so far.
+    The score must not be less than the pace that the solvers minimise. The search ends with the best so far at the
+    deadline (by `time.perf_counter`) or when the effort is spent.
     """
     best, least, space = None, float("inf"), spaces(problem)[0]
 
@@ -96,7 +98,7 @@ def best_grid(
 
 
 def _of_shapes(whole: Pipelines, below: Callable[[], float]) -> Iterator[Interval[Pipeline]]:
-    """What is found of the shapes of a uniform grid, from the least bound on, until that is no longer `below`."""
+    """Results for the shapes of a uniform grid in the order of their bounds, until a bound is no longer `below()`."""
     grids, per_update = Grids(whole.free), minibatches_of(whole.problem)
     shapes_of = enumerate(shapes(whole.problem))
     waiting = [(grids.floor(shape), number, shape, _bounds(whole, grids, shape)) for number, shape in shapes_of]
@@ -120,7 +122,7 @@ def _of_shapes(whole: Pipelines, below: Callable[[], float]) -> Iterator[Interva
 
 
 def _bounds(whole: Pipelines, grids: Grids, shape: Shape) -> Iterator[float | Interval[Pipeline] | None]:
-    """Ever better bounds on the pace of a shape; last, where that is known, the best without a limit on memory."""
+    """Ever better bounds on the pace of a shape, and last, if known, its best plan without a memory limit."""
     if not grids.few:
         yield None
         return
@@ -147,10 +149,10 @@ def feasible(problem: Problem, cuts: Cuts) -> bool:
 
 
 def solve(problem: Problem, cuts: Cuts, seconds: float | None = None, gap: float = 0.0) -> Result:
-    """The best plan over both plan spaces (see `pipeline`), proven by a search just below its pace that finds nothing.
+    """The best plan over all spaces of plans, proven optimal by a search just below its pace that finds nothing.
 
-    A limit of `seconds`, a relative `gap` that is small enough, or Ctrl-C ends it with the best plan so far and the
-    bound reached.
+    A time limit in `seconds`, a relative `gap`, or Ctrl-C ends the search with the best plan so far and the bound
+    reached.
     """
     began, deadline, effort = time.perf_counter(), threshold.deadline(seconds), Effort()
     search = _grids if problem.options.grid else _spaces
@@ -161,9 +163,9 @@ def solve(problem: Problem, cuts: Cuts, seconds: float | None = None, gap: float
 def _result(problem: Problem, cuts: Cuts, so_far: _SoFar, began: float) -> Result:
     best, bound, finished, interrupted = so_far.best, so_far.bound, so_far.finished, so_far.interrupted
     floor = problem.work_s / problem.cluster.total_speed
-    note = "within the gap asked for" if finished else "stopped before it was proven"
+    note = "the requested gap was reached" if finished else "the search ended before it could prove this plan optimal"
     if not cuts.complete:
-        bound, note = floor, f"searched {len(cuts.ideals)} of the cuts of the graph, not all"
+        bound, note = floor, f"the search covered {len(cuts.ideals)} of the graph's cuts, not all of them"
     proven = finished and cuts.complete
     taken = time.perf_counter() - began
     if best is None:
@@ -178,5 +180,5 @@ def _result(problem: Problem, cuts: Cuts, so_far: _SoFar, began: float) -> Resul
 
 
 def _plan(problem: Problem, space: Space, stages: list[Stage], pace_s: float) -> Plan:
-    # The pace may be just where a depth changes: another order of the same sum must not ask for one more.
+    # The pace may lie just where a depth changes: rounding in another order must not ask for one minibatch more.
     return depths.assign(space.plan(problem, stages), problem, pace_s * (1 + 1e-12))
