@@ -208,7 +208,7 @@ def _shared(problem: Problem, score: Evaluation, verdict: Verdict, objectives: l
     if score.pace_s <= contention.least_s(problem) * (1 + TOLERANCE):
         return Verdict(verdict.agree, True, "proven optimal: the cores that the workers share are never idle")
     shared = "cores" if problem.cluster.shared_cores else "network cards"
-    return Verdict(verdict.agree, False, f"{verdict.text}; with contention for {shared} the plan is not proven optimal")
+    return Verdict(verdict.agree, False, f"{verdict.text}; this ignores contention for {shared}")
 
 
 def _objectives(results: tuple[Result, ...]) -> list[float]:

@@ -277,7 +277,7 @@ class Model:
     # -- constraint (6) --
 
     def _levels(self) -> dict[tuple[int, int, int], Variable]:
-        """Add (6). Returns λ by (cut, level, links), without the levels whose component equals that of the level below."""
+        """Add (6). Returns λ by (cut, level, links), for levels whose component differs from that of the level below."""
         variables = {}
         for cut in range(self.workers - 1):
             most = self._most_links(cut)
