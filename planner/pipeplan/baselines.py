@@ -49,23 +49,23 @@ def compare(problem: Problem, cuts: Cuts, effort: float = 0.0) -> list[Baseline]
 
     `effort` is what the search for the plan took (`Result.effort`); the search for a grid may take a share of that.
     """
-    found = [data_parallelism(problem)]
+    baselines = [data_parallelism(problem)]
     if not problem.options.grid:
-        found.append(uniform_grid(problem, cuts, effort))
+        baselines.append(uniform_grid(problem, cuts, effort))
     straight_problem = problem.straight()
     straight = dp.solve(straight_problem, cuts)
     if straight.plan is None:
         remark = "no straight pipeline fits in memory"
         return [
-            *found,
+            *baselines,
             Baseline("best straight pipeline", None, "", remark),
             Baseline(UNPIPELINED, None, "", remark),
         ]
     # The evaluator scores one straight pipeline; with copies it would be replicated.
     pace = evaluate(straight.plan, problem).pace_s
-    found.append(Baseline("best straight pipeline", pace, straight.plan.config, plan=straight.plan))
+    baselines.append(Baseline("best straight pipeline", pace, straight.plan.config, plan=straight.plan))
     unpipelined, remark = unpipelined_time(straight.plan, problem), "the same stages, not pipelined"
-    return [*found, Baseline(UNPIPELINED, unpipelined, straight.plan.config, remark, straight.plan)]
+    return [*baselines, Baseline(UNPIPELINED, unpipelined, straight.plan.config, remark, straight.plan)]
 
 
 def data_parallelism(problem: Problem) -> Baseline:
@@ -85,15 +85,15 @@ def uniform_grid(problem: Problem, cuts: Cuts, effort: float = 0.0) -> Baseline:
     """
     if len(cuts.ideals) * problem.cluster.workers > MOST_CELLS or problem.cluster.workers > MOST_WORKERS:
         return Baseline(GRID, None, "", "not searched for, as there are many cuts and workers; --grid searches for it")
-    asked = replace(problem.options, grid=True, allow_copies=False, stages=None)
-    grids = replace(problem, options=asked)
-    allowed = Effort(max(LEAST_EFFORT, effort * SHARE))
-    plan = dp.best_grid(grids, cuts, lambda plan: evaluate(plan, problem).pace_s, effort=allowed)
-    if allowed.over:
+    options = replace(problem.options, grid=True, allow_copies=False, stages=None)
+    grid_problem = replace(problem, options=options)
+    grid_effort = Effort(max(LEAST_EFFORT, effort * SHARE))
+    plan = dp.best_grid(grid_problem, cuts, lambda plan: evaluate(plan, problem).pace_s, effort=grid_effort)
+    if grid_effort.over:
         return Baseline(GRID, None, "", "the search was cut short to save time; --grid completes it")
     if plan is None:
         return Baseline(GRID, None, "", "no uniform grid fits in memory")
-    plan = improve(plan, grids, EFFORT)
+    plan = improve(plan, grid_problem, EFFORT)
     shape = shape_of(plan, problem.cluster)
     return Baseline(GRID, evaluate(plan, problem).pace_s, shape.text if shape else "", plan=plan)
 

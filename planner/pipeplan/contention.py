@@ -167,15 +167,19 @@ def _add_boundary(total: Floats, senders: Ints, receivers: Ints, forward: float,
     inside: Ints | Floats = np.zeros(count)
     if senders.max() >= receivers.min() and receivers.max() >= senders.min():
         # Classes (component, position modulo g): only those that hold both ends keep traffic inside a component.
-        here, there = (_classes(homes - lowest, common) for homes in (senders, receivers))
-        both, at_here, at_there = np.intersect1d(here[0], there[0], assume_unique=True, return_indices=True)
-        inside = np.bincount(both // common, here[1][at_here] * there[1][at_there], count)
+        sender_classes, receiver_classes = (_classes(homes - lowest, common) for homes in (senders, receivers))
+        common_classes, at_sender, at_receiver = np.intersect1d(
+            sender_classes[0], receiver_classes[0], assume_unique=True, return_indices=True
+        )
+        inside = np.bincount(
+            common_classes // common, sender_classes[1][at_sender] * receiver_classes[1][at_receiver], count
+        )
     leaving = np.bincount(senders - lowest, minlength=count) * (len(receivers) // common) - inside
     entering = np.bincount(receivers - lowest, minlength=count) * (len(senders) // common) - inside
-    round_ = math.lcm(len(senders), len(receivers))
+    period = math.lcm(len(senders), len(receivers))
     part = total[:, lowest : lowest + count]
-    part[OUT] += (leaving * forward + entering * backward) / round_
-    part[IN] += (entering * forward + leaving * backward) / round_
+    part[OUT] += (leaving * forward + entering * backward) / period
+    part[IN] += (entering * forward + leaving * backward) / period
 
 
 def _classes(homes: Ints, common: int) -> tuple[Ints, Ints]:

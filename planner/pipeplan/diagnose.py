@@ -201,28 +201,28 @@ def _enough_memory(problem: Problem, cuts: Cuts, capacity: int) -> Enough | None
     if not problem.options.memory:
         return None
 
-    def larger(factor: float) -> Problem:
+    def with_more_memory(factor: float) -> Problem:
         return problem.within(alter.with_more_memory(problem.cluster, factor))
 
     low, high = 1.0, 1.0
     most = _MOST_MEMORY / max(device.memory_bytes for device in problem.cluster.devices)
     while high < most:
         high = min(2 * high, most)
-        if dp.feasible(larger(high), cuts):
+        if dp.feasible(with_more_memory(high), cuts):
             break
         low = high
     else:
         return None
     while high / low > _PRECISION:
         middle = (low * high) ** 0.5
-        low, high = (low, middle) if dp.feasible(larger(middle), cuts) else (middle, high)
-    plan = dp.solve(larger(high), cuts).plan
+        low, high = (low, middle) if dp.feasible(with_more_memory(middle), cuts) else (middle, high)
+    plan = dp.solve(with_more_memory(high), cuts).plan
     if plan is None:
         return None
-    shares = _shares_of_memory(plan, larger(high))
+    shares = _shares_of_memory(plan, with_more_memory(high))
     # The plan may need less memory than the search granted.
-    enough = math.ceil(capacity * high * min(1.0, max(shares)))
-    return Enough(enough, capacity, plan, shares.index(max(shares)) + 1)
+    needed = math.ceil(capacity * high * min(1.0, max(shares)))
+    return Enough(needed, capacity, plan, shares.index(max(shares)) + 1)
 
 
 def _shares_of_memory(plan: Plan, problem: Problem) -> list[float]:
@@ -271,23 +271,23 @@ def _least(none: int, feasible: Callable[[int], bool], most: int) -> int | None:
 
 def _relaxed(problem: Problem) -> tuple[str, ...]:
     """The user's options of which each alone, when left out, makes a plan possible."""
-    found = []
-    for flag, name, nothing in _CONSTRAINTS:
-        if getattr(problem.options, name) == nothing:
+    flags = []
+    for flag, name, unset in _CONSTRAINTS:
+        if getattr(problem.options, name) == unset:
             continue
-        without: dict[str, Any] = {name: nothing}
+        without: dict[str, Any] = {name: unset}
         relaxed = replace(problem, options=replace(problem.options, **without))
         # Without `--together` or `--no-cut-after` the graph has more cuts.
         if dp.feasible(relaxed, enumerate_cuts(relaxed, _MOST_CUTS)):
-            found.append(flag)
-    return tuple(found)
+            flags.append(flag)
+    return tuple(flags)
 
 
 def _pinned(problem: Problem) -> str:
     """A clause that names a layer pinned to a stage number that no plan can reach; empty if there is none."""
     most = min(problem.cluster.workers, len(problem.units))
-    far = next((f"{name!r} is pinned to stage {stage}" for name, stage in problem.options.pins if stage > most), "")
-    return f"{far}, and there can be {most} at most; " if far else ""
+    pinned = next((f"{name!r} is pinned to stage {stage}" for name, stage in problem.options.pins if stage > most), "")
+    return f"{pinned}, and there can be {most} at most; " if pinned else ""
 
 
 def _short(plan: Plan) -> str:

@@ -50,20 +50,20 @@ def shapes(problem: Problem) -> list[Shape]:
 
 
 def _allowed(shape: Shape, problem: Problem) -> bool:
-    asked = problem.options
+    options = problem.options
     return (
-        asked.stages in (None, shape.stages)
-        and asked.several < shape.stages <= min(len(problem.units), asked.max_stages or shape.stages)
-        and shape.replicas <= (asked.max_replicas or shape.replicas)
-        and shape.workers <= (asked.max_workers or shape.workers)
-        and all(stage <= shape.stages for _, stage in asked.pins)
-        and _shares(asked) % shape.replicas == 0
+        options.stages in (None, shape.stages)
+        and options.several < shape.stages <= min(len(problem.units), options.max_stages or shape.stages)
+        and shape.replicas <= (options.max_replicas or shape.replicas)
+        and shape.workers <= (options.max_workers or shape.workers)
+        and all(stage <= shape.stages for _, stage in options.pins)
+        and _shares(options) % shape.replicas == 0
     )
 
 
-def _shares(asked: Options) -> int:
+def _shares(options: Options) -> int:
     """The minibatches of an update that replicas divide among them; 0 where every stage updates by itself."""
-    return 0 if asked.inference or asked.schedule not in ACCUMULATING else asked.accumulate or 0
+    return 0 if options.inference or options.schedule not in ACCUMULATING else options.accumulate or 0
 
 
 def workers_alone(problem: Problem, most: int) -> int:

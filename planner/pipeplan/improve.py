@@ -55,11 +55,11 @@ def improve(plan: Plan, problem: Problem, effort: int = EFFORT) -> Plan:
     best_s = max(score.alone_s, contention.least_s(problem))
     if score.pace_s <= best_s * (1 + TOLERANCE) or not consecutive(plan, problem):
         return plan
-    search = _Search(plan, problem, score, _allowed(plan, problem, effort))
-    here = Layout.of(plan, problem)
-    alone = Layout((0,) * len(here.home), (0, sum(here.room), 0))
-    others = () if problem.options.grid else (aligned(here, problem), alone)
-    for start in (here, *others):
+    search = _LocalSearch(plan, problem, score, _allowed(plan, problem, effort))
+    layout = Layout.of(plan, problem)
+    single_stage = Layout((0,) * len(layout.home), (0, sum(layout.room), 0))
+    others = () if problem.options.grid else (aligned(layout, problem), single_stage)
+    for start in (layout, *others):
         search.descend(start)
     search.descend(Layout.of(search.best, problem), wander=True)
     return search.best
@@ -77,7 +77,7 @@ only a lower bound."""
 _UNKNOWN = 0.0, float("inf")
 
 
-class _Search:
+class _LocalSearch:
     """Descends from layouts to local optima and keeps the best plan of all."""
 
     def __init__(self, plan: Plan, problem: Problem, score: Evaluation, effort: int) -> None:
@@ -97,10 +97,10 @@ class _Search:
 
         With `wander` the search then moves to the best neighbour that it has not visited, even if it is worse.
         """
-        here = self._rank(layout, float("inf"))
+        current = self._rank(layout, float("inf"))
         taken = {layout}
-        while here is not None:
-            limit_s = max(here[0], self.pace_s * DETOUR) if wander else here[0]
+        while current is not None:
+            limit_s = max(current[0], self.pace_s * DETOUR) if wander else current[0]
             following: tuple[Layout, _Rank] | None = None
             for neighbour in layout.moved(grid=self._problem.options.grid):
                 if self._spent():
@@ -108,14 +108,14 @@ class _Search:
                 rank = None if neighbour in taken else self._rank(neighbour, limit_s)
                 if rank is None:
                     continue
-                if _less(rank, here):
+                if _less(rank, current):
                     following = neighbour, rank
                     break
                 if wander and (following is None or _less(rank, following[1])):
                     following = neighbour, rank
             if following is None:
                 return
-            layout, here = following
+            layout, current = following
             taken.add(layout)
 
     def _spent(self) -> bool:
@@ -146,10 +146,10 @@ class _Search:
         if (busiest_s := cards.busiest()[0]) > limit_s * (1 + TOLERANCE):
             return busiest_s, float("inf")
         self._scores_left -= 2
-        found = self._scored(plan)
-        if found is None:
+        scored = self._scored(plan)
+        if scored is None:
             return None
-        plan, score = found
+        plan, score = scored
         if score.pace_s < self.pace_s * (1 - TOLERANCE):
             self.best, self.pace_s = plan, score.pace_s
         return score.pace_s, self._crowding(score, cards, plan.copies)
@@ -175,8 +175,8 @@ class _Search:
 
     def _crowding(self, score: Evaluation, cards: contention.Cards, copies: int) -> float:
         times = [time / copies for stage in score.stages for time in (stage.stage_s, stage.boundary_s)]
-        everything = np.concatenate([times, *(busy.ravel() for busy in cards.busy_s)])
-        return float(((everything / self._bound_s) ** SHARPNESS).sum())
+        busy_s = np.concatenate([times, *(busy.ravel() for busy in cards.busy_s)])
+        return float(((busy_s / self._bound_s) ** SHARPNESS).sum())
 
 
 def _recomputing(plan: Plan, score: Evaluation) -> Plan:
@@ -196,14 +196,14 @@ def _less(rank: _Rank, below: _Rank) -> bool:
 
 def permitted(plan: Plan, problem: Problem) -> bool:
     """Whether a plan satisfies the constraints of the options. Limits on replicas refer to one copy of the pipeline."""
-    asked, count = problem.options, len(plan.stages)
+    options, count = problem.options, len(plan.stages)
     stage_of = {name: number for number, stage in enumerate(plan.stages, start=1) for name in stage.layers}
     return (
-        asked.stages in (None, count)
-        and count > asked.several
-        and count <= (asked.max_stages or count)
-        and plan.busy <= (asked.max_workers or plan.busy)
-        and all(stage.replicas // plan.copies <= (asked.max_replicas or stage.replicas) for stage in plan.stages)
-        and all(stage_of[name] == number for name, number in asked.pins)
-        and (not asked.grid or shape_of(plan, problem.cluster) is not None)
+        options.stages in (None, count)
+        and count > options.several
+        and count <= (options.max_stages or count)
+        and plan.busy <= (options.max_workers or plan.busy)
+        and all(stage.replicas // plan.copies <= (options.max_replicas or stage.replicas) for stage in plan.stages)
+        and all(stage_of[name] == number for name, number in options.pins)
+        and (not options.grid or shape_of(plan, problem.cluster) is not None)
     )

@@ -30,15 +30,15 @@ def best_plan(problem: Problem, cuts: Cuts, known: Plan | None = None) -> Best |
     Without contention the plan is optimal. Where contention binds it is improved by a local search, which proves
     nothing; but if a plan is already `known`, the result is never worse than that plan after the same improvement.
     """
-    found = []
-    first = dp.solve(problem, cuts).plan
-    if first is not None and single.binds(first, evaluate(first, problem)):
-        one = single.best(problem)
-        found = [Best(one[0], one[1].pace_s)] if one else []
-        first = dp.solve(single.without(problem), cuts).plan if single.allows_several(problem) else None
-    for plan in (first, known):
+    candidates = []
+    solved = dp.solve(problem, cuts).plan
+    if solved is not None and single.binds(solved, evaluate(solved, problem)):
+        single_stage = single.best(problem)
+        candidates = [Best(single_stage[0], single_stage[1].pace_s)] if single_stage else []
+        solved = dp.solve(single.without(problem), cuts).plan if single.allows_several(problem) else None
+    for plan in (solved, known):
         if plan is not None and (plan is not known or evaluate(plan, problem).fits):
             better = improve(plan, problem, EFFORT)
-            found.append(Best(better, evaluate(better, problem).pace_s))
+            candidates.append(Best(better, evaluate(better, problem).pace_s))
     # `min` keeps the first of equal plans.
-    return min(found, key=lambda best: best.pace_s, default=None)
+    return min(candidates, key=lambda best: best.pace_s, default=None)

@@ -45,12 +45,12 @@ def best(problem: Problem) -> tuple[Plan, Evaluation] | None:
 
     Returns None where no such plan fits.
     """
-    found: tuple[Plan, Evaluation] | None = None
+    fastest: tuple[Plan, Evaluation] | None = None
     for plan in _plans(problem):
         score = evaluate(plan, problem)
-        if score.fits and (found is None or score.pace_s < found[1].pace_s * (1 - TOLERANCE)):
-            found = plan, score
-    return found
+        if score.fits and (fastest is None or score.pace_s < fastest[1].pace_s * (1 - TOLERANCE)):
+            fastest = plan, score
+    return fastest
 
 
 def _plans(problem: Problem) -> Iterator[Plan]:

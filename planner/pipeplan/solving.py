@@ -285,12 +285,12 @@ def _published(
 def _refuse_constraints(options: Options, name: str) -> None:
     """Raise `InputError` if the user asked for a constraint that the published variant would ignore."""
     limits = ("stages", "max_replicas", "max_stages", "max_workers")
-    given = [f"--{limit.replace('_', '-')}" for limit in limits if getattr(options, limit) is not None]
-    given += ["--pin"] if options.pins else []
-    given += ["--grid"] if options.grid else []
-    given += ["--schedule"] if options.schedule != STASHING and not options.inference else []
-    if given:
-        raise InputError(f"the cost model {name} has one schedule and no constraints: leave out {', '.join(given)}")
+    refused = [f"--{limit.replace('_', '-')}" for limit in limits if getattr(options, limit) is not None]
+    refused += ["--pin"] if options.pins else []
+    refused += ["--grid"] if options.grid else []
+    refused += ["--schedule"] if options.schedule != STASHING and not options.inference else []
+    if refused:
+        raise InputError(f"the cost model {name} has one schedule and no constraints: leave out {', '.join(refused)}")
 
 
 def _run(problem: Problem, cuts: Cuts, settings: Settings) -> tuple[Result, ...]:

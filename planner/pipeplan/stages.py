@@ -96,12 +96,12 @@ def stage_times(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
     speed = problem.cluster.speed_of(stage.workers)
     forward = sum(unit.forward_s for unit in units) / speed
     backward = sum(unit.backward_s for unit in units) / speed
-    replicas, parallel, hops = stage.replicas // plan.copies, 1, []
+    replicas, parallel, links_to_next = stage.replicas // plan.copies, 1, []
     if index + 1 < len(plan.stages):
         if problem.options.boundary == "parallel":
             parallel = min(replicas, plan.stages[index + 1].replicas // plan.copies)
         pairs = [plan.copy(copy)[index : index + 2] for copy in range(plan.copies)]
-        hops = [links.sendrecv_among(here + there) for here, there in pairs]
+        links_to_next = [links.sendrecv_among(sender + receiver) for sender, receiver in pairs]
     sent, returned = crossing_bytes(problem, plan, index)
     return StageTimes(
         replicas=replicas,
@@ -113,11 +113,12 @@ def stage_times(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
         links=parallel,
         sent_bytes=sent,
         returned_bytes=returned,
-        send_s=max((float(cost.boundary_time(sent, hop[0])) for hop in hops), default=0.0),
-        return_s=max((float(cost.boundary_time(returned, hop[0])) for hop in hops), default=0.0),
-        transfer_s=max((float(cost.transfer_time(max(sent, returned), *hop)) for hop in hops), default=0.0),
+        send_s=max((float(cost.boundary_time(sent, link[0])) for link in links_to_next), default=0.0),
+        return_s=max((float(cost.boundary_time(returned, link[0])) for link in links_to_next), default=0.0),
+        transfer_s=max((float(cost.transfer_time(max(sent, returned), *link)) for link in links_to_next), default=0.0),
         round_trip_s=max(
-            (float(cost.transfer_time(sent, *hop) + cost.transfer_time(returned, *hop)) for hop in hops), default=0.0
+            (float(cost.transfer_time(sent, *link) + cost.transfer_time(returned, *link)) for link in links_to_next),
+            default=0.0,
         ),
     )
 

@@ -117,13 +117,13 @@ def _entry(problem: Problem, cuts: Cuts, space: Space, threshold_s: float, deadl
 
 def _layers(problem: Problem, cuts: Cuts, search: Search) -> list[int]:
     """The cuts that have states, as bit sets of layers in the profile's order."""
-    place = {layer.name: index for index, layer in enumerate(problem.profile.layers)}
-    masks = [sum(1 << place[name] for name in unit.layers) for unit in problem.units]
-    found = []
+    position = {layer.name: index for index, layer in enumerate(problem.profile.layers)}
+    masks = [sum(1 << position[name] for name in unit.layers) for unit in problem.units]
+    masks_of_cuts = []
     for cut in sorted(search.kept):
         ideal = cuts.ideals[cut]
-        found.append(sum(mask for unit, mask in enumerate(masks) if ideal >> unit & 1))
-    return found
+        masks_of_cuts.append(sum(mask for unit, mask in enumerate(masks) if ideal >> unit & 1))
+    return masks_of_cuts
 
 
 def _states(search: Search) -> list[list[float | int]]:

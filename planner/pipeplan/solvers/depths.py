@@ -25,26 +25,26 @@ def assign(plan: Plan, problem: Problem, pace_s: float) -> Plan:
     plan = replace(plan, schedule=schedule, accumulate=accumulate)
     links = Links.of(problem.cluster)
     times = [stage_times(plan, problem, links, index) for index in range(len(plan.stages))]
-    inner_pace, most = pace_s * plan.copies, [float("inf")] * len(times)
+    inner_pace, caps = pace_s * plan.copies, [float("inf")] * len(times)
     if schedule in FLUSHING:
-        most = [float(cost.rounds(per_copy(plan), stage.replicas)) for stage in times]
+        caps = [float(cost.rounds(per_copy(plan), stage.replicas)) for stage in times]
         inner_pace = _pace_within_batch(plan, problem, links, times, pace_s)
-    depths = most
+    depths = caps
     if schedule != GPIPE:
-        depths = _depths(times, most, inner_pace, _waits(plan, problem, links, times, inner_pace))
+        depths = _depths(times, caps, inner_pace, _waits(plan, problem, links, times, inner_pace))
     stages = [replace(stage, depth=int(depth)) for stage, depth in zip(plan.stages, depths, strict=True)]
     plan = replace(plan, stages=tuple(stages))
     stages = [replace(stage, versions=plan.versions(index)) for index, stage in enumerate(stages)]
     return replace(plan, stages=tuple(stages))
 
 
-def _depths(times: Sequence[StageTimes], most: Sequence[float], pace_s: float, waits: Sequence[float]) -> list[float]:
+def _depths(times: Sequence[StageTimes], caps: Sequence[float], pace_s: float, waits: Sequence[float]) -> list[float]:
     """The depths for a pace, computed from the last stage to the first; `most` caps each of them."""
     depths = [1.0]
     for index in range(len(times) - 2, -1, -1):
         stage, following = times[index], times[index + 1]
         behind = cost.in_flight_behind(depths[0], following.replicas, waits[index + 1])
-        depth = most[index]
+        depth = caps[index]
         if pace_s > 0:
             needed = cost.in_flight_depth(behind, waits[index], stage.transfer_s, pace_s, stage.replicas)
             depth = min(depth, float(needed))

@@ -59,8 +59,8 @@ class DifferingBatches(Batches):
 
     def _times(self, stage: Placed) -> tuple[float, ...]:
         """The passes of one minibatch, one for each bound of the steady part."""
-        forward, whole = passes(self.terms, stage.terms, self.terms.runs.speed[stage.run])
-        times = (forward, whole - forward) if self.directions == 2 else (whole,)
+        forward, both = passes(self.terms, stage.terms, self.terms.runs.speed[stage.run])
+        times = (forward, both - forward) if self.directions == 2 else (both,)
         return tuple(float(time[0]) for time in times)
 
     def _limited_s(self, step: Step, following: Step, hop: Hop) -> float:
@@ -96,9 +96,9 @@ class DifferingFlush(DifferingSearch):
         self.exposed = bounds[-1] * (1 + SLACK)
         self.pace = cost.flush_pace(self.steady[0], self.count)
         # (ceil(M/r) - 1) · pass ≤ bound implies r ≥ M · pass / (bound + pass), and parts need no fewer than the whole.
-        work, whole = self.terms.cuts.work_s / self.terms.fastest, sum(self.steady)
+        work, steady_s = self.terms.cuts.work_s / self.terms.fastest, sum(self.steady)
         with np.errstate(divide="ignore", invalid="ignore"):
-            need = np.where(work > 0, self.count * work / (whole + work), 0.0)
+            need = np.where(work > 0, self.count * work / (steady_s + work), 0.0)
         self.need = np.maximum(np.ceil(need - 1e-9), 1).astype(np.intp)
         self.need[0] = 0
         self.lowest = self.need
@@ -135,8 +135,8 @@ class DifferingFlush(DifferingSearch):
         """Depth and demand of stages (rows: cuts I) on placements; infinite where a limit is exceeded."""
         terms, at = self.terms, self.terms.runs
         replicas = at.replicas[runs]
-        forward, whole = (time.T for time in passes(terms, stage, at.speed[runs][:, None]))
-        times = (forward, whole - forward) if self.batches.directions == 2 else (whole,)
+        forward, both = (time.T for time in passes(terms, stage, at.speed[runs][:, None]))
+        times = (forward, both - forward) if self.batches.directions == 2 else (both,)
         good = at.first[runs] >= self.lowest[stage.targets][:, None]
         for time, bound in zip(times, self.steady, strict=True):
             good = good & (cost.flush_steady(time, self.count, replicas) <= bound)

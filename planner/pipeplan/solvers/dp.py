@@ -97,11 +97,11 @@ def best_grid(
     return best
 
 
-def _of_shapes(whole: Pipelines, below: Callable[[], float]) -> Iterator[Interval[Pipeline]]:
+def _of_shapes(searches: Pipelines, below: Callable[[], float]) -> Iterator[Interval[Pipeline]]:
     """Results for the shapes of a uniform grid in the order of their bounds, until a bound is no longer `below()`."""
-    grids, per_update = Grids(whole.free), minibatches_of(whole.problem)
-    shapes_of = enumerate(shapes(whole.problem))
-    waiting = [(grids.floor(shape), number, shape, _bounds(whole, grids, shape)) for number, shape in shapes_of]
+    grids, per_update = Grids(searches.free), minibatches_of(searches.problem)
+    shapes_of = enumerate(shapes(searches.problem))
+    waiting = [(grids.floor(shape), number, shape, _bounds(searches, grids, shape)) for number, shape in shapes_of]
     heapq.heapify(waiting)
     interrupted = False
     while waiting:
@@ -109,31 +109,31 @@ def _of_shapes(whole: Pipelines, below: Callable[[], float]) -> Iterator[Interva
         limit = below()
         if bound >= limit:
             return
-        if interrupted or whole.effort.over or threshold.passed(whole.deadline):
+        if interrupted or searches.effort.over or threshold.passed(searches.deadline):
             yield Interval(bound * per_update, finished=False, interrupted=interrupted)
             return
-        found = next(tighter)
-        if isinstance(found, float):
-            heapq.heappush(waiting, (max(bound, found), number, shape, tighter))
+        bound_or_grid = next(tighter)
+        if isinstance(bound_or_grid, float):
+            heapq.heappush(waiting, (max(bound, bound_or_grid), number, shape, tighter))
         else:
-            answer = whole.of(shape, bound * per_update, limit * per_update, found).best()
+            answer = searches.of(shape, bound * per_update, limit * per_update, bound_or_grid).best()
             interrupted = answer.interrupted
             yield answer
 
 
-def _bounds(whole: Pipelines, grids: Grids, shape: Shape) -> Iterator[float | Interval[Pipeline] | None]:
+def _bounds(searches: Pipelines, grids: Grids, shape: Shape) -> Iterator[float | Interval[Pipeline] | None]:
     """Ever better bounds on the pace of a shape, and last, if known, its best plan without a memory limit."""
     if not grids.few:
         yield None
         return
-    whole.effort.spent += grids.rows(shape)
+    searches.effort.spent += grids.rows(shape)
     least, steps = grids.least(shape)
     yield least
     if grids.exact:
         yield Interval(least, least, Pipeline(grids.terms, steps))
     elif grids.exact_batches:
-        answer = batch(grids, shape, whole.deadline, whole.effort)
-        yield answer.bound_s / minibatches_of(whole.problem)
+        answer = batch(grids, shape, searches.deadline, searches.effort)
+        yield answer.bound_s / minibatches_of(searches.problem)
         found = None if answer.steps is None else Pipeline(grids.terms, answer.steps)
         yield Interval(answer.bound_s, answer.total_s, found, answer.finished, answer.interrupted)
     else:

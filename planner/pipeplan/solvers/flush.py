@@ -62,10 +62,10 @@ class Batches:
     def search(self, bounds: Bounds) -> tuple[float, list[Step]] | None:
         """The least sum over stages under limits on the bounds, with a pipeline that reaches it, or None."""
         search = FlushSearch(self, bounds, self.limits)
-        steps = search.run()
-        if steps is None:
+        pipeline = search.run()
+        if pipeline is None:
             return None
-        return search.added_s, steps
+        return search.added_s, pipeline
 
     def bounds_of(self, steps: list[Step]) -> Bounds:
         """The bounds that a pipeline meets."""
@@ -121,11 +121,11 @@ class FlushSearch(Search):
         self.steady = tuple(bound * (1 + SLACK) for bound in bounds[:-1])
         self.exposed = bounds[-1] * (1 + SLACK)
         super().__init__(batches.terms, 1.0, limits)
-        terms, whole = self.terms, sum(self.steady)
+        terms, steady_s = self.terms, sum(self.steady)
         # (ceil(M/r) - 1) · pass ≤ bound implies r ≥ M · pass / (bound + pass), and parts need no fewer than the whole.
         work = terms.cuts.work_s / terms.speed
         with np.errstate(divide="ignore", invalid="ignore"):
-            need = np.where(work > 0, self.count * work / (whole + work), 0.0)
+            need = np.where(work > 0, self.count * work / (steady_s + work), 0.0)
         self.need = np.maximum(np.ceil(need - 1e-9), 1).astype(np.intp)
         self.need[0] = 0
         self.widest = np.array([self._widest(cut) for cut in range(self.last + 1)])
@@ -168,9 +168,9 @@ class FlushSearch(Search):
     def _intervals(self, stage: StageTerms) -> Intervals:
         terms = self.terms
         forward = (terms.cuts.forward_s[stage.cut] - terms.cuts.forward_s[stage.targets]) / terms.speed
-        whole = stage.work_s / terms.speed
-        passes = (forward, whole - forward) if len(self.steady) == 2 else (whole,)
-        rounds = np.full(len(whole), np.inf)
+        both = stage.work_s / terms.speed
+        passes = (forward, both - forward) if len(self.steady) == 2 else (both,)
+        rounds = np.full(len(both), np.inf)
         with np.errstate(divide="ignore", invalid="ignore"):
             for time, bound in zip(passes, self.steady, strict=True):
                 most = np.where(time > 0, 1 + np.floor(bound / time * (1 + 1e-12)), np.inf)

@@ -83,14 +83,14 @@ class GridBatches:
     @cached_property
     def _bounded(self) -> dict[tuple[float, ...], list[Floats]]:
         """For every kind of stage, the times that each of the bounds limits."""
-        cuts, found = self.terms.cuts, {}
-        forward, whole = self.grids.between(cuts.forward_s), self.grids.between(cuts.work_s)
-        passes = (forward, whole - forward) if self.directions == 2 else (whole,)
+        cuts, bounded = self.terms.cuts, {}
+        forward, both = self.grids.between(cuts.forward_s), self.grids.between(cuts.work_s)
+        passes = (forward, both - forward) if self.directions == 2 else (both,)
         for key in self._keys:
             replicas, speed, *rate = key
             times = [cost.flush_steady(time / speed, self.minibatches, int(replicas)) for time in passes]
-            found[key] = [*times, self.grids.exposed_s(self.grids.allreduce_s(replicas, *rate))]
-        return found
+            bounded[key] = [*times, self.grids.exposed_s(self.grids.allreduce_s(replicas, *rate))]
+        return bounded
 
     def _within(self, key: tuple[float, ...], limits: Bounds) -> Flags:
         good = self.grids.nested

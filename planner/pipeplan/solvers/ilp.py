@@ -292,11 +292,11 @@ class _IlpSearch:
 
     def _climb(self, inner: Problem, low: float, high: float, *, complete: bool) -> tuple[IlpModel, Answer]:
         """The program with the smallest feasible upper bound that was tried, and its outcome."""
-        asked = False
+        is_feasible_checked = False
         for threshold in self._thresholds(low, high, complete=complete):
-            if complete and self.cutoff_s is None and threshold > low * _RUNGS[-1] and not asked:
+            if complete and self.cutoff_s is None and threshold > low * _RUNGS[-1] and not is_feasible_checked:
                 # A larger upper bound never needs more memory: first find out whether there is any plan at all.
-                asked = True
+                is_feasible_checked = True
                 model, answer = self._ask(inner, high, high, complete=True, confirm=True)
                 if not answer.found:
                     return model, answer if answer.proven else replace(answer, bound=0.0)

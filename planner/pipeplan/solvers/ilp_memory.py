@@ -93,23 +93,23 @@ class Memory:
         runs = [run for run in model.runs.all if run.start == worker]
         sent, both = self.crossing
         before = worker - 1 if worker else model.workers - 1
-        held = [
+        terms = [
             *model.sum_at(worker, self.fixed),
             (self._where_used(f"u_{worker}", [*both[before], *both[worker]], runs), 1.0),
         ]
         if self.depths is not None:
-            held += self._replication(runs)
+            terms += self._replication(runs)
             if self.recompute:
                 versions = model.sum_at(worker, self.parameters) if self.stashes else []
-                held += self._growing("i", runs, worker, versions, sent[before], lambda choice: choice.depth)
+                terms += self._growing("i", runs, worker, versions, sent[before], lambda choice: choice.depth)
                 saved = model.sum_at(worker, self.saved)
-                held += self._growing("s", runs, worker, saved, sent[worker], _once_if_recomputed)
+                terms += self._growing("s", runs, worker, saved, sent[worker], _once_if_recomputed)
             else:
                 sizes = [w * self.stashes + s for w, s in zip(self.parameters, self.saved, strict=True)]
                 crossing = [*sent[before], *sent[worker]]
                 every = model.sum_at(worker, sizes)
-                held += self._growing("i", runs, worker, every, crossing, lambda choice: choice.depth)
-        self.model.program.at_most([*held, *((model.used[run], -self._capacity(run)) for run in runs)])
+                terms += self._growing("i", runs, worker, every, crossing, lambda choice: choice.depth)
+        self.model.program.at_most([*terms, *((model.used[run], -self._capacity(run)) for run in runs)])
 
     def _exclude(self, worker: int, depths: Depths) -> None:
         """Exclude depths at which a single block is too large: implied, but not for fractions of blocks and depths."""
@@ -151,16 +151,16 @@ class Memory:
     ) -> list[Term]:
         """The terms of what a stage holds `times` over, by its choice of depth."""
         assert self.depths is not None
-        program, held = self.model.program, []
+        program, shares = self.model.program, []
         for run in runs:
             for choice in self.depths.by_run[run]:
                 many = times(choice)
                 share = program.number(f"{name}_{run.start}_{run.replicas}_{run.end}_{choice.depth}_{choice.recompute}")
                 program.at_most([(share, 1.0), (self.depths.chosen[choice], -self._capacity(run) / many)])
-                held.append((share, float(many)))
+                shares.append((share, float(many)))
         crossed = self._where_used(f"{name}x_{worker}", crossing, runs)
-        program.at_most([*sizes, (crossed, 1.0), *((share, -1.0) for share, _ in held)])
-        return held
+        program.at_most([*sizes, (crossed, 1.0), *((share, -1.0) for share, _ in shares)])
+        return shares
 
     def _replication(self, runs: list[Run]) -> list[Term]:
         """The terms of what replicas add: buckets, and a weight version for the late update of a stage that is not the

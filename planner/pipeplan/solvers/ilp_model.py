@@ -270,14 +270,14 @@ class Model:
             for worker in range(self.workers - 1):
                 variable = variables[number, worker] = self.program.number(f"b_{number}_{worker}", 0, 1)
                 for consumer in tensor.consumers:
-                    here, there = self.started(tensor.producer, worker), self.started(consumer, worker)
-                    self.program.at_most([*here, *minus(there), (variable, -1.0)])
+                    producer, consumer_started = self.started(tensor.producer, worker), self.started(consumer, worker)
+                    self.program.at_most([*producer, *minus(consumer_started), (variable, -1.0)])
         return variables
 
     # -- constraint (6) --
 
     def _levels(self) -> dict[tuple[int, int, int], Variable]:
-        """Add (6). Returns λ by (cut, level, links), for levels whose component differs from that of the level below."""
+        """Add (6). Returns λ by (cut, level, links), for levels with a larger component than the level below."""
         variables = {}
         for cut in range(self.workers - 1):
             most = self._most_links(cut)
@@ -313,16 +313,16 @@ class Model:
         self.program.equal([*((variable, 1.0) for variable in mine.values()), *final], 1.0)
         for level, first, stop in self._components(cut)[:-1]:
             inside = [(variable, 1.0) for key, variable in mine.items() if key[1] <= level]
-            here = self.held((run for run in covering if run.start >= first and run.end < stop - 1), -1.0)
-            behind = self.held((run for run in self.runs.all if run.start > cut and run.last < stop), -1.0)
-            self.program.at_most([*inside, *here])
-            self.program.at_most([*inside, *behind])
+            over_cut = self.held((run for run in covering if run.start >= first and run.end < stop - 1), -1.0)
+            behind_cut = self.held((run for run in self.runs.all if run.start > cut and run.last < stop), -1.0)
+            self.program.at_most([*inside, *over_cut])
+            self.program.at_most([*inside, *behind_cut])
 
     def _bound_links(self, cut: int, many: list[Term], links: int) -> None:
         """Add the part of (6) for parallel boundaries: so many links take as many replicas on both sides."""
-        here = self.held((run for run in self.covering(cut) if run.replicas >= links), -1.0)
+        enough = self.held((run for run in self.covering(cut) if run.replicas >= links), -1.0)
         fewer = self.held(run for run in self.runs.all if run.start == cut + 1 and run.replicas < links)
-        self.program.at_most([*many, *here])
+        self.program.at_most([*many, *enough])
         self.program.at_most([*many, *fewer], 1.0)
 
     # -- constraint (7) --
@@ -383,12 +383,12 @@ class Model:
 
     def names(self, run: Run) -> tuple[str, ...]:
         """The layers of the stage on a placement of the solution, in the profile's order."""
-        held = [
+        blocks = [
             index
             for index in range(len(self.layers))
             if sum(value(variable) * factor for variable, factor in self.starts(index, run.start)) > 0.5
         ]
-        names = {name for index in held for name in self.layers.blocks[index].layers}
+        names = {name for index in blocks for name in self.layers.blocks[index].layers}
         return tuple(layer.name for layer in self.problem.profile.layers if layer.name in names)
 
 

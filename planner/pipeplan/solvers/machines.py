@@ -38,7 +38,7 @@ def search(terms: Terms, limit: float, limits: Limits) -> list[Step] | None:
     """A pipeline with every resource within the limit, input to output, or None. Raises `OutOfTime`."""
     if isinstance(terms, Differing):
         if terms.training and terms.schedule == VERTICAL and limits.memory:
-            return vertical.search(terms, limit, limits, lambda given: differing(given, limit, limits))
+            return vertical.search(terms, limit, limits, lambda terms_given: differing(terms_given, limit, limits))
         return differing(terms, limit, limits)
     if terms.training and terms.schedule == VERTICAL:
         return vertical.search(terms, limit, limits)

@@ -81,9 +81,9 @@ class Pipelines:
         without: Interval[Pipeline] | None = None,
     ) -> Pipelines:
         """The same searches for a uniform grid of the given shape. They share their terms with these."""
-        one = replace(self, shape=shape, above=above, below=below, without=without)
-        one.__dict__.update({"free": self.free, "bound": self.bound})
-        return one
+        searches = replace(self, shape=shape, above=above, below=below, without=without)
+        searches.__dict__.update({"free": self.free, "bound": self.bound})
+        return searches
 
     @cached_property
     def free(self) -> Terms:
@@ -117,17 +117,17 @@ class Pipelines:
         if self.free.most_replicas < 1:
             return Interval(float("inf"))
         limits = self._limits(memory=False)
-        found = self.without or self._least(self.free, limits, max(self.free.floor, self.above))
-        if found.best is None:
-            return found
-        if found.finished:
-            found.best = self._tidy(limits, found.high) or found.best
-        if not self.problem.options.memory or found.best.fits(self.bound, found.high):
-            return found
-        if not found.finished:
-            found.high, found.best = float("inf"), None
-            return found
-        return self._least(self.bound, self._limits(memory=True), found.low)
+        interval = self.without or self._least(self.free, limits, max(self.free.floor, self.above))
+        if interval.best is None:
+            return interval
+        if interval.finished:
+            interval.best = self._tidy(limits, interval.high) or interval.best
+        if not self.problem.options.memory or interval.best.fits(self.bound, interval.high):
+            return interval
+        if not interval.finished:
+            interval.high, interval.best = float("inf"), None
+            return interval
+        return self._least(self.bound, self._limits(memory=True), interval.low)
 
     def _best_batch(self) -> Interval[Pipeline]:
         """The fastest pipeline under a flush schedule, in seconds per update."""
@@ -140,29 +140,29 @@ class Pipelines:
         if free.interrupted or (free.finished and free.best is None):
             return replace(free, high=float("inf"), best=None)
         limits = self._limits(memory=True)
-        found = self._least_batch(self.bound, replace(limits, recompute=False))
-        if limits.recompute and found.finished and found.high > free.low * (1 + PRECISION):
+        interval = self._least_batch(self.bound, replace(limits, recompute=False))
+        if limits.recompute and interval.finished and interval.high > free.low * (1 + PRECISION):
             again = self._least_batch(self.bound, limits)
-            if again.high > found.high:
-                again.high, again.best = found.high, found.best
-            found = again
-        found.low = max(found.low, free.low)
-        return found
+            if again.high > interval.high:
+                again.high, again.best = interval.high, interval.best
+            interval = again
+        interval.low = max(interval.low, free.low)
+        return interval
 
     def _least_batch(self, terms: Terms, limits: Limits) -> Interval[Pipeline]:
-        found = Interval[Pipeline](float("inf"))
+        interval = Interval[Pipeline](float("inf"))
         counts = self._stage_counts(terms, limits)
         for exact in counts:
             answer = flush.best(batches(terms, replace(limits, exact_stages=exact)), self.above, self.below)
-            found.low = min(found.low, answer.bound_s)
-            if answer.steps is not None and answer.total_s < found.high:
-                found.high, found.best = answer.total_s, Pipeline(terms, answer.steps)
-            found.finished, found.interrupted = answer.finished, answer.interrupted
+            interval.low = min(interval.low, answer.bound_s)
+            if answer.steps is not None and answer.total_s < interval.high:
+                interval.high, interval.best = answer.total_s, Pipeline(terms, answer.steps)
+            interval.finished, interval.interrupted = answer.finished, answer.interrupted
             if not answer.finished:
                 # Nothing is known about the numbers of stages that were not tried.
-                found.low = found.low if exact == counts[-1] else 0.0
+                interval.low = interval.low if exact == counts[-1] else 0.0
                 break
-        return found
+        return interval
 
     def _stage_counts(self, terms: Terms, limits: Limits) -> list[int | None]:
         """The numbers of stages to search one by one, because they decide which stage a pinned layer is in."""

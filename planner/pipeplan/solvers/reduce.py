@@ -29,14 +29,14 @@ def reduced(problem: Problem, cuts: Cuts) -> Cuts:
     options = problem.options
     if options.stages is not None or options.pins or options.several:
         return cuts
-    place = {ideal: index for index, ideal in enumerate(cuts.ideals)}
+    position = {ideal: index for index, ideal in enumerate(cuts.ideals)}
     kept = np.ones(len(cuts.ideals), dtype=bool)
     for unit, costs in enumerate(problem.units):
         if not _free(problem, costs):
             continue
         bit = 1 << unit
         for index in (np.flatnonzero(kept[1:-1]) + 1).tolist():
-            other = place.get(cuts.ideals[index] ^ bit)
+            other = position.get(cuts.ideals[index] ^ bit)
             if other is not None and _better(cuts, other, index, strictly=not cuts.ideals[index] & bit):
                 kept[index] = False
     return cuts if kept.all() else cuts.only(kept)

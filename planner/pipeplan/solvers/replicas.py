@@ -104,7 +104,7 @@ def _intervals(
 
 def _solve(square: Floats, linear: Floats, constant: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     """The whole numbers r ≥ 1 with square·r² + linear·r + constant ≥ 0, as two intervals."""
-    nothing = np.full_like(linear, -np.inf)
+    none = np.full_like(linear, -np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
         discriminant = linear * linear - 4 * square * constant
         root = np.sqrt(np.maximum(discriminant, 0.0))
@@ -125,7 +125,7 @@ def _solve(square: Floats, linear: Floats, constant: Floats) -> tuple[Floats, Fl
     high1 = np.where(
         rising | always, np.inf, np.where(falling, zero, np.where(above, low, np.where(between, high, -1)))
     )
-    low2, high2 = np.where(above, high, np.inf), np.where(above, np.inf, nothing)
+    low2, high2 = np.where(above, high, np.inf), np.where(above, np.inf, none)
     return np.maximum(1.0, _up(low1)), _down(high1), np.maximum(1.0, _up(low2)), high2
 
 

@@ -77,10 +77,10 @@ class Search(Sizing):
         rows = np.flatnonzero(allowed)
         if not len(rows):
             return None
-        extra = np.zeros(len(states)) if states.extra is None else states.extra
-        keys = (-states.first, states.workers, states.stages, states.demand if self.terms.first else extra)
+        sums = np.zeros(len(states)) if states.extra is None else states.extra
+        keys = (-states.first, states.workers, states.stages, states.demand if self.terms.first else sums)
         row = int(rows[np.lexsort(tuple(key[rows] for key in keys))[0]])
-        self.added_s = float(extra[row])
+        self.added_s = float(sums[row])
         steps, cut = [], 0
         while cut != self.last:
             states = self.kept[cut]

@@ -119,15 +119,17 @@ class Sizing:
         if not len(which):
             return []
         step = np.arange(len(which)) - np.repeat(np.cumsum(times) - times, times) + 1
-        here, count = tries.take(which), replicas[which] + step
-        fits = here.roomy(count)
-        which, here, count = which[fits], here.take(fits), count[fits]
-        wait = self._wait(stage, here, count)
-        depth = self._deepened(count, self._cover(stage, here, count, wait))
+        candidates, count = tries.take(which), replicas[which] + step
+        fits = candidates.roomy(count)
+        which, candidates, count = which[fits], candidates.take(fits), count[fits]
+        wait = self._wait(stage, candidates, count)
+        depth = self._deepened(count, self._cover(stage, candidates, count, wait))
         lower = cost.in_flight_behind(depth, count, wait)
-        good = (lower < demand[which]) & (depth <= stage.deepest_of(here.target, count))
-        good[good] = self.allowed(stage).least(count[good], (here.level[good], here.target[good])) == count[good]
-        return [(here.take(good), count[good], depth[good], lower[good])]
+        good = (lower < demand[which]) & (depth <= stage.deepest_of(candidates.target, count))
+        good[good] = (
+            self.allowed(stage).least(count[good], (candidates.level[good], candidates.target[good])) == count[good]
+        )
+        return [(candidates.take(good), count[good], depth[good], lower[good])]
 
     def _stepped(self, stage: StageTerms, tries: Tries, replicas: Floats, depth: Floats, demand: Floats) -> list[Sized]:
         """The fewest replicas for each smaller depth, where they may lower the demand."""
@@ -140,10 +142,10 @@ class Sizing:
         least = np.maximum(self._replicas_for(smaller, behind), replicas[which] + 1)
         useful = np.flatnonzero(self._least_demand(least, behind) < demand[which])
         useful = useful[tries.take(which[useful]).roomy(least[useful])]
-        which, here = which[useful], tries.take(which[useful])
-        count, reached, lower = self._size(stage, here, least[useful], smaller[useful])
+        which, candidates = which[useful], tries.take(which[useful])
+        count, reached, lower = self._size(stage, candidates, least[useful], smaller[useful])
         good = np.isfinite(count) & (lower < demand[which])
-        return [(here.take(good), count[good], reached[good], lower[good])]
+        return [(candidates.take(good), count[good], reached[good], lower[good])]
 
     def _size(
         self, stage: StageTerms, tries: Tries, replicas: Floats, deepest: Floats
@@ -156,19 +158,19 @@ class Sizing:
         count, depth, demand = replicas.copy(), np.ones(len(replicas)), np.zeros(len(replicas))
         left = np.arange(len(replicas))
         while len(left):
-            here = tries.take(left)
-            now = self.allowed(stage).least(count[left], (here.level, here.target))
-            count[left] = np.where(here.roomy(now), now, np.inf)
+            candidates = tries.take(left)
+            fewest = self.allowed(stage).least(count[left], (candidates.level, candidates.target))
+            count[left] = np.where(candidates.roomy(fewest), fewest, np.inf)
             fits = np.isfinite(count[left])
-            left, here, now = left[fits], here.take(fits), now[fits]
-            wait = self._wait(stage, here, now)
-            cover = self._cover(stage, here, now, wait)
-            deep = np.where(stage.lasts[here.target], 1.0, self._deepened(now, cover))
-            depth[left], demand[left] = deep, cost.in_flight_behind(deep, now, wait)
-            most = np.minimum(deepest[left], stage.deepest_of(here.target, now))
-            late = np.flatnonzero(deep > most)
+            left, candidates, fewest = left[fits], candidates.take(fits), fewest[fits]
+            wait = self._wait(stage, candidates, fewest)
+            cover = self._cover(stage, candidates, fewest, wait)
+            needed = np.where(stage.lasts[candidates.target], 1.0, self._deepened(fewest, cover))
+            depth[left], demand[left] = needed, cost.in_flight_behind(needed, fewest, wait)
+            most = np.minimum(deepest[left], stage.deepest_of(candidates.target, fewest))
+            late = np.flatnonzero(needed > most)
             left = left[late]
-            count[left] = np.maximum(self._more_replicas(most[late], cover[late]), now[late] + 1)
+            count[left] = np.maximum(self._more_replicas(most[late], cover[late]), fewest[late] + 1)
         return count, depth, demand
 
     def _cover(self, stage: StageTerms, tries: Tries, replicas: Floats, wait: Floats) -> Floats:

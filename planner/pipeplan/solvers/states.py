@@ -151,23 +151,23 @@ def _least_demands(states: States, levels: int) -> Ints:
     least = np.full(size, np.inf)
     np.minimum.at(least, key, states.demand)
     best = np.flatnonzero(states.demand == least[key])
-    chosen = np.full(size, -1, dtype=np.intp)
+    rows = np.full(size, -1, dtype=np.intp)
     # The last assignment wins, so go backwards to keep the first of equal states.
-    chosen[key[best[::-1]]] = best[::-1]
-    return np.sort(chosen[chosen >= 0])
+    rows[key[best[::-1]]] = best[::-1]
+    return np.sort(rows[rows >= 0])
 
 
 def dominates(states: States, some: Ints | slice, others: slice, layout: Layout, counting: Counting) -> Flags:
     """Flags of shape (some, others): whether each of `some` dominates each of `others`."""
-    here, there = states.first[some][:, None], states.first[others][None, :]
+    first, other_first = states.first[some][:, None], states.first[others][None, :]
     joined = np.maximum(states.level[others], layout.joins[states.first[others]])[None, :]
     span = layout.spans[joined]
     result: Flags = states.demand[some][:, None] <= states.demand[others][None, :]
     result &= states.level[some][:, None] <= joined
-    result &= (here % span >= there % span) | (there == 0)
+    result &= (first % span >= other_first % span) | (other_first == 0)
     for level in range(1, layout.top + 1):
         inner, outer = layout.spans[level - 1], layout.spans[level]
-        result &= (level <= joined) | (here % outer // inner >= there % outer // inner)
+        result &= (level <= joined) | (first % outer // inner >= other_first % outer // inner)
     if states.extra is not None:
         result &= states.extra[some][:, None] <= states.extra[others][None, :]
     if counting.exact_stages:

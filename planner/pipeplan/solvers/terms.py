@@ -273,11 +273,11 @@ class StageTerms:
     def deepest_of(self, target: Ints, replicas: Floats) -> Floats:
         """The most minibatches in flight that fit in memory, for some of the stages with so many replicas."""
         several, alone = self.deepest(replicated=True), self.deepest(replicated=False)
-        first = self.terms.first
-        if first is None:
+        input_stage = self.terms.first
+        if input_stage is None:
             return np.where(replicas > 1, several[target], alone[target])
         (single, growing), (shared, _) = self.memory(replicated=False), self.memory(replicated=True)
-        versions = cost.vertical_versions(first.delay, first.replicas, replicas.astype(np.intp))
+        versions = cost.vertical_versions(input_stage.delay, input_stage.replicas, replicas.astype(np.intp))
         fixed = np.where(replicas > 1, shared[target], single[target])
         # One version is already included.
         fixed = fixed + cost.version_memory(self.parameters[target], versions - 1)

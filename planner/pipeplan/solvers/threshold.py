@@ -60,54 +60,54 @@ def least(
     found already, and `gap` the relative distance that is close enough. A deadline or Ctrl-C ends the search with what
     it has.
     """
-    found = Interval[Found](low, gap=gap)
+    interval = Interval[Found](low, gap=gap)
     if known is not None:
-        found.high, found.best = known
+        interval.high, interval.best = known
     try:
-        _bracket(ask, found, most)
-        while not found.closed and found.best is not None:
-            _narrow(ask, found)
+        _bracket(ask, interval, most)
+        while not interval.closed and interval.best is not None:
+            _narrow(ask, interval)
     except OutOfTime:
-        found.finished = False
+        interval.finished = False
     except KeyboardInterrupt:
-        found.finished, found.interrupted = False, True
-    return found
+        interval.finished, interval.interrupted = False, True
+    return interval
 
 
-def _ask(ask: Callable[[float], tuple[float, Found] | None], found: Interval[Found], threshold: float) -> bool:
-    answer = ask(threshold)
-    if answer is None:
-        found.low = max(found.low, threshold)
+def _ask(ask: Callable[[float], tuple[float, Found] | None], interval: Interval[Found], threshold: float) -> bool:
+    result = ask(threshold)
+    if result is None:
+        interval.low = max(interval.low, threshold)
         return False
-    if answer[0] < found.high:
-        found.high, found.best = answer
-    elif threshold >= found.high * (1 - _SLACK):
+    if result[0] < interval.high:
+        interval.high, interval.best = result
+    elif threshold >= interval.high * (1 - _SLACK):
         # Depths are rounded with a slack, so a plan may miss the threshold. Such a plan is no better.
-        found.low = max(found.low, threshold)
+        interval.low = max(interval.low, threshold)
         return False
     return True
 
 
-def _bracket(ask: Callable[[float], tuple[float, Found] | None], found: Interval[Found], most: float) -> None:
+def _bracket(ask: Callable[[float], tuple[float, Found] | None], interval: Interval[Found], most: float) -> None:
     """Find an upper end. The optimum is often at the lower end, and searches near it are the fastest."""
     growth = PRECISION
-    while found.best is None or found.low * (1 + growth) < found.high:
-        threshold = min(found.low * (1 + growth), most) if found.low > 0 else most
-        if _ask(ask, found, threshold) or threshold >= most:
+    while interval.best is None or interval.low * (1 + growth) < interval.high:
+        threshold = min(interval.low * (1 + growth), most) if interval.low > 0 else most
+        if _ask(ask, interval, threshold) or threshold >= most:
             return
         growth = max(_FIRST_STEP, 4 * growth)
 
 
-def _narrow(ask: Callable[[float], tuple[float, Found] | None], found: Interval[Found]) -> None:
-    below = found.high * (1 - PRECISION)
-    if found.high > found.low * _NARROW:
-        below = (found.low * found.high) ** 0.5 if found.low > 0 else found.high / 4
-    before = found.high
-    if _ask(ask, found, below) and found.high > found.low * _NARROW:
+def _narrow(ask: Callable[[float], tuple[float, Found] | None], interval: Interval[Found]) -> None:
+    below = interval.high * (1 - PRECISION)
+    if interval.high > interval.low * _NARROW:
+        below = (interval.low * interval.high) ** 0.5 if interval.low > 0 else interval.high / 4
+    before = interval.high
+    if _ask(ask, interval, below) and interval.high > interval.low * _NARROW:
         return
-    if found.high < before and found.high > found.low * (1 + 1e-6):
+    if interval.high < before and interval.high > interval.low * (1 + 1e-6):
         # The plan was more than just better: bisect once, so that small steps do not add up.
-        _ask(ask, found, (found.low * found.high) ** 0.5)
+        _ask(ask, interval, (interval.low * interval.high) ** 0.5)
 
 
 def deadline(seconds: float | None) -> float | None:

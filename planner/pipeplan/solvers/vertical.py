@@ -40,10 +40,10 @@ class VerticalSearch(Search):
     def _as_first(self, stage: StageTerms, tries: Tries, replicas: Floats) -> tuple[Tries, Floats]:
         """Give an input stage the assumed number of replicas."""
         assert self.terms.first is not None
-        given = self.terms.first.replicas
+        assumed = self.terms.first.replicas
         inputs = stage.targets[tries.target] == 0
-        kept = ~inputs | (replicas <= given)
-        return tries.take(kept), np.where(inputs, given, replicas)[kept]
+        kept = ~inputs | (replicas <= assumed)
+        return tries.take(kept), np.where(inputs, assumed, replicas)[kept]
 
     def _in_memory(self, stage: StageTerms, tries: Tries, replicas: Floats) -> tuple[Tries, Floats, Floats, Floats]:
         tries, replicas, depth, demand = super()._in_memory(stage, tries, replicas)
