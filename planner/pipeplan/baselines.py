@@ -40,7 +40,7 @@ class Baseline:
     """The stages of the baseline."""
 
     def gain(self, pace_s: float) -> float | None:
-        """How many times faster a plan with the given pace is; None where either pace is unknown or zero."""
+        """The speed-up of a plan with the given pace over this baseline; None where either pace is unknown or zero."""
         return None if self.pace_s is None or pace_s == 0 else self.pace_s / pace_s
 
 

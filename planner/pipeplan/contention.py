@@ -46,7 +46,7 @@ OUT, IN = 0, 1
 
 @dataclass(frozen=True)
 class Cards:
-    """How long each card and each server's cores are busy, in seconds per minibatch of the whole pipeline."""
+    """Busy time of each card and of each server's cores, in seconds per minibatch of the whole pipeline."""
 
     cluster: Cluster
     busy_s: tuple[Floats, ...]

@@ -77,10 +77,10 @@ class Enough:
 
 @dataclass(frozen=True)
 class Growth:
-    """How many components of the outermost level would be enough."""
+    """The number of components of the outermost level that would be enough."""
 
     unit: str
-    """What one component is called: server or worker."""
+    """The name of one component: server or worker."""
     count: int
     now: int
 

@@ -38,7 +38,7 @@ EFFORT = 1000
 """Effort for small plans; `_allowed` reduces it for larger ones. Computing the card loads of a plan costs 1, a full
 evaluation 2 more."""
 DETOUR = 1.5
-"""How much slower than the best plan a plan may be, as a ratio, for the wandering search to pass through it."""
+"""The wandering search passes only through plans that take at most this many times the best plan's pace."""
 GLANCES = 20
 """Plans that may be rejected by their compute time alone, per unit of effort."""
 

@@ -1,9 +1,10 @@
-"""From a problem to an answer: solve, cross-check, improve under contention, prove, compare with the baselines."""
+"""Solves a problem: runs the solvers, cross-checks them, improves the plan, and compares it with the baselines."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from pipeplan import baselines, contention, single
@@ -23,12 +24,12 @@ from pipeplan.verdict import TOLERANCE, Verdict, judge
 MAXIMUM_CUTS = 50_000
 """For a graph with more cuts the DP searches a selection of them; the ILP still sees the whole graph."""
 
-NO_CERTIFICATE = Certificate(None, "none was asked for")
+NO_CERTIFICATE = Certificate(None, "no certificate was requested")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Which solvers run, on which cost model, and when they stop."""
+    """The solvers to run, their cost model, and their limits."""
 
     solver: str = "both"
     """`dp`, `ilp` or `both`."""
@@ -76,7 +77,7 @@ class Outcome:
 
     @property
     def status(self) -> Status:
-        """`optimal` where the gap is below `TOLERANCE`, else `feasible`."""
+        """`optimal` where the gap is at most 1e-6, else `feasible`."""
         return Status.OPTIMAL if self.gap <= TOLERANCE else Status.FEASIBLE
 
 
@@ -97,35 +98,42 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
     """
     settings = settings or Settings()
     phases: dict[str, float] = {}
-    began = time.perf_counter()
-    cuts = enumerate_cuts(problem, settings.maximum_cuts)
-    phases["cuts"] = time.perf_counter() - began
+    with _timed(phases, "cuts"):
+        cuts = enumerate_cuts(problem, settings.maximum_cuts)
     results = _run(problem, cuts, settings)
     phases.update({result.solver: result.seconds for result in results})
     if settings.cost_model in published.NAMES:
         return _published(problem, cuts, settings, results, phases)
-    verdict = judge(problem, list(results))
-    if not verdict.agree:
-        raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {verdict.text}", results)
-    began = time.perf_counter()
-    answer = _improved(problem, cuts, settings, results, verdict)
-    phases["contention"] = time.perf_counter() - began
-    began = time.perf_counter()
+    verdict = _agreed_verdict(problem, results)
+    with _timed(phases, "contention"):
+        answer = _improved(problem, cuts, settings, results, verdict)
     if any(single.binds(result.plan, evaluate(result.plan, problem)) for result in results if result.plan is not None):
-        answer = _with_one_stage(problem, cuts, settings, answer)
-        phases["one stage"] = time.perf_counter() - began
-    began = time.perf_counter()
-    certificate = NO_CERTIFICATE if not settings.certify else Certificate(None, "the plan is not proven optimal")
-    if settings.certify and answer.proven_s is not None:
-        certificate = certify(answer.problem, cuts, answer.proven_s)
-    phases["certificate"] = time.perf_counter() - began
-    began = time.perf_counter()
-    effort = max(result.effort for result in (*results, *answer.results))
-    compared = tuple(baselines.compare(problem, cuts, effort))
-    phases["baselines"] = time.perf_counter() - began
+        with _timed(phases, "one stage"):
+            answer = _with_one_stage(problem, cuts, settings, answer)
+    with _timed(phases, "certificate"):
+        certificate = _certificate(cuts, settings, answer)
+    with _timed(phases, "baselines"):
+        effort = max(result.effort for result in (*results, *answer.results))
+        compared = tuple(baselines.compare(problem, cuts, effort))
     bound = max(answer.bound_s, contention.least_s(problem))
     plan, score = _ahead_of(compared, problem, answer.plan, answer.score)
     return Outcome(problem, plan, score, answer.results, answer.verdict, compared, phases, bound, certificate)
+
+
+@contextmanager
+def _timed(phases: dict[str, float], name: str) -> Iterator[None]:
+    """Record the wall-clock seconds of the block as a phase."""
+    began = time.perf_counter()
+    yield
+    phases[name] = time.perf_counter() - began
+
+
+def _agreed_verdict(problem: Problem, results: tuple[Result, ...]) -> Verdict:
+    """The verdict on the solvers' results. Raises `Disagreement` if they contradict each other."""
+    verdict = judge(problem, list(results))
+    if not verdict.agree:
+        raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {verdict.text}", results)
+    return verdict
 
 
 @dataclass(frozen=True)
@@ -141,6 +149,15 @@ class _Answer:
     bound_s: float
     proven_s: float | None
     """A bound that a certificate can prove, in seconds per minibatch; None where the plan is not proven optimal."""
+
+
+def _certificate(cuts: Cuts, settings: Settings, answer: _Answer) -> Certificate:
+    """The certificate of an answer that is proven optimal, or the reason why there is none."""
+    if not settings.certify:
+        return NO_CERTIFICATE
+    if answer.proven_s is None:
+        return Certificate(None, "the plan is not proven optimal")
+    return certify(answer.problem, cuts, answer.proven_s)
 
 
 def _improved(
@@ -164,9 +181,7 @@ def _with_one_stage(problem: Problem, cuts: Cuts, settings: Settings, first: _An
     several, left = single.without(problem), _left(settings, first.results)
     results = _run(several, cuts, left) if left is not None and single.allows_several(problem) else ()
     if any(result.plan is not None for result in results):
-        verdict = judge(several, list(results))
-        if not verdict.agree:
-            raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {verdict.text}", results)
+        verdict = _agreed_verdict(several, results)
         other = _improved(several, cuts, left or settings, results, verdict)
         bound = min(other.bound_s, score.pace_s)
         proven = None if other.proven_s is None else min(other.proven_s, score.pace_s)

@@ -54,7 +54,7 @@ def certify(problem: Problem, cuts: Cuts, pace_s: float) -> Certificate:
             return Certificate(None, entry)
         entries.append(entry)
     if sum(len(entry.get("states", ())) for entry in entries) > MOST_STATES:
-        return Certificate(None, f"it would have more than {MOST_STATES} states")
+        return Certificate(None, f"the certificate would have more than {MOST_STATES} states")
     several = {"several": True} if problem.options.several else {}
     return Certificate({"tolerance": TOLERANCE, "bound_s": pace_s, **several, "spaces": entries}, "")
 
@@ -62,23 +62,24 @@ def certify(problem: Problem, cuts: Cuts, pace_s: float) -> Certificate:
 def _unfit(problem: Problem, cuts: Cuts) -> str:
     options = problem.options
     if options.flushes:
-        return "the parts of a batch add up over stages, which this form of certificate does not cover"
+        return "the parts of a batch add up over stages, which certificates do not cover"
     if problem.training and options.schedule == "vertical-sync" and options.memory:
-        return "under vertical sync the memory of every stage depends on the first, which this form does not cover"
+        return "under vertical sync the memory of every stage depends on the first, which certificates do not cover"
     if not problem.cluster.uniform:
-        return "it is for equal servers only"
+        return "certificates cover clusters of equal servers only"
     if options.boundary != "single":
-        return "it is for single links between stages only"
+        return "certificates cover single links between stages only"
     if options.schedule == "2bw" and any(space.copies > (options.accumulate or 0) for space in spaces(problem)):
-        return "an update of 2bw has fewer minibatches than there may be copies of a pipeline"
+        return "an update under 2bw may have fewer minibatches than the pipeline has copies"
     if options.grid:
-        return "uniform grids are looked for shape by shape, which this form does not cover"
+        return "uniform grids are searched shape by shape, which certificates do not cover"
     if options.pins:
-        return "with layers pinned to stages a plan is looked for by the number of stages"
+        return "pinned layers require a search for each number of stages, which certificates do not cover"
     if not cuts.complete or len(cuts.ideals) > MOST_CUTS:
         return f"the graph has more than {MOST_CUTS} cuts"
     if len(cuts.ideals) * problem.cluster.workers > MOST_CELLS:
-        return f"{len(cuts.ideals)} cuts on {problem.cluster.workers} workers would take too long to check"
+        size = f"{len(cuts.ideals)} cuts on {problem.cluster.workers} workers"
+        return f"a certificate with {size} would take too long to check"
     return ""
 
 
@@ -103,7 +104,7 @@ def _entry(problem: Problem, cuts: Cuts, space: Space, threshold_s: float, deadl
         try:
             found = search.run()
         except OutOfTime:
-            return f"making it takes longer than {PATIENCE_S:.0f} s"
+            return f"the certificate would take longer than {PATIENCE_S:.0f} s to make"
         if found is None:
             return {
                 "level": space.level,

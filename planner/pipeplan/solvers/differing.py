@@ -328,7 +328,7 @@ class DifferingSearch(Search):
 
 
 def new_columns(keys: Ints) -> Flags:
-    """Which columns differ from the one before."""
+    """Flags of the columns that differ from the column before them."""
     changed = np.ones(keys.shape[1], dtype=bool)
     changed[1:] = (np.diff(keys, axis=1) != 0).any(axis=0)
     return changed

@@ -80,7 +80,7 @@ def passes(terms: Differing, stage: StageTerms, speed: float | Floats) -> tuple[
 
 
 def crossing(batches: Batches, cut: int, bandwidth: float | Floats) -> tuple[Floats, ...]:
-    """How long one minibatch keeps one link of a boundary busy, for each bound of the steady part."""
+    """Seconds that one minibatch keeps one link of a boundary busy, for each bound of the steady part."""
     cuts = batches.terms.cuts
     ways = np.asarray(float(cuts.sent[cut]) / bandwidth), np.asarray(float(cuts.returned[cut]) / bandwidth)
     return ways if batches.directions == 2 else (np.maximum(*ways),)

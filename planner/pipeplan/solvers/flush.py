@@ -104,7 +104,7 @@ class Batches:
         return forward, float(cost.backward_time(forward, backward, recompute))
 
     def _crossing(self, cut: int, level: int) -> tuple[float, ...]:
-        """How long one minibatch keeps a boundary's link busy, for each bound of the steady part."""
+        """Seconds that one minibatch keeps a boundary's link busy, for each bound of the steady part."""
         cuts, bandwidth = self.terms.cuts, float(self.terms.links.sendrecv_bandwidth[level])
         ways = float(cuts.sent[cut]) / bandwidth, float(cuts.returned[cut]) / bandwidth
         return ways if self.directions == 2 else (max(ways),)
@@ -160,7 +160,8 @@ class FlushSearch(Search):
         return all((self.count - 1) * time <= bound for time, bound in zip(times, self.steady, strict=True))
 
     def allowed(self, stage: StageTerms) -> Intervals:
-        """From the fewest replicas for the steady part (and GPipe's memory) to the most for the exposed all-reduce."""
+        """The allowed replicas: at least those of the steady part (and GPipe's memory), at most those of the
+        all-reduce."""
         if 0.0 not in stage.found:
             stage.found[0.0] = self._intervals(stage)
         return self.only(stage.found[0.0])

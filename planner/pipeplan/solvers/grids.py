@@ -25,7 +25,7 @@ from pipeplan.solvers.limits import Step
 from pipeplan.solvers.terms import Terms
 
 MOST_CUTS = 1500
-"""With more cuts, going over all their pairs takes longer than a search."""
+"""The most cuts for which going over all their pairs is faster than a search."""
 PAIRS = 50
 """Pairs of cuts that take as long as one row of a search."""
 

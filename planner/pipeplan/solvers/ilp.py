@@ -89,7 +89,7 @@ from pipeplan import cost
 from pipeplan.evaluate import evaluate
 from pipeplan.grid import shapes, workers_alone
 from pipeplan.links import Links
-from pipeplan.plan import VERTICAL, Plan, Stage, data_parallel
+from pipeplan.plan import VERTICAL, Plan, Stage
 from pipeplan.problem import Problem
 from pipeplan.solvers import backend, depths
 from pipeplan.solvers.backend import Answer
@@ -100,6 +100,7 @@ from pipeplan.solvers.ilp_model import Model, Place, minibatches
 from pipeplan.solvers.ilp_program import Variable
 from pipeplan.solvers.pipeline import Space, spaces
 from pipeplan.solvers.result import Result, Status
+from pipeplan.stages import one_stage
 
 # Relative margin above another solver's objective within which the program still searches. A bound that is too low then
 # shows as an infeasible program, and one that is too high as a better plan.
@@ -385,13 +386,7 @@ def _data_parallel(problem: Problem) -> tuple[float, Plan] | None:
         workers = workers_alone(problem, workers)
     if options.several or options.stages not in (None, 1) or any(number != 1 for _, number in options.pins):
         return None
-    plan = data_parallel(
-        problem.layer_names,
-        workers,
-        inference=options.inference,
-        schedule=options.schedule,
-        accumulate=options.accumulate,
-    )
+    plan = one_stage(problem, workers)
     score = evaluate(plan, problem)
     return (score.alone_s, plan) if score.fits else None
 

@@ -118,7 +118,7 @@ class Model:
         return self.problem.cluster.speed_of(range(place[0], sum(place)))
 
     def slowness(self, place: Place) -> float:
-        """How many times as long work takes at a place as on the fastest device."""
+        """The time of work at a place as a multiple of its time on the fastest device."""
         return self.fastest / self.speed(place)
 
     def allreduce(self, place: Place, size: float) -> float:

@@ -9,7 +9,7 @@ from pipeplan.plan import Plan
 
 
 class Status(StrEnum):
-    """How far a solver got."""
+    """Outcome of a solver's run."""
 
     OPTIMAL = "optimal"
     """Proven: no plan in the searched space is better."""

@@ -1,4 +1,4 @@
-"""Where stages may lie: candidate placements on a heterogeneous cluster, and the components of a uniform one."""
+"""Topology of clusters: candidate placements on a heterogeneous cluster, and the components of a uniform one."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ Found = TypeVar("Found")
 
 @dataclass
 class Interval(Generic[Found]):
-    """What is known about the optimum: it is at least `low`, and `best` reaches `high`."""
+    """The interval that holds the optimum: it is at least `low`, and `best` reaches `high`."""
 
     low: float
     high: float = float("inf")

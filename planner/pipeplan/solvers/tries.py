@@ -87,7 +87,7 @@ Sized = tuple[Tries, Floats, Floats, Floats]
 
 @dataclass(frozen=True)
 class Places:
-    """Where stages may end: pairs of a state and an end e ≤ p."""
+    """End positions of stages: pairs of a state and an end e ≤ p."""
 
     state: Ints
     end: Ints
