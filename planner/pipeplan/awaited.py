@@ -44,7 +44,7 @@ def exposed_allreduce_s(plan: Plan, problem: Problem, links: Links) -> float:
     speed, layers = problem.cluster.speed_of(stage.workers), problem.profile.layers
     again = sum(layer.forward_s for layer in layers) / speed if stage.recompute else 0.0
     passes = [(layer.backward_s / speed, layer.parameter_bytes) for layer in reversed(layers)]
-    return _left_s(passes, again, lambda size: float(cost.ring_allreduce_time(stage.replicas, size, *rate)))
+    return _unhidden_s(passes, again, lambda size: float(cost.ring_allreduce_time(stage.replicas, size, *rate)))
 
 
 def awaited_pace_s(plan: Plan, problem: Problem, links: Links, pass_s: float) -> float:
@@ -60,7 +60,7 @@ def awaited_pace_s(plan: Plan, problem: Problem, links: Links, pass_s: float) ->
     return (pass_s + exposed + beside) / plan.stages[0].replicas
 
 
-def _left_s(passes: Sequence[tuple[float, int]], again: float, ring: Callable[[int], float]) -> float:
+def _unhidden_s(passes: Sequence[tuple[float, int]], again: float, ring: Callable[[int], float]) -> float:
     """Seconds from the end of the backward pass until the last bucket is reduced.
 
     `passes` gives (seconds, bytes of gradients) of the layers in the order of backward; the pass begins with `again`

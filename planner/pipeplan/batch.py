@@ -56,33 +56,33 @@ class Batch:
 def batch(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes], *, depths: bool = True) -> Batch:
     """The parts of one batch; without `depths` as if every stage had enough minibatches in flight."""
     count = per_copy(plan)
-    steady, bound = _steady(plan, times, count)
+    steady, bound = _steady_part(plan, times, count)
     if depths:
-        steady, bound = max((steady, bound), _limited(plan, times, count), key=lambda part: part[0])
+        steady, bound = max((steady, bound), _depth_bound(plan, times, count), key=lambda part: part[0])
     return Batch(
         minibatches=count,
         work_s=sum(stage.pass_s for stage in times),
         transfers_s=sum(stage.round_trip_s for stage in times),
         steady_s=steady,
-        exposed_s=_exposed(plan, problem, times),
+        exposed_s=_longest_exposed(plan, problem, times),
         copies_s=copies_allreduce_time(plan, problem, links),
         bound=bound,
     )
 
 
-def _steady(plan: Plan, times: Sequence[StageTimes], count: int) -> tuple[float, str]:
+def _steady_part(plan: Plan, times: Sequence[StageTimes], count: int) -> tuple[float, str]:
     """The steady part and the resource that limits it. GPipe has a steady part in each of its two phases."""
     if plan.schedule == GPIPE:
         phases = (
-            _slowest(times, count, [stage.forward_s for stage in times], [stage.send_s for stage in times]),
-            _slowest(times, count, [stage.backward_s for stage in times], [stage.return_s for stage in times]),
+            _slowest_resource(times, count, [stage.forward_s for stage in times], [stage.send_s for stage in times]),
+            _slowest_resource(times, count, [stage.backward_s for stage in times], [stage.return_s for stage in times]),
         )
         return phases[0][0] + phases[1][0], max(phases, key=lambda phase: phase[0])[1]
     links = [max(stage.send_s, stage.return_s) for stage in times]
-    return _slowest(times, count, [stage.pass_s for stage in times], links)
+    return _slowest_resource(times, count, [stage.pass_s for stage in times], links)
 
 
-def _slowest(
+def _slowest_resource(
     times: Sequence[StageTimes], count: int, passes: Sequence[float], messages: Sequence[float]
 ) -> tuple[float, str]:
     """The steady part of one phase, from the passes and messages of each stage, and the resource that limits it."""
@@ -94,7 +94,7 @@ def _slowest(
     return max(bounds, key=lambda entry: entry[0])
 
 
-def _limited(plan: Plan, times: Sequence[StageTimes], count: int) -> tuple[float, str]:
+def _depth_bound(plan: Plan, times: Sequence[StageTimes], count: int) -> tuple[float, str]:
     """Lower bound on the steady part that follows from the stages' depths, with the stage that limits it."""
     bounds = [(0.0, "")]
     for index, stage in enumerate(times):
@@ -109,7 +109,7 @@ def _limited(plan: Plan, times: Sequence[StageTimes], count: int) -> tuple[float
     return max(bounds, key=lambda entry: entry[0])
 
 
-def _exposed(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> float:
+def _longest_exposed(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> float:
     """The longest exposed all-reduce of any stage. The work that hides it is charged at the fastest device's speed."""
     fastest = max(device.speed for device in problem.cluster.devices)
     before, exposed = 0.0, 0.0

@@ -82,7 +82,7 @@ def loads(plan: Plan, problem: Problem, links: Links) -> Cards:
             [links.card(level, int(worker)) for worker in (firsts[:1] if cluster.uniform else firsts[:-1])]
         ).T
         busy.append(messages / send + rings / reduce)
-    return Cards(cluster, tuple(busy), _cores(plan, problem, links))
+    return Cards(cluster, tuple(busy), _core_loads(plan, problem, links))
 
 
 def crossing(
@@ -117,13 +117,13 @@ def least_s(problem: Problem) -> float:
     return problem.work_s / (cluster.total_speed - idle)
 
 
-def _cores(plan: Plan, problem: Problem, links: Links) -> tuple[tuple[float, str], ...]:
+def _core_loads(plan: Plan, problem: Problem, links: Links) -> tuple[tuple[float, str], ...]:
     """For each server with more workers than cores: seconds per minibatch that its cores are busy, and their name."""
     cluster, found = problem.cluster, []
     shared = cluster.shared_cores
     if not shared:
         return ()
-    times = [_of_one_worker(plan, problem, links, index) for index in range(len(plan.stages))]
+    times = [_core_time_of_replica(plan, problem, links, index) for index in range(len(plan.stages))]
     for first, stop, cores in shared:
         inside = [sum(first <= worker < stop for worker in stage.workers) for stage in plan.stages]
         total = math.fsum(count * time for count, time in zip(inside, times, strict=True))
@@ -131,7 +131,7 @@ def _cores(plan: Plan, problem: Problem, links: Links) -> tuple[tuple[float, str
     return tuple(found)
 
 
-def _of_one_worker(plan: Plan, problem: Problem, links: Links, index: int) -> float:
+def _core_time_of_replica(plan: Plan, problem: Problem, links: Links, index: int) -> float:
     """Seconds that each replica of a stage computes per minibatch of the whole pipeline."""
     stage = plan.stages[index]
     units = [problem.units[unit] for unit in units_of(problem, stage)]

@@ -116,7 +116,7 @@ class Cuts:
 
 
 # If not all cuts can be listed, a fifth of the limit is enough for plans within a percent of the bound.
-_FEWER = 5
+_SELECTED_SHARE = 5
 
 
 def enumerate_cuts(problem: Problem, limit: int) -> Cuts:
@@ -125,7 +125,7 @@ def enumerate_cuts(problem: Problem, limit: int) -> Cuts:
     try:
         ideals, complete = graph.ideals(count, problem.edges, limit), True
     except graph.TooManyIdeals:
-        ideals, complete = _narrow(problem, max(1, limit // _FEWER)), False
+        ideals, complete = _cheapest_cuts(problem, max(1, limit // _SELECTED_SHARE)), False
     units = problem.units
     inside = _membership(ideals, count)
     forward = np.array([unit.forward_s for unit in units])
@@ -168,12 +168,12 @@ def _crossing(inside: Floats, problem: Problem, *, backward: bool) -> Floats:
     return totals
 
 
-def _narrow(problem: Problem, limit: int) -> list[int]:
+def _cheapest_cuts(problem: Problem, limit: int) -> list[int]:
     """A beam search for cuts of every size: those of the topological order, and those that the fewest bytes cross."""
     count = len(problem.units)
     growth = graph.Growth(count, problem.edges)
     width = max(1, limit // count)
-    crossing = _Crossing(problem)
+    crossing = _CrossingBytes(problem)
     found, level = [0], {0: growth.sources}
     bytes_of = {0: 0}
     for size in range(1, count + 1):
@@ -192,7 +192,7 @@ def _narrow(problem: Problem, limit: int) -> list[int]:
     return found
 
 
-class _Crossing:
+class _CrossingBytes:
     """The change in the bytes that cross a cut when one unit joins it."""
 
     def __init__(self, problem: Problem) -> None:

@@ -120,7 +120,7 @@ class Diagnosis:
             f"nothing fits in memory: every layer fits alone, but no plan for {self.workers} workers fits in "
             f"{show_size(self.capacity_bytes)} each{'' if self.uniform else ' (the smallest; others in proportion)'}; "
             f"{show_size(more)} more ({show_size(self.enough.memory_bytes)}) would do, needed by stage "
-            f"{self.enough.stage} of {_short(self.enough.plan)}"
+            f"{self.enough.stage} of {_brief(self.enough.plan)}"
         )
         if self.growth is not None:
             line += f", or {self.growth.count} {self.growth.unit}s instead of {self.growth.now}"
@@ -163,9 +163,9 @@ def _diagnose(problem: Problem, cuts: Cuts) -> Diagnosis:
         oversized=oversized,
         enough=_enough_memory(problem, cuts, smallest.memory_bytes),
         growth=None if oversized else _enough_servers(problem, cuts),
-        relaxed=() if oversized else _relaxed(problem),
+        relaxed=() if oversized else _options_to_relax(problem),
         shared=problem.cluster.name == "local" and problem.cluster.workers > 1 and smallest.kind == "cpu",
-        pinned=_pinned(problem),
+        pinned=_unreachable_pin(problem),
     )
 
 
@@ -242,7 +242,7 @@ def _enough_servers(problem: Problem, cuts: Cuts) -> Growth | None:
         return dp.feasible(problem.within(alter.grown(problem.cluster, count)), cuts)
 
     try:
-        count = _least(now, feasible, _most_components(problem.cluster))
+        count = _least_count(now, feasible, _most_components(problem.cluster))
     except InputError:
         return None
     return None if count is None else Growth(alter.unit_of_growth(problem.cluster), count, now)
@@ -253,7 +253,7 @@ def _most_components(cluster: Cluster) -> int:
     return min(now * _MOST_GROWTH, max(now, _MOST_WORKERS * now // cluster.workers))
 
 
-def _least(none: int, feasible: Callable[[int], bool], most: int) -> int | None:
+def _least_count(none: int, feasible: Callable[[int], bool], most: int) -> int | None:
     """The least count above `none` (which is too few) and up to `most` that is feasible, by doubling and bisection."""
     low, high = none, none
     while high < most:
@@ -269,7 +269,7 @@ def _least(none: int, feasible: Callable[[int], bool], most: int) -> int | None:
     return high
 
 
-def _relaxed(problem: Problem) -> tuple[str, ...]:
+def _options_to_relax(problem: Problem) -> tuple[str, ...]:
     """The user's options of which each alone, when left out, makes a plan possible."""
     flags = []
     for flag, name, unset in _CONSTRAINTS:
@@ -283,12 +283,12 @@ def _relaxed(problem: Problem) -> tuple[str, ...]:
     return tuple(flags)
 
 
-def _pinned(problem: Problem) -> str:
+def _unreachable_pin(problem: Problem) -> str:
     """A clause that names a layer pinned to a stage number that no plan can reach; empty if there is none."""
     most = min(problem.cluster.workers, len(problem.units))
     pinned = next((f"{name!r} is pinned to stage {stage}" for name, stage in problem.options.pins if stage > most), "")
     return f"{pinned}, and there can be {most} at most; " if pinned else ""
 
 
-def _short(plan: Plan) -> str:
+def _brief(plan: Plan) -> str:
     return plan.config if len(plan.config) <= 30 else f"a plan of {len(plan.stages)} stages"

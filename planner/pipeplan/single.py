@@ -46,28 +46,28 @@ def best(problem: Problem) -> tuple[Plan, Evaluation] | None:
     Returns None where no such plan fits.
     """
     fastest: tuple[Plan, Evaluation] | None = None
-    for plan in _plans(problem):
+    for plan in _single_stage_plans(problem):
         score = evaluate(plan, problem)
         if score.fits and (fastest is None or score.pace_s < fastest[1].pace_s * (1 - TOLERANCE)):
             fastest = plan, score
     return fastest
 
 
-def _plans(problem: Problem) -> Iterator[Plan]:
+def _single_stage_plans(problem: Problem) -> Iterator[Plan]:
     """All plans of one stage. On equal servers only placements from the first worker on: the others cost the same."""
     options, total = problem.options, problem.cluster.workers
     if options.stages not in (None, 1) or any(number != 1 for _, number in options.pins):
         return
     plain = data_parallel(problem.layer_names, 1, inference=options.inference, schedule=options.schedule)
     again = (False, True) if options.recompute and options.memory else (False,)
-    for workers, copies in itertools.chain(_runs(problem), _copied(problem)):
+    for workers, copies in itertools.chain(_consecutive_placements(problem), _copied_placements(problem)):
         if len(workers) <= (options.max_workers or total):
             for recompute in again:
                 stage: Stage = replace(plain.stages[0], workers=workers, recompute=recompute)
                 yield replace(plain, stages=(stage,), copies=copies)
 
 
-def _runs(problem: Problem) -> Iterator[tuple[tuple[int, ...], int]]:
+def _consecutive_placements(problem: Problem) -> Iterator[tuple[tuple[int, ...], int]]:
     """Placements on consecutive workers, each with 1 as the number of copies."""
     total = problem.cluster.workers
     most = min(problem.options.max_replicas or total, total)
@@ -78,7 +78,7 @@ def _runs(problem: Problem) -> Iterator[tuple[tuple[int, ...], int]]:
             yield tuple(range(first, first + count)), 1
 
 
-def _copied(problem: Problem) -> Iterator[tuple[tuple[int, ...], int]]:
+def _copied_placements(problem: Problem) -> Iterator[tuple[tuple[int, ...], int]]:
     """Placements with the same workers in each component of a level, with the number of copies.
 
     They reach more workers than consecutive placements only where the replicas of one copy are limited.

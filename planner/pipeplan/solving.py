@@ -100,16 +100,16 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
     phases: dict[str, float] = {}
     with _timed(phases, "cuts"):
         cuts = enumerate_cuts(problem, settings.maximum_cuts)
-    results = _run(problem, cuts, settings)
+    results = _run_solvers(problem, cuts, settings)
     phases.update({result.solver: result.seconds for result in results})
     if settings.cost_model in published.NAMES:
         return _published(problem, cuts, settings, results, phases)
     verdict = _agreed_verdict(problem, results)
     with _timed(phases, "contention"):
-        answer = _improved(problem, cuts, settings, results, verdict)
+        answer = _improve_answer(problem, cuts, settings, results, verdict)
     if any(single.binds(result.plan, evaluate(result.plan, problem)) for result in results if result.plan is not None):
         with _timed(phases, "one stage"):
-            answer = _with_one_stage(problem, cuts, settings, answer)
+            answer = _with_single_stage(problem, cuts, settings, answer)
     with _timed(phases, "certificate"):
         certificate = _certificate(cuts, settings, answer)
     with _timed(phases, "baselines"):
@@ -160,7 +160,7 @@ def _certificate(cuts: Cuts, settings: Settings, answer: _Answer) -> Certificate
     return certify(answer.problem, cuts, answer.proven_s)
 
 
-def _improved(
+def _improve_answer(
     problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...], verdict: Verdict
 ) -> _Answer:
     """Improve the solvers' best plan where its transfers share network cards or its workers share cores."""
@@ -168,21 +168,29 @@ def _improved(
     bound = max(result.bound_s for result in results)
     proven = bound >= min(result.objective_s for result in results) * (1 - TOLERANCE)
     least = min(bound, score.alone_s, *_objectives(results)) if proven else None
-    return _Answer(problem, plan, score, results, _shared(problem, score, verdict, _objectives(results)), bound, least)
+    return _Answer(
+        problem,
+        plan,
+        score,
+        results,
+        _verdict_under_contention(problem, score, verdict, _objectives(results)),
+        bound,
+        least,
+    )
 
 
-def _with_one_stage(problem: Problem, cuts: Cuts, settings: Settings, first: _Answer) -> _Answer:
+def _with_single_stage(problem: Problem, cuts: Cuts, settings: Settings, first: _Answer) -> _Answer:
     """Combine the plans of one stage, whose update is exposed, with the solvers' answer for several stages."""
     one = single.best(problem)
     if one is None:
         return first
     # The local search near the solvers' plan may have found a faster plan than the best of one stage.
     plan, score = one if one[1].pace_s <= first.score.pace_s else (first.plan, first.score)
-    several, left = single.without(problem), _left(settings, first.results)
-    results = _run(several, cuts, left) if left is not None and single.allows_several(problem) else ()
+    several, left = single.without(problem), _remaining(settings, first.results)
+    results = _run_solvers(several, cuts, left) if left is not None and single.allows_several(problem) else ()
     if any(result.plan is not None for result in results):
         verdict = _agreed_verdict(several, results)
-        other = _improved(several, cuts, left or settings, results, verdict)
+        other = _improve_answer(several, cuts, left or settings, results, verdict)
         bound = min(other.bound_s, score.pace_s)
         proven = None if other.proven_s is None else min(other.proven_s, score.pace_s)
         if other.score.pace_s < score.pace_s * (1 - TOLERANCE):
@@ -205,7 +213,7 @@ def _with_one_stage(problem: Problem, cuts: Cuts, settings: Settings, first: _An
     return _Answer(several, plan, score, results or first.results, verdict, bound, bound if certain else None)
 
 
-def _left(settings: Settings, results: tuple[Result, ...]) -> Settings | None:
+def _remaining(settings: Settings, results: tuple[Result, ...]) -> Settings | None:
     """The settings with the time that the solvers have left; None if they were interrupted or have used it up."""
     if any(result.interrupted for result in results):
         return None
@@ -215,7 +223,9 @@ def _left(settings: Settings, results: tuple[Result, ...]) -> Settings | None:
     return replace(settings, time_limit_s=left) if left > 0 else None
 
 
-def _shared(problem: Problem, score: Evaluation, verdict: Verdict, objectives: list[float]) -> Verdict:
+def _verdict_under_contention(
+    problem: Problem, score: Evaluation, verdict: Verdict, objectives: list[float]
+) -> Verdict:
     """The verdict once contention is considered, which both solvers leave out, for a plan with this score."""
     # A plan from the local search need not be the one that the solvers agree on, though it may keep to its bound.
     if score.pace_s <= min(score.alone_s, *objectives) * (1 + TOLERANCE):
@@ -257,7 +267,7 @@ def _best_shape(problem: Problem, cuts: Cuts, settings: Settings, results: tuple
 
     The local search does not go from one shape to another. This search takes what is left of the time limit.
     """
-    left = _left(settings, results)
+    left = _remaining(settings, results)
     if left is None or not cuts.complete:
         return None
     scores = [evaluate(result.plan, problem) for result in results if result.plan is not None]
@@ -308,7 +318,7 @@ def _refuse_constraints(options: Options, name: str) -> None:
         raise InputError(f"the cost model {name} has one schedule and no constraints: leave out {', '.join(refused)}")
 
 
-def _run(problem: Problem, cuts: Cuts, settings: Settings) -> tuple[Result, ...]:
+def _run_solvers(problem: Problem, cuts: Cuts, settings: Settings) -> tuple[Result, ...]:
     if settings.cost_model in published.NAMES:
         _refuse_constraints(problem.options, settings.cost_model)
         return (published.solve(problem, cuts, settings.cost_model),)

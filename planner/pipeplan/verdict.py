@@ -27,13 +27,13 @@ class Verdict:
 def judge(problem: Problem, results: list[Result]) -> Verdict:
     """Compare the results of one or two solvers with each other, and each with the evaluator's score of its plan."""
     for result in results:
-        if complaint := _misjudged(problem, result):
+        if complaint := _wrong_objective(problem, result):
             return Verdict(False, False, complaint)
     if len(results) == 1:
-        return _alone(results[0])
+        return _single_verdict(results[0])
     first, second = results
     for one, other in ((first, second), (second, first)):
-        if complaint := _contradicts(one, other):
+        if complaint := _contradiction(one, other):
             return Verdict(False, False, complaint)
     if first.status == Status.INFEASIBLE and second.status == Status.INFEASIBLE:
         return Verdict(True, True, "DP and ILP agree: no plan satisfies the constraints")
@@ -47,31 +47,31 @@ def judge(problem: Problem, results: list[Result]) -> Verdict:
     limited = first if first.status != Status.OPTIMAL else second
     other = second if limited is first else first
     if other.status == Status.OPTIMAL:
-        return Verdict(
-            True,
-            False,
-            f"{other.solver} proved its plan optimal, but {limited.solver} did not confirm it: {_end(limited)}",
-        )
+        reason = _why_unproven(limited)
+        text = f"{other.solver} proved its plan optimal, but {limited.solver} did not confirm it: {reason}"
+        return Verdict(True, False, text)
     return Verdict(True, gap <= TOLERANCE, f"no plan in the searched space is more than {gap:.2%} faster ({names})")
 
 
-def _alone(result: Result) -> Verdict:
+def _single_verdict(result: Result) -> Verdict:
     """The verdict on the result of a single solver, which no other confirms."""
     if result.status == Status.OPTIMAL:
         return Verdict(True, False, f"{result.solver} proved its plan optimal; no second solver was asked")
     return Verdict(
-        True, False, f"{result.solver} did not prove its plan optimal: {_end(result)}; no second solver was asked"
+        True,
+        False,
+        f"{result.solver} did not prove its plan optimal: {_why_unproven(result)}; no second solver was asked",
     )
 
 
-def _end(result: Result) -> str:
+def _why_unproven(result: Result) -> str:
     """A clause that says why a solver did not prove its plan optimal."""
     if result.plan is None:
         return result.note or "it found no plan within the time limit"
     return f"it stopped at a gap of {result.gap:.2%}" + (f", and {result.note}" if result.note else "")
 
 
-def _misjudged(problem: Problem, result: Result) -> str:
+def _wrong_objective(problem: Problem, result: Result) -> str:
     """An error message if a solver's objective differs from the evaluator's score of its plan, else an empty text."""
     if result.plan is None:
         return ""
@@ -85,7 +85,7 @@ def _misjudged(problem: Problem, result: Result) -> str:
     return ""
 
 
-def _contradicts(one: Result, other: Result) -> str:
+def _contradiction(one: Result, other: Result) -> str:
     """An error message if `one` found a plan that `other` proved impossible, else an empty text."""
     if one.plan is None:
         return ""

@@ -172,14 +172,14 @@ class DifferingSearch(Search):
         targets = self._leading(cut)
         if not len(states) or not len(targets):
             return
-        ends, states, rows = self._spread(cut, states, rows)
+        ends, states, rows = self._with_idle_workers(cut, states, rows)
         which, runs = self.terms.runs.with_ends(ends)
         if self.limits.shape is not None:
             alike = self.terms.runs.replicas[runs] == self.limits.shape.replicas
             which, runs = which[alike], runs[alike]
         if not len(runs):
             return
-        transfer, allowed = self._joined(cut, states, which, runs)
+        transfer, allowed = self._boundary_times(cut, states, which, runs)
         which, runs, transfer = which[allowed], runs[allowed], transfer[allowed]
         if not len(runs):
             return
@@ -189,9 +189,9 @@ class DifferingSearch(Search):
             for recompute in (False, True) if self.limits.recompute else (False,):
                 stage = self.terms.stage(cut, targets[begin : begin + size], recompute=recompute)
                 depth, demand = self._sized(stage, states.demand[which], runs, transfer)
-                yield from self._fresh(stage, states, rows, which, runs, depth, demand)
+                yield from self._new_states(stage, states, rows, which, runs, depth, demand)
 
-    def _spread(self, cut: int, states: States, rows: Ints) -> tuple[Ints, States, Ints]:
+    def _with_idle_workers(self, cut: int, states: States, rows: Ints) -> tuple[Ints, States, Ints]:
         """The states with idle workers in front of them.
 
         Returns where the stage in front ends, the states by the component that joins them, and their rows.
@@ -221,7 +221,7 @@ class DifferingSearch(Search):
         bandwidth, latency = (table[joined, first] for table in self.terms.message)
         return bandwidth, latency, links
 
-    def _joined(self, cut: int, states: States, which: Ints, runs: Ints) -> tuple[Floats, Flags]:
+    def _boundary_times(self, cut: int, states: States, which: Ints, runs: Ints) -> tuple[Floats, Flags]:
         """One-way time from a placement to the state behind it, and whether the boundary is fast enough."""
         bandwidth, latency, links = self._rates(cut, states, which, runs)
         allowed = self._quick_boundary(cut, bandwidth, links)
@@ -247,7 +247,7 @@ class DifferingSearch(Search):
         if counted and not stage.is_last:
             depth = cost.in_flight_depth(behind, wait, transfer, self.threshold, replicas)
         if counted and terms.accumulate is not None:
-            good &= self._two_suffice(depth, replicas, group)
+            good &= self._two_versions_suffice(depth, replicas, group)
         if self.limits.memory:
             good &= self._fits(stage, runs, depth)
         depth = np.where(good, depth, np.inf)
@@ -267,7 +267,7 @@ class DifferingSearch(Search):
         within: Flags = fixed + growing[:, None] * depth <= self.terms.runs.memory[runs] * (1 + 1e-12)
         return within
 
-    def _two_suffice(self, depth: Floats, replicas: Ints, group: Floats) -> Flags:
+    def _two_versions_suffice(self, depth: Floats, replicas: Ints, group: Floats) -> Flags:
         """Whether two weight versions suffice (`cost.buffered_pace`)."""
         accumulate, copies = self.terms.accumulate, self.terms.problem.copies
         assert accumulate is not None
@@ -276,7 +276,7 @@ class DifferingSearch(Search):
         in_time: Flags = (spare >= 0) & (reduce <= self.within * (np.maximum(spare, 0) + 1 / copies))
         return in_time
 
-    def _fresh(
+    def _new_states(
         self,
         stage: StageTerms,
         states: States,
@@ -301,12 +301,12 @@ class DifferingSearch(Search):
             return
         chosen = order[np.minimum.reduceat(place, begins, axis=1)[target, group]]
         made = States(fresh.numbers[:, chosen], least[target, group])
-        yield from self._worthwhile(stage.targets[target], made, depth[target, chosen])
+        yield from self._completable(stage.targets[target], made, depth[target, chosen])
 
-    def _worthwhile(self, targets: Ints, made: States, depth: Floats) -> Iterator[tuple[Ints, States]]:
+    def _completable(self, targets: Ints, made: States, depth: Floats) -> Iterator[tuple[Ints, States]]:
         """The states that can still become a pipeline within the user's limits, with their depths."""
         made.numbers[5] = depth
-        good = self._worth(targets, made.workers, made.stages)
+        good = self._can_complete(targets, made.workers, made.stages)
         if good.any():
             yield targets[good], made.take(good)
 

@@ -161,7 +161,7 @@ class DifferingFlush(DifferingSearch):
         depth: Floats = np.minimum(most, 1 + np.ceil((behind + away) / replicas - cost.ROUNDING))
         return depth
 
-    def _fresh(
+    def _new_states(
         self,
         stage: StageTerms,
         states: States,
@@ -182,4 +182,4 @@ class DifferingFlush(DifferingSearch):
         fresh = self._columns(stage, states, rows, which, runs)
         target, column = np.nonzero(np.isfinite(demand))
         made = States(fresh.numbers[:, column], demand[target, column], added[target, column])
-        yield from self._worthwhile(stage.targets[target], made, depth[target, column])
+        yield from self._completable(stage.targets[target], made, depth[target, column])

@@ -28,7 +28,7 @@ from pipeplan.solvers.threshold import PRECISION, Interval
 
 
 @dataclass
-class _SoFar:
+class _BestSoFar:
     """The best plan and the bound of all searches so far."""
 
     best: tuple[float, Space, list[Stage]] | None = None
@@ -47,9 +47,9 @@ class _SoFar:
             self.best = space.pace(problem, found.high), space, found.best.stages()
 
 
-def _spaces(problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: Effort) -> _SoFar:
+def _search_spaces(problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: Effort) -> _BestSoFar:
     """Search all spaces of plans, one after another."""
-    so_far = _SoFar()
+    so_far = _BestSoFar()
     for space in spaces(problem):
         if so_far.best is not None and space.synchronisation(problem) >= so_far.best[0]:
             continue
@@ -60,14 +60,14 @@ def _spaces(problem: Problem, cuts: Cuts, deadline: float | None, gap: float, ef
     return so_far
 
 
-def _grids(problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: Effort) -> _SoFar:
+def _search_grids(problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: Effort) -> _BestSoFar:
     """Search all shapes of a uniform grid, each for plans that are faster than the best before."""
-    so_far, space = _SoFar(), spaces(problem)[0]
+    so_far, space = _BestSoFar(), spaces(problem)[0]
 
     def below() -> float:
         return float("inf") if so_far.best is None else so_far.best[0] * (1 - PRECISION)
 
-    for found in _of_shapes(Pipelines(problem, cuts, deadline, gap, effort=effort), below):
+    for found in _shape_results(Pipelines(problem, cuts, deadline, gap, effort=effort), below):
         so_far.add(problem, space, found)
     return so_far
 
@@ -89,7 +89,7 @@ def best_grid(
     def below() -> float:
         return least * (1 - PRECISION)
 
-    for found in _of_shapes(Pipelines(problem, cuts, deadline, effort=effort or Effort()), below):
+    for found in _shape_results(Pipelines(problem, cuts, deadline, effort=effort or Effort()), below):
         if found.best is not None:
             plan = _plan(problem, space, found.best.stages(), space.pace(problem, found.high))
             if (value := score(plan)) < least:
@@ -97,7 +97,7 @@ def best_grid(
     return best
 
 
-def _of_shapes(searches: Pipelines, below: Callable[[], float]) -> Iterator[Interval[Pipeline]]:
+def _shape_results(searches: Pipelines, below: Callable[[], float]) -> Iterator[Interval[Pipeline]]:
     """Results for the shapes of a uniform grid in the order of their bounds, until a bound is no longer `below()`."""
     grids, per_update = Grids(searches.free), minibatches_of(searches.problem)
     shapes_of = enumerate(shapes(searches.problem))
@@ -155,12 +155,12 @@ def solve(problem: Problem, cuts: Cuts, seconds: float | None = None, gap: float
     reached.
     """
     began, deadline, effort = time.perf_counter(), threshold.deadline(seconds), Effort()
-    search = _grids if problem.options.grid else _spaces
+    search = _search_grids if problem.options.grid else _search_spaces
     found = _result(problem, cuts, search(problem, cuts, deadline, gap, effort), began)
     return replace(found, effort=effort.spent)
 
 
-def _result(problem: Problem, cuts: Cuts, so_far: _SoFar, began: float) -> Result:
+def _result(problem: Problem, cuts: Cuts, so_far: _BestSoFar, began: float) -> Result:
     best, bound, finished, interrupted = so_far.best, so_far.bound, so_far.finished, so_far.interrupted
     floor = problem.work_s / problem.cluster.total_speed
     note = "the requested gap was reached" if finished else "the search ended before it could prove this plan optimal"

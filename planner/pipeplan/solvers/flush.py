@@ -208,7 +208,7 @@ class FlushSearch(Search):
     def _wait(self, stage: StageTerms, tries: object, replicas: Floats) -> Floats:
         return np.zeros(len(replicas))
 
-    def _crowd(self, targets: Ints, demand: Floats) -> Floats:
+    def _workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
         return np.zeros((len(targets), len(demand)))
 
     def _versions_suffice(self, stage: StageTerms, tries: object, replicas: Floats, demand: Floats) -> Flags:

@@ -143,7 +143,7 @@ def solve(problem: Problem, limits: Limits, cutoff_s: float | None = None) -> Re
     return search.result()
 
 
-def _too_many_runs(inner: Problem) -> str:
+def _size_refusal(inner: Problem) -> str:
     """The reason why the program would take too long to build, or an empty text."""
     workers = inner.cluster.workers
     most = min(inner.options.max_replicas or workers, workers)
@@ -241,23 +241,23 @@ class _IlpSearch:
         if minibatches(inner) == 0 or (inner.options.grid and not shapes(inner)):
             return
         low, high = self._bounds(space, inner)
-        if self._refused(_too_many_runs(inner)):
+        if self._record_refusal(_size_refusal(inner)):
             self.bound = min(self.bound, max(self.floor_s, space.pace(self.problem, 0.0)))
             return
-        model, answer = self._climb(inner, low, high, complete=False)
-        if answer.found and answer.proven and not self._sound(space, model):
+        model, answer = self._raise_bound(inner, low, high, complete=False)
+        if answer.found and answer.proven and not self._holds_with_depths(space, model):
             # Depths matter. The answer without them is still a lower bound.
             low = max(low, answer.bound * model.unit_s)
             if answer.interrupted:
                 self.stop()
                 return
-            if self._refused(_unexpressed_depths(inner)):
+            if self._record_refusal(_schedule_refusal(inner)):
                 self.bound = min(self.bound, space.pace(self.problem, low))
                 return
             try:
-                model, answer = self._climb(inner, low, high, complete=True)
+                model, answer = self._raise_bound(inner, low, high, complete=True)
             except TooManyChoicesError as error:
-                self._refused(f"the integer program would be too large with memory limits: {error}")
+                self._record_refusal(f"the integer program would be too large with memory limits: {error}")
                 self.bound = min(self.bound, space.pace(self.problem, low))
                 return
         self.proven &= answer.proven
@@ -270,7 +270,7 @@ class _IlpSearch:
 
     def _bounds(self, space: Space, inner: Problem) -> tuple[float, float]:
         """Lower and upper bound on the pace of one copy, or with a flush on the time from one update to the next."""
-        slowest = _slowest(inner)
+        slowest = _slowest_pace(inner)
         options, count = self.problem.options, minibatches(inner)
         if not options.flushes or count is None or options.accumulate is None:
             return self.floor_s * space.copies, min(self.upper * space.copies, slowest)
@@ -279,34 +279,34 @@ class _IlpSearch:
         # The factor of `slowest` counts each boundary once for filling, and the slowest one for all minibatches.
         return low, min(self.upper * options.accumulate, (count + inner.cluster.workers) * slowest)
 
-    def _refused(self, reason: str) -> bool:
+    def _record_refusal(self, reason: str) -> bool:
         """Record the reason why a space cannot be searched. Returns whether there is one."""
         if reason:
             self.refusal, self.proven = reason, False
         return bool(reason)
 
-    def _sound(self, space: Space, model: IlpModel) -> bool:
+    def _holds_with_depths(self, space: Space, model: IlpModel) -> bool:
         """Whether the plan that was found without depths keeps its pace, and fits in memory, with depths."""
         pace, plan = self._plan(space, model)
         score = evaluate(plan, self.problem)
         return score.fits and score.alone_s <= pace * (1 + CUTOFF_SLACK)
 
-    def _climb(self, inner: Problem, low: float, high: float, *, complete: bool) -> tuple[IlpModel, Answer]:
+    def _raise_bound(self, inner: Problem, low: float, high: float, *, complete: bool) -> tuple[IlpModel, Answer]:
         """The program with the smallest feasible upper bound that was tried, and its outcome."""
         is_feasible_checked = False
         for threshold in self._thresholds(low, high, complete=complete):
             if complete and self.cutoff_s is None and threshold > low * _RUNGS[-1] and not is_feasible_checked:
                 # A larger upper bound never needs more memory: first find out whether there is any plan at all.
                 is_feasible_checked = True
-                model, answer = self._ask(inner, high, high, complete=True, confirm=True)
+                model, answer = self._solve_once(inner, high, high, complete=True, confirm=True)
                 if not answer.found:
                     return model, answer if answer.proven else replace(answer, bound=0.0)
-            model, answer = self._ask(inner, low, threshold, complete=complete, confirm=threshold >= high)
+            model, answer = self._solve_once(inner, low, threshold, complete=complete, confirm=threshold >= high)
             if answer.found or not answer.proven:
                 break
         return model, answer
 
-    def _ask(
+    def _solve_once(
         self, inner: Problem, low: float, high: float, *, complete: bool, confirm: bool
     ) -> tuple[IlpModel, Answer]:
         model = IlpModel(inner, low, high, complete=complete)
@@ -370,7 +370,7 @@ class _IlpSearch:
         return replace(found, status=Status.FEASIBLE, objective_s=score.alone_s, bound_s=min(self.bound, score.alone_s))
 
 
-def _unexpressed_depths(problem: Problem) -> str:
+def _schedule_refusal(problem: Problem) -> str:
     """The reason why the program does not express a problem whose depths matter, or an empty text."""
     if problem.training and problem.options.schedule == VERTICAL:
         return "the integer program does not express memory limits under vertical-sync"
@@ -391,7 +391,7 @@ def _data_parallel(problem: Problem) -> tuple[float, Plan] | None:
     return (score.alone_s, plan) if score.fits else None
 
 
-def _slowest(problem: Problem) -> float:
+def _slowest_pace(problem: Problem) -> float:
     """Upper bound on the pace of a good plan of one pipeline, in seconds per minibatch: all work, with forward passes
     twice, on the slowest worker, and all synchronisation and traffic exposed."""
     links, workers = Links.of(problem.cluster), problem.cluster.workers

@@ -18,11 +18,11 @@ from pipeplan.solvers.threshold import PRECISION, Interval
 
 # Up to this number of cuts times workers, the plan with the fewest stages among the best is returned, and searches with
 # a memory limit look for some plan first.
-_TIDY = 100_000
+_SMALL_SEARCH = 100_000
 
 
 # With a memory limit, some plan is first looked for within this many times the bound.
-_GENEROUS = 8
+_FIRST_LIMIT = 8
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Pipelines:
         if interval.best is None:
             return interval
         if interval.finished:
-            interval.best = self._tidy(limits, interval.high) or interval.best
+            interval.best = self._with_fewest_stages(limits, interval.high) or interval.best
         if not self.problem.options.memory or interval.best.fits(self.bound, interval.high):
             return interval
         if not interval.finished:
@@ -188,11 +188,11 @@ class Pipelines:
         known, most = None, min(terms.most, self.below)
         if most < low:
             return Interval(low)
-        if limits.memory and len(terms.cuts.ideals) * terms.workers <= _TIDY:
+        if limits.memory and len(terms.cuts.ideals) * terms.workers <= _SMALL_SEARCH:
             # Find some plan first: it is the result if the search is stopped early, and without one no search is
             # needed. On thousands of workers a search far above the bound takes longer than all searches near it.
             try:
-                known = ask(min(_GENEROUS * low, most)) or ask(most)
+                known = ask(min(_FIRST_LIMIT * low, most)) or ask(most)
             except OutOfTime:
                 return Interval(low, finished=False)
             except KeyboardInterrupt:
@@ -208,10 +208,10 @@ class Pipelines:
                 return steps
         return None
 
-    def _tidy(self, limits: Limits, pace: float) -> Pipeline | None:
+    def _with_fewest_stages(self, limits: Limits, pace: float) -> Pipeline | None:
         """The pipeline with the fewest stages among the equally fast ones, or None where that takes long to find."""
         terms = self.free
-        if len(terms.cuts.ideals) * terms.workers > _TIDY or limits.counting.any:
+        if len(terms.cuts.ideals) * terms.workers > _SMALL_SEARCH or limits.counting.any:
             return None
         try:
             steps = self._search(terms, pace * (1 + 1e-10), replace(limits, counting=Counting(stages=True)))

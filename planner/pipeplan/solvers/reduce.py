@@ -32,22 +32,22 @@ def reduced(problem: Problem, cuts: Cuts) -> Cuts:
     position = {ideal: index for index, ideal in enumerate(cuts.ideals)}
     kept = np.ones(len(cuts.ideals), dtype=bool)
     for unit, costs in enumerate(problem.units):
-        if not _free(problem, costs):
+        if not _is_costless(problem, costs):
             continue
         bit = 1 << unit
         for index in (np.flatnonzero(kept[1:-1]) + 1).tolist():
             other = position.get(cuts.ideals[index] ^ bit)
-            if other is not None and _better(cuts, other, index, strictly=not cuts.ideals[index] & bit):
+            if other is not None and _no_costlier(cuts, other, index, strictly=not cuts.ideals[index] & bit):
                 kept[index] = False
     return cuts if kept.all() else cuts.only(kept)
 
 
-def _free(problem: Problem, unit: Unit) -> bool:
+def _is_costless(problem: Problem, unit: Unit) -> bool:
     costless = unit.forward_s + unit.backward_s == 0 and unit.parameter_bytes == 0
     return costless and (not problem.options.memory or unit.saved_bytes + unit.buffer_bytes == 0)
 
 
-def _better(cuts: Cuts, one: int, other: int, *, strictly: bool) -> bool:
+def _no_costlier(cuts: Cuts, one: int, other: int, *, strictly: bool) -> bool:
     """Whether no more bytes cross cut `one` than `other` in either direction, and with `strictly` fewer in one."""
     sent, returned = cuts.sent[one] - cuts.sent[other], cuts.returned[one] - cuts.returned[other]
     return bool(sent <= 0 and returned <= 0 and (not strictly or sent + returned < 0))

@@ -98,7 +98,7 @@ class Search(Sizing):
             cut, row = end, int(states.source[row])
         return steps
 
-    def _crowd(self, targets: Ints, demand: Floats) -> Floats:
+    def _workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
         """The least workers that stages in front of cuts (rows) need for their memory, given the demands (columns)."""
         return self.terms.crowd(targets, demand)
 
@@ -123,7 +123,7 @@ class Search(Sizing):
                 continue
             if not fits.all():
                 stage = stage.take(np.flatnonzero(fits))
-            yield from self._put(stage, states, rows, places, recompute)
+            yield from self._size_stages(stage, states, rows, places, recompute)
 
     def _open(self, states: States) -> tuple[States, Ints]:
         """The states that another stage may be put in front of, and their rows."""
@@ -164,24 +164,24 @@ class Search(Sizing):
         inside = end > lowest
         return Places(state[inside], end[inside], lowest[inside], room[:, inside])
 
-    def _put(
+    def _size_stages(
         self, stage: StageTerms, states: States, rows: Ints, places: Places, recompute: bool
     ) -> Iterator[tuple[Ints, States]]:
         """Size the stages for every end position, and yield the states that they lead to."""
         if not len(places):
             return
         if self.counts_depths:
-            tries, replicas = self._quick(stage, states, places)
+            tries, replicas = self._replicas_by_level(stage, states, places)
             sized = self._in_memory(stage, tries, replicas)
         else:
-            tries, replicas = self._quickest(stage, states, places)
+            tries, replicas = self._fewest_replicas(stage, states, places)
             if self.limits.memory:
                 fits = (replicas == 1) | (stage.deepest(replicated=True)[tries.target] >= 1)
                 tries, replicas = tries.take(fits), replicas[fits]
             sized = tries, replicas, np.ones(len(replicas)), np.zeros(len(replicas))
         yield from self._states(stage, states, rows, *sized, recompute=recompute)
 
-    def _quickest(self, stage: StageTerms, states: States, places: Places) -> tuple[Tries, Floats]:
+    def _fewest_replicas(self, stage: StageTerms, states: States, places: Places) -> tuple[Tries, Floats]:
         """The fewest replicas that are fast enough, for every end position and target cut.
 
         A lower level never needs more replicas, so the lowest level that has room decides.
@@ -196,20 +196,20 @@ class Search(Sizing):
         need = np.maximum(self.need[stage.targets][:, None], places.lowest)
         fewest[places.end - fewest < need] = np.inf
         if self.compares_cuts:
-            self._forget(stage.targets, fewest)
+            self._drop_dominated(stage.targets, fewest)
         target, place = np.nonzero(np.isfinite(fewest))
         at = spanned[target, place], target, place
         return Tries.of(stage, states, places, self.need, at), fewest[target, place]
 
     @property
     def compares_cuts(self) -> bool:
-        """Whether `_forget` is valid: neither memory nor the number of a stage matters."""
+        """Whether `_drop_dominated` is valid: neither memory nor the number of a stage matters."""
         limits = self.limits
         if limits.several or limits.exact_stages is not None:
             return False
         return not (self.counts_depths or limits.memory or limits.every_cut)
 
-    def _forget(self, targets: Ints, fewest: Floats) -> None:
+    def _drop_dominated(self, targets: Ints, fewest: Floats) -> None:
         """Drop the stages from a cut I (rows, for every end position) if one from I - v needs no more replicas.
 
         This is valid where no more bytes cross I - v than I. Any stages that can be put in front of I can, without v,
@@ -227,15 +227,15 @@ class Search(Sizing):
         lost[large[edge], place] = True
         fewest[lost[targets]] = np.inf
 
-    def _quick(self, stage: StageTerms, states: States, places: Places) -> tuple[Tries, Floats]:
-        """Like `_quickest`, but for each level separately, because extra replicas can reduce the required depth."""
+    def _replicas_by_level(self, stage: StageTerms, states: States, places: Places) -> tuple[Tries, Floats]:
+        """Like `_fewest_replicas`, but for each level: more replicas than needed can reduce the required depth."""
         need = np.maximum(self.need[stage.targets][:, None], places.lowest)
         # The depth that covers the minibatches in flight behind must fit in memory, and so must the stages in front.
         behind = states.demand[places.state]
         covering = np.zeros(need.shape)
         if not stage.is_last:
             covering = self._replicas_for(stage.deepest(replicated=False)[:, None], behind)
-        need = np.maximum(need, self._crowd(stage.targets, behind))
+        need = np.maximum(need, self._workers_for_memory(stage.targets, behind))
         inside = np.vstack([np.zeros_like(places.room[:1]), places.room[:-1]])
         count = np.maximum(self._fewest(stage)[:, :, None], np.maximum(inside[:, None, :] + 1, covering))
         level, target, place = np.nonzero(count <= np.minimum(places.room[:, None, :], places.end - need))
@@ -277,13 +277,13 @@ class Search(Sizing):
             joined = np.maximum(self.layout.between(tries.end - count, tries.next_first), tries.next_level)
             extra = self.extra(stage, states.extra[state], tries.target, joined)
         fresh = States.of(columns, demand, extra)
-        good = self._worth(targets, workers, stages)
+        good = self._can_complete(targets, workers, stages)
         if not good.all():
             targets, fresh = targets[good], fresh.take(good)
         if len(targets):
             yield targets, fresh
 
-    def _worth(self, targets: Ints, workers: Ints, stages: Ints) -> Flags:
+    def _can_complete(self, targets: Ints, workers: Ints, stages: Ints) -> Flags:
         """Whether states can still become a pipeline within the user's limits."""
         good = np.ones(len(targets), dtype=bool)
         limits = self.limits

@@ -104,15 +104,11 @@ class Terms:
         A stage with fixed + depth · growing ≤ capacity and depth ≥ 1 + demand / r satisfies
         r · capacity ≥ fixed + growing + growing · demand. Both terms add up over stages, and demands only grow.
         """
-        return self.crowd_of(targets[:, None], demand)
-
-    def crowd_of(self, targets: Ints, demand: Floats) -> Floats:
-        """Like `crowd`, for pairs of a cut and a demand."""
         capacity = self.problem.capacity
         if not np.isfinite(capacity):
-            return np.zeros(np.broadcast(targets, demand).shape)
-        once, each = self._least_memory
-        return np.asarray(np.ceil((once[targets] + each[targets] * demand) / capacity - 1e-9))
+            return np.zeros((len(targets), len(demand)))
+        once, each = (memory[targets, None] for memory in self._least_memory)
+        return np.asarray(np.ceil((once + each * demand) / capacity - 1e-9))
 
     @cached_property
     def _least_memory(self) -> tuple[Floats, Floats]:

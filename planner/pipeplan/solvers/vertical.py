@@ -33,8 +33,8 @@ class VerticalSearch(Search):
         """More replicas keep fewer versions, so one more may help even where nothing fits."""
         return np.where(deepest > 1, self._replicas_for(deepest, cover), 0.0)
 
-    def _quick(self, stage: StageTerms, states: States, places: Places) -> tuple[Tries, Floats]:
-        tries, replicas = super()._quick(stage, states, places)
+    def _replicas_by_level(self, stage: StageTerms, states: States, places: Places) -> tuple[Tries, Floats]:
+        tries, replicas = super()._replicas_by_level(stage, states, places)
         return self._as_first(stage, tries, replicas)
 
     def _as_first(self, stage: StageTerms, tries: Tries, replicas: Floats) -> tuple[Tries, Floats]:
