@@ -129,6 +129,7 @@ class Diagnosis:
         return f"{line}; or a smaller minibatch"
 
     def _oversized(self) -> str:
+        """The line about the largest of the layers that fit on no device."""
         first = self.oversized[0]
         more = len(self.oversized) - 1
         others = f" (and {more} other layer{'s' * (more > 1)} more than it has)" if more else ""
@@ -151,6 +152,7 @@ def diagnose(problem: Problem, maximum_cuts: int) -> Diagnosis:
 
 
 def _diagnose(problem: Problem, cuts: Cuts) -> Diagnosis:
+    """The diagnosis of a problem, by searches on the given cuts."""
     devices = problem.cluster.devices
     largest = max(devices, key=lambda device: device.memory_bytes)
     smallest = min(devices, key=lambda device: device.memory_bytes)

@@ -50,6 +50,7 @@ def shapes(problem: Problem) -> list[Shape]:
 
 
 def _allowed(shape: Shape, problem: Problem) -> bool:
+    """Whether the options allow a shape."""
     options = problem.options
     return (
         options.stages in (None, shape.stages)

@@ -138,6 +138,7 @@ class _LocalSearch:
         return rank if rank is not None and rank[0] <= limit_s * (1 + TOLERANCE) else None
 
     def _scored_rank(self, layout: Layout, limit_s: float) -> _Rank | None:
+        """The rank of a layout by its card loads and, if these stay within the limit, by its full score."""
         plan = layout.plan(self._template, self._problem)
         if not permitted(plan, self._problem):
             return None

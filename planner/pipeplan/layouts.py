@@ -66,6 +66,7 @@ class Layout:
                 yield from other._workers_moved(1)
 
     def _recut(self) -> Iterator[Layout]:
+        """The neighbours that move one or two sets of units, for uniform grids."""
         for step in STEPS:
             yield from self._units_moved(step)
         for step in STEPS:
@@ -73,6 +74,7 @@ class Layout:
                 yield from other._units_moved(1)
 
     def _units_moved(self, step: int) -> Iterator[Layout]:
+        """The layouts in which `step` units move across the boundary between two stages."""
         stages = len(self.room) // 2
         members: list[list[int]] = [[] for _ in range(stages)]
         for unit, stage in enumerate(self.home):
@@ -85,6 +87,7 @@ class Layout:
             yield replace(self, home=tuple(target if unit in gone else at for unit, at in enumerate(self.home)))
 
     def _workers_moved(self, step: int) -> Iterator[Layout]:
+        """The layouts in which `step` workers move between stages or idle places; every stage keeps a worker."""
         for source, target in itertools.permutations(range(len(self.room)), 2):
             if self.room[source] - step < source % 2:
                 continue
@@ -94,12 +97,14 @@ class Layout:
             yield replace(self, room=tuple(room))
 
     def _merged(self) -> Iterator[Layout]:
+        """The layouts in which two neighbouring stages become one."""
         for stage in range(len(self.room) // 2 - 1):
             at = 2 * stage + 1
             room = (*self.room[:at], sum(self.room[at : at + 3]), *self.room[at + 3 :])
             yield Layout(tuple(one - (one > stage) for one in self.home), room)
 
     def _split(self) -> Iterator[Layout]:
+        """The layouts in which one stage becomes two, its units and workers divided between them."""
         for stage in range(len(self.room) // 2):
             at, members = 2 * stage + 1, [unit for unit, home in enumerate(self.home) if home == stage]
             for count, left in itertools.product(range(1, len(members)), range(1, self.room[at])):

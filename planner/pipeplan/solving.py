@@ -319,6 +319,7 @@ def _refuse_constraints(options: Options, name: str) -> None:
 
 
 def _run_solvers(problem: Problem, cuts: Cuts, settings: Settings) -> tuple[Result, ...]:
+    """The results of the solvers that the settings name, the DP first."""
     if settings.cost_model in published.NAMES:
         _refuse_constraints(problem.options, settings.cost_model)
         return (published.solve(problem, cuts, settings.cost_model),)

@@ -62,6 +62,7 @@ def run(program: pulp.LpProblem, solver: str, seconds: float | None, gap: float,
 
 
 def _highs(program: pulp.LpProblem, seconds: float | None, gap: float, confirm: bool) -> Answer:
+    """Run HiGHS, and once more without presolve if its answer is doubtful."""
     began = time.perf_counter()
     answer = _highs_once(program, seconds, gap, presolve="on")
     if not answer.interrupted and (answer.doubtful or (confirm and answer.proven and not answer.found)):
@@ -71,6 +72,7 @@ def _highs(program: pulp.LpProblem, seconds: float | None, gap: float, confirm: 
 
 
 def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, presolve: str) -> Answer:
+    """Run HiGHS once, with `presolve` `on` or `off`."""
     solver: Any = pulp.getSolver(
         "HiGHS",
         msg=False,
@@ -131,6 +133,7 @@ class _Interruptible:
 
 
 def _solve(model: Any, done: threading.Event) -> None:
+    """Run HiGHS in a thread and signal its end."""
     try:
         model.run()
     finally:
@@ -138,6 +141,7 @@ def _solve(model: Any, done: threading.Event) -> None:
 
 
 def _cbc(program: pulp.LpProblem, seconds: float | None, gap: float) -> Answer:
+    """Run CBC, which does not report a bound unless it proves its solution optimal."""
     options = ["primalTolerance", str(_TOLERANCE), "integerTolerance", str(_TOLERANCE)]
     solver: Any = pulp.getSolver("PULP_CBC_CMD", msg=False, timeLimit=seconds, gapRel=gap, options=options)
     began = time.perf_counter()

@@ -60,6 +60,7 @@ def certify(problem: Problem, cuts: Cuts, pace_s: float) -> Certificate:
 
 
 def _unfit(problem: Problem, cuts: Cuts) -> str:
+    """The reason why no certificate can cover a problem, or an empty text."""
     options = problem.options
     if options.flushes:
         return "the parts of a batch add up over stages, which certificates do not cover"
@@ -128,6 +129,7 @@ def _layers(problem: Problem, cuts: Cuts, search: Search) -> list[int]:
 
 
 def _states(search: Search) -> list[list[float | int]]:
+    """The rows of a search's states, in the form of the certificate."""
     rows: list[list[float | int]] = []
     counting = search.limits.counting
     for index, cut in enumerate(sorted(search.kept)):

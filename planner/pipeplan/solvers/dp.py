@@ -161,6 +161,7 @@ def solve(problem: Problem, cuts: Cuts, seconds: float | None = None, gap: float
 
 
 def _result(problem: Problem, cuts: Cuts, so_far: _BestSoFar, began: float) -> Result:
+    """The result of the searches, with the proven bound."""
     best, bound, finished, interrupted = so_far.best, so_far.bound, so_far.finished, so_far.interrupted
     floor = problem.work_s / problem.cluster.total_speed
     note = "the requested gap was reached" if finished else "the search ended before it could prove this plan optimal"

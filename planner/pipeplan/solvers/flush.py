@@ -167,6 +167,7 @@ class FlushSearch(Search):
         return self.only(stage.found[0.0])
 
     def _intervals(self, stage: StageTerms) -> Intervals:
+        """The allowed replicas of a stage as intervals, by level and stage."""
         terms = self.terms
         forward = (terms.cuts.forward_s[stage.cut] - terms.cuts.forward_s[stage.targets]) / terms.speed
         both = stage.work_s / terms.speed

@@ -104,6 +104,7 @@ class Grids:
         return self._known[key]
 
     def _all_stages_s(self, replicas: float, speed: float, bandwidth: float, latency_s: float) -> Floats:
+        """The time of a stage from every cut (rows) to every cut (columns), nested or not."""
         options, terms = self.terms.problem.options, self.terms
         work, allreduce = self.between(terms.cuts.work_s), self.allreduce_s(replicas, bandwidth, latency_s)
         if options.flushes and options.accumulate is not None:

@@ -187,6 +187,7 @@ class IlpModel(Model):
             self.flush.charge(again)
 
     def _add_depths(self) -> None:
+        """Add (8) to (11), and charge recomputation."""
         options = self.problem.options
         if self.problem.training:
             self.depths = Depths(self, recompute=options.recompute and options.memory)
@@ -309,12 +310,14 @@ class _IlpSearch:
     def _solve_once(
         self, inner: Problem, low: float, high: float, *, complete: bool, confirm: bool
     ) -> tuple[IlpModel, Answer]:
+        """Build the program for one upper bound and run the solver on it."""
         model = IlpModel(inner, low, high, complete=complete)
         self.size = max(self.size, model.program.size)
         program, limits = model.program.lp, self.limits
         return model, backend.run(program, limits.solver, self._remaining(), limits.gap, confirm=confirm)
 
     def _thresholds(self, low: float, high: float, *, complete: bool) -> Iterator[float]:
+        """The upper bounds to try, ascending; the last is `high`."""
         if self.cutoff_s is None:
             threshold = low
             for factor in _RUNGS[2:] if complete else _RUNGS:
@@ -326,16 +329,19 @@ class _IlpSearch:
         yield high
 
     def _remaining(self) -> float | None:
+        """Seconds left of the time limit, at least a tenth; None without a limit."""
         if self.limits.seconds is None:
             return None
         return max(0.1, self.limits.seconds - (time.perf_counter() - self.began))
 
     def _plan(self, space: Space, model: IlpModel) -> tuple[float, Plan]:
+        """The pace and the plan of a solution, with depths."""
         pace = space.pace(self.problem, model.objective())
         plan = space.plan(self.problem, model.stages())
         return pace, depths.assign(plan, self.problem, pace * (1 + CUTOFF_SLACK / 10))
 
     def _keep(self, space: Space, model: IlpModel) -> None:
+        """Keep the plan of a solution if it is the best so far."""
         pace, plan = self._plan(space, model)
         if self.best is None or pace < self.best[0] * (1 - 1e-9):
             self.best = pace, plan

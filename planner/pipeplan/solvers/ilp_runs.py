@@ -85,6 +85,7 @@ class Runs:
         return run.end == self.cluster.workers - 1
 
     def _ends(self, last: int) -> list[int]:
+        """The last idle workers to consider behind a placement whose last busy worker is `last`."""
         total = self.cluster.workers
         if not self.cluster.uniform:
             return list(range(last, total))

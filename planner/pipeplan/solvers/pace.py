@@ -111,6 +111,7 @@ def _boundary_s(terms: Terms, step: Step, following: Step, level: int) -> float:
 
 
 def _depth_s(terms: Terms, step: Step, following: Step, level: int, groups: list[float]) -> float:
+    """The pace that a stage's depth sustains."""
     transfer = float(terms.transfer_s[step.end][level])
     in_flight, copies = float(following.depth * following.replicas), terms.problem.copies
     if terms.accumulate is not None:

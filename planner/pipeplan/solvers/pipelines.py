@@ -150,6 +150,7 @@ class Pipelines:
         return interval
 
     def _least_batch(self, terms: Terms, limits: Limits) -> Interval[Pipeline]:
+        """The fastest batch under the given limits, over the numbers of stages."""
         interval = Interval[Pipeline](float("inf"))
         counts = self._stage_counts(terms, limits)
         for exact in counts:
@@ -178,6 +179,8 @@ class Pipelines:
         return limits_of(self.problem, memory=memory, deadline=self.deadline, shape=self.shape, effort=self.effort)
 
     def _least(self, terms: Terms, limits: Limits, low: float) -> Interval[Pipeline]:
+        """The pipeline of the least pace of at least `low`, by bisection."""
+
         def ask(limit: float) -> tuple[float, Pipeline] | None:
             steps = self._search(terms, limit, limits)
             if steps is None:
@@ -202,6 +205,7 @@ class Pipelines:
         return threshold.least(ask, low * (1 - PRECISION), most, known, gap=self.gap)
 
     def _search(self, terms: Terms, limit: float, limits: Limits) -> list[Step] | None:
+        """A pipeline within a threshold, over the numbers of stages, or None."""
         for stages in self._stage_counts(terms, limits):
             steps = search(terms, limit, replace(limits, exact_stages=stages))
             if steps is not None:

@@ -45,6 +45,7 @@ class Pool:
 
     @staticmethod
     def _sorted(pieces: list[tuple[Ints, States]]) -> list[tuple[Ints, States]]:
+        """All pieces as one, sorted by cut."""
         if not pieces:
             return []
         cuts = np.concatenate([cuts for cuts, _ in pieces])

@@ -75,6 +75,7 @@ def least(
 
 
 def _ask(ask: Callable[[float], tuple[float, Found] | None], interval: Interval[Found], threshold: float) -> bool:
+    """Ask once and narrow the interval. Returns whether a better result was found."""
     result = ask(threshold)
     if result is None:
         interval.low = max(interval.low, threshold)
@@ -99,6 +100,7 @@ def _bracket(ask: Callable[[float], tuple[float, Found] | None], interval: Inter
 
 
 def _narrow(ask: Callable[[float], tuple[float, Found] | None], interval: Interval[Found]) -> None:
+    """Narrow the interval by a question just below its upper end or in its middle."""
     below = interval.high * (1 - PRECISION)
     if interval.high > interval.low * _NARROW:
         below = (interval.low * interval.high) ** 0.5 if interval.low > 0 else interval.high / 4
