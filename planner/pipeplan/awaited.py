@@ -1,13 +1,15 @@
-"""Plain data parallelism waits for its update: what of its all-reduce the backward pass does not hide.
+"""DDP overlap: the part of plain data parallelism's all-reduce that the backward pass does not hide.
 
-The next forward pass needs the update, so that nothing but the backward pass is left to hide behind. Gradients leave
-in buckets, which close at so many bytes, in the order in which backward fills them; each begins when it is full and
-the one before is through, so that the last one always comes after the pass. (In a pipeline, whose replicated stages
-update one round late, the all-reduce has the whole round: `cost.update_lag`.)
+The next forward pass needs the update, so only the backward pass can hide the all-reduce. Gradients are reduced in
+buckets, which backward fills in its order and which close at a fixed number of bytes. A bucket's all-reduce begins when
+the bucket is full and the previous bucket's has ended, so the last bucket is always reduced after the pass:
 
     round = f + b + u + exposed + (1 - overlap) · hidden,    exposed + hidden = the all-reduce
 
-Source of the buckets: Li et al., PyTorch Distributed, VLDB 2020, as the executor has them (`pipeplan_launch.buckets`).
+Here f, b and u are the forward pass, the backward pass and the optimiser's step of one minibatch. In a pipeline the
+replicated stages update one round late and have a whole round for the all-reduce (`cost.update_lag`).
+
+Source of the buckets: Li et al., PyTorch Distributed, VLDB 2020; the executor uses the same sizes.
 """
 
 from __future__ import annotations
@@ -22,15 +24,19 @@ from pipeplan.stages import group_allreduce_time
 
 FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
+"""Capacities of the first and of every further bucket, as in torch's DistributedDataParallel."""
 
 
 def waits(plan: Plan) -> bool:
-    """Whether a plan is plain data parallelism that trains, with an update of all replicas' minibatches at a time."""
+    """Whether a plan trains with plain data parallelism and updates once for the minibatches of all replicas."""
     return len(plan.stages) == 1 and not plan.inference and plan.schedule not in ACCUMULATING
 
 
 def exposed_allreduce_s(plan: Plan, problem: Problem, links: Links) -> float:
-    """What of the all-reduce is left when the backward pass ends, seconds a round; 0 for plans that do not wait."""
+    """Exposed all-reduce time: seconds per round that remain when the backward pass ends.
+
+    The result is 0 for pipelines and for schedules that accumulate, whose all-reduce no forward pass waits for.
+    """
     if not waits(plan) or plan.stages[0].replicas == 1:
         return 0.0
     (stage,) = plan.stages
@@ -38,11 +44,14 @@ def exposed_allreduce_s(plan: Plan, problem: Problem, links: Links) -> float:
     speed, layers = problem.cluster.speed_of(stage.workers), problem.profile.layers
     again = sum(layer.forward_s for layer in layers) / speed if stage.recompute else 0.0
     passes = [(layer.backward_s / speed, layer.parameter_bytes) for layer in reversed(layers)]
-    return _left_s(passes, again, lambda size: float(cost.ring_allreduce_time(stage.replicas, size, *rate)))
+    return _unhidden_s(passes, again, lambda size: float(cost.ring_allreduce_time(stage.replicas, size, *rate)))
 
 
 def awaited_pace_s(plan: Plan, problem: Problem, links: Links, pass_s: float) -> float:
-    """Seconds per minibatch of a plan that waits; 0 for others. `pass_s`: f + b + u of its stage."""
+    """Pace in seconds per minibatch of a plan whose forward pass waits for the all-reduce; 0 for other plans.
+
+    `pass_s` is f + b + u of its only stage, on the slowest replica.
+    """
     if not waits(plan):
         return 0.0
     exposed = exposed_allreduce_s(plan, problem, links)
@@ -51,11 +60,14 @@ def awaited_pace_s(plan: Plan, problem: Problem, links: Links, pass_s: float) ->
     return (pass_s + exposed + beside) / plan.stages[0].replicas
 
 
-def _left_s(passes: Sequence[tuple[float, int]], again: float, ring: Callable[[int], float]) -> float:
-    """How long after the backward pass the last bucket is through, from (seconds, bytes of gradients) of the layers in
-    the order of backward, which begins after `again` seconds."""
+def _unhidden_s(passes: Sequence[tuple[float, int]], again: float, ring: Callable[[int], float]) -> float:
+    """Seconds from the end of the backward pass until the last bucket is reduced.
+
+    `passes` gives (seconds, bytes of gradients) of the layers in the order of backward; the pass begins with `again`
+    seconds of recomputation. `ring` maps a bucket's bytes to the seconds of its all-reduce.
+    """
     remaining = sum(seconds for seconds, _ in passes)
-    # Counted from the end of the pass: what is left is small beside the pass.
+    # Times are relative to the end of the pass, because the result is small compared with the pass.
     through, filled, limit = -remaining - again, 0, FIRST_BUCKET_BYTES
     for number, (seconds, size) in enumerate(passes, 1):
         remaining = remaining - seconds if number < len(passes) else 0.0

@@ -1,5 +1,5 @@
-"""What a plan is compared with: data parallelism, the best uniform grid, the best straight pipeline, and the same
-without pipelining."""
+"""The baselines that a plan is compared with: data parallelism, the best uniform grid, the best straight pipeline, and
+the same straight pipeline without pipelining (model parallelism)."""
 
 from __future__ import annotations
 
@@ -9,67 +9,67 @@ from dataclasses import dataclass, replace
 from pipeplan import cost
 from pipeplan.cuts import Cuts
 from pipeplan.evaluate import complain_of_memory, evaluate
-from pipeplan.grid import shape_of
 from pipeplan.improve import improve
 from pipeplan.links import Links
 from pipeplan.plan import Plan
 from pipeplan.problem import Problem
 from pipeplan.solvers import dp
 from pipeplan.solvers.limits import Effort
-from pipeplan.stages import one_stage
+from pipeplan.stages import one_stage, shape_of
 
 GRID, UNPIPELINED = "best uniform grid", "model parallelism"
 MOST_CELLS, MOST_WORKERS = 20_000, 256
-"""Cuts times workers, and workers, up to which looking for a grid takes little beside looking for the plan."""
+"""The largest product of cuts and workers, and the most workers, for which the search for a grid is cheap beside the
+search for the plan."""
 LEAST_EFFORT, SHARE = 250_000, 0.2
-"""What looking for it may take: so many rows that searches go through, of which one takes about a microsecond, or such
-a share of what looking for the plan took."""
+"""Effort that the search for a grid may take (`Effort` counts rows; one takes about a microsecond): this number, or
+this share of the effort that the search for the plan took if that is more."""
 EFFORT = 100
-"""Of the search for a grid that shares cards better."""
+"""Effort of the local search that improves the grid under contention."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A plain way to use the cluster. `pace_s` is None where there is none that fits."""
+    """A simple way to use the cluster. `pace_s` is in seconds per minibatch, None where no such plan was found."""
 
     name: str
     pace_s: float | None
     config: str = ""
     remark: str = ""
     plan: Plan | None = None
-    """What it does, stage by stage."""
+    """The stages of the baseline."""
 
     def gain(self, pace_s: float) -> float | None:
-        """How many times faster a plan of that pace is."""
+        """The speed-up of a plan with the given pace over this baseline; None where either pace is unknown or zero."""
         return None if self.pace_s is None or pace_s == 0 else self.pace_s / pace_s
 
 
 def compare(problem: Problem, cuts: Cuts, effort: float = 0.0) -> list[Baseline]:
-    """The baselines of a problem. Data parallelism is scored even where it does not fit, with a remark.
+    """The baselines of a problem. Data parallelism is scored even where it does not fit in memory, with a remark.
 
-    `effort` is what the plan took to find (`Result.effort`); the uniform grid may take a part of that.
+    `effort` is what the search for the plan took (`Result.effort`); the search for a grid may take a share of that.
     """
-    found = [data_parallelism(problem)]
+    baselines = [data_parallelism(problem)]
     if not problem.options.grid:
-        found.append(uniform_grid(problem, cuts, effort))
+        baselines.append(uniform_grid(problem, cuts, effort))
     straight_problem = problem.straight()
     straight = dp.solve(straight_problem, cuts)
     if straight.plan is None:
         remark = "no straight pipeline fits in memory"
         return [
-            *found,
+            *baselines,
             Baseline("best straight pipeline", None, "", remark),
             Baseline(UNPIPELINED, None, "", remark),
         ]
-    # A straight pipeline is one pipeline: with copies it would be replicated.
+    # The evaluator scores one straight pipeline; with copies it would be replicated.
     pace = evaluate(straight.plan, problem).pace_s
-    found.append(Baseline("best straight pipeline", pace, straight.plan.config, plan=straight.plan))
+    baselines.append(Baseline("best straight pipeline", pace, straight.plan.config, plan=straight.plan))
     unpipelined, remark = unpipelined_time(straight.plan, problem), "the same stages, not pipelined"
-    return [*found, Baseline(UNPIPELINED, unpipelined, straight.plan.config, remark, straight.plan)]
+    return [*baselines, Baseline(UNPIPELINED, unpipelined, straight.plan.config, remark, straight.plan)]
 
 
 def data_parallelism(problem: Problem) -> Baseline:
-    """The whole model on every worker; with a remark where it does not fit in memory."""
+    """The whole model on every worker, with a remark where it does not fit in memory."""
     parallel, name = one_stage(problem, problem.cluster.workers), "data parallelism"
     score = evaluate(parallel, problem)
     if not math.isfinite(score.pace_s):
@@ -79,27 +79,27 @@ def data_parallelism(problem: Problem) -> Baseline:
 
 
 def uniform_grid(problem: Problem, cuts: Cuts, effort: float = 0.0) -> Baseline:
-    """As many replicas of every stage, which is what most trainers know: of the best of each shape the fastest.
+    """The fastest uniform grid, which has the same number of replicas in every stage, as in most trainers.
 
-    Where that takes longer than is fit beside a plan that took so much `effort`, none is named.
+    The result has no pace but a remark where the search would take too long beside a plan search of this `effort`.
     """
     if len(cuts.ideals) * problem.cluster.workers > MOST_CELLS or problem.cluster.workers > MOST_WORKERS:
-        return Baseline(GRID, None, "", "too many cuts and workers to look for it beside: --grid does")
-    asked = replace(problem.options, grid=True, allow_copies=False, stages=None)
-    grids = replace(problem, options=asked)
-    allowed = Effort(max(LEAST_EFFORT, effort * SHARE))
-    plan = dp.best_grid(grids, cuts, lambda plan: evaluate(plan, problem).pace_s, effort=allowed)
-    if allowed.over:
-        return Baseline(GRID, None, "", "not looked for to the end, which would take longer: --grid does")
+        return Baseline(GRID, None, "", "not searched for, as there are many cuts and workers; --grid searches for it")
+    options = replace(problem.options, grid=True, allow_copies=False, stages=None)
+    grid_problem = replace(problem, options=options)
+    grid_effort = Effort(max(LEAST_EFFORT, effort * SHARE))
+    plan = dp.best_grid(grid_problem, cuts, lambda plan: evaluate(plan, problem).pace_s, effort=grid_effort)
+    if grid_effort.over:
+        return Baseline(GRID, None, "", "the search was cut short to save time; --grid completes it")
     if plan is None:
         return Baseline(GRID, None, "", "no uniform grid fits in memory")
-    plan = improve(plan, grids, EFFORT)
+    plan = improve(plan, grid_problem, EFFORT)
     shape = shape_of(plan, problem.cluster)
     return Baseline(GRID, evaluate(plan, problem).pace_s, shape.text if shape else "", plan=plan)
 
 
 def unpipelined_time(plan: Plan, problem: Problem) -> float:
-    """Seconds per minibatch of a straight plan with one minibatch under way: all compute and transfers in turn."""
+    """Seconds per minibatch of a straight plan with a single minibatch in flight: all compute and transfers in turn."""
     links = Links.of(problem.cluster)
     total = 0.0
     for index, stage in enumerate(evaluate(plan, problem).stages):

@@ -1,6 +1,7 @@
-"""The time from one update to the next where the pipeline drains before it: gpipe and 1f1b-flush.
+"""The time from one update to the next under the flush schedules, gpipe and 1f1b-flush.
 
-docs/cost-model.md, "Flush schedules", has the formula, and how far replays confirm it.
+Such a schedule drains the pipeline before every update. docs/cost-model.md, "Flush schedules", has the formula and how
+far replays confirm it.
 """
 
 from __future__ import annotations
@@ -17,32 +18,32 @@ from pipeplan.stages import StageTimes, copies_allreduce_time, per_copy, units_o
 
 @dataclass(frozen=True)
 class Batch:
-    """The parts of a batch, in seconds: it takes their sum."""
+    """The parts of the time from one update to the next, in seconds. Their sum is the time."""
 
     minibatches: int
-    """Of one update, in one copy of the pipeline."""
+    """Minibatches of one update, in one copy of the pipeline."""
     work_s: float
     """The first minibatch's forward and backward passes through all stages."""
     transfers_s: float
-    """Its way over all boundaries, and back."""
+    """The first minibatch's transfers over all boundaries, forward and backward."""
     steady_s: float
-    """What the other minibatches add, at the pace of the slowest stage or boundary."""
+    """Time that the other minibatches add, at the pace of the slowest stage or boundary."""
     exposed_s: float
-    """What of the all-reduces does not hide behind draining and filling."""
+    """Exposed all-reduce time, which neither draining nor filling hides."""
     copies_s: float
     """The all-reduce among copies of the pipeline."""
     bound: str
-    """What the steady part is slowed by, in words."""
+    """The resource that limits the steady part, for messages."""
 
     @property
     def total_s(self) -> float:
-        """From one update to the next."""
+        """Seconds from one update to the next."""
         total = cost.flush_batch(self.work_s, self.transfers_s, self.steady_s, self.exposed_s, self.copies_s)
         return float(total)
 
     @property
     def longest(self) -> str:
-        """What takes the largest part, in words."""
+        """The part that takes longest, for messages."""
         parts = (
             (self.steady_s, self.bound),
             (self.work_s + self.transfers_s, "filling and draining the pipeline"),
@@ -53,37 +54,38 @@ class Batch:
 
 
 def batch(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes], *, depths: bool = True) -> Batch:
-    """The parts of one batch. Without `depths` as if those of the stages were enough."""
+    """The parts of one batch; without `depths` as if every stage had enough minibatches in flight."""
     count = per_copy(plan)
-    steady, bound = _steady(plan, times, count)
+    steady, bound = _steady_part(plan, times, count)
     if depths:
-        steady, bound = max((steady, bound), _limited(plan, times, count), key=lambda part: part[0])
+        steady, bound = max((steady, bound), _depth_bound(plan, times, count), key=lambda part: part[0])
     return Batch(
         minibatches=count,
         work_s=sum(stage.pass_s for stage in times),
         transfers_s=sum(stage.round_trip_s for stage in times),
         steady_s=steady,
-        exposed_s=_exposed(plan, problem, times),
+        exposed_s=_longest_exposed(plan, problem, times),
         copies_s=copies_allreduce_time(plan, problem, links),
         bound=bound,
     )
 
 
-def _steady(plan: Plan, times: Sequence[StageTimes], count: int) -> tuple[float, str]:
-    """The steady part and what it is bound by; GPipe has one in each of its two phases."""
+def _steady_part(plan: Plan, times: Sequence[StageTimes], count: int) -> tuple[float, str]:
+    """The steady part and the resource that limits it. GPipe has a steady part in each of its two phases."""
     if plan.schedule == GPIPE:
         phases = (
-            _slowest(times, count, [stage.forward_s for stage in times], [stage.send_s for stage in times]),
-            _slowest(times, count, [stage.backward_s for stage in times], [stage.return_s for stage in times]),
+            _slowest_resource(times, count, [stage.forward_s for stage in times], [stage.send_s for stage in times]),
+            _slowest_resource(times, count, [stage.backward_s for stage in times], [stage.return_s for stage in times]),
         )
         return phases[0][0] + phases[1][0], max(phases, key=lambda phase: phase[0])[1]
     links = [max(stage.send_s, stage.return_s) for stage in times]
-    return _slowest(times, count, [stage.pass_s for stage in times], links)
+    return _slowest_resource(times, count, [stage.pass_s for stage in times], links)
 
 
-def _slowest(
+def _slowest_resource(
     times: Sequence[StageTimes], count: int, passes: Sequence[float], messages: Sequence[float]
 ) -> tuple[float, str]:
+    """The steady part of one phase, from the passes and messages of each stage, and the resource that limits it."""
     bounds = []
     for number, (stage, pass_s, message_s) in enumerate(zip(times, passes, messages, strict=True), start=1):
         bounds.append((float(cost.flush_steady(pass_s, count, stage.replicas)), f"compute of stage {number}"))
@@ -92,8 +94,8 @@ def _slowest(
     return max(bounds, key=lambda entry: entry[0])
 
 
-def _limited(plan: Plan, times: Sequence[StageTimes], count: int) -> tuple[float, str]:
-    """What the steady part takes at least with the depths that the stages have."""
+def _depth_bound(plan: Plan, times: Sequence[StageTimes], count: int) -> tuple[float, str]:
+    """Lower bound on the steady part that follows from the stages' depths, with the stage that limits it."""
     bounds = [(0.0, "")]
     for index, stage in enumerate(times):
         if stage.depth >= cost.rounds(count, stage.replicas):
@@ -107,8 +109,8 @@ def _limited(plan: Plan, times: Sequence[StageTimes], count: int) -> tuple[float
     return max(bounds, key=lambda entry: entry[0])
 
 
-def _exposed(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> float:
-    """The largest part of an all-reduce that is waited for. What hides it is charged at the fastest device's speed."""
+def _longest_exposed(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> float:
+    """The longest exposed all-reduce of any stage. The work that hides it is charged at the fastest device's speed."""
     fastest = max(device.speed for device in problem.cluster.devices)
     before, exposed = 0.0, 0.0
     for stage, found in zip(plan.stages, times, strict=True):

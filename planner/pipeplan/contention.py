@@ -1,24 +1,25 @@
-"""What workers share: a server's network card all that crosses it, a worker's port likewise, and a server's cores.
+"""Contention for what workers share: a server's network card, a worker's port, and a server's cores.
 
-The formulas of `cost` charge every transfer and every all-reduce as if it had its links alone. Here each component of
-each level (a worker at level 0, a server at level 1, …) has one card to the level above it, full duplex, and each
-direction of it is busy with the sum of what leaves or enters the component. docs/cost-model.md says what that leaves
-out.
+The formulas of `cost` charge every transfer and every all-reduce as if no other traffic shared its links. Here each
+component of each level (a worker at level 0, a server at level 1, …) has one full-duplex card to the level above it,
+and each direction of a card is busy with the sum of what leaves or enters the component. docs/cost-model.md says what
+this model leaves out.
 
-Boundary. Minibatch i goes from senders[i mod r] to receivers[i mod r'], and its gradient back. Sender p and receiver q
-meet where p ≡ q modulo g = gcd(r, r'), once in lcm(r, r') minibatches. Of a component that holds n(ρ) senders and m(ρ)
-receivers with p mod g = ρ, this share of the minibatches leaves it, and with n and m exchanged enters it:
+Boundary between stages. Minibatch i goes from senders[i mod r] to receivers[i mod r'], and its gradient goes back.
+Sender p and receiver q meet if p ≡ q modulo g = gcd(r, r'), once in lcm(r, r') minibatches. A component that holds n(ρ)
+senders and m(ρ) receivers with p mod g = ρ sends this share of the minibatches to other components:
 
     ( Σ n(ρ) r'/g - Σ n(ρ) m(ρ) ) / lcm(r, r')
 
-Interleaved copies of a pipeline need nothing more: g is then a multiple of their number.
+With n and m exchanged, the same expression gives the share that it receives. Interleaved copies of a pipeline need no
+further term, because g is then a multiple of their number.
 
-Ring. The replicas in their order, and back to the first: each hop carries 2 (r-1)/r of the bytes per all-reduce
-(Patarasuk and Yuan, JPDC 2009). The all-reduce among m copies is r rings of m members, one for each replica, which
-share the bytes.
+Ring all-reduce. The ring joins the replicas in their order, and the last to the first. Each hop carries 2 (r-1)/r of
+the bytes per all-reduce (Patarasuk and Yuan, JPDC 2009). The all-reduce among m copies is r rings of m members, one
+ring for each replica, which share the bytes.
 
-Cores. Where a server has more workers than cores (`Device.cores`), its cores are busy with the sum of what its workers
-compute, evenly: no core is idle while a worker that could run waits for one.
+Cores. If a server has more workers than cores (`Device.cores`), its cores are busy with the sum of what its workers
+compute, shared evenly: no core is idle while a worker that could run waits for one.
 """
 
 from __future__ import annotations
@@ -40,20 +41,22 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 OUT, IN = 0, 1
+"""Indices of the two directions of a card."""
 
 
 @dataclass(frozen=True)
 class Cards:
-    """How long each card is busy, in seconds per minibatch of the whole pipeline."""
+    """Busy time of each card and of each server's cores, in seconds per minibatch of the whole pipeline."""
 
     cluster: Cluster
     busy_s: tuple[Floats, ...]
-    """By level below the outermost, 0 for the workers' ports: an array [direction, component], out before in."""
+    """By level below the outermost, 0 for the workers' ports: an array of shape (2, components), outgoing before
+    incoming."""
     cores_s: tuple[tuple[float, str], ...] = ()
-    """How long each server's cores are busy, and their name, where workers share them."""
+    """For each server whose workers share cores: how long the cores are busy, and what messages call them."""
 
     def busiest(self) -> tuple[float, str]:
-        """The longest of these times and whose it is, in words; among equals the outermost, then the first."""
+        """The longest of these times and the name of its resource; among equals the outermost level, then the first."""
         level = max(range(len(self.busy_s)), key=lambda k: (float(self.busy_s[k].max()), k))
         times = self.busy_s[level]
         direction, component = (int(index) for index in np.unravel_index(int(times.argmax()), times.shape))
@@ -68,7 +71,7 @@ class Cards:
 
 
 def loads(plan: Plan, problem: Problem, links: Links) -> Cards:
-    """The load of every card under a plan of the problem. Its cost grows with workers, stages and levels only."""
+    """The load of every card under a plan. The cost of this call grows with workers, stages and levels only."""
     cluster = problem.cluster
     parameters, forward, backward = _stage_bytes(plan, problem)
     busy = []
@@ -79,15 +82,16 @@ def loads(plan: Plan, problem: Problem, links: Links) -> Cards:
             [links.card(level, int(worker)) for worker in (firsts[:1] if cluster.uniform else firsts[:-1])]
         ).T
         busy.append(messages / send + rings / reduce)
-    return Cards(cluster, tuple(busy), _cores(plan, problem, links))
+    return Cards(cluster, tuple(busy), _core_loads(plan, problem, links))
 
 
 def crossing(
     plan: Plan, cluster: Cluster, level: int, sizes: tuple[Floats, Floats, Floats], training: bool
 ) -> tuple[Floats, Floats]:
-    """Bytes of messages and of all-reduces that cross the cards of a level a minibatch, each [direction, component].
+    """Bytes per minibatch that cross the cards of a level, of messages and of all-reduces, each (direction, component).
 
-    `sizes`, by stage: its parameters, and what crosses the cut behind it forward and backward, bytes.
+    `sizes` gives for each stage the bytes of its parameters, and the bytes of one minibatch that cross the cut behind
+    it forward and backward.
     """
     parameters, forward, backward = sizes
     firsts = np.array(cluster.starts(level))
@@ -102,8 +106,10 @@ def crossing(
 
 
 def least_s(problem: Problem) -> float:
-    """The pace that no plan beats because of cores that workers share: all computing, on all cores. 0 where they do not
-    share any."""
+    """Lower bound on every plan's pace, in seconds per minibatch, where workers share cores: all compute on all cores.
+
+    The bound is 0 where no cores are shared or contention is not modelled.
+    """
     cluster = problem.cluster
     if not cluster.shared_cores or not problem.options.contention:
         return 0.0
@@ -111,13 +117,13 @@ def least_s(problem: Problem) -> float:
     return problem.work_s / (cluster.total_speed - idle)
 
 
-def _cores(plan: Plan, problem: Problem, links: Links) -> tuple[tuple[float, str], ...]:
-    """How long a minibatch keeps the cores of each server busy that has more workers than cores."""
+def _core_loads(plan: Plan, problem: Problem, links: Links) -> tuple[tuple[float, str], ...]:
+    """For each server with more workers than cores: seconds per minibatch that its cores are busy, and their name."""
     cluster, found = problem.cluster, []
     shared = cluster.shared_cores
     if not shared:
         return ()
-    times = [_of_one_worker(plan, problem, links, index) for index in range(len(plan.stages))]
+    times = [_core_time_of_replica(plan, problem, links, index) for index in range(len(plan.stages))]
     for first, stop, cores in shared:
         inside = [sum(first <= worker < stop for worker in stage.workers) for stage in plan.stages]
         total = math.fsum(count * time for count, time in zip(inside, times, strict=True))
@@ -125,8 +131,8 @@ def _cores(plan: Plan, problem: Problem, links: Links) -> tuple[tuple[float, str
     return tuple(found)
 
 
-def _of_one_worker(plan: Plan, problem: Problem, links: Links, index: int) -> float:
-    """How long a minibatch of the whole pipeline keeps each worker of a stage computing."""
+def _core_time_of_replica(plan: Plan, problem: Problem, links: Links, index: int) -> float:
+    """Seconds that each replica of a stage computes per minibatch of the whole pipeline."""
     stage = plan.stages[index]
     units = [problem.units[unit] for unit in units_of(problem, stage)]
     forward, backward = (sum(times) for times in zip(*((one.forward_s, one.backward_s) for one in units), strict=True))
@@ -137,7 +143,10 @@ def _of_one_worker(plan: Plan, problem: Problem, links: Links, index: int) -> fl
 
 
 def _stage_bytes(plan: Plan, problem: Problem) -> tuple[Floats, Floats, Floats]:
-    """Parameters of every stage, and what crosses the cut behind it forward and backward, each tensor once."""
+    """For every stage, bytes of its parameters and bytes across the cut behind it, forward and backward.
+
+    A tensor counts once for each cut that it crosses.
+    """
     stage_of = {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}
     home = [stage_of[unit.layers[0]] for unit in problem.units]
     parameters, forward, backward = (np.zeros(len(plan.stages)) for _ in range(3))
@@ -151,34 +160,38 @@ def _stage_bytes(plan: Plan, problem: Problem) -> tuple[Floats, Floats, Floats]:
 
 
 def _add_boundary(total: Floats, senders: Ints, receivers: Ints, forward: float, backward: float) -> None:
-    """Add what a minibatch sends from one stage to the next, and back, to the cards of the components they are in."""
+    """Add the traffic of one minibatch between two stages to the cards of the components that they are in."""
     common = math.gcd(len(senders), len(receivers))
     lowest = int(min(senders.min(), receivers.min()))
     count = int(max(senders.max(), receivers.max())) - lowest + 1
     inside: Ints | Floats = np.zeros(count)
     if senders.max() >= receivers.min() and receivers.max() >= senders.min():
-        # Classes (component, position modulo the common divisor); only those that hold both ends keep traffic inside.
-        here, there = (_classes(homes - lowest, common) for homes in (senders, receivers))
-        both, at_here, at_there = np.intersect1d(here[0], there[0], assume_unique=True, return_indices=True)
-        inside = np.bincount(both // common, here[1][at_here] * there[1][at_there], count)
+        # Classes (component, position modulo g): only those that hold both ends keep traffic inside a component.
+        sender_classes, receiver_classes = (_classes(homes - lowest, common) for homes in (senders, receivers))
+        common_classes, at_sender, at_receiver = np.intersect1d(
+            sender_classes[0], receiver_classes[0], assume_unique=True, return_indices=True
+        )
+        inside = np.bincount(
+            common_classes // common, sender_classes[1][at_sender] * receiver_classes[1][at_receiver], count
+        )
     leaving = np.bincount(senders - lowest, minlength=count) * (len(receivers) // common) - inside
     entering = np.bincount(receivers - lowest, minlength=count) * (len(senders) // common) - inside
-    round_ = math.lcm(len(senders), len(receivers))
+    period = math.lcm(len(senders), len(receivers))
     part = total[:, lowest : lowest + count]
-    part[OUT] += (leaving * forward + entering * backward) / round_
-    part[IN] += (entering * forward + leaving * backward) / round_
+    part[OUT] += (leaving * forward + entering * backward) / period
+    part[IN] += (entering * forward + leaving * backward) / period
 
 
 def _classes(homes: Ints, common: int) -> tuple[Ints, Ints]:
-    """The classes that occur, as component · common + position mod common, and how many workers are in each."""
+    """The classes that occur, as component · common + position mod common, and the number of workers in each."""
     return np.unique(homes * common + np.arange(len(homes)) % common, return_counts=True)
 
 
 def _add_rings(total: Floats, homes: Ints, plan: Plan, stage: Stage, size: float) -> None:
-    """Add a stage's all-reduces of `size` bytes, inside each copy and among the copies."""
+    """Add the all-reduces of a stage with `size` bytes of gradients, inside each copy and among the copies."""
     copies, replicas = plan.copies, stage.replicas // plan.copies
     grid = homes.reshape(replicas, copies)
-    # Minibatches of the whole pipeline between two all-reduces: as the schedule says, or as many as take part.
+    # Minibatches of the whole pipeline between two all-reduces: given by the schedule, else the number of members.
     common = plan.accumulate if plan.schedule in ACCUMULATING else None
     within, among = common or replicas * copies, common or copies
     for axis, rings, interval in ((0, 1, within), (1, replicas, among)):

@@ -1,7 +1,7 @@
-"""The cuts of a problem: ideals of its DAG, with running totals, so that a stage's cost is a difference of two.
+"""The cuts of a problem: the ideals (down-sets) of its DAG, with running totals of what their units cost.
 
-A stage lies between two nested cuts I ⊂ J and holds the units of J without I; what adds over units is a difference of
-two totals.
+A stage lies between two nested cuts I ⊂ J and holds the units of J that are not in I. A quantity that adds up over
+units is therefore the difference of two totals.
 """
 
 from __future__ import annotations
@@ -17,31 +17,36 @@ from pipeplan.problem import Problem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """Arrays over the N cuts, from the empty one (index 0) to everything (index N-1), subsets first."""
+    """Arrays over the N cuts, from the empty cut (index 0) to the full one (index N - 1), subsets before supersets.
+
+    Times are totals over the units inside a cut, in seconds for one minibatch on a device of speed 1; sizes are in
+    bytes.
+    """
 
     ideals: tuple[int, ...]
-    """Bit sets of units."""
+    """The units inside each cut, as bit sets."""
     complete: bool
-    """Whether these are all cuts of the DAG (or all that can matter), or only a selection."""
+    """Whether these are all cuts of the DAG (or all that can matter) rather than a selection."""
     work_s: Floats
     forward_s: Floats
     parameters: Floats
     buffers: Floats
     saved: Floats
     sent: Floats
-    """Bytes that cross the cut forward."""
+    """Bytes of one minibatch that cross each cut forward."""
     returned: Floats
-    """Bytes of gradients that cross it backward."""
+    """Bytes of its gradients that cross each cut backward."""
     readers: tuple[int, ...]
-    """For every unit, the bit set of those that read from it."""
+    """For every unit, the bit set of the units that read from it."""
 
     @cached_property
     def words(self) -> NDArray[np.uint64]:
-        """The ideals as N rows of 64-bit words."""
+        """The ideals as N rows of 64-bit words, lowest units first."""
         width = max(1, -(-self.ideals[-1].bit_length() // 64))
         raw = b"".join(ideal.to_bytes(8 * width, "little") for ideal in self.ideals)
         return np.frombuffer(raw, dtype="<u8").reshape(len(self.ideals), width)
@@ -54,9 +59,10 @@ class Cuts:
 
     @cached_property
     def downhill(self) -> tuple[Ints, Ints]:
-        """Pairs of cuts that differ by one unit, where the smaller sends and returns no more bytes than the larger.
+        """Pairs of cuts that differ by one unit, where the smaller cut sends and returns no more bytes than the larger.
 
-        Two arrays, the larger cuts in order and the smaller ones. The empty cut and everything are in no pair.
+        Returns the indices of the larger cuts, in order, and of the smaller ones. The empty and the full cut are in no
+        pair.
         """
         place = {ideal: index for index, ideal in enumerate(self.ideals)}
         inner = self._removable[1:-1]
@@ -72,7 +78,7 @@ class Cuts:
 
     @cached_property
     def _removable(self) -> NDArray[np.bool_]:
-        """Which units (columns) no other unit of a cut (rows) reads."""
+        """Flags of shape (cuts, units): whether a unit is inside a cut and no other unit there reads from it."""
         count = self.ideals[-1].bit_length()
         removable = np.zeros((len(self.ideals), count), dtype=bool)
         words = self.words
@@ -83,7 +89,7 @@ class Cuts:
         return removable
 
     def smaller(self, index: int) -> Ints:
-        """The cuts that are proper subsets of cut `index`."""
+        """The indices of the cuts that are proper subsets of cut `index`."""
         if self.chain:
             return np.arange(index)
         words = self.words
@@ -94,12 +100,12 @@ class Cuts:
         return np.flatnonzero(beyond == 0)
 
     def members(self, start: int, end: int) -> list[int]:
-        """The units between two cuts."""
+        """The units between two nested cuts."""
         difference = self.ideals[end] & ~self.ideals[start]
         return [unit for unit in range(difference.bit_length()) if difference >> unit & 1]
 
     def only(self, kept: NDArray[np.bool_]) -> Cuts:
-        """The cuts that a mask picks; the first and the last must be among them."""
+        """The cuts selected by a mask, which must include the first and the last."""
         arrays = {
             field.name: getattr(self, field.name)[kept]
             for field in fields(self)
@@ -109,17 +115,17 @@ class Cuts:
         return replace(self, ideals=picked, **arrays)
 
 
-# Where not all cuts can be listed, a fifth of what could be is enough for plans within a percent of the bound.
-_FEWER = 5
+# If not all cuts can be listed, a fifth of the limit is enough for plans within a percent of the bound.
+_SELECTED_SHARE = 5
 
 
 def enumerate_cuts(problem: Problem, limit: int) -> Cuts:
-    """All cuts of the problem, or where there are more than `limit`, a selection of those that send the least."""
+    """All cuts of the problem, or, if there are more than `limit`, a selection of those that the fewest bytes cross."""
     count = len(problem.units)
     try:
         ideals, complete = graph.ideals(count, problem.edges, limit), True
     except graph.TooManyIdeals:
-        ideals, complete = _narrow(problem, max(1, limit // _FEWER)), False
+        ideals, complete = _cheapest_cuts(problem, max(1, limit // _SELECTED_SHARE)), False
     units = problem.units
     inside = _membership(ideals, count)
     forward = np.array([unit.forward_s for unit in units])
@@ -145,7 +151,7 @@ def _readers(problem: Problem) -> tuple[int, ...]:
 
 
 def _membership(ideals: list[int], count: int) -> Floats:
-    """Which unit (column) is in which ideal (row), as zeros and ones."""
+    """Zeros and ones of shape (ideals, units): whether an ideal contains a unit."""
     width = max(1, -(-count // 8))
     raw = b"".join(ideal.to_bytes(width, "little") for ideal in ideals)
     bits = np.frombuffer(raw, dtype=np.uint8).reshape(len(ideals), width)
@@ -153,6 +159,7 @@ def _membership(ideals: list[int], count: int) -> Floats:
 
 
 def _crossing(inside: Floats, problem: Problem, *, backward: bool) -> Floats:
+    """Bytes that cross every cut: of each tensor whose producer is inside and that has a consumer outside."""
     totals = np.zeros(len(inside))
     for flow in problem.flows:
         size = flow.gradient_bytes if backward else flow.bytes
@@ -161,12 +168,12 @@ def _crossing(inside: Floats, problem: Problem, *, backward: bool) -> Floats:
     return totals
 
 
-def _narrow(problem: Problem, limit: int) -> list[int]:
-    """A selection of cuts of every size: the topological order's, and those that the fewest bytes cross."""
+def _cheapest_cuts(problem: Problem, limit: int) -> list[int]:
+    """A beam search for cuts of every size: those of the topological order, and those that the fewest bytes cross."""
     count = len(problem.units)
     growth = graph.Growth(count, problem.edges)
     width = max(1, limit // count)
-    crossing = _Crossing(problem)
+    crossing = _CrossingBytes(problem)
     found, level = [0], {0: growth.sources}
     bytes_of = {0: 0}
     for size in range(1, count + 1):
@@ -185,8 +192,8 @@ def _narrow(problem: Problem, limit: int) -> list[int]:
     return found
 
 
-class _Crossing:
-    """By how much the bytes that cross a cut change with one unit more."""
+class _CrossingBytes:
+    """The change in the bytes that cross a cut when one unit joins it."""
 
     def __init__(self, problem: Problem) -> None:
         self._made = [0] * len(problem.units)
@@ -198,5 +205,6 @@ class _Crossing:
                 self._read[unit].append((needed, size))
 
     def added(self, unit: int, grown: int) -> int:
-        """Of a unit that an ideal was grown by: what it sends begins to cross, what all readers have got ends."""
+        """The change for `unit`, which makes the ideal `grown`: its outputs begin to cross the cut, while tensors that
+        all consumers have read no longer do."""
         return self._made[unit] - sum(size for needed, size in self._read[unit] if needed & ~grown == 0)

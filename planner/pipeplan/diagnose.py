@@ -1,4 +1,4 @@
-"""Says why no plan satisfies the constraints: what does not fit by how much, and what would do."""
+"""Explains why no plan satisfies the constraints: what does not fit, by how much, and which change would help."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from pipeplan.solvers import dp
 from pipeplan.units import show_size
 
 _PRECISION = 1.001
-"""Of the memory that would do, before it is brought down to what the plan found with it really needs."""
+"""Relative precision of the memory search, before the result is reduced to what the plan found really needs."""
 _MOST_MEMORY = 2.0**60
-"""Of one device; with so much it is not the reason."""
+"""Bytes of one device beyond which memory is not what makes the problem infeasible."""
 _MOST_GROWTH = 64
-"""Clusters up to so many times as large are tried."""
+"""The largest factor by which the cluster is enlarged."""
 _MOST_WORKERS = 4096
+"""The most workers of an enlarged cluster."""
 _MOST_CUTS = 2000
-"""Beyond these, the cuts of one order of the layers, as `solve` takes them."""
+"""The most cuts to enumerate after a constraint was relaxed; of a graph with more, a selection is searched."""
 
-# What a user may have asked for, with the value that asks for nothing.
+# The constraints that a user may set: option, field of `Options`, and the value that means no constraint.
 _CONSTRAINTS = (
     ("--stages", "stages", None),
     ("--max-replicas", "max_replicas", None),
@@ -42,76 +43,76 @@ _CONSTRAINTS = (
 
 @dataclass(frozen=True)
 class Oversized:
-    """Layers that must share a stage and fit on no device, even alone."""
+    """Layers that must share a stage and fit on no device even alone."""
 
     layers: tuple[str, ...]
     needs_bytes: float
     capacity_bytes: float
-    """Of the largest device."""
+    """Memory of the largest device."""
 
     @property
     def name(self) -> str:
-        """The first of them, by which people know them."""
+        """The first layer, which names the group."""
         return self.layers[0]
 
     @property
     def missing_bytes(self) -> float:
-        """How much the device lacks."""
+        """Bytes by which the group exceeds the device."""
         return self.needs_bytes - self.capacity_bytes
 
 
 @dataclass(frozen=True)
 class Enough:
-    """The least memory of the smallest device with which there is a plan, and that plan.
+    """The least memory of the smallest device for which a plan exists, and that plan.
 
-    Where devices differ, all of them grow in proportion.
+    Where devices differ, the memory of all of them grows in proportion.
     """
 
     memory_bytes: int
     now_bytes: int
     plan: Plan
     stage: int
-    """Of the plan, from 1: the one that needs all of that memory."""
+    """Number, from 1, of the plan's stage that needs all of that memory."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """How many components of the outermost level would do."""
+    """The number of components of the outermost level that would be enough."""
 
     unit: str
-    """What one of them is: a server, or a worker."""
+    """The name of one component: server or worker."""
     count: int
     now: int
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why there is no plan. What could not be found, or does not apply, is None or empty."""
+    """Why there is no plan. A field is None or empty where it does not apply or nothing was found."""
 
     device: str
     capacity_bytes: float
-    """Memory of the device concerned: the largest where a layer fits on none alone, else the smallest."""
+    """Memory of the device concerned: the largest device if some layer fits on none, else the smallest."""
     uniform: bool
     """Whether all devices have the same memory."""
     workers: int
     oversized: tuple[Oversized, ...]
-    """Largest first."""
+    """The groups of layers that fit on no device, largest first."""
     enough: Enough | None
     growth: Growth | None
     relaxed: tuple[str, ...]
-    """The options that, any one of them left out, make room for a plan."""
+    """The options of which each alone, when left out, makes a plan possible."""
     shared: bool = False
     """Whether the workers share the memory of this machine."""
     pinned: str = ""
-    """What is pinned to a stage that there cannot be."""
+    """A clause about a layer that is pinned to a stage that cannot exist, or an empty text."""
 
     @property
     def text(self) -> str:
-        """One line."""
+        """The diagnosis in one line."""
         if self.oversized:
             return self._oversized()
         if self.enough is None:
-            # Without a single culprit, the two that are asked for most.
+            # If no single option is to blame, name the two that are used most.
             which = " or ".join(self.relaxed or ("--stages", "--max-replicas"))
             return f"no plan satisfies the constraints on {self.workers} workers: {self.pinned}relax {which}"
         more = self.enough.memory_bytes - self.capacity_bytes
@@ -119,7 +120,7 @@ class Diagnosis:
             f"nothing fits in memory: every layer fits alone, but no plan for {self.workers} workers fits in "
             f"{show_size(self.capacity_bytes)} each{'' if self.uniform else ' (the smallest; others in proportion)'}; "
             f"{show_size(more)} more ({show_size(self.enough.memory_bytes)}) would do, needed by stage "
-            f"{self.enough.stage} of {_short(self.enough.plan)}"
+            f"{self.enough.stage} of {_brief(self.enough.plan)}"
         )
         if self.growth is not None:
             line += f", or {self.growth.count} {self.growth.unit}s instead of {self.growth.now}"
@@ -128,6 +129,7 @@ class Diagnosis:
         return f"{line}; or a smaller minibatch"
 
     def _oversized(self) -> str:
+        """The line about the largest of the layers that fit on no device."""
         first = self.oversized[0]
         more = len(self.oversized) - 1
         others = f" (and {more} other layer{'s' * (more > 1)} more than it has)" if more else ""
@@ -140,16 +142,17 @@ class Diagnosis:
 
 
 def why_infeasible(problem: Problem, cuts: Cuts) -> str:
-    """One line: the layer that is too large for a device on its own, or the memory that would be enough."""
+    """The diagnosis in one line: a layer that is too large for any device, the memory that would do, or an option."""
     return _diagnose(problem, cuts).text
 
 
 def diagnose(problem: Problem, maximum_cuts: int) -> Diagnosis:
-    """Why a problem has no plan."""
+    """Explain why a problem has no plan, on at most `maximum_cuts` cuts of its graph."""
     return _diagnose(problem, enumerate_cuts(problem, maximum_cuts))
 
 
 def _diagnose(problem: Problem, cuts: Cuts) -> Diagnosis:
+    """The diagnosis of a problem, by searches on the given cuts."""
     devices = problem.cluster.devices
     largest = max(devices, key=lambda device: device.memory_bytes)
     smallest = min(devices, key=lambda device: device.memory_bytes)
@@ -162,9 +165,9 @@ def _diagnose(problem: Problem, cuts: Cuts) -> Diagnosis:
         oversized=oversized,
         enough=_enough_memory(problem, cuts, smallest.memory_bytes),
         growth=None if oversized else _enough_servers(problem, cuts),
-        relaxed=() if oversized else _relaxed(problem),
+        relaxed=() if oversized else _options_to_relax(problem),
         shared=problem.cluster.name == "local" and problem.cluster.workers > 1 and smallest.kind == "cpu",
-        pinned=_pinned(problem),
+        pinned=_unreachable_pin(problem),
     )
 
 
@@ -175,7 +178,7 @@ def _oversized(problem: Problem, capacity: float) -> tuple[Oversized, ...]:
 
 
 def alone_bytes(problem: Problem, unit: Unit) -> float:
-    """Bytes of a worker that holds this unit only, one minibatch in flight, without communication buffers."""
+    """Bytes that a worker needs for this unit alone, with one minibatch in flight and no communication buffers."""
     inside = set(unit.layers)
     profile = replace(
         problem.profile,
@@ -188,7 +191,7 @@ def alone_bytes(problem: Problem, unit: Unit) -> float:
         together=(),
     )
     layers = tuple(layer.name for layer in profile.layers)
-    # A layer of no time at all makes no problem of its own, but may need memory.
+    # `Problem` rejects a model that takes no time, but such a layer may still need memory.
     timed = replace(profile, layers=tuple(replace(layer, forward_s=1.0) for layer in profile.layers))
     options = Options(inference=problem.options.inference, together=(layers,))
     plan = data_parallel(layers, 1, inference=problem.options.inference)
@@ -196,50 +199,52 @@ def alone_bytes(problem: Problem, unit: Unit) -> float:
 
 
 def _enough_memory(problem: Problem, cuts: Cuts, capacity: int) -> Enough | None:
-    """The least memory, to a thousandth, with which some plan exists; None where memory is not the reason."""
+    """The least memory, to a thousandth, with which a plan exists; None where more memory does not help."""
     if not problem.options.memory:
         return None
 
-    def larger(factor: float) -> Problem:
+    def with_more_memory(factor: float) -> Problem:
         return problem.within(alter.with_more_memory(problem.cluster, factor))
 
     low, high = 1.0, 1.0
     most = _MOST_MEMORY / max(device.memory_bytes for device in problem.cluster.devices)
     while high < most:
         high = min(2 * high, most)
-        if dp.feasible(larger(high), cuts):
+        if dp.feasible(with_more_memory(high), cuts):
             break
         low = high
     else:
         return None
     while high / low > _PRECISION:
         middle = (low * high) ** 0.5
-        low, high = (low, middle) if dp.feasible(larger(middle), cuts) else (middle, high)
-    plan = dp.solve(larger(high), cuts).plan
+        low, high = (low, middle) if dp.feasible(with_more_memory(middle), cuts) else (middle, high)
+    plan = dp.solve(with_more_memory(high), cuts).plan
     if plan is None:
         return None
-    shares = _shares_of_memory(plan, larger(high))
-    # What that plan really needs, where it is the plan and not the search that decides.
-    enough = math.ceil(capacity * high * min(1.0, max(shares)))
-    return Enough(enough, capacity, plan, shares.index(max(shares)) + 1)
+    shares = _shares_of_memory(plan, with_more_memory(high))
+    # The plan may need less memory than the search granted.
+    needed = math.ceil(capacity * high * min(1.0, max(shares)))
+    return Enough(needed, capacity, plan, shares.index(max(shares)) + 1)
 
 
 def _shares_of_memory(plan: Plan, problem: Problem) -> list[float]:
-    """Of every stage: what it needs of the memory of its smallest device."""
+    """For every stage, the memory it needs as a fraction of what its smallest device has."""
     sizes = [stage.memory_bytes for stage in evaluate(plan, problem).stages]
     return [size / problem.cluster.memory_of(stage.workers) for size, stage in zip(sizes, plan.stages, strict=True)]
 
 
 def _enough_servers(problem: Problem, cuts: Cuts) -> Growth | None:
-    """The fewest components of the outermost level with which there is a plan: idle workers are allowed, so that more
-    of them never do harm."""
+    """The fewest components of the outermost level for which a plan exists, found by bisection.
+
+    Feasibility is monotonic in the number of components, because a plan may leave workers idle.
+    """
     now = problem.cluster.levels[-1].count
 
     def feasible(count: int) -> bool:
         return dp.feasible(problem.within(alter.grown(problem.cluster, count)), cuts)
 
     try:
-        count = _least(now, feasible, _most_components(problem.cluster))
+        count = _least_count(now, feasible, _most_components(problem.cluster))
     except InputError:
         return None
     return None if count is None else Growth(alter.unit_of_growth(problem.cluster), count, now)
@@ -250,8 +255,8 @@ def _most_components(cluster: Cluster) -> int:
     return min(now * _MOST_GROWTH, max(now, _MOST_WORKERS * now // cluster.workers))
 
 
-def _least(none: int, feasible: Callable[[int], bool], most: int) -> int | None:
-    """The least count above `none`, which is too few, and up to `most` that will do, by doubling and halving."""
+def _least_count(none: int, feasible: Callable[[int], bool], most: int) -> int | None:
+    """The least count above `none` (which is too few) and up to `most` that is feasible, by doubling and bisection."""
     low, high = none, none
     while high < most:
         high = min(2 * high, most)
@@ -266,26 +271,26 @@ def _least(none: int, feasible: Callable[[int], bool], most: int) -> int | None:
     return high
 
 
-def _relaxed(problem: Problem) -> tuple[str, ...]:
-    """The options of the user that, any one of them left out, leave a plan."""
-    found = []
-    for flag, name, nothing in _CONSTRAINTS:
-        if getattr(problem.options, name) == nothing:
+def _options_to_relax(problem: Problem) -> tuple[str, ...]:
+    """The user's options of which each alone, when left out, makes a plan possible."""
+    flags = []
+    for flag, name, unset in _CONSTRAINTS:
+        if getattr(problem.options, name) == unset:
             continue
-        without: dict[str, Any] = {name: nothing}
+        without: dict[str, Any] = {name: unset}
         relaxed = replace(problem, options=replace(problem.options, **without))
-        # Layers that may be parted again make new cuts.
+        # Without `--together` or `--no-cut-after` the graph has more cuts.
         if dp.feasible(relaxed, enumerate_cuts(relaxed, _MOST_CUTS)):
-            found.append(flag)
-    return tuple(found)
+            flags.append(flag)
+    return tuple(flags)
 
 
-def _pinned(problem: Problem) -> str:
-    """The layer that is pinned beyond the stages that there can be."""
+def _unreachable_pin(problem: Problem) -> str:
+    """A clause that names a layer pinned to a stage number that no plan can reach; empty if there is none."""
     most = min(problem.cluster.workers, len(problem.units))
-    far = next((f"{name!r} is pinned to stage {stage}" for name, stage in problem.options.pins if stage > most), "")
-    return f"{far}, and there can be {most} at most; " if far else ""
+    pinned = next((f"{name!r} is pinned to stage {stage}" for name, stage in problem.options.pins if stage > most), "")
+    return f"{pinned}, and there can be {most} at most; " if pinned else ""
 
 
-def _short(plan: Plan) -> str:
+def _brief(plan: Plan) -> str:
     return plan.config if len(plan.config) <= 30 else f"a plan of {len(plan.stages)} stages"

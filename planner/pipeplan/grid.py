@@ -1,40 +1,39 @@
-"""Uniform grids, pipeline times data: S stages with r replicas each, stage s on workers s r … s r + r - 1.
+"""Uniform grids: S stages with r replicas each, where stage s is on workers s·r … s·r + r - 1.
 
-That is what trainers make of a pipeline-parallel and a data-parallel size (Megatron-LM, DeepSpeed, torchtitan). The
-S r workers are all of the cluster, or whole servers of it from the first one on, or any number inside the first. Where
-all stages have an update in common, every replica takes the same number of its minibatches.
+Trainers with a pipeline-parallel and a data-parallel size (Megatron-LM, DeepSpeed, torchtitan) run such grids. The S·r
+workers are the whole cluster, or whole servers from the first one on, or any number of workers inside the first server.
+Where all stages share one update, every replica takes the same number of its minibatches.
 """
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 from pipeplan.cluster_data import Cluster
-from pipeplan.plan import ACCUMULATING, Plan
+from pipeplan.plan import ACCUMULATING
 from pipeplan.problem import Options, Problem
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A number of stages, and of replicas of each."""
+    """The number of stages and the number of replicas of each."""
 
     stages: int
     replicas: int
 
     @property
     def workers(self) -> int:
-        """All that have something to do."""
+        """All busy workers."""
         return self.stages * self.replicas
 
     @property
     def text(self) -> str:
-        """Stages times replicas, as people write it: `4×4`."""
+        """The shape as stages times replicas, such as `4×4`."""
         return f"{self.stages}×{self.replicas}"
 
 
 def sizes(cluster: Cluster) -> list[int]:
-    """How many workers, from the first on, a grid may have: as many as one server has at most, or whole servers."""
+    """The numbers of workers that a grid may have, ascending: up to one server, or whole servers."""
     edges = list(cluster.starts(cluster.server_level))[1:]
     return [*range(1, edges[0]), *edges]
 
@@ -51,33 +50,27 @@ def shapes(problem: Problem) -> list[Shape]:
 
 
 def _allowed(shape: Shape, problem: Problem) -> bool:
-    asked = problem.options
+    """Whether the options allow a shape."""
+    options = problem.options
     return (
-        asked.stages in (None, shape.stages)
-        and asked.several < shape.stages <= min(len(problem.units), asked.max_stages or shape.stages)
-        and shape.replicas <= (asked.max_replicas or shape.replicas)
-        and shape.workers <= (asked.max_workers or shape.workers)
-        and all(stage <= shape.stages for _, stage in asked.pins)
-        and _shares(asked) % shape.replicas == 0
+        options.stages in (None, shape.stages)
+        and options.several < shape.stages <= min(len(problem.units), options.max_stages or shape.stages)
+        and shape.replicas <= (options.max_replicas or shape.replicas)
+        and shape.workers <= (options.max_workers or shape.workers)
+        and all(stage <= shape.stages for _, stage in options.pins)
+        and _shares(options) % shape.replicas == 0
     )
 
 
-def _shares(asked: Options) -> int:
-    """The minibatches of an update that replicas divide among them, 0 where a stage updates by itself."""
-    return 0 if asked.inference or asked.schedule not in ACCUMULATING else asked.accumulate or 0
+def _shares(options: Options) -> int:
+    """The minibatches of an update that replicas divide among them; 0 where every stage updates by itself."""
+    return 0 if options.inference or options.schedule not in ACCUMULATING else options.accumulate or 0
 
 
 def workers_alone(problem: Problem, most: int) -> int:
-    """The most workers, of at most so many, that plain data parallelism may be on as a grid."""
+    """The most workers, up to `most`, on which plain data parallelism is a grid.
+
+    Raises `ValueError` if `most` is less than 1.
+    """
     found = [size for size in sizes(problem.cluster) if size <= most and _shares(problem.options) % size == 0]
     return max(found)
-
-
-def shape_of(plan: Plan, cluster: Cluster) -> Shape | None:
-    """The shape of a plan that is a uniform grid, None where it is none."""
-    shared = plan.accumulate or 0
-    shape = Shape(len(plan.stages), plan.stages[0].replicas)
-    flat = list(itertools.chain.from_iterable(stage.workers for stage in plan.stages))
-    alike = plan.copies == 1 and all(stage.replicas == shape.replicas for stage in plan.stages)
-    placed = flat == list(range(len(flat))) and len(flat) in sizes(cluster)
-    return shape if alike and placed and shared % shape.replicas == 0 else None

@@ -1,16 +1,17 @@
-"""A plan that the solvers found without contention, made better with it: a local search that the evaluator scores.
+"""Local search for a plan that is faster under contention than the one the solvers found without it.
 
-Both solvers minimise what every link would take alone, which is a bound on what plans take that share network cards.
-Where the plan that meets the bound does not keep it with contention (`pipeplan.contention`), its neighbours may:
+Both solvers minimise the pace that every link would allow if no other transfer shared it, which is a lower bound on the
+pace of plans whose transfers share network cards. If the plan that meets the bound is slower with contention
+(`pipeplan.contention`), one of its neighbours may be faster. The moves are
 
-    units     of one stage go to its neighbour, from either side of the cut between them
-    workers   go from one stage to another, or are left idle, or idle ones are put to use or elsewhere between stages
-    stages    next to each other become one
+    units     of one stage move to the next or the previous stage, from either side of the cut between them
+    workers   move from one stage to another, or become idle, or idle workers join a stage or move between stages
+    stages    next to each other are merged, or one is split in two
 
-Stages stay on consecutive workers, in order, in every copy of the pipeline: the space that the solvers search. Of a
-uniform grid only units move. Of
-plans equally fast the search prefers those with fewer resources near that pace, so that it can leave a plateau. It is
-deterministic, and its effort is bounded by a count, not by a clock.
+Stages stay on consecutive workers, in order, in every copy of the pipeline, which is the space that the solvers search.
+In a uniform grid only units move. Among plans of equal pace the search prefers those with fewer resources that are
+nearly as busy as the slowest, so that it can leave a plateau. The search is deterministic: a count bounds its effort,
+not a clock.
 """
 
 from __future__ import annotations
@@ -22,61 +23,62 @@ import numpy as np
 from pipeplan import contention
 from pipeplan.errors import InputError
 from pipeplan.evaluate import Evaluation, evaluate
-from pipeplan.grid import shape_of
 from pipeplan.layouts import Layout, aligned, consecutive
 from pipeplan.links import Links
 from pipeplan.plan import Plan
 from pipeplan.problem import Problem
 from pipeplan.solvers import depths
+from pipeplan.stages import shape_of
 
 TOLERANCE = 1e-9
-"""Relative. Less is no gain."""
+"""Relative. A smaller difference is no gain."""
 SHARPNESS = 16
-"""Exponent of the sum over resources that tells plans of one pace apart."""
+"""Exponent of the sum over resources that ranks plans of equal pace (a soft maximum)."""
 EFFORT = 1000
-"""For small plans; `_allowed` gives larger ones less. Adding up the loads of a plan takes 1, scoring it 2 more."""
+"""Effort for small plans; `_allowed` reduces it for larger ones. Computing the card loads of a plan costs 1, a full
+evaluation 2 more."""
 DETOUR = 1.5
-"""How much slower than the best a plan may be to be gone through."""
+"""The wandering search passes only through plans that take at most this many times the best plan's pace."""
 GLANCES = 20
-"""For each of them, so many plans may be dismissed by their compute time alone."""
+"""Plans that may be rejected by their compute time alone, per unit of effort."""
 
 
 def improve(plan: Plan, problem: Problem, effort: int = EFFORT) -> Plan:
-    """The best plan found near `plan`; `plan` itself where nothing better was found.
+    """The best plan found near `plan`, or `plan` itself if none is better.
 
-    Its depths are those that the pace without contention would need, where they fit: bursts on a shared card need more
-    than its own pace does (docs/cost-model.md).
-
-    It returns at once where contention does not bind, and where cores that workers share are never idle. The result
-    satisfies the constraints of the problem's options and fits in memory wherever `plan` does.
+    The result satisfies the constraints of the problem's options, and it fits in memory wherever `plan` does. Its
+    depths sustain the pace without contention where they fit in memory, because bursts on a shared card need more
+    minibatches in flight than the plan's own pace does (docs/cost-model.md). The function returns at once where
+    contention does not bind, or where the cores that workers share are never idle.
     """
     score = evaluate(plan, problem)
     best_s = max(score.alone_s, contention.least_s(problem))
     if score.pace_s <= best_s * (1 + TOLERANCE) or not consecutive(plan, problem):
         return plan
-    search = _Search(plan, problem, score, _allowed(plan, problem, effort))
-    here = Layout.of(plan, problem)
-    alone = Layout((0,) * len(here.home), (0, sum(here.room), 0))
-    others = () if problem.options.grid else (aligned(here, problem), alone)
-    for start in (here, *others):
+    search = _LocalSearch(plan, problem, score, _allowed(plan, problem, effort))
+    layout = Layout.of(plan, problem)
+    single_stage = Layout((0,) * len(layout.home), (0, sum(layout.room), 0))
+    others = () if problem.options.grid else (aligned(layout, problem), single_stage)
+    for start in (layout, *others):
         search.descend(start)
     search.descend(Layout.of(search.best, problem), wander=True)
     return search.best
 
 
 def _allowed(plan: Plan, problem: Problem, effort: int) -> int:
-    """The effort for a plan of this size: less where scoring one takes longer, and none where it takes seconds."""
+    """The effort for a plan of this size: less where scoring one takes longer, and none where that takes seconds."""
     size = len(plan.stages) * (len(problem.units) + 100) + problem.cluster.workers
     return effort * 500 // max(500, size)
 
 
 _Rank = tuple[float, float]
-"""Pace, then crowding: how many resources are near it; infinite where the pace is only known to be no less."""
+"""Pace, then crowding: how many resources are nearly as busy as the slowest. Infinite crowding marks a pace that is
+only a lower bound."""
 _UNKNOWN = 0.0, float("inf")
 
 
-class _Search:
-    """Descends from layouts to local optima, and keeps the best plan of all."""
+class _LocalSearch:
+    """Descends from layouts to local optima and keeps the best plan of all."""
 
     def __init__(self, plan: Plan, problem: Problem, score: Evaluation, effort: int) -> None:
         self.best, self.pace_s = plan, score.pace_s
@@ -91,14 +93,14 @@ class _Search:
         self._known: dict[Layout, _Rank | None] = {}
 
     def descend(self, layout: Layout, *, wander: bool = False) -> None:
-        """Take the first neighbour that is better until there is none, or no effort is left.
+        """Move to the first better neighbour until there is none or the effort is spent.
 
-        With `wander` the best neighbour is then taken that was not taken before, though it is worse.
+        With `wander` the search then moves to the best neighbour that it has not visited, even if it is worse.
         """
-        here = self._rank(layout, float("inf"))
+        current = self._rank(layout, float("inf"))
         taken = {layout}
-        while here is not None:
-            limit_s = max(here[0], self.pace_s * DETOUR) if wander else here[0]
+        while current is not None:
+            limit_s = max(current[0], self.pace_s * DETOUR) if wander else current[0]
             following: tuple[Layout, _Rank] | None = None
             for neighbour in layout.moved(grid=self._problem.options.grid):
                 if self._spent():
@@ -106,23 +108,23 @@ class _Search:
                 rank = None if neighbour in taken else self._rank(neighbour, limit_s)
                 if rank is None:
                     continue
-                if _less(rank, here):
+                if _less(rank, current):
                     following = neighbour, rank
                     break
                 if wander and (following is None or _less(rank, following[1])):
                     following = neighbour, rank
             if following is None:
                 return
-            layout, here = following
+            layout, current = following
             taken.add(layout)
 
     def _spent(self) -> bool:
-        """Whether to stop: no effort left, or the bound met, which nothing can beat."""
+        """Whether to stop: the effort is spent, or the best plan meets the bound, so that nothing can be faster."""
         met = self.pace_s <= self._bound_s * (1 + TOLERANCE)
         return met or self._scores_left <= 0 or self._glances_left <= 0
 
     def _rank(self, layout: Layout, limit_s: float) -> _Rank | None:
-        """What a layout is to be compared by, or None where it takes longer than a limit or is not allowed."""
+        """The rank of a layout, or None if its pace exceeds `limit_s` or it violates a constraint."""
         self._glances_left -= 1
         rank = self._known.get(layout, _UNKNOWN)
         if rank is None or rank[0] > limit_s * (1 + TOLERANCE):
@@ -136,6 +138,7 @@ class _Search:
         return rank if rank is not None and rank[0] <= limit_s * (1 + TOLERANCE) else None
 
     def _scored_rank(self, layout: Layout, limit_s: float) -> _Rank | None:
+        """The rank of a layout by its card loads and, if these stay within the limit, by its full score."""
         plan = layout.plan(self._template, self._problem)
         if not permitted(plan, self._problem):
             return None
@@ -144,18 +147,18 @@ class _Search:
         if (busiest_s := cards.busiest()[0]) > limit_s * (1 + TOLERANCE):
             return busiest_s, float("inf")
         self._scores_left -= 2
-        found = self._scored(plan)
-        if found is None:
+        scored = self._scored(plan)
+        if scored is None:
             return None
-        plan, score = found
+        plan, score = scored
         if score.pace_s < self.pace_s * (1 - TOLERANCE):
             self.best, self.pace_s = plan, score.pace_s
         return score.pace_s, self._crowding(score, cards, plan.copies)
 
     def _scored(self, plan: Plan) -> tuple[Plan, Evaluation] | None:
-        """The plan with its depths, and its score; None where it is no plan or does not fit."""
-        # Depths for the bound sustain every pace that a plan can have; those for its own pace need less memory, and
-        # stages that are too large even so may compute their forward passes again.
+        """The plan with depths, and its score; None if it is not a plan for the problem or does not fit in memory."""
+        # Depths for the bound sustain every pace that the plan can have. Depths for its own pace need less memory, and
+        # stages that are too large even then may recompute their forward passes.
         pace_s = self._bound_s
         may_recompute = self._problem.training and self._problem.options.recompute
         for attempt in range(4 if may_recompute else 2):
@@ -173,12 +176,12 @@ class _Search:
 
     def _crowding(self, score: Evaluation, cards: contention.Cards, copies: int) -> float:
         times = [time / copies for stage in score.stages for time in (stage.stage_s, stage.boundary_s)]
-        everything = np.concatenate([times, *(busy.ravel() for busy in cards.busy_s)])
-        return float(((everything / self._bound_s) ** SHARPNESS).sum())
+        busy_s = np.concatenate([times, *(busy.ravel() for busy in cards.busy_s)])
+        return float(((busy_s / self._bound_s) ** SHARPNESS).sum())
 
 
 def _recomputing(plan: Plan, score: Evaluation) -> Plan:
-    """The plan with recomputation in all stages that do not fit."""
+    """The plan with recomputation in all stages that do not fit in memory."""
     stages = [
         replace(stage, recompute=stage.recompute or cost.memory_bytes > cost.capacity_bytes)
         for stage, cost in zip(plan.stages, score.stages, strict=True)
@@ -193,15 +196,15 @@ def _less(rank: _Rank, below: _Rank) -> bool:
 
 
 def permitted(plan: Plan, problem: Problem) -> bool:
-    """Whether a plan keeps the constraints of the options; numbers of replicas are those of one copy."""
-    asked, count = problem.options, len(plan.stages)
+    """Whether a plan satisfies the constraints of the options. Limits on replicas refer to one copy of the pipeline."""
+    options, count = problem.options, len(plan.stages)
     stage_of = {name: number for number, stage in enumerate(plan.stages, start=1) for name in stage.layers}
     return (
-        asked.stages in (None, count)
-        and count > asked.several
-        and count <= (asked.max_stages or count)
-        and plan.busy <= (asked.max_workers or plan.busy)
-        and all(stage.replicas // plan.copies <= (asked.max_replicas or stage.replicas) for stage in plan.stages)
-        and all(stage_of[name] == number for name, number in asked.pins)
-        and (not asked.grid or shape_of(plan, problem.cluster) is not None)
+        options.stages in (None, count)
+        and count > options.several
+        and count <= (options.max_stages or count)
+        and plan.busy <= (options.max_workers or plan.busy)
+        and all(stage.replicas // plan.copies <= (options.max_replicas or stage.replicas) for stage in plan.stages)
+        and all(stage_of[name] == number for name, number in options.pins)
+        and (not options.grid or shape_of(plan, problem.cluster) is not None)
     )

@@ -1,6 +1,6 @@
-"""Pipelines as a local search moves them: which units each stage holds, and how many workers lie where.
+"""Pipelines in the form in which the local search moves them: the stage of every unit and the workers of every stage.
 
-Stages are on consecutive workers, in order, with idle workers anywhere between them, and alike in every copy.
+Stages are on consecutive workers, in order, with idle workers anywhere between them, and all copies are alike.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Problem
 
 STEPS = (1, 2, 4, 8)
-"""Units that change their stage at once, and workers."""
+"""Numbers of units, or of workers, that one move takes from a stage."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A pipeline in one copy, as the moves see it."""
+    """One copy of a pipeline, reduced to what the moves change."""
 
     home: tuple[int, ...]
-    """The stage of every unit; units are in a topological order."""
+    """The stage of every unit; the units are in a topological order."""
     room: tuple[int, ...]
-    """Workers left to right: idle before stage 0, of stage 0, idle before stage 1, … idle after the last."""
+    """Numbers of workers from left to right: idle before stage 0, in stage 0, idle before stage 1, …, idle at the
+    end."""
 
     @staticmethod
     def of(plan: Plan, problem: Problem) -> Layout:
-        """The layout of a plan on consecutive workers."""
+        """The layout of a plan whose stages are on consecutive workers."""
         stage_of = {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}
         room, end = [], 0
         for workers in plan.copy(0):
@@ -37,7 +38,7 @@ class Layout:
         return Layout(home, (*room, problem.cluster.workers // plan.copies - end))
 
     def plan(self, template: Plan, problem: Problem) -> Plan:
-        """The plan of this layout, with the copies and the schedule of `template`; its depths are yet to be found."""
+        """The plan of this layout, with the copies and the schedule of `template`; all depths are 1 as yet."""
         size = problem.cluster.workers // template.copies
         members: list[list[str]] = [[] for _ in self.room[1::2]]
         for unit, stage in zip(problem.units, self.home, strict=True):
@@ -51,7 +52,7 @@ class Layout:
         return replace(template, stages=tuple(stages))
 
     def moved(self, *, grid: bool = False) -> Iterator[Layout]:
-        """All neighbours, those that move least first; those of a uniform `grid` keep their workers."""
+        """All neighbours, smaller moves first. In a uniform `grid` only the cuts move."""
         if grid:
             yield from self._recut()
             return
@@ -65,6 +66,7 @@ class Layout:
                 yield from other._workers_moved(1)
 
     def _recut(self) -> Iterator[Layout]:
+        """The neighbours that move one or two sets of units, for uniform grids."""
         for step in STEPS:
             yield from self._units_moved(step)
         for step in STEPS:
@@ -72,6 +74,7 @@ class Layout:
                 yield from other._units_moved(1)
 
     def _units_moved(self, step: int) -> Iterator[Layout]:
+        """The layouts in which `step` units move across the boundary between two stages."""
         stages = len(self.room) // 2
         members: list[list[int]] = [[] for _ in range(stages)]
         for unit, stage in enumerate(self.home):
@@ -79,11 +82,12 @@ class Layout:
         for stage, target in [pair for s in range(stages - 1) for pair in ((s, s + 1), (s + 1, s))]:
             if len(members[stage]) <= step:
                 continue
-            # In topological order the last units of a stage are read by one another and later stages alone.
+            # In topological order the last units of a stage are read only by one another and by later stages.
             gone = set(members[stage][-step:] if target > stage else members[stage][:step])
             yield replace(self, home=tuple(target if unit in gone else at for unit, at in enumerate(self.home)))
 
     def _workers_moved(self, step: int) -> Iterator[Layout]:
+        """The layouts in which `step` workers move between stages or idle places; every stage keeps a worker."""
         for source, target in itertools.permutations(range(len(self.room)), 2):
             if self.room[source] - step < source % 2:
                 continue
@@ -93,12 +97,14 @@ class Layout:
             yield replace(self, room=tuple(room))
 
     def _merged(self) -> Iterator[Layout]:
+        """The layouts in which two neighbouring stages become one."""
         for stage in range(len(self.room) // 2 - 1):
             at = 2 * stage + 1
             room = (*self.room[:at], sum(self.room[at : at + 3]), *self.room[at + 3 :])
             yield Layout(tuple(one - (one > stage) for one in self.home), room)
 
     def _split(self) -> Iterator[Layout]:
+        """The layouts in which one stage becomes two, its units and workers divided between them."""
         for stage in range(len(self.room) // 2):
             at, members = 2 * stage + 1, [unit for unit, home in enumerate(self.home) if home == stage]
             for count, left in itertools.product(range(1, len(members)), range(1, self.room[at])):
@@ -108,7 +114,7 @@ class Layout:
 
 
 def consecutive(plan: Plan, problem: Problem) -> bool:
-    """Whether the plan is one of those that the moves know: copies at equal distances, stages in order in each."""
+    """Whether the moves apply to a plan: stages on consecutive workers in order, and copies at equal distances."""
     size, first = problem.cluster.workers // plan.copies, plan.copy(0)
     flat = [worker for workers in first for worker in workers]
     runs = all(workers[-1] - workers[0] + 1 == len(workers) for workers in first)
@@ -120,7 +126,10 @@ def consecutive(plan: Plan, problem: Problem) -> bool:
 
 
 def aligned(layout: Layout, problem: Problem) -> Layout:
-    """Idle workers inserted, as far as there are, so that no stage lies on two servers that has room in one."""
+    """The layout with idle workers inserted, as far as there are any, so that stages avoid straddling two servers.
+
+    A stage moves to the start of the next server if it would fit into one server but lies on two.
+    """
     room, position = list(layout.room), 0
     for index in range(0, len(room) - 1, 2):
         replicas = room[index + 1]

@@ -1,4 +1,4 @@
-"""The best plan by the dynamic program alone, for those who ask many times: no second solver, no baselines."""
+"""Finds the best plan with the DP alone, for callers that solve many problems: no second solver, no baselines."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from pipeplan.problem import Problem
 from pipeplan.solvers import dp
 
 EFFORT = 200
-"""Of the search for a better plan under contention: less than `solve` takes for its one answer."""
+"""Effort of the local search under contention: less than `solving.solve` spends on its single answer."""
 
 
 @dataclass(frozen=True)
 class Best:
-    """A plan and the pace that the evaluator gives it."""
+    """A plan and its pace by the evaluator, in seconds per minibatch."""
 
     plan: Plan
     pace_s: float
 
 
 def best_plan(problem: Problem, cuts: Cuts, known: Plan | None = None) -> Best | None:
-    """The best plan, None where there is none: optimal without contention, and improved where that binds.
+    """The best plan of a problem, or None if no plan satisfies the constraints.
 
-    Under contention nothing is certain: where a plan is `known`, the answer is never worse than that one, improved.
+    Without contention the plan is optimal. Where contention binds it is improved by a local search, which proves
+    nothing; but if a plan is already `known`, the result is never worse than that plan after the same improvement.
     """
-    found = []
-    first = dp.solve(problem, cuts).plan
-    if first is not None and single.binds(first, evaluate(first, problem)):
-        one = single.best(problem)
-        found = [Best(one[0], one[1].pace_s)] if one else []
-        first = dp.solve(single.without(problem), cuts).plan if single.allows_several(problem) else None
-    for plan in (first, known):
+    candidates = []
+    solved = dp.solve(problem, cuts).plan
+    if solved is not None and single.binds(solved, evaluate(solved, problem)):
+        single_stage = single.best(problem)
+        candidates = [Best(single_stage[0], single_stage[1].pace_s)] if single_stage else []
+        solved = dp.solve(single.without(problem), cuts).plan if single.allows_several(problem) else None
+    for plan in (solved, known):
         if plan is not None and (plan is not known or evaluate(plan, problem).fits):
             better = improve(plan, problem, EFFORT)
-            found.append(Best(better, evaluate(better, problem).pace_s))
-    # Among equals the first.
-    return min(found, key=lambda best: best.pace_s, default=None)
+            candidates.append(Best(better, evaluate(better, problem).pace_s))
+    # `min` keeps the first of equal plans.
+    return min(candidates, key=lambda best: best.pace_s, default=None)

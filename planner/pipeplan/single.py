@@ -1,8 +1,9 @@
-"""Plans of one stage, tried one by one: how their buckets of gradients overlap is nothing that a solver expresses.
+"""Scores plans of one stage one by one, because no solver expresses how their gradient buckets overlap.
 
-The solvers minimise what plain data parallelism would take if its forward pass hid the all-reduce, which is a bound on
-what it takes (`awaited`). Where a plan of one stage is theirs, the answer is the better of the best plan of several
-stages, which they find once more with plans of one stage left out, and the best of these, of which there are few.
+For a plan of one stage the solvers minimise the time that plain data parallelism would take if its forward pass hid the
+all-reduce, which is a lower bound on its real pace (`awaited`). If the solvers return such a plan, the answer is the
+better of two: the best plan of several stages, which the solvers find in a second run without plans of one stage, and
+the best plan of one stage, of which there are few.
 """
 
 from __future__ import annotations
@@ -19,52 +20,55 @@ from pipeplan.problem import Problem
 from pipeplan.solvers.pipeline import spaces
 
 TOLERANCE = 1e-9
-"""Relative. Less is no gain."""
+"""Relative. A smaller difference in pace is no gain."""
 
 
 def binds(plan: Plan, score: Evaluation) -> bool:
-    """Whether a plan is one of those, and its wait slows it."""
+    """Whether the plan has one stage and its pace is bound by the exposed all-reduce."""
     return waits(plan) and score.bound == AWAITED
 
 
 def without(problem: Problem) -> Problem:
-    """The problem for plans of several stages."""
+    """The same problem restricted to plans of two or more stages."""
     return replace(problem, options=replace(problem.options, several=True))
 
 
 def allows_several(problem: Problem) -> bool:
-    """Whether any plan of several stages may be asked for."""
+    """Whether the options, the cluster and the model allow a plan of two or more stages."""
     options = problem.options
     most = min(options.stages or 2, options.max_stages or 2, options.max_workers or 2, problem.cluster.workers)
     return most > 1 and len(problem.units) > 1
 
 
 def best(problem: Problem) -> tuple[Plan, Evaluation] | None:
-    """The fastest plan of one stage that fits, of the fewest workers among equals; None where none does."""
-    found: tuple[Plan, Evaluation] | None = None
-    for plan in _plans(problem):
+    """The fastest plan of one stage that fits in memory, with its score; among equals the one with the fewest workers.
+
+    Returns None where no such plan fits.
+    """
+    fastest: tuple[Plan, Evaluation] | None = None
+    for plan in _single_stage_plans(problem):
         score = evaluate(plan, problem)
-        if score.fits and (found is None or score.pace_s < found[1].pace_s * (1 - TOLERANCE)):
-            found = plan, score
-    return found
+        if score.fits and (fastest is None or score.pace_s < fastest[1].pace_s * (1 - TOLERANCE)):
+            fastest = plan, score
+    return fastest
 
 
-def _plans(problem: Problem) -> Iterator[Plan]:
-    """All of them; where equal servers make no difference only those that begin with the first worker."""
+def _single_stage_plans(problem: Problem) -> Iterator[Plan]:
+    """All plans of one stage. On equal servers only placements from the first worker on: the others cost the same."""
     options, total = problem.options, problem.cluster.workers
     if options.stages not in (None, 1) or any(number != 1 for _, number in options.pins):
         return
     plain = data_parallel(problem.layer_names, 1, inference=options.inference, schedule=options.schedule)
     again = (False, True) if options.recompute and options.memory else (False,)
-    for workers, copies in itertools.chain(_runs(problem), _copied(problem)):
+    for workers, copies in itertools.chain(_consecutive_placements(problem), _copied_placements(problem)):
         if len(workers) <= (options.max_workers or total):
             for recompute in again:
                 stage: Stage = replace(plain.stages[0], workers=workers, recompute=recompute)
                 yield replace(plain, stages=(stage,), copies=copies)
 
 
-def _runs(problem: Problem) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Consecutive workers."""
+def _consecutive_placements(problem: Problem) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Placements on consecutive workers, each with 1 as the number of copies."""
     total = problem.cluster.workers
     most = min(problem.options.max_replicas or total, total)
     for count in sizes(problem.cluster) if problem.options.grid else range(1, total + 1):
@@ -74,9 +78,11 @@ def _runs(problem: Problem) -> Iterator[tuple[tuple[int, ...], int]]:
             yield tuple(range(first, first + count)), 1
 
 
-def _copied(problem: Problem) -> Iterator[tuple[tuple[int, ...], int]]:
-    """A stage in each component of a level. That is no more than consecutive workers do, but where the replicas of one
-    copy are limited."""
+def _copied_placements(problem: Problem) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Placements with the same workers in each component of a level, with the number of copies.
+
+    They reach more workers than consecutive placements only where the replicas of one copy are limited.
+    """
     options, cluster = problem.options, problem.cluster
     if options.grid or options.max_replicas is None or options.max_replicas >= cluster.workers:
         return

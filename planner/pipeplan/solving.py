@@ -1,9 +1,10 @@
-"""From a problem to an answer: solve, cross-check, improve under contention, prove, compare with the baselines."""
+"""Solves a problem: runs the solvers, cross-checks them, improves the plan, and compares it with the baselines."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from pipeplan import baselines, contention, single
@@ -21,32 +22,33 @@ from pipeplan.solvers.result import Result, Status
 from pipeplan.verdict import TOLERANCE, Verdict, judge
 
 MAXIMUM_CUTS = 50_000
-"""Of graphs with more cuts the DP searches a selection; the ILP still sees the whole graph."""
+"""For a graph with more cuts the DP searches a selection of them; the ILP still sees the whole graph."""
 
-NO_CERTIFICATE = Certificate(None, "none was asked for")
+NO_CERTIFICATE = Certificate(None, "no certificate was requested")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Which solvers, and when they stop."""
+    """The solvers to run, their cost model, and their limits."""
 
     solver: str = "both"
     """`dp`, `ilp` or `both`."""
     cost_model: str = "pipeplan"
-    """`pipeplan`, or a published variant: `pipedream-code`, `pipedream-paper`."""
+    """`pipeplan`, or a published variant: `pipedream-code` or `pipedream-paper`."""
     backend: str = "highs"
+    """The solver of the integer program: `highs` or `cbc`."""
     time_limit_s: float | None = 60.0
-    """For each solver."""
+    """Seconds for each solver; None for no limit."""
     gap: float = 0.0
-    """Solvers may stop this close to the best, relative."""
+    """Relative gap at which a solver may stop before it has proven its plan optimal."""
     maximum_cuts: int = MAXIMUM_CUTS
     certify: bool = True
-    """Whether to write down a proof that `pipeplan check` can verify."""
+    """Whether to record a certificate that `pipeplan check` can verify."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A solved problem."""
+    """A solved problem: its best plan, what is proven about the plan, and the baselines."""
 
     problem: Problem
     plan: Plan
@@ -55,31 +57,32 @@ class Outcome:
     verdict: Verdict
     baselines: tuple[Baseline, ...]
     phases_s: dict[str, float]
-    """Seconds spent, by phase."""
+    """Wall-clock seconds by phase."""
     bound_s: float = 0.0
-    """No plan in the searched space is faster; of contention only what cores that workers share take at least."""
+    """Lower bound on the pace of every plan in the searched space, in seconds per minibatch. Of the effects of
+    contention it includes only that of cores that workers share."""
     certificate: Certificate = NO_CERTIFICATE
     published: tuple[float, float] | None = None
-    """With a published variant: its own pace, and its own figure for data parallelism."""
+    """For a published variant: the pace of its plan and of its data-parallel baseline, by its own formulas."""
 
     @property
     def objective_s(self) -> float:
-        """Seconds per minibatch of the plan."""
+        """The plan's pace, in seconds per minibatch."""
         return self.evaluation.pace_s
 
     @property
     def gap(self) -> float:
-        """How far the plan can be from the best, relative."""
+        """Upper bound on how much faster, as a fraction of the pace, a better plan could be."""
         return max(0.0, 1.0 - self.bound_s / self.objective_s) if self.objective_s > 0 else 0.0
 
     @property
     def status(self) -> Status:
-        """`optimal`, or `feasible` within the gap."""
+        """`optimal` where the gap is at most 1e-6, else `feasible`."""
         return Status.OPTIMAL if self.gap <= TOLERANCE else Status.FEASIBLE
 
 
 class Disagreement(DisagreementError):
-    """The solvers contradict each other. `results` holds both plans, to be written down."""
+    """Raised where the solvers contradict each other; `results` holds both plans."""
 
     def __init__(self, message: str, results: tuple[Result, ...]) -> None:
         super().__init__(message)
@@ -87,105 +90,131 @@ class Disagreement(DisagreementError):
 
 
 def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
-    """The best plan for a problem, with its proof and what it gains.
+    """Find the best plan for a problem, cross-check the solvers, and compare the plan with the baselines.
 
-    Raises `InfeasibleError` where nothing satisfies the constraints, `Disagreement` where the solvers contradict. A
-    time limit, or Ctrl-C while a solver runs, ends that solver with the best plan so far.
+    A time limit, or Ctrl-C while a solver runs, ends that solver with the best plan so far. Raises `InfeasibleError`
+    where no plan satisfies the constraints, `Disagreement` where the solvers contradict each other, and `InputError`
+    for settings that do not fit the problem.
     """
     settings = settings or Settings()
     phases: dict[str, float] = {}
-    began = time.perf_counter()
-    cuts = enumerate_cuts(problem, settings.maximum_cuts)
-    phases["cuts"] = time.perf_counter() - began
-    results = _run(problem, cuts, settings)
+    with _timed(phases, "cuts"):
+        cuts = enumerate_cuts(problem, settings.maximum_cuts)
+    results = _run_solvers(problem, cuts, settings)
     phases.update({result.solver: result.seconds for result in results})
     if settings.cost_model in published.NAMES:
         return _published(problem, cuts, settings, results, phases)
-    verdict = judge(problem, list(results))
-    if not verdict.agree:
-        raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {verdict.text}", results)
-    began = time.perf_counter()
-    answer = _improved(problem, cuts, settings, results, verdict)
-    phases["contention"] = time.perf_counter() - began
-    began = time.perf_counter()
+    verdict = _agreed_verdict(problem, results)
+    with _timed(phases, "contention"):
+        answer = _improve_answer(problem, cuts, settings, results, verdict)
     if any(single.binds(result.plan, evaluate(result.plan, problem)) for result in results if result.plan is not None):
-        answer = _with_one_stage(problem, cuts, settings, answer)
-        phases["one stage"] = time.perf_counter() - began
-    began = time.perf_counter()
-    certificate = NO_CERTIFICATE if not settings.certify else Certificate(None, "the plan is not proven optimal")
-    if settings.certify and answer.proven_s is not None:
-        certificate = certify(answer.problem, cuts, answer.proven_s)
-    phases["certificate"] = time.perf_counter() - began
-    began = time.perf_counter()
-    effort = max(result.effort for result in (*results, *answer.results))
-    compared = tuple(baselines.compare(problem, cuts, effort))
-    phases["baselines"] = time.perf_counter() - began
+        with _timed(phases, "one stage"):
+            answer = _with_single_stage(problem, cuts, settings, answer)
+    with _timed(phases, "certificate"):
+        certificate = _certificate(cuts, settings, answer)
+    with _timed(phases, "baselines"):
+        effort = max(result.effort for result in (*results, *answer.results))
+        compared = tuple(baselines.compare(problem, cuts, effort))
     bound = max(answer.bound_s, contention.least_s(problem))
     plan, score = _ahead_of(compared, problem, answer.plan, answer.score)
     return Outcome(problem, plan, score, answer.results, answer.verdict, compared, phases, bound, certificate)
 
 
+@contextmanager
+def _timed(phases: dict[str, float], name: str) -> Iterator[None]:
+    """Record the wall-clock seconds of the block as a phase."""
+    began = time.perf_counter()
+    yield
+    phases[name] = time.perf_counter() - began
+
+
+def _agreed_verdict(problem: Problem, results: tuple[Result, ...]) -> Verdict:
+    """The verdict on the solvers' results. Raises `Disagreement` if they contradict each other."""
+    verdict = judge(problem, list(results))
+    if not verdict.agree:
+        raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {verdict.text}", results)
+    return verdict
+
+
 @dataclass(frozen=True)
 class _Answer:
-    """The best plan, and what is known of all others."""
+    """The best plan so far and what is proven about all others."""
 
     problem: Problem
-    """That the solvers were asked: without plans of one stage where those were tried one by one."""
+    """The problem that the solvers were asked, without plans of one stage where those are scored one by one."""
     plan: Plan
     score: Evaluation
     results: tuple[Result, ...]
     verdict: Verdict
     bound_s: float
     proven_s: float | None
-    """What a certificate can show that no plan takes less than."""
+    """A bound that a certificate can prove, in seconds per minibatch; None where the plan is not proven optimal."""
 
 
-def _improved(
+def _certificate(cuts: Cuts, settings: Settings, answer: _Answer) -> Certificate:
+    """The certificate of an answer that is proven optimal, or the reason why there is none."""
+    if not settings.certify:
+        return NO_CERTIFICATE
+    if answer.proven_s is None:
+        return Certificate(None, "the plan is not proven optimal")
+    return certify(answer.problem, cuts, answer.proven_s)
+
+
+def _improve_answer(
     problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...], verdict: Verdict
 ) -> _Answer:
-    """What the solvers found, improved where plans share cards or cores."""
+    """Improve the solvers' best plan where its transfers share network cards or its workers share cores."""
     plan, score = _best(problem, cuts, settings, results)
     bound = max(result.bound_s for result in results)
     proven = bound >= min(result.objective_s for result in results) * (1 - TOLERANCE)
     least = min(bound, score.alone_s, *_objectives(results)) if proven else None
-    return _Answer(problem, plan, score, results, _shared(problem, score, verdict, _objectives(results)), bound, least)
+    return _Answer(
+        problem,
+        plan,
+        score,
+        results,
+        _verdict_under_contention(problem, score, verdict, _objectives(results)),
+        bound,
+        least,
+    )
 
 
-def _with_one_stage(problem: Problem, cuts: Cuts, settings: Settings, first: _Answer) -> _Answer:
-    """The answer where plans of one stage, which wait for their update, are tried one by one (`single`)."""
+def _with_single_stage(problem: Problem, cuts: Cuts, settings: Settings, first: _Answer) -> _Answer:
+    """Combine the plans of one stage, whose update is exposed, with the solvers' answer for several stages."""
     one = single.best(problem)
     if one is None:
         return first
-    # The search near the solvers' plan may have found something else.
+    # The local search near the solvers' plan may have found a faster plan than the best of one stage.
     plan, score = one if one[1].pace_s <= first.score.pace_s else (first.plan, first.score)
-    several, left = single.without(problem), _left(settings, first.results)
-    results = _run(several, cuts, left) if left is not None and single.allows_several(problem) else ()
+    several, left = single.without(problem), _remaining(settings, first.results)
+    results = _run_solvers(several, cuts, left) if left is not None and single.allows_several(problem) else ()
     if any(result.plan is not None for result in results):
-        verdict = judge(several, list(results))
-        if not verdict.agree:
-            raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {verdict.text}", results)
-        other = _improved(several, cuts, left or settings, results, verdict)
+        verdict = _agreed_verdict(several, results)
+        other = _improve_answer(several, cuts, left or settings, results, verdict)
         bound = min(other.bound_s, score.pace_s)
         proven = None if other.proven_s is None else min(other.proven_s, score.pace_s)
         if other.score.pace_s < score.pace_s * (1 - TOLERANCE):
             return replace(other, bound_s=bound, proven_s=proven)
-        text = f"{other.verdict.text}; plans of one stage tried one by one"
-        # What binds plans of several stages besides only makes them slower.
+        text = f"{other.verdict.text}; plans of one stage were scored one by one"
+        # A plan of several stages has further constraints, which only make it slower, so the bound still holds.
         closed = bound >= score.pace_s * (1 - TOLERANCE)
         if closed and verdict.proven:
-            text = f"{verdict.text} on plans of several stages; those of one tried one by one"
+            text = f"{verdict.text} on plans of several stages; plans of one stage were scored one by one"
         return _Answer(several, plan, score, results, Verdict(True, closed and verdict.proven, text), bound, proven)
     certain = left is not None and all(result.status == Status.INFEASIBLE for result in results)
-    text = "plans of one stage tried one by one, and there are no others"
-    stopped = any(result.interrupted for result in (*first.results, *results))
-    late = "Ctrl-C, before plans of several stages were tried" if stopped else "no plan of several stages in time"
-    verdict = Verdict(True, certain, f"proven optimal: {text}" if certain else late)
+    if certain:
+        text = "proven optimal: only plans of one stage are possible, and all of them were scored"
+    elif any(result.interrupted for result in (*first.results, *results)):
+        text = "stopped by Ctrl-C before plans of several stages were searched"
+    else:
+        text = "the solvers found no plan of several stages within the time limit"
+    verdict = Verdict(True, certain, text)
     bound = score.pace_s if certain else first.bound_s
     return _Answer(several, plan, score, results or first.results, verdict, bound, bound if certain else None)
 
 
-def _left(settings: Settings, results: tuple[Result, ...]) -> Settings | None:
-    """What the solvers may still use of their time; None where they were interrupted, or have used it up."""
+def _remaining(settings: Settings, results: tuple[Result, ...]) -> Settings | None:
+    """The settings with the time that the solvers have left; None if they were interrupted or have used it up."""
     if any(result.interrupted for result in results):
         return None
     if settings.time_limit_s is None:
@@ -194,15 +223,17 @@ def _left(settings: Settings, results: tuple[Result, ...]) -> Settings | None:
     return replace(settings, time_limit_s=left) if left > 0 else None
 
 
-def _shared(problem: Problem, score: Evaluation, verdict: Verdict, objectives: list[float]) -> Verdict:
-    """What the verdict of the solvers, who leave out what workers share, is worth for a plan with this score."""
-    # What a local search found need not be what the solvers agree on, though it keeps its own bound.
+def _verdict_under_contention(
+    problem: Problem, score: Evaluation, verdict: Verdict, objectives: list[float]
+) -> Verdict:
+    """The verdict once contention is considered, which both solvers leave out, for a plan with this score."""
+    # A plan from the local search need not be the one that the solvers agree on, though it may keep to its bound.
     if score.pace_s <= min(score.alone_s, *objectives) * (1 + TOLERANCE):
         return verdict
     if score.pace_s <= contention.least_s(problem) * (1 + TOLERANCE):
         return Verdict(verdict.agree, True, "proven optimal: the cores that the workers share are never idle")
-    what = "cores" if problem.cluster.shared_cores else "network cards"
-    return Verdict(verdict.agree, False, f"{verdict.text}; all that without shared {what}")
+    shared = "cores" if problem.cluster.shared_cores else "network cards"
+    return Verdict(verdict.agree, False, f"{verdict.text}; this ignores contention for {shared}")
 
 
 def _objectives(results: tuple[Result, ...]) -> list[float]:
@@ -210,7 +241,10 @@ def _objectives(results: tuple[Result, ...]) -> list[float]:
 
 
 def _best(problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...]) -> tuple[Plan, Evaluation]:
-    """The best of the solvers' plans, network cards shared, and of what can be made of them."""
+    """The best of the solvers' plans under contention, improved by the local search.
+
+    Raises `InfeasibleError` if there is no plan, and `KeyboardInterrupt` if Ctrl-C came before any was found.
+    """
     plans: list[Plan] = [result.plan for result in results if result.plan is not None]
     if not plans:
         if any(result.interrupted for result in results):
@@ -220,7 +254,7 @@ def _best(problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Resul
         raise InfeasibleError(why_infeasible(problem, cuts))
     if problem.options.grid and (other := _best_shape(problem, cuts, settings, results)):
         plans.append(other)
-    # Plans within the tolerance are equal: then the first solver's, which has the fewest stages among its equals.
+    # Plans within the tolerance are equal: keep the first solver's, which has the fewest stages among its equals.
     scores = [evaluate(plan, problem) for plan in plans]
     least = min(score.pace_s for score in scores)
     plan, score = next(pair for pair in zip(plans, scores, strict=True) if pair[1].pace_s <= least * (1 + TOLERANCE))
@@ -229,11 +263,11 @@ def _best(problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Resul
 
 
 def _best_shape(problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...]) -> Plan | None:
-    """Of the best uniform grids of every shape the one that shares cards and cores best, where that matters.
+    """The uniform grid that is fastest under contention, over the best grid of every shape; None if it cannot matter.
 
-    A local search does not go from one shape to another. It takes what is left of the time.
+    The local search does not go from one shape to another. This search takes what is left of the time limit.
     """
-    left = _left(settings, results)
+    left = _remaining(settings, results)
     if left is None or not cuts.complete:
         return None
     scores = [evaluate(result.plan, problem) for result in results if result.plan is not None]
@@ -244,7 +278,7 @@ def _best_shape(problem: Problem, cuts: Cuts, settings: Settings, results: tuple
 
 
 def _ahead_of(compared: Iterable[Baseline], problem: Problem, plan: Plan, score: Evaluation) -> tuple[Plan, Evaluation]:
-    """The plan, or a baseline that is better: under shared cards a local search may miss what is plain."""
+    """The plan, or a baseline that is faster: under contention the local search may miss a plan that simple."""
     if score.pace_s <= score.alone_s * (1 + TOLERANCE):
         return plan, score
     for other in (baseline.plan for baseline in compared):
@@ -259,12 +293,12 @@ def _ahead_of(compared: Iterable[Baseline], problem: Problem, plan: Plan, score:
 def _published(
     problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...], phases: dict[str, float]
 ) -> Outcome:
-    """The answer of a published variant."""
+    """The outcome of a published variant of the cost model."""
     plan = results[0].plan
     if plan is None:
         raise InfeasibleError(why_infeasible(problem, cuts))
     score, name = evaluate(plan, problem), settings.cost_model
-    text = f"by the published formulas of {name}, which have no second solver and no limit on memory"
+    text = f"computed by the published formulas of {name}, which have no second solver and no limit on memory"
     if not score.fits:
         text += "; this plan does not fit in memory"
     figures = results[0].objective_s, published.data_parallel_time(problem, name)
@@ -274,17 +308,18 @@ def _published(
 
 
 def _refuse_constraints(options: Options, name: str) -> None:
-    """Raise an `InputError` where a published variant would leave out what the user asked for."""
+    """Raise `InputError` if the user asked for a constraint that the published variant would ignore."""
     limits = ("stages", "max_replicas", "max_stages", "max_workers")
-    given = [f"--{limit.replace('_', '-')}" for limit in limits if getattr(options, limit) is not None]
-    given += ["--pin"] if options.pins else []
-    given += ["--grid"] if options.grid else []
-    given += ["--schedule"] if options.schedule != STASHING and not options.inference else []
-    if given:
-        raise InputError(f"the cost model {name} has one schedule and no constraints: leave out {', '.join(given)}")
+    refused = [f"--{limit.replace('_', '-')}" for limit in limits if getattr(options, limit) is not None]
+    refused += ["--pin"] if options.pins else []
+    refused += ["--grid"] if options.grid else []
+    refused += ["--schedule"] if options.schedule != STASHING and not options.inference else []
+    if refused:
+        raise InputError(f"the cost model {name} has one schedule and no constraints: leave out {', '.join(refused)}")
 
 
-def _run(problem: Problem, cuts: Cuts, settings: Settings) -> tuple[Result, ...]:
+def _run_solvers(problem: Problem, cuts: Cuts, settings: Settings) -> tuple[Result, ...]:
+    """The results of the solvers that the settings name, the DP first."""
     if settings.cost_model in published.NAMES:
         _refuse_constraints(problem.options, settings.cost_model)
         return (published.solve(problem, cuts, settings.cost_model),)
@@ -294,7 +329,7 @@ def _run(problem: Problem, cuts: Cuts, settings: Settings) -> tuple[Result, ...]
     if settings.solver == "ilp":
         return (ilp.solve(problem, limits),)
     first = dp.solve(problem, cuts, settings.time_limit_s, settings.gap)
-    # Where the DP has proven that there is no plan, or was interrupted, nobody waits for a second opinion at length.
+    # If the DP was interrupted, the user does not want to wait for a second solver.
     if settings.solver == "dp" or first.interrupted:
         return (first,)
     return first, ilp.solve(problem, limits, first.objective_s if first.plan is not None else None)

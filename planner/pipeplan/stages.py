@@ -1,24 +1,27 @@
-"""What the stages of a plan hold and exchange: units, bytes across cuts, times of passes, messages and all-reduces."""
+"""Units, traffic and times of the stages of a plan."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from pipeplan import cost
+from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InputError
+from pipeplan.grid import Shape, sizes
 from pipeplan.links import Links
 from pipeplan.plan import FLUSHING, Plan, Stage, data_parallel
 from pipeplan.problem import Problem
 
 
 def units_of(problem: Problem, stage: Stage) -> list[int]:
-    """The units that a stage holds, by index."""
+    """The indices of the units that a stage holds."""
     names = set(stage.layers)
     return [index for index, unit in enumerate(problem.units) if unit.layers[0] in names]
 
 
 def one_stage(problem: Problem, workers: int) -> Plan:
-    """Plain data parallelism under the problem's schedule: the whole model on each of the first so many workers."""
+    """Plain data parallelism under the problem's schedule: the whole model on each of workers 0 … `workers` - 1."""
     options = problem.options
     return data_parallel(
         problem.layer_names,
@@ -30,7 +33,7 @@ def one_stage(problem: Problem, workers: int) -> Plan:
 
 
 def crossing_bytes(problem: Problem, plan: Plan, index: int) -> tuple[int, int]:
-    """Bytes of one minibatch that cross the cut behind stage `index`, forward and backward; each tensor once."""
+    """Bytes of one minibatch that cross the cut behind stage `index`, forward and backward; each tensor counts once."""
     names = {name for stage in plan.stages[: index + 1] for name in stage.layers}
     before = {index for index, unit in enumerate(problem.units) if unit.layers[0] in names}
     crossing = [
@@ -40,7 +43,7 @@ def crossing_bytes(problem: Problem, plan: Plan, index: int) -> tuple[int, int]:
 
 
 def group_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int) -> float:
-    """Seconds of one all-reduce among all replicas of a stage, as the executor does it after every group."""
+    """Seconds of one all-reduce among all replicas of a stage, which the executor makes after every group."""
     stage = plan.stages[index]
     if stage.replicas == 1 or plan.inference:
         return 0.0
@@ -51,35 +54,38 @@ def group_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int)
 
 @dataclass(frozen=True)
 class StageTimes:
-    """What one stage takes for one minibatch, in the slowest copy of the pipeline: seconds and bytes."""
+    """Times and sizes of one stage for one minibatch, in the slowest copy of the pipeline."""
 
     replicas: int
-    """In one copy."""
+    """Replicas in one copy."""
     depth: int
     forward_s: float
-    """On the slowest replica."""
+    """Forward pass on the slowest replica."""
     backward_s: float
-    """Likewise; with the forward pass that a stage which recomputes runs again, and the optimiser's step."""
+    """Backward pass on the slowest replica, including the optimiser's step and, where the stage recomputes, the second
+    forward pass."""
     update_s: float
-    """What of it is that step."""
+    """The part of `backward_s` that is the optimiser's step."""
     allreduce_s: float
-    """One all-reduce among the replicas of one copy."""
+    """One all-reduce among the replicas of one copy; the slowest copy's."""
     links: int
-    """Messages to the next stage that may be under way at once, each at the full rate."""
+    """Messages to the next stage that may be under way at once, each at the full rate of its link."""
     sent_bytes: int
+    """Bytes that one minibatch sends to the next stage."""
     returned_bytes: int
+    """Bytes of gradients that come back."""
     send_s: float
-    """How long a minibatch keeps one link to the next stage busy; 0 at the last stage."""
+    """Time that a minibatch keeps one link to the next stage busy; 0 at the last stage."""
     return_s: float
-    """Likewise its gradient."""
+    """Time that its gradient keeps one link back busy."""
     transfer_s: float
-    """From this stage to the next or back, whichever takes longer."""
+    """One-way time to the next stage or back, whichever is longer, including the latency."""
     round_trip_s: float
-    """There and back."""
+    """Time to the next stage and back, including both latencies."""
 
     @property
     def pass_s(self) -> float:
-        """Forward and backward."""
+        """Forward and backward pass together."""
         return self.forward_s + self.backward_s
 
 
@@ -90,12 +96,12 @@ def stage_times(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
     speed = problem.cluster.speed_of(stage.workers)
     forward = sum(unit.forward_s for unit in units) / speed
     backward = sum(unit.backward_s for unit in units) / speed
-    replicas, parallel, hops = stage.replicas // plan.copies, 1, []
+    replicas, parallel, links_to_next = stage.replicas // plan.copies, 1, []
     if index + 1 < len(plan.stages):
         if problem.options.boundary == "parallel":
             parallel = min(replicas, plan.stages[index + 1].replicas // plan.copies)
         pairs = [plan.copy(copy)[index : index + 2] for copy in range(plan.copies)]
-        hops = [links.sendrecv_among(here + there) for here, there in pairs]
+        links_to_next = [links.sendrecv_among(sender + receiver) for sender, receiver in pairs]
     sent, returned = crossing_bytes(problem, plan, index)
     return StageTimes(
         replicas=replicas,
@@ -107,17 +113,18 @@ def stage_times(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
         links=parallel,
         sent_bytes=sent,
         returned_bytes=returned,
-        send_s=max((float(cost.boundary_time(sent, hop[0])) for hop in hops), default=0.0),
-        return_s=max((float(cost.boundary_time(returned, hop[0])) for hop in hops), default=0.0),
-        transfer_s=max((float(cost.transfer_time(max(sent, returned), *hop)) for hop in hops), default=0.0),
+        send_s=max((float(cost.boundary_time(sent, link[0])) for link in links_to_next), default=0.0),
+        return_s=max((float(cost.boundary_time(returned, link[0])) for link in links_to_next), default=0.0),
+        transfer_s=max((float(cost.transfer_time(max(sent, returned), *link)) for link in links_to_next), default=0.0),
         round_trip_s=max(
-            (float(cost.transfer_time(sent, *hop) + cost.transfer_time(returned, *hop)) for hop in hops), default=0.0
+            (float(cost.transfer_time(sent, *link) + cost.transfer_time(returned, *link)) for link in links_to_next),
+            default=0.0,
         ),
     )
 
 
 def _copy_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int) -> float:
-    """One all-reduce among the replicas of a stage in one copy of the pipeline, the slowest of them."""
+    """Seconds of one all-reduce among the replicas of a stage in one copy of the pipeline; the slowest copy's."""
     replicas = plan.stages[index].replicas // plan.copies
     if plan.inference or replicas == 1:
         return 0.0
@@ -127,7 +134,7 @@ def _copy_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int)
 
 
 def copies_allreduce_time(plan: Plan, problem: Problem, links: Links) -> float:
-    """One all-reduce of all gradients of the model among the copies, over the slowest link between them."""
+    """Seconds of one all-reduce of all the model's gradients among the copies, over the slowest link between them."""
     if plan.copies == 1 or plan.inference:
         return 0.0
     everyone = [worker for stage in plan.stages for worker in stage.workers]
@@ -138,10 +145,22 @@ def copies_allreduce_time(plan: Plan, problem: Problem, links: Links) -> float:
 def per_copy(plan: Plan) -> int:
     """Minibatches of one update in one copy of the pipeline, for the schedules that accumulate.
 
-    With a flush those of the copy that has most; under 2BW those of the one that has least, as two versions must do.
+    If the copies take different numbers of them, a flush schedule counts the copy that has most, because all wait for
+    it, and 2BW the copy that has least, where two weight versions must suffice. Raises `InputError` for a plan without
+    a number of minibatches per update.
     """
     if plan.accumulate is None:
         raise InputError(f"a plan with the schedule {plan.schedule} needs a number of minibatches per update")
     if plan.schedule in FLUSHING:
         return int(cost.rounds(plan.accumulate, plan.copies))
     return plan.accumulate // plan.copies
+
+
+def shape_of(plan: Plan, cluster: Cluster) -> Shape | None:
+    """The shape of a plan that is a uniform grid, or None."""
+    shared = plan.accumulate or 0
+    shape = Shape(len(plan.stages), plan.stages[0].replicas)
+    flat = list(itertools.chain.from_iterable(stage.workers for stage in plan.stages))
+    alike = plan.copies == 1 and all(stage.replicas == shape.replicas for stage in plan.stages)
+    placed = flat == list(range(len(flat))) and len(flat) in sizes(cluster)
+    return shape if alike and placed and shared % shape.replicas == 0 else None

@@ -1,4 +1,4 @@
-"""Do two solvers agree? The comparison that stands behind every plan that pipeplan recommends."""
+"""Cross-checks the results of two solvers, which stands behind every plan that pipeplan recommends."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from pipeplan.problem import Problem
 from pipeplan.solvers.result import Result, Status
 
 TOLERANCE = 1e-6
-"""Relative. Plans this close are equal for the verdict; both solvers work to a thousandth of it."""
+"""Relative. Plans this close are equal for the verdict; both solvers work to a thousandth of this tolerance."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What comparing the solvers' answers showed."""
+    """The result of comparing the solvers' answers."""
 
     agree: bool
-    """False only for a contradiction: then one of the solvers is wrong."""
+    """False only if the answers contradict each other, which means that one of the solvers is wrong."""
     proven: bool
-    """Whether the plan is proven optimal by two solvers that agree."""
+    """Whether two solvers agree that the plan is optimal."""
     text: str
+    """One line for the user."""
 
 
 def judge(problem: Problem, results: list[Result]) -> Verdict:
-    """Compare the answers with each other, and each with the evaluator's score of its plan."""
+    """Compare the results of one or two solvers with each other, and each with the evaluator's score of its plan."""
     for result in results:
-        if complaint := _misjudged(problem, result):
+        if complaint := _wrong_objective(problem, result):
             return Verdict(False, False, complaint)
     if len(results) == 1:
-        return _alone(results[0])
+        return _single_verdict(results[0])
     first, second = results
     for one, other in ((first, second), (second, first)):
-        if complaint := _contradicts(one, other):
+        if complaint := _contradiction(one, other):
             return Verdict(False, False, complaint)
     if first.status == Status.INFEASIBLE and second.status == Status.INFEASIBLE:
         return Verdict(True, True, "DP and ILP agree: no plan satisfies the constraints")
@@ -46,26 +47,32 @@ def judge(problem: Problem, results: list[Result]) -> Verdict:
     limited = first if first.status != Status.OPTIMAL else second
     other = second if limited is first else first
     if other.status == Status.OPTIMAL:
-        return Verdict(
-            True, False, f"optimal by {other.solver}; not confirmed: {limited.solver} ended with {_end(limited)}"
-        )
+        reason = _why_unproven(limited)
+        text = f"{other.solver} proved its plan optimal, but {limited.solver} did not confirm it: {reason}"
+        return Verdict(True, False, text)
     return Verdict(True, gap <= TOLERANCE, f"no plan in the searched space is more than {gap:.2%} faster ({names})")
 
 
-def _alone(result: Result) -> Verdict:
+def _single_verdict(result: Result) -> Verdict:
+    """The verdict on the result of a single solver, which no other confirms."""
     if result.status == Status.OPTIMAL:
-        return Verdict(True, False, f"optimal by {result.solver} alone: no second solver was asked")
-    return Verdict(True, False, f"{result.solver} ended with {_end(result)}; no second solver was asked")
+        return Verdict(True, False, f"{result.solver} proved its plan optimal; no second solver was asked")
+    return Verdict(
+        True,
+        False,
+        f"{result.solver} did not prove its plan optimal: {_why_unproven(result)}; no second solver was asked",
+    )
 
 
-def _end(result: Result) -> str:
+def _why_unproven(result: Result) -> str:
+    """A clause that says why a solver did not prove its plan optimal."""
     if result.plan is None:
-        return result.note or str(result.status)
-    return f"a gap of {result.gap:.2%}" + (f": {result.note}" if result.note else "")
+        return result.note or "it found no plan within the time limit"
+    return f"it stopped at a gap of {result.gap:.2%}" + (f", and {result.note}" if result.note else "")
 
 
-def _misjudged(problem: Problem, result: Result) -> str:
-    """Whether a solver's objective is not what the evaluator says of its plan."""
+def _wrong_objective(problem: Problem, result: Result) -> str:
+    """An error message if a solver's objective differs from the evaluator's score of its plan, else an empty text."""
     if result.plan is None:
         return ""
     score = evaluate(result.plan, problem)
@@ -78,12 +85,12 @@ def _misjudged(problem: Problem, result: Result) -> str:
     return ""
 
 
-def _contradicts(one: Result, other: Result) -> str:
-    """Whether `one` found what `other` proved impossible."""
+def _contradiction(one: Result, other: Result) -> str:
+    """An error message if `one` found a plan that `other` proved impossible, else an empty text."""
     if one.plan is None:
         return ""
     if other.status == Status.INFEASIBLE:
-        return f"{other.solver} says that there is no plan, but {one.solver} found one of {one.objective_s:.9g} s"
+        return f"{other.solver} claims that there is no plan, but {one.solver} found one of {one.objective_s:.9g} s"
     if one.objective_s < other.bound_s * (1 - TOLERANCE):
         return (
             f"{one.solver} found a plan of {one.objective_s:.9g} s per minibatch, faster than the bound that "

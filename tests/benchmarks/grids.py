@@ -15,11 +15,11 @@ import time
 from dataclasses import replace
 
 from pipeplan import cluster_file, resources
-from pipeplan.grid import shape_of
 from pipeplan.plan import FLUSH, STASHING
 from pipeplan.problem import Options, Problem
 from pipeplan.profile_data import Profile
 from pipeplan.solving import Outcome, Settings, solve
+from pipeplan.stages import shape_of
 
 SCHEDULES = {STASHING: None, FLUSH: 16}
 DP = Settings(solver="dp", certify=False)

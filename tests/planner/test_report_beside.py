@@ -75,7 +75,7 @@ def test_both_solvers_prove_a_plan_and_one_alone_does_not() -> None:
 def test_what_contention_leaves_open_is_not_called_proven(straight: Source) -> None:
     """Two solvers that agree prove what is without shared cards; with them the plan may come with a gap."""
     root = json.loads(json.dumps(straight.root.value))
-    root["verdict"] |= {"proven": True, "text": "proven optimal: all that without shared network cards"}
+    root["verdict"] |= {"proven": True, "text": "proven optimal; this ignores contention for network cards"}
     root |= {"gap": 0.25, "bound_s": 0.75 * straight.pace_s}
     told = report_of(read(Node(root, "plan.json"), None))
     assert (told["certificate"]["proven"], told["certificate"]["gap"]) == (False, 0.25)

@@ -61,7 +61,7 @@ def test_a_time_limit_is_no_contradiction(problem: Problem, answers: tuple[Resul
     verdict = judge(problem, [answers[0], late])
     assert verdict.agree
     assert not verdict.proven
-    assert "not confirmed" in verdict.text
+    assert "did not confirm" in verdict.text
 
 
 def test_a_disagreement_is_raised_and_both_plans_are_written(

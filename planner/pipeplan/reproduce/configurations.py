@@ -24,10 +24,10 @@ from pipeplan.cuts import Cuts
 from pipeplan.errors import InputError
 from pipeplan.evaluate import Evaluation, evaluate
 from pipeplan.links import Links
-from pipeplan.plan import Plan
+from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Problem
 from pipeplan.solvers import depths
-from pipeplan.solvers.pipeline import Segment, Space, spaces
+from pipeplan.solvers.pipeline import Space, spaces
 from pipeplan.solvers.reduce import reduced
 
 Floats = NDArray[np.float64]
@@ -202,15 +202,15 @@ class Configurations:
         return [[*ends[:index], cut, *ends[index + 1 :]] for _, index, cut in sorted(found)]
 
     def _scored(self, replicas: Sequence[int], ends: Sequence[int]) -> tuple[Plan, Evaluation]:
-        segments, start, position = [], 0, 0
+        stages, start, position = [], 0, 0
         for count, end in zip(replicas, ends, strict=True):
             names = tuple(n for unit in self.cuts.members(start, end) for n in self.problem.units[unit].layers)
-            segments.append(Segment(names, position, count, 1))
+            stages.append(Stage(names, tuple(range(position, position + count)), 1, 1))
             start, position = end, position + count
-        plan = Space(len(self.problem.cluster.levels), 1).plan(self.problem, segments)
+        plan = Space(len(self.problem.cluster.levels), 1).plan(self.problem, stages)
         # Depths for the pace of stages and boundaries: what a depth limits is not known before there is one.
-        stages = evaluate(plan, self.problem).stages
-        pace = max(max(stage.stage_s, stage.boundary_s) for stage in stages)
+        costs = evaluate(plan, self.problem).stages
+        pace = max(max(stage.stage_s, stage.boundary_s) for stage in costs)
         plan = depths.assign(plan, self.problem, pace * (1 + 1e-12))
         return plan, evaluate(plan, self.problem)
 

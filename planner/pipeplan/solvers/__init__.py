@@ -1,1 +1,1 @@
-"""Two independent solvers, what they return, and the space of plans that both search."""
+"""The two independent solvers (DP and ILP), their result, and the spaces of plans that both search."""

@@ -1,8 +1,8 @@
-"""Runs a PuLP program on an open solver and reads what PuLP's wrapper does not report: the proven bound.
+"""Runs a PuLP program on HiGHS or CBC and reads the proven bound, which PuLP's wrapper does not report.
 
-HiGHS runs inside this process. It is given a thread of its own, so that Ctrl-C reaches Python at once; HiGHS is then
-asked to stop, and what it has found by then is read like after a time limit. CBC is a process of its own, which Ctrl-C
-ends together with what it had found.
+HiGHS runs inside this process, in a thread of its own, so that Ctrl-C reaches Python at once. HiGHS is then asked to
+stop, and what it has found is read as after a time limit. CBC is a process of its own; Ctrl-C ends it and loses what it
+has found.
 """
 
 from __future__ import annotations
@@ -18,39 +18,41 @@ import pulp
 from pipeplan.errors import InputError
 
 NAMES = {"highs": "HiGHS", "cbc": "CBC"}
+"""The solvers by the name of the option, with their usual spelling."""
 
-# Tighter than the solvers' defaults (1e-6), because the verdict compares objectives to 1e-6.
+# Feasibility tolerance, tighter than the solvers' default (1e-6) because the verdict compares objectives to 1e-6.
 _TOLERANCE = 1e-9
 # Seconds that HiGHS has to stop after Ctrl-C.
 _GRACE_S = 2.0
-# How far above its bound the objective of an optimal solution is beyond rounding.
+# Relative gap between an optimal objective and its bound beyond which rounding is no explanation.
 _TELLING = 1e-7
-# Seconds between two looks at whether HiGHS is done; a finished run is noticed at once.
+# Seconds between two checks whether HiGHS has ended; a normal end is noticed at once.
 _PATIENCE_S = 0.2
 
 
 @dataclass(frozen=True)
 class Answer:
-    """How a run ended. Values are in the variables of the program."""
+    """The outcome of a run. The values of a solution are in the variables of the program."""
 
     found: bool
     """Whether the variables hold an integer solution."""
     proven: bool
-    """Whether the solution is optimal to the gap asked for, or infeasibility is proven."""
+    """Whether the solution is optimal to the requested gap, or infeasibility is proven."""
     bound: float
-    """No solution has a smaller objective; infinite where infeasible."""
+    """Lower bound on the objective of every solution; infinite for an infeasible program."""
     interrupted: bool = False
-    """Whether the user stopped it."""
+    """Whether the user stopped the run."""
     doubtful: bool = False
-    """Whether the solver calls optimal what its own bound does not."""
+    """Whether the solver reports a solution as optimal that its own bound does not confirm."""
 
 
 def run(program: pulp.LpProblem, solver: str, seconds: float | None, gap: float, *, confirm: bool = True) -> Answer:
-    """Minimise; neither a time limit nor Ctrl-C is an error.
+    """Minimise a program, for at most `seconds` or to a relative `gap`; neither a time limit nor Ctrl-C is an error.
 
-    HiGHS 1.15's presolve calls some programs infeasible that are not. With `confirm` that verdict must hold without
-    presolve too; else it is only likely. Of some programs that presolve solves altogether, it returns a solution that
-    is worse than the optimum which it states: they are solved again without it.
+    The presolve of HiGHS 1.15 reports some feasible programs as infeasible. With `confirm`, that verdict must also hold
+    without presolve; otherwise it is only likely. For some programs that presolve solves completely, HiGHS returns a
+    solution worse than the optimum that it states; these are solved again without presolve. Raises `InputError` for an
+    unknown solver.
     """
     if solver == "highs":
         return _highs(program, seconds, gap, confirm)
@@ -60,6 +62,7 @@ def run(program: pulp.LpProblem, solver: str, seconds: float | None, gap: float,
 
 
 def _highs(program: pulp.LpProblem, seconds: float | None, gap: float, confirm: bool) -> Answer:
+    """Run HiGHS, and once more without presolve if its answer is doubtful."""
     began = time.perf_counter()
     answer = _highs_once(program, seconds, gap, presolve="on")
     if not answer.interrupted and (answer.doubtful or (confirm and answer.proven and not answer.found)):
@@ -69,6 +72,7 @@ def _highs(program: pulp.LpProblem, seconds: float | None, gap: float, confirm: 
 
 
 def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, presolve: str) -> Answer:
+    """Run HiGHS once, with `presolve` `on` or `off`."""
     solver: Any = pulp.getSolver(
         "HiGHS",
         msg=False,
@@ -92,7 +96,7 @@ def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, pres
             return Answer(found=False, proven=False, bound=0.0, interrupted=True)
         return Answer(found=False, proven=True, bound=math.inf)
     found = info.primal_solution_status == 2  # kSolutionStatusFeasible
-    # Before the root is solved the bound is minus infinity; no pace is below 0.
+    # Before the root is solved the bound is minus infinity, but no pace is negative.
     bound = max(0.0, float(info.mip_dual_bound))
     objective = float(info.objective_function_value)
     optimal = status == "Optimal"
@@ -101,20 +105,20 @@ def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, pres
 
 
 class _AbandonedError(Exception):
-    """HiGHS does not stop: it looks up from time to time while it searches, but not in presolve."""
+    """HiGHS did not stop when asked: it checks for interrupts during its search, but not in presolve."""
 
 
 class _Interruptible:
-    """Runs HiGHS in a thread, until it is done or Ctrl-C ends it."""
+    """Runs HiGHS in a thread until it ends or Ctrl-C stops it."""
 
     def __init__(self) -> None:
         self.interrupted = False
 
     def run(self, model: Any) -> None:
-        """Wait for a model of highspy to be solved."""
+        """Solve a model of highspy and wait for the end. Raises `_AbandonedError` if HiGHS does not stop on Ctrl-C."""
         model.HandleUserInterrupt = True
         done = threading.Event()
-        # An event, because a thread whose `join` was interrupted counts as ended although it is not.
+        # An event, because a thread whose `join` was interrupted counts as ended although it still runs.
         threading.Thread(target=_solve, args=(model, done), daemon=True).start()
         patience = math.inf
         while not done.is_set():
@@ -129,6 +133,7 @@ class _Interruptible:
 
 
 def _solve(model: Any, done: threading.Event) -> None:
+    """Run HiGHS in a thread and signal its end."""
     try:
         model.run()
     finally:
@@ -136,6 +141,7 @@ def _solve(model: Any, done: threading.Event) -> None:
 
 
 def _cbc(program: pulp.LpProblem, seconds: float | None, gap: float) -> Answer:
+    """Run CBC, which does not report a bound unless it proves its solution optimal."""
     options = ["primalTolerance", str(_TOLERANCE), "integerTolerance", str(_TOLERANCE)]
     solver: Any = pulp.getSolver("PULP_CBC_CMD", msg=False, timeLimit=seconds, gapRel=gap, options=options)
     began = time.perf_counter()
@@ -143,13 +149,13 @@ def _cbc(program: pulp.LpProblem, seconds: float | None, gap: float) -> Answer:
         program.solve(solver)
     except KeyboardInterrupt:
         return Answer(found=False, proven=False, bound=0.0, interrupted=True)
-    # PuLP reads "infeasible" from CBC's files also where CBC ran out of time before it found anything.
+    # PuLP also reads "infeasible" from CBC's files if CBC ran out of time before it found anything.
     in_time = seconds is None or time.perf_counter() - began < seconds
     if program.status == pulp.LpStatusInfeasible:
         return Answer(found=False, proven=in_time, bound=math.inf if in_time else 0.0)
     found = program.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
     proven = program.sol_status == pulp.LpSolutionOptimal
-    # CBC's command line does not hand its bound back; a proven optimum is its own bound.
+    # CBC's command line does not report its bound, but a proven optimum is its own bound.
     objective: Any = program.objective
     bound = float(objective.value()) if proven else 0.0
     return Answer(found=found, proven=proven, bound=bound)

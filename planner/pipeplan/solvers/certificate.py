@@ -1,7 +1,8 @@
-"""A certificate that no plan is faster: the states of a search that finds nothing, written down for anyone to check.
+"""Certificates that no plan is faster than a given pace, for anyone to check without the solvers.
 
-docs/check.md says what it holds and why that proves it; `pipeplan check` reads it by code of its own. It is made by one
-more search in every space of plans, just below the pace that the best plan reaches there, over all cuts of the graph.
+A certificate lists the states of a search that finds no plan. docs/check.md describes its content and why it is a
+proof; `pipeplan check` verifies it with code of its own. For every space of plans, one more search runs just below the
+pace that the best plan would need there, over all cuts of the graph.
 """
 
 from __future__ import annotations
@@ -18,26 +19,27 @@ from pipeplan.solvers.search import Search
 from pipeplan.solvers.terms import Terms
 
 TOLERANCE = 1e-9
+"""Relative margin below the pace within which a faster plan is not excluded."""
 
-# A checker goes over every state, cut and run of workers: beyond these it would take minutes.
+# The checker goes over every state, cut and candidate placement. Beyond these limits that would take minutes.
 MOST_CUTS = 2000
 MOST_CELLS = 40_000
-"""Cuts times workers."""
+"""Limit on the number of cuts times workers."""
 MOST_STATES = 20_000
 PATIENCE_S = 20.0
-"""How long making one may take."""
+"""Seconds that making a certificate may take."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What plan.json holds under `certificate`, or why it holds none."""
+    """The content of plan.json under `certificate`, or a note that says why there is none."""
 
     document: dict[str, Any] | None
     note: str
 
 
 def certify(problem: Problem, cuts: Cuts, pace_s: float) -> Certificate:
-    """The certificate that no plan of a problem is faster than `pace_s`, all network cards left alone."""
+    """The certificate that no plan of a problem is faster than `pace_s` as long as transfers share no network cards."""
     if reason := _unfit(problem, cuts):
         return Certificate(None, reason)
     entries: list[dict[str, Any]] = []
@@ -52,36 +54,38 @@ def certify(problem: Problem, cuts: Cuts, pace_s: float) -> Certificate:
             return Certificate(None, entry)
         entries.append(entry)
     if sum(len(entry.get("states", ())) for entry in entries) > MOST_STATES:
-        return Certificate(None, f"it would have more than {MOST_STATES} states")
+        return Certificate(None, f"the certificate would have more than {MOST_STATES} states")
     several = {"several": True} if problem.options.several else {}
     return Certificate({"tolerance": TOLERANCE, "bound_s": pace_s, **several, "spaces": entries}, "")
 
 
 def _unfit(problem: Problem, cuts: Cuts) -> str:
+    """The reason why no certificate can cover a problem, or an empty text."""
     options = problem.options
     if options.flushes:
-        return "the parts of a batch add up over stages, which this form of certificate does not cover"
+        return "the parts of a batch add up over stages, which certificates do not cover"
     if problem.training and options.schedule == "vertical-sync" and options.memory:
-        return "under vertical sync the memory of every stage depends on the first, which this form does not cover"
+        return "under vertical sync the memory of every stage depends on the first, which certificates do not cover"
     if not problem.cluster.uniform:
-        return "it is for equal servers only"
+        return "certificates cover clusters of equal servers only"
     if options.boundary != "single":
-        return "it is for single links between stages only"
+        return "certificates cover single links between stages only"
     if options.schedule == "2bw" and any(space.copies > (options.accumulate or 0) for space in spaces(problem)):
-        return "an update of 2bw has fewer minibatches than there may be copies of a pipeline"
+        return "an update under 2bw may have fewer minibatches than the pipeline has copies"
     if options.grid:
-        return "uniform grids are looked for shape by shape, which this form does not cover"
+        return "uniform grids are searched shape by shape, which certificates do not cover"
     if options.pins:
-        return "with layers pinned to stages a plan is looked for by the number of stages"
+        return "pinned layers require a search for each number of stages, which certificates do not cover"
     if not cuts.complete or len(cuts.ideals) > MOST_CUTS:
         return f"the graph has more than {MOST_CUTS} cuts"
     if len(cuts.ideals) * problem.cluster.workers > MOST_CELLS:
-        return f"{len(cuts.ideals)} cuts on {problem.cluster.workers} workers would take too long to check"
+        size = f"{len(cuts.ideals)} cuts on {problem.cluster.workers} workers"
+        return f"a certificate with {size} would take too long to check"
     return ""
 
 
 def _inner(space: Space, problem: Problem, synchronisation_s: float, pace_s: float) -> float:
-    """The pace of one copy with which all copies together reach a pace: `Space.pace`, solved for the former."""
+    """The pace of one copy for which all copies together reach `pace_s`: the inverse of `Space.pace`."""
     exposed = 1.0 - problem.options.overlap
     inner = pace_s - exposed * synchronisation_s
     if inner < synchronisation_s and exposed > 0:
@@ -90,9 +94,9 @@ def _inner(space: Space, problem: Problem, synchronisation_s: float, pace_s: flo
 
 
 def _entry(problem: Problem, cuts: Cuts, space: Space, threshold_s: float, deadline: float) -> dict[str, Any] | str:
-    """What one space contributes, or why there is nothing to write down."""
+    """The certificate's entry for one space of plans, or a text that says why there is none."""
     for memory in (False, True) if problem.options.memory else (False,):
-        # Without the limit there are far fewer states, and what they prove holds with it as well.
+        # Without the memory limit there are far fewer states, and a proof without it holds with it as well.
         inner = space.inner(problem)
         if not memory:
             inner = replace(inner, options=replace(inner.options, memory=False))
@@ -101,7 +105,7 @@ def _entry(problem: Problem, cuts: Cuts, space: Space, threshold_s: float, deadl
         try:
             found = search.run()
         except OutOfTime:
-            return f"making it takes longer than {PATIENCE_S:.0f} s"
+            return f"the certificate would take longer than {PATIENCE_S:.0f} s to make"
         if found is None:
             return {
                 "level": space.level,
@@ -115,16 +119,17 @@ def _entry(problem: Problem, cuts: Cuts, space: Space, threshold_s: float, deadl
 
 def _layers(problem: Problem, cuts: Cuts, search: Search) -> list[int]:
     """The cuts that have states, as bit sets of layers in the profile's order."""
-    place = {layer.name: index for index, layer in enumerate(problem.profile.layers)}
-    masks = [sum(1 << place[name] for name in unit.layers) for unit in problem.units]
-    found = []
+    position = {layer.name: index for index, layer in enumerate(problem.profile.layers)}
+    masks = [sum(1 << position[name] for name in unit.layers) for unit in problem.units]
+    masks_of_cuts = []
     for cut in sorted(search.kept):
         ideal = cuts.ideals[cut]
-        found.append(sum(mask for unit, mask in enumerate(masks) if ideal >> unit & 1))
-    return found
+        masks_of_cuts.append(sum(mask for unit, mask in enumerate(masks) if ideal >> unit & 1))
+    return masks_of_cuts
 
 
 def _states(search: Search) -> list[list[float | int]]:
+    """The rows of a search's states, in the form of the certificate."""
     rows: list[list[float | int]] = []
     counting = search.limits.counting
     for index, cut in enumerate(sorted(search.kept)):

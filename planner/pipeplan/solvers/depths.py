@@ -1,4 +1,4 @@
-"""Gives the stages of a plan the in-flight depths that keep a pace, and with them the versions of their weights."""
+"""Assigns to the stages of a plan the depths that sustain a pace, and the number of weight versions they imply."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from pipeplan.stages import StageTimes, group_allreduce_time, per_copy, stage_ti
 
 
 def assign(plan: Plan, problem: Problem, pace_s: float) -> Plan:
-    """The plan under the problem's schedule, with the smallest depths that sustain one minibatch per `pace_s`."""
+    """The plan under the problem's schedule, with the smallest depths that sustain one minibatch per `pace_s` seconds.
+
+    With a flush schedule `pace_s` is the time from one update to the next divided by the minibatches of an update.
+    """
     if plan.inference:
         return plan
     schedule = problem.options.schedule
@@ -22,35 +25,35 @@ def assign(plan: Plan, problem: Problem, pace_s: float) -> Plan:
     plan = replace(plan, schedule=schedule, accumulate=accumulate)
     links = Links.of(problem.cluster)
     times = [stage_times(plan, problem, links, index) for index in range(len(plan.stages))]
-    inner_pace, most = pace_s * plan.copies, [float("inf")] * len(times)
+    inner_pace, caps = pace_s * plan.copies, [float("inf")] * len(times)
     if schedule in FLUSHING:
-        most = [float(cost.rounds(per_copy(plan), stage.replicas)) for stage in times]
+        caps = [float(cost.rounds(per_copy(plan), stage.replicas)) for stage in times]
         inner_pace = _pace_within_batch(plan, problem, links, times, pace_s)
-    depths = most
+    depths = caps
     if schedule != GPIPE:
-        depths = _depths(times, most, inner_pace, _waits(plan, problem, links, times, inner_pace))
+        depths = _depths(times, caps, inner_pace, _waits(plan, problem, links, times, inner_pace))
     stages = [replace(stage, depth=int(depth)) for stage, depth in zip(plan.stages, depths, strict=True)]
     plan = replace(plan, stages=tuple(stages))
     stages = [replace(stage, versions=plan.versions(index)) for index, stage in enumerate(stages)]
     return replace(plan, stages=tuple(stages))
 
 
-def _depths(times: Sequence[StageTimes], most: Sequence[float], pace_s: float, waits: Sequence[float]) -> list[float]:
-    """From the last stage to the first, never more than a stage has minibatches."""
+def _depths(times: Sequence[StageTimes], caps: Sequence[float], pace_s: float, waits: Sequence[float]) -> list[float]:
+    """The depths for a pace, computed from the last stage to the first; `most` caps each of them."""
     depths = [1.0]
     for index in range(len(times) - 2, -1, -1):
-        here, following = times[index], times[index + 1]
+        stage, following = times[index], times[index + 1]
         behind = cost.in_flight_behind(depths[0], following.replicas, waits[index + 1])
-        depth = most[index]
+        depth = caps[index]
         if pace_s > 0:
-            needed = cost.in_flight_depth(behind, waits[index], here.transfer_s, pace_s, here.replicas)
+            needed = cost.in_flight_depth(behind, waits[index], stage.transfer_s, pace_s, stage.replicas)
             depth = min(depth, float(needed))
         depths.insert(0, depth)
     return depths
 
 
 def _waits(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes], pace_s: float) -> Sequence[float]:
-    """What each stage waits for the replicas of a group, in minibatches: nothing where updates are common to all."""
+    """Each stage's wait for the replicas of a group, in minibatches; 0 where all stages share one update."""
     if plan.schedule in ACCUMULATING:
         return [0.0] * len(times)
     groups = [group_allreduce_time(plan, problem, links, index) for index in range(len(times))]
@@ -61,7 +64,7 @@ def _waits(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTime
 
 
 def _pace_within_batch(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes], pace_s: float) -> float:
-    """What is left of a batch for the steady part, but at least what the stages and boundaries take."""
+    """The pace of the steady part of a batch that takes `pace_s` per minibatch, but at least what its stages allow."""
     assert plan.accumulate is not None
     parts = batch(plan, problem, links, times, depths=False)
     spare = pace_s * plan.accumulate - (parts.total_s - parts.steady_s)

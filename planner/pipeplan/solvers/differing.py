@@ -1,12 +1,13 @@
-"""The search of `search` on servers that differ, where no place in the cluster stands for another: all runs are tried.
+"""The search over cuts on heterogeneous clusters and over parallel links, with all candidate placements.
 
-A state (p', λ') dominates another (p, λ) at the same cut, of no less demand, if p' ≥ p and the component of level λ'
-that holds p' lies within that of level m = max(λ, level(p-1, p)) that holds p: whatever stage is put in front of p may
-be put in front of p', and the component that joins the two is no larger. Components of one level differ, but none is
-faster than those inside it.
+Where servers differ, no place in the cluster stands for another. So a stage in front of a state is tried on every run
+of consecutive workers, and a state (p', λ') dominates another (p, λ) at the same cut, of no less demand, if p' ≥ p and
+the component of level λ' that holds p' lies within that of level m = max(λ, level(p-1, p)) that holds p. Any stage that
+can be put in front of p can then be put in front of p', and the component that joins the two is no larger. Components
+of one level differ, but none is faster than the components inside it.
 
-A stage ends right before the state behind it, or at the end of a server. For if worker e is idle and of the same server
-as the stage's last one, e - 1, then the stage may move along by one: it leaves a worker, and takes one like its last.
+A stage ends right before the state behind it or at the end of a server. If worker e is idle and on the same server as
+the stage's last worker e - 1, the stage can move by one worker: it leaves one and gains another like its last.
 """
 
 from __future__ import annotations
@@ -18,36 +19,36 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from pipeplan import cost
-from pipeplan.cuts import Floats, Ints
+from pipeplan.cuts import Flags, Floats, Ints
 from pipeplan.links import Links
 from pipeplan.solvers.limits import SLACK, Limits
 from pipeplan.solvers.runs import Runs, levels_between
 from pipeplan.solvers.search import Search
-from pipeplan.solvers.states import Flags, States
+from pipeplan.solvers.states import States
 from pipeplan.solvers.terms import StageTerms, Terms
 
-# How many states are compared with all others at a time.
+# The number of states that are compared with all others at a time.
 _CHUNK = 128
 
-# How many stages are sized at a time: pairs of a cut and a run.
+# The number of stages, pairs of a cut and a placement, that are sized at a time.
 _AT_ONCE = 1_000_000
 
-# Vertical sync searches for one input stage after another, on the same runs.
+# The vertical-sync search runs once for each input stage, on the same placements.
 runs_of, levels_of = lru_cache(maxsize=4)(Runs.of), lru_cache(maxsize=4)(levels_between)
 
 
 @dataclass(frozen=True)
 class Differing(Terms):
-    """A problem on a cluster whose servers differ. Independent of the threshold."""
+    """The terms of the cost model on a heterogeneous cluster. They do not depend on the threshold."""
 
     @cached_property
     def runs(self) -> Runs:
-        """Where stages may be."""
+        """The candidate placements of a stage."""
         return runs_of(self.problem.cluster, self.most_replicas)
 
     @cached_property
     def between(self) -> Ints:
-        """The level of the smallest component that holds two workers."""
+        """The level of the smallest component that holds two workers, for all pairs."""
         return levels_of(self.problem.cluster)
 
     @cached_property
@@ -59,12 +60,12 @@ class Differing(Terms):
 
     @cached_property
     def speed_before(self) -> Floats:
-        """The speeds of all workers before each worker 0 … D together."""
+        """For each worker 0 … D, the sum of the speeds of all workers before it."""
         return np.concatenate([[0.0], np.cumsum([device.speed for device in self.problem.cluster.devices])])
 
     @property
     def speed(self) -> float:
-        """Of the slowest device: what takes longest takes no longer on any other."""
+        """Speed of the slowest device, which gives an upper bound on every stage time."""
         return min(device.speed for device in self.problem.cluster.devices)
 
     @cached_property
@@ -74,13 +75,13 @@ class Differing(Terms):
 
     @cached_property
     def floor(self) -> float:
-        """No pipeline is faster: all work on all workers, the costliest unit on as many of the fastest as may be."""
+        """Lower bound on the pace: all work on all workers, the costliest unit on as many of the fastest as allowed."""
         most = max(unit.forward_s + unit.backward_s for unit in self.problem.units)
         alone = most / (max(1, self.most_replicas) * self.fastest)
         return max(self.problem.work_s / self.problem.cluster.total_speed, alone)
 
     def stage_s(self, stage: StageTerms, runs: Ints | slice) -> tuple[Floats, Floats]:
-        """Seconds per minibatch of stages (rows: cuts I) on runs (columns), and of one all-reduce."""
+        """Seconds per minibatch of stages (rows: cuts I) on placements (columns), and of one all-reduce of each."""
         at = self.runs
         replicas = at.replicas[runs]
         compute = cost.compute_time(stage.work_s[:, None], replicas, at.speed[runs])
@@ -97,7 +98,7 @@ class Differing(Terms):
 
 
 class DifferingSearch(Search):
-    """One threshold on servers that differ."""
+    """The search for a pipeline within one threshold on a heterogeneous cluster."""
 
     terms: Differing
 
@@ -106,14 +107,14 @@ class DifferingSearch(Search):
         self.threshold, self.within = threshold, threshold * (1 + SLACK)
         self.last = len(terms.cuts.ideals) - 1
         self.kept: dict[int, States] = {}
-        # No cut can be reached with less speed left in front than its work needs, or with no worker left for it.
+        # A cut needs enough speed in front for the work before it, and a worker at least.
         speed = terms.cuts.work_s / self.within * (1 - 1e-9)
         self.lowest = np.maximum(np.searchsorted(terms.speed_before, speed), 1).astype(np.intp)
         self.need = np.maximum(np.ceil(speed / terms.fastest), 1).astype(np.intp)
         self.lowest[0] = self.need[0] = 0
 
     def _undominated(self, found: States) -> States:
-        """The states that no other dominates; of equal ones the first in a fixed order."""
+        """The states that no other dominates; of equal states the first in a fixed order."""
         states = found.take(self._thinned(found))
         if len(states) == 1:
             return states
@@ -129,21 +130,21 @@ class DifferingSearch(Search):
         return states.take(~lost)
 
     def _thinned(self, states: States) -> Ints:
-        """Rows with the least demand of each place, level and whatever else counts."""
+        """Rows that have the least demand for their position, level and counts."""
         keys = self._keys(states)
         order = np.lexsort((states.demand, *reversed(keys)))
         least: Ints = order[new_columns(keys[:, order])]
         return least
 
     def _dominates(self, states: States, others: slice) -> Flags:
-        """Whether each state (rows) dominates each of some others (columns)."""
+        """Flags of shape (states, others): whether each state dominates each of the others."""
         between, counting = self.terms.between, self.limits.counting
-        there = states.first[others]
-        joined = np.where(there > 0, between[there - 1, there], len(self.terms.problem.cluster.levels))
+        first = states.first[others]
+        joined = np.where(first > 0, between[first - 1, first], len(self.terms.problem.cluster.levels))
         joined = np.maximum(joined, states.level[others])
         result: Flags = states.demand[:, None] <= states.demand[others]
-        result &= states.first[:, None] >= there
-        result &= (states.level[:, None] <= joined) & (between[states.first[:, None], there] <= joined)
+        result &= states.first[:, None] >= first
+        result &= (states.level[:, None] <= joined) & (between[states.first[:, None], first] <= joined)
         if states.extra is not None:
             result &= states.extra[:, None] <= states.extra[others]
         if self.terms.parallel:
@@ -157,7 +158,7 @@ class DifferingSearch(Search):
         return result
 
     def _keys(self, states: States) -> Ints:
-        """What tells states apart, as rows."""
+        """The columns that tell states apart, as rows."""
         counting = self.limits.counting
         rows = [states.first, states.level]
         rows += [states.replicas] if self.terms.parallel else []
@@ -166,19 +167,19 @@ class DifferingSearch(Search):
         return np.stack(rows)
 
     def _extend(self, cut: int, states: States) -> Iterator[tuple[Ints, States]]:
-        """Every state that a stage in front of these leads to, with the cuts that they are at."""
+        """Every state that a stage in front of these states leads to, with the cut of each."""
         states, rows = self._open(states)
         targets = self._leading(cut)
         if not len(states) or not len(targets):
             return
-        ends, states, rows = self._spread(cut, states, rows)
+        ends, states, rows = self._with_idle_workers(cut, states, rows)
         which, runs = self.terms.runs.with_ends(ends)
         if self.limits.shape is not None:
             alike = self.terms.runs.replicas[runs] == self.limits.shape.replicas
             which, runs = which[alike], runs[alike]
         if not len(runs):
             return
-        transfer, allowed = self._joined(cut, states, which, runs)
+        transfer, allowed = self._boundary_times(cut, states, which, runs)
         which, runs, transfer = which[allowed], runs[allowed], transfer[allowed]
         if not len(runs):
             return
@@ -188,10 +189,13 @@ class DifferingSearch(Search):
             for recompute in (False, True) if self.limits.recompute else (False,):
                 stage = self.terms.stage(cut, targets[begin : begin + size], recompute=recompute)
                 depth, demand = self._sized(stage, states.demand[which], runs, transfer)
-                yield from self._fresh(stage, states, rows, which, runs, depth, demand)
+                yield from self._new_states(stage, states, rows, which, runs, depth, demand)
 
-    def _spread(self, cut: int, states: States, rows: Ints) -> tuple[Ints, States, Ints]:
-        """The states with idle workers before them: where the stage in front ends, states by what joins them, rows."""
+    def _with_idle_workers(self, cut: int, states: States, rows: Ints) -> tuple[Ints, States, Ints]:
+        """The states with idle workers in front of them.
+
+        Returns where the stage in front ends, the states by the component that joins them, and their rows.
+        """
         # In a uniform grid no worker between stages is idle.
         edges = np.array(self.terms.problem.cluster.starts(1)[1:] if self.limits.shape is None else [], dtype=np.intp)
         before, edge = np.nonzero(edges < states.first[:, None])
@@ -205,7 +209,7 @@ class DifferingSearch(Search):
         return ends[kept], spread.take(kept), rows[kept]
 
     def _rates(self, cut: int, states: States, which: Ints, runs: Ints) -> tuple[Floats, Floats, Ints]:
-        """Bandwidth and latency from a run to the state behind it, and how many links there are."""
+        """Bandwidth and latency from a placement to the state behind it, and the number of links."""
         at = self.terms.runs
         if cut == self.last:
             return np.full(len(runs), np.inf), np.zeros(len(runs)), np.ones(len(runs), dtype=np.intp)
@@ -217,8 +221,8 @@ class DifferingSearch(Search):
         bandwidth, latency = (table[joined, first] for table in self.terms.message)
         return bandwidth, latency, links
 
-    def _joined(self, cut: int, states: States, which: Ints, runs: Ints) -> tuple[Floats, Flags]:
-        """One-way time from a run to the state behind it, and whether the boundary is quick enough."""
+    def _boundary_times(self, cut: int, states: States, which: Ints, runs: Ints) -> tuple[Floats, Flags]:
+        """One-way time from a placement to the state behind it, and whether the boundary is fast enough."""
         bandwidth, latency, links = self._rates(cut, states, which, runs)
         allowed = self._quick_boundary(cut, bandwidth, links)
         if self.limits.max_workers is not None:
@@ -231,7 +235,7 @@ class DifferingSearch(Search):
         return quick
 
     def _sized(self, stage: StageTerms, behind: Floats, runs: Ints, transfer: Floats) -> tuple[Floats, Floats]:
-        """Depth and demand of stages (rows: cuts I) in front of states; infinite where one is too slow or too large."""
+        """Depth and demand of stages (rows: cuts I) on placements; infinite where a stage is too slow or too large."""
         terms, at = self.terms, self.terms.runs
         replicas = at.replicas[runs]
         time, group = terms.stage_s(stage, runs)
@@ -243,7 +247,7 @@ class DifferingSearch(Search):
         if counted and not stage.is_last:
             depth = cost.in_flight_depth(behind, wait, transfer, self.threshold, replicas)
         if counted and terms.accumulate is not None:
-            good &= self._two_suffice(depth, replicas, group)
+            good &= self._two_versions_suffice(depth, replicas, group)
         if self.limits.memory:
             good &= self._fits(stage, runs, depth)
         depth = np.where(good, depth, np.inf)
@@ -251,20 +255,20 @@ class DifferingSearch(Search):
         return depth, demand
 
     def _fits(self, stage: StageTerms, runs: Ints, depth: Floats) -> Flags:
-        """Whether the smallest worker of each run has the memory of each stage at its depth."""
+        """Whether the smallest worker of each placement has the memory for each stage at its depth."""
         (alone, growing), (shared, _) = (stage.memory(replicated=replicated) for replicated in (False, True))
         replicas, first = self.terms.runs.replicas[runs], self.terms.first
         fixed = np.where(replicas > 1, shared[:, None], alone[:, None])
         if first is not None:
-            # One version is counted already.
+            # One version is already included.
             versions = cost.vertical_versions(first.delay, first.replicas, replicas)
             fixed = fixed + cost.version_memory(stage.parameters[:, None], versions - 1)
             fixed[stage.targets == 0] += np.where(replicas == first.replicas, 0.0, np.inf)
         within: Flags = fixed + growing[:, None] * depth <= self.terms.runs.memory[runs] * (1 + 1e-12)
         return within
 
-    def _two_suffice(self, depth: Floats, replicas: Ints, group: Floats) -> Flags:
-        """Whether two versions of the weights suffice (`cost.buffered_pace`)."""
+    def _two_versions_suffice(self, depth: Floats, replicas: Ints, group: Floats) -> Flags:
+        """Whether two weight versions suffice (`cost.buffered_pace`)."""
         accumulate, copies = self.terms.accumulate, self.terms.problem.copies
         assert accumulate is not None
         spare = accumulate - depth * replicas
@@ -272,7 +276,7 @@ class DifferingSearch(Search):
         in_time: Flags = (spare >= 0) & (reduce <= self.within * (np.maximum(spare, 0) + 1 / copies))
         return in_time
 
-    def _fresh(
+    def _new_states(
         self,
         stage: StageTerms,
         states: States,
@@ -282,14 +286,14 @@ class DifferingSearch(Search):
         depth: Floats,
         demand: Floats,
     ) -> Iterator[tuple[Ints, States]]:
-        """Of all that lead to the same place from the same cut, the state of least demand."""
+        """The state of least demand among those that lead to the same position from the same cut."""
         fresh = self._columns(stage, states, rows, which, runs)
         keys = self._keys(fresh)
         order = np.lexsort(tuple(reversed(keys)))
         begins = np.flatnonzero(new_columns(keys[:, order]))
         sorted_demand = demand[:, order]
         least = np.minimum.reduceat(sorted_demand, begins, axis=1)
-        # The first that has the least demand, in each group.
+        # Pick the first entry of each group that has the least demand.
         counts = np.diff([*begins, len(order)])
         place = np.where(sorted_demand == np.repeat(least, counts, axis=1), np.arange(len(order)), len(order))
         target, group = np.nonzero(np.isfinite(least))
@@ -297,17 +301,17 @@ class DifferingSearch(Search):
             return
         chosen = order[np.minimum.reduceat(place, begins, axis=1)[target, group]]
         made = States(fresh.numbers[:, chosen], least[target, group])
-        yield from self._worthwhile(stage.targets[target], made, depth[target, chosen])
+        yield from self._completable(stage.targets[target], made, depth[target, chosen])
 
-    def _worthwhile(self, targets: Ints, made: States, depth: Floats) -> Iterator[tuple[Ints, States]]:
-        """Those that can still become a pipeline within the user's limits, with their depths."""
+    def _completable(self, targets: Ints, made: States, depth: Floats) -> Iterator[tuple[Ints, States]]:
+        """The states that can still become a pipeline within the user's limits, with their depths."""
         made.numbers[5] = depth
-        good = self._worth(targets, made.workers, made.stages)
+        good = self._can_complete(targets, made.workers, made.stages)
         if good.any():
             yield targets[good], made.take(good)
 
     def _columns(self, stage: StageTerms, states: States, rows: Ints, which: Ints, runs: Ints) -> States:
-        """What the states that runs lead to are, but for depth and demand."""
+        """The new states of placements; depths and demands are still to be filled in."""
         at = self.terms.runs
         columns = {
             "first": at.first[runs],
@@ -324,7 +328,7 @@ class DifferingSearch(Search):
 
 
 def new_columns(keys: Ints) -> Flags:
-    """Which columns differ from the one before."""
+    """Flags of the columns that differ from the column before them."""
     changed = np.ones(keys.shape[1], dtype=bool)
     changed[1:] = (np.diff(keys, axis=1) != 0).any(axis=0)
     return changed

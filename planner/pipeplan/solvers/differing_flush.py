@@ -1,6 +1,7 @@
-"""The schedules with a flush on servers that differ, or over parallel links: `flush` with the search of `differing`.
+"""Flush schedules on heterogeneous clusters and over parallel links.
 
-On devices of different speeds the passes of the first minibatch, too, depend on the plan: they are part of V.
+On devices of different speeds the passes of the first minibatch depend on the plan, so they are part of the sum V that
+the search minimises (`flush`).
 """
 
 from __future__ import annotations
@@ -11,46 +12,46 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pipeplan import cost
-from pipeplan.cuts import Floats, Ints
+from pipeplan.cuts import Flags, Floats, Ints
 from pipeplan.solvers.differing import Differing, DifferingSearch, new_columns
 from pipeplan.solvers.differing_pace import Hop, Placed, hops, placed
 from pipeplan.solvers.flush import Batches, Bounds
 from pipeplan.solvers.limits import SLACK, Step
-from pipeplan.solvers.states import Flags, States
+from pipeplan.solvers.states import States
 from pipeplan.solvers.terms import StageTerms
 
 
 @dataclass
 class DifferingBatches(Batches):
-    """Batch times on one component of a cluster whose servers differ."""
+    """Batch times on one component of a heterogeneous cluster."""
 
     terms: Differing
 
     @property
     def constant_s(self) -> float:
-        """Of every batch: the all-reduce among copies."""
+        """The part that all batches have in common: the all-reduce among copies."""
         return self.terms.problem.copies_allreduce_s
 
     def search(self, bounds: Bounds) -> tuple[float, list[Step]] | None:
-        """The least that adds up over stages under limits on the bounds, and a pipeline that reaches it."""
-        found = DifferingFlush(self, bounds)
-        steps = found.run()
-        return None if steps is None else (found.added_s, steps)
+        """The least sum over stages under limits on the bounds, with a pipeline that reaches it, or None."""
+        search = DifferingFlush(self, bounds)
+        steps = search.run()
+        return None if steps is None else (search.added_s, steps)
 
     def bounds_of(self, steps: list[Step]) -> Bounds:
-        """The bounds of a pipeline."""
+        """The bounds that a pipeline meets."""
         stages, count = placed(self.terms, steps), self.minibatches
         joints: list[Hop | None] = [*hops(self.terms, steps), None]
         steady, exposed = [0.0] * self.directions, 0.0
-        for index, (stage, hop) in enumerate(zip(stages, joints, strict=True)):
+        for index, (stage, boundary) in enumerate(zip(stages, joints, strict=True)):
             worst = [float(cost.flush_steady(time, count, stage.step.replicas)) for time in self._times(stage)]
-            if hop is not None:
-                ways = crossing(self, stage.step.end, hop.bandwidth)
+            if boundary is not None:
+                ways = crossing(self, stage.step.end, boundary.bandwidth)
                 worst = [
-                    max(mine, float(cost.flush_steady(way, count, hop.links)))
+                    max(mine, float(cost.flush_steady(way, count, boundary.links)))
                     for mine, way in zip(worst, ways, strict=True)
                 ]
-                worst[0] = max(worst[0], self._limited_s(stage.step, steps[index + 1], hop))
+                worst[0] = max(worst[0], self._limited_s(stage.step, steps[index + 1], boundary))
             steady = [max(pair) for pair in zip(steady, worst, strict=True)]
             before = self.terms.cuts.work_s[stage.step.start] / self.terms.fastest
             exposed = max(exposed, float(cost.flush_exposed(stage.group_s, before)))
@@ -58,12 +59,12 @@ class DifferingBatches(Batches):
 
     def _times(self, stage: Placed) -> tuple[float, ...]:
         """The passes of one minibatch, one for each bound of the steady part."""
-        forward, whole = passes(self.terms, stage.terms, self.terms.runs.speed[stage.run])
-        times = (forward, whole - forward) if self.directions == 2 else (whole,)
+        forward, both = passes(self.terms, stage.terms, self.terms.runs.speed[stage.run])
+        times = (forward, both - forward) if self.directions == 2 else (both,)
         return tuple(float(time[0]) for time in times)
 
     def _limited_s(self, step: Step, following: Step, hop: Hop) -> float:
-        """What a depth below the minibatches of a replica adds to the steady part."""
+        """The bound on the steady part that follows from a depth below the minibatches of a replica."""
         enough = step.depth >= cost.rounds(self.minibatches, step.replicas)
         if enough or self.directions == 2 or not self.limits.memory:
             return 0.0
@@ -73,20 +74,20 @@ class DifferingBatches(Batches):
 
 
 def passes(terms: Differing, stage: StageTerms, speed: float | Floats) -> tuple[Floats, Floats]:
-    """The forward pass of one minibatch, and both passes with what is computed twice, on devices of a speed."""
+    """Forward time and total time, recomputation included, of one minibatch on devices of the given speed."""
     forward = terms.cuts.forward_s[stage.cut] - terms.cuts.forward_s[stage.targets]
     return forward / speed, stage.work_s / speed
 
 
 def crossing(batches: Batches, cut: int, bandwidth: float | Floats) -> tuple[Floats, ...]:
-    """How long one minibatch keeps one link of a boundary busy, for each bound of the steady part."""
+    """Seconds that one minibatch keeps one link of a boundary busy, for each bound of the steady part."""
     cuts = batches.terms.cuts
     ways = np.asarray(float(cuts.sent[cut]) / bandwidth), np.asarray(float(cuts.returned[cut]) / bandwidth)
     return ways if batches.directions == 2 else (np.maximum(*ways),)
 
 
 class DifferingFlush(DifferingSearch):
-    """The least that adds up over stages, under limits on the bounds."""
+    """The search for the least sum over stages under limits on the bounds, on a heterogeneous cluster."""
 
     def __init__(self, batches: DifferingBatches, bounds: Bounds) -> None:
         super().__init__(batches.terms, 1.0, batches.limits)
@@ -94,31 +95,31 @@ class DifferingFlush(DifferingSearch):
         self.steady = tuple(bound * (1 + SLACK) for bound in bounds[:-1])
         self.exposed = bounds[-1] * (1 + SLACK)
         self.pace = cost.flush_pace(self.steady[0], self.count)
-        # (ceil(M/r) - 1) · pass ≤ bound needs r ≥ M · pass / (bound + pass), and pieces need no fewer than the whole.
-        work, whole = self.terms.cuts.work_s / self.terms.fastest, sum(self.steady)
+        # (ceil(M/r) - 1) · pass ≤ bound implies r ≥ M · pass / (bound + pass), and parts need no fewer than the whole.
+        work, steady_s = self.terms.cuts.work_s / self.terms.fastest, sum(self.steady)
         with np.errstate(divide="ignore", invalid="ignore"):
-            need = np.where(work > 0, self.count * work / (whole + work), 0.0)
+            need = np.where(work > 0, self.count * work / (steady_s + work), 0.0)
         self.need = np.maximum(np.ceil(need - 1e-9), 1).astype(np.intp)
         self.need[0] = 0
         self.lowest = self.need
 
     def start(self) -> States:
-        """With nothing added up."""
+        """The initial state, with a sum of 0."""
         return replace(super().start(), extra=np.zeros(1))
 
     @property
     def counts_depths(self) -> bool:
-        """GPipe holds all minibatches of a replica: its depth follows from the replicas."""
+        """False for GPipe, which holds all minibatches of a replica: its depth follows from the replicas."""
         return self.limits.memory and self.batches.directions == 1
 
     def _thinned(self, states: States) -> Ints:
-        """Rows of each place, level and whatever else counts that need less or add up to less than any other."""
+        """Rows that have less demand, or a smaller sum, than any other with their position, level and counts."""
         assert states.extra is not None
         keys = self._keys(states)
         order = np.lexsort((states.extra, states.demand, *reversed(keys)))
         rank, begins = np.empty(len(states), dtype=np.intp), new_columns(keys[:, order])
         rank[np.argsort(states.extra, kind="stable")] = np.arange(len(states))
-        # The running minimum of what adds up starts anew with every group, as each later one lies below all before.
+        # The running minimum restarts with every group, because each group's ranks lie below all those before it.
         added = rank[order] - np.cumsum(begins) * len(states)
         least = np.minimum.accumulate(added)
         rows: Ints = order[np.concatenate([[True], least[1:] < least[:-1]])]
@@ -131,11 +132,11 @@ class DifferingFlush(DifferingSearch):
         return quick
 
     def _sized(self, stage: StageTerms, behind: Floats, runs: Ints, transfer: Floats) -> tuple[Floats, Floats]:
-        """Depth and demand of stages (rows: cuts I) in front of states; infinite where a limit is exceeded."""
+        """Depth and demand of stages (rows: cuts I) on placements; infinite where a limit is exceeded."""
         terms, at = self.terms, self.terms.runs
         replicas = at.replicas[runs]
-        forward, whole = (time.T for time in passes(terms, stage, at.speed[runs][:, None]))
-        times = (forward, whole - forward) if self.batches.directions == 2 else (whole,)
+        forward, both = (time.T for time in passes(terms, stage, at.speed[runs][:, None]))
+        times = (forward, both - forward) if self.batches.directions == 2 else (both,)
         good = at.first[runs] >= self.lowest[stage.targets][:, None]
         for time, bound in zip(times, self.steady, strict=True):
             good = good & (cost.flush_steady(time, self.count, replicas) <= bound)
@@ -148,19 +149,19 @@ class DifferingFlush(DifferingSearch):
         return np.where(good, depth, np.inf), np.where(good, demand, np.inf)
 
     def _depth(self, stage: StageTerms, behind: Floats, replicas: Ints, transfer: Floats) -> Floats:
-        """Minibatches in flight, by run: never more than a replica has."""
+        """Minibatches in flight by placement: never more than a replica has."""
         most = np.asarray(cost.rounds(self.count, replicas), dtype=np.float64)
         if self.batches.directions == 2:
             return most
         if stage.is_last or not self.counts_depths:
             return np.ones(len(replicas))
-        # No transfer takes no time, even where the pace is nothing.
+        # Without a transfer there is no delay, even if the pace is 0.
         with np.errstate(divide="ignore", invalid="ignore"):
             away = np.where(transfer > 0, 2 * transfer / self.pace, 0.0)
         depth: Floats = np.minimum(most, 1 + np.ceil((behind + away) / replicas - cost.ROUNDING))
         return depth
 
-    def _fresh(
+    def _new_states(
         self,
         stage: StageTerms,
         states: States,
@@ -170,7 +171,7 @@ class DifferingFlush(DifferingSearch):
         depth: Floats,
         demand: Floats,
     ) -> Iterator[tuple[Ints, States]]:
-        """Every state, with what is added up behind the stage, and its own passes and transfers."""
+        """Every new state, with the sum behind its stage plus the stage's own passes and transfers."""
         assert states.extra is not None
         added = states.extra[which] + passes(self.terms, stage, self.terms.runs.speed[runs][:, None])[1].T
         if not stage.is_last:
@@ -181,4 +182,4 @@ class DifferingFlush(DifferingSearch):
         fresh = self._columns(stage, states, rows, which, runs)
         target, column = np.nonzero(np.isfinite(demand))
         made = States(fresh.numbers[:, column], demand[target, column], added[target, column])
-        yield from self._worthwhile(stage.targets[target], made, depth[target, column])
+        yield from self._completable(stage.targets[target], made, depth[target, column])

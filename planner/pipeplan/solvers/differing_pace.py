@@ -1,4 +1,4 @@
-"""What a pipeline on servers that differ really takes, and whether it fits: `pace` for the terms of `differing`."""
+"""The real pace of a pipeline on a heterogeneous cluster, and whether it fits in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeplan.solvers.terms import StageTerms
 
 @dataclass(frozen=True)
 class Placed:
-    """One stage with its figures."""
+    """The terms and times of one step on its placement: seconds per minibatch, and of one all-reduce of its group."""
 
     step: Step
     terms: StageTerms
@@ -26,7 +26,7 @@ class Placed:
 
 
 def placed(terms: Differing, steps: list[Step]) -> list[Placed]:
-    """The stages of a pipeline with their figures."""
+    """Every step of a pipeline with its terms and times."""
     found = []
     for step in steps:
         stage = terms.stage(step.end, np.array([step.start]), recompute=step.recompute)
@@ -38,7 +38,7 @@ def placed(terms: Differing, steps: list[Step]) -> list[Placed]:
 
 @dataclass(frozen=True)
 class Hop:
-    """What joins two stages."""
+    """The link between two stages: bandwidth in bytes/s, latency, and the number of transfers at once."""
 
     bandwidth: float
     latency_s: float
@@ -46,7 +46,7 @@ class Hop:
 
 
 def hops(terms: Differing, steps: list[Step]) -> list[Hop]:
-    """Every boundary's."""
+    """The link of every boundary of a pipeline."""
     found = []
     for step, following in itertools.pairwise(steps):
         joined = terms.between[step.first, following.first + following.replicas - 1]
@@ -57,7 +57,7 @@ def hops(terms: Differing, steps: list[Step]) -> list[Hop]:
 
 
 def _boundaries(terms: Differing, steps: list[Step]) -> list[tuple[float, float]]:
-    """Busy and one-way time of every boundary."""
+    """For every boundary, how long one minibatch keeps it busy, and its one-way time."""
     found = []
     for step, hop in zip(steps, hops(terms, steps), strict=False):
         size = terms.busier(step.end)
@@ -67,9 +67,9 @@ def _boundaries(terms: Differing, steps: list[Step]) -> list[tuple[float, float]
 
 
 def pace_of(terms: Differing, steps: list[Step], *, depths: bool) -> float:
-    """Seconds per minibatch of one copy: the slowest stage or boundary, and what the depths sustain.
+    """Seconds per minibatch of one copy: the slowest stage or boundary, and the pace that the depths sustain.
 
-    Of these only where `depths` asks for it, or where two versions of the weights must do.
+    The depths count only where `depths` asks for it, or where two weight versions must suffice.
     """
     stages, boundaries = placed(terms, steps), _boundaries(terms, steps)
     paces = [stage.time_s for stage in stages] + [busy for busy, _ in boundaries]
@@ -79,16 +79,17 @@ def pace_of(terms: Differing, steps: list[Step], *, depths: bool) -> float:
     if terms.accumulate is not None:
         paces += [terms.buffered_pace(stage.step.depth, stage.step.replicas, stage.group_s) for stage in stages]
     if depths or terms.accumulate is not None:
-        for (here, following), (_, transfer) in zip(itertools.pairwise(stages), boundaries, strict=True):
-            in_flight, groups = float(following.step.depth * following.step.replicas), [here.group_s, following.group_s]
+        for (stage, following), (_, transfer) in zip(itertools.pairwise(stages), boundaries, strict=True):
+            in_flight = float(following.step.depth * following.step.replicas)
+            groups = [stage.group_s, following.group_s]
             if terms.accumulate is not None:
                 groups = []
             elif copies > 1:
-                # The waits are then whole minibatches, whatever the pace.
-                counts = (here.step.replicas, following.step.replicas)
+                # With copies the waits are whole minibatches at any pace.
+                counts = (stage.step.replicas, following.step.replicas)
                 in_flight += sum(float(cost.group_wait(0.0, 1.0, count, copies)) for count in counts)
                 groups = []
-            paces.append(cost.depth_limited_pace(here.step.depth, here.step.replicas, in_flight, transfer, groups))
+            paces.append(cost.depth_limited_pace(stage.step.depth, stage.step.replicas, in_flight, transfer, groups))
     return max(paces)
 
 
@@ -101,7 +102,7 @@ def fits(terms: Differing, steps: list[Step], pace_s: float) -> bool:
         replicas = stage.step.replicas
         fixed, growing = (float(part[0]) for part in stage.terms.memory(replicated=replicas > 1))
         if terms.schedule == VERTICAL and terms.training:
-            # One version is counted already.
+            # One version is already included.
             versions = cost.vertical_versions(depths[0] + lag, steps[0].replicas, replicas)
             fixed += float(cost.version_memory(stage.terms.parameters[0], versions - 1))
         if fixed + growing * depth > terms.runs.memory[stage.run] * (1 + 1e-12):
@@ -112,7 +113,7 @@ def fits(terms: Differing, steps: list[Step], pace_s: float) -> bool:
 
 
 def _depths(terms: Differing, steps: list[Step], stages: list[Placed], pace_s: float) -> list[int]:
-    """The depths that keep a pace, input to output (all 1 for inference)."""
+    """The depths that sustain a pace, input to output; all 1 for inference."""
     boundaries, behind, depths = [*_boundaries(terms, steps), (0.0, 0.0)], 0.0, list[int]()
     for index in range(len(stages) - 1, -1, -1):
         stage, replicas = stages[index], steps[index].replicas

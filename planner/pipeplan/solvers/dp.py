@@ -1,8 +1,9 @@
-"""Exact dynamic programming over cuts: the fastest pipeline on consecutive workers, idle ones allowed.
+"""Exact dynamic programming over cuts: the fastest pipeline on consecutive workers, some of which may stay idle.
 
-`search` decides whether any pipeline keeps within a threshold, and `threshold` finds the least one for which there is.
-First without a limit on memory, where depths do not matter and many cuts cannot (`reduce`): if that plan fits in memory
-it is the best of all. If not, the search goes on upwards from there, with memory, and with recomputation where allowed.
+A search over cuts decides whether any pipeline keeps within a threshold, and bisection finds the least threshold for
+which one does. The first bisection ignores memory, so that depths do not matter and many cuts can be left out. If its
+plan fits in memory, it is the best of all. Otherwise a second bisection continues upwards from its pace, with the
+memory limit and with recomputation where that is allowed.
 """
 
 from __future__ import annotations
@@ -14,41 +15,41 @@ from dataclasses import dataclass, replace
 
 from pipeplan.cuts import Cuts
 from pipeplan.grid import Shape, shapes
-from pipeplan.plan import Plan
+from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Problem
 from pipeplan.solvers import depths, threshold
 from pipeplan.solvers.grids import Grids, minibatches_of
 from pipeplan.solvers.grids_flush import batch
 from pipeplan.solvers.limits import Effort
-from pipeplan.solvers.pipeline import Segment, Space, spaces
+from pipeplan.solvers.pipeline import Space, spaces
 from pipeplan.solvers.pipelines import Pipeline, Pipelines
 from pipeplan.solvers.result import Result, Status
 from pipeplan.solvers.threshold import PRECISION, Interval
 
 
 @dataclass
-class _SoFar:
-    """What several searches found."""
+class _BestSoFar:
+    """The best plan and the bound of all searches so far."""
 
-    best: tuple[float, Space, list[Segment]] | None = None
+    best: tuple[float, Space, list[Stage]] | None = None
     bound: float = float("inf")
     finished: bool = True
     interrupted: bool = False
 
     def add(self, problem: Problem, space: Space, found: Interval[Pipeline]) -> None:
-        """What one more found."""
+        """Take in the result of one more search."""
         self.finished, self.interrupted = self.finished and found.finished, self.interrupted or found.interrupted
         if found.best is not None or not found.finished:
             self.bound = min(self.bound, space.pace(problem, found.low))
         if found.best is None:
             return
         if self.best is None or space.pace(problem, found.high) < self.best[0] * (1 - PRECISION):
-            self.best = space.pace(problem, found.high), space, found.best.segments()
+            self.best = space.pace(problem, found.high), space, found.best.stages()
 
 
-def _spaces(problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: Effort) -> _SoFar:
-    """All spaces of plans, one after another."""
-    so_far = _SoFar()
+def _search_spaces(problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: Effort) -> _BestSoFar:
+    """Search all spaces of plans, one after another."""
+    so_far = _BestSoFar()
     for space in spaces(problem):
         if so_far.best is not None and space.synchronisation(problem) >= so_far.best[0]:
             continue
@@ -59,14 +60,14 @@ def _spaces(problem: Problem, cuts: Cuts, deadline: float | None, gap: float, ef
     return so_far
 
 
-def _grids(problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: Effort) -> _SoFar:
-    """All shapes of a uniform grid, each for what is faster than the best of those before."""
-    so_far, space = _SoFar(), spaces(problem)[0]
+def _search_grids(problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: Effort) -> _BestSoFar:
+    """Search all shapes of a uniform grid, each for plans that are faster than the best before."""
+    so_far, space = _BestSoFar(), spaces(problem)[0]
 
     def below() -> float:
         return float("inf") if so_far.best is None else so_far.best[0] * (1 - PRECISION)
 
-    for found in _of_shapes(Pipelines(problem, cuts, deadline, gap, effort=effort), below):
+    for found in _shape_results(Pipelines(problem, cuts, deadline, gap, effort=effort), below):
         so_far.add(problem, space, found)
     return so_far
 
@@ -78,28 +79,29 @@ def best_grid(
     deadline: float | None = None,
     effort: Effort | None = None,
 ) -> Plan | None:
-    """Of the best plans of every shape of a uniform grid that of the least score, which no search minimises.
+    """The plan with the least score among the best plans of every shape of a uniform grid; None if there is none.
 
-    No score is less than what the solvers minimise. At the deadline, or when the effort is over, of those found so far.
+    The score must not be less than the pace that the solvers minimise. The search ends with the best so far at the
+    deadline (by `time.perf_counter`) or when the effort is spent.
     """
     best, least, space = None, float("inf"), spaces(problem)[0]
 
     def below() -> float:
         return least * (1 - PRECISION)
 
-    for found in _of_shapes(Pipelines(problem, cuts, deadline, effort=effort or Effort()), below):
+    for found in _shape_results(Pipelines(problem, cuts, deadline, effort=effort or Effort()), below):
         if found.best is not None:
-            plan = _plan(problem, space, found.best.segments(), space.pace(problem, found.high))
+            plan = _plan(problem, space, found.best.stages(), space.pace(problem, found.high))
             if (value := score(plan)) < least:
                 best, least = plan, value
     return best
 
 
-def _of_shapes(whole: Pipelines, below: Callable[[], float]) -> Iterator[Interval[Pipeline]]:
-    """What is found of the shapes of a uniform grid, from the least bound on, until that is no longer `below`."""
-    grids, per_update = Grids(whole.free), minibatches_of(whole.problem)
-    shapes_of = enumerate(shapes(whole.problem))
-    waiting = [(grids.floor(shape), number, shape, _bounds(whole, grids, shape)) for number, shape in shapes_of]
+def _shape_results(searches: Pipelines, below: Callable[[], float]) -> Iterator[Interval[Pipeline]]:
+    """Results for the shapes of a uniform grid in the order of their bounds, until a bound is no longer `below()`."""
+    grids, per_update = Grids(searches.free), minibatches_of(searches.problem)
+    shapes_of = enumerate(shapes(searches.problem))
+    waiting = [(grids.floor(shape), number, shape, _bounds(searches, grids, shape)) for number, shape in shapes_of]
     heapq.heapify(waiting)
     interrupted = False
     while waiting:
@@ -107,31 +109,31 @@ def _of_shapes(whole: Pipelines, below: Callable[[], float]) -> Iterator[Interva
         limit = below()
         if bound >= limit:
             return
-        if interrupted or whole.effort.over or threshold.passed(whole.deadline):
+        if interrupted or searches.effort.over or threshold.passed(searches.deadline):
             yield Interval(bound * per_update, finished=False, interrupted=interrupted)
             return
-        found = next(tighter)
-        if isinstance(found, float):
-            heapq.heappush(waiting, (max(bound, found), number, shape, tighter))
+        bound_or_grid = next(tighter)
+        if isinstance(bound_or_grid, float):
+            heapq.heappush(waiting, (max(bound, bound_or_grid), number, shape, tighter))
         else:
-            answer = whole.of(shape, bound * per_update, limit * per_update, found).best()
+            answer = searches.of(shape, bound * per_update, limit * per_update, bound_or_grid).best()
             interrupted = answer.interrupted
             yield answer
 
 
-def _bounds(whole: Pipelines, grids: Grids, shape: Shape) -> Iterator[float | Interval[Pipeline] | None]:
-    """Ever better bounds on the pace of a shape; last, where that is known, the best without a limit on memory."""
+def _bounds(searches: Pipelines, grids: Grids, shape: Shape) -> Iterator[float | Interval[Pipeline] | None]:
+    """Ever better bounds on the pace of a shape, and last, if known, its best plan without a memory limit."""
     if not grids.few:
         yield None
         return
-    whole.effort.spent += grids.rows(shape)
+    searches.effort.spent += grids.rows(shape)
     least, steps = grids.least(shape)
     yield least
     if grids.exact:
         yield Interval(least, least, Pipeline(grids.terms, steps))
     elif grids.exact_batches:
-        answer = batch(grids, shape, whole.deadline, whole.effort)
-        yield answer.bound_s / minibatches_of(whole.problem)
+        answer = batch(grids, shape, searches.deadline, searches.effort)
+        yield answer.bound_s / minibatches_of(searches.problem)
         found = None if answer.steps is None else Pipeline(grids.terms, answer.steps)
         yield Interval(answer.bound_s, answer.total_s, found, answer.finished, answer.interrupted)
     else:
@@ -147,36 +149,37 @@ def feasible(problem: Problem, cuts: Cuts) -> bool:
 
 
 def solve(problem: Problem, cuts: Cuts, seconds: float | None = None, gap: float = 0.0) -> Result:
-    """The best plan over both plan spaces (see `pipeline`), proven by a search just below its pace that finds nothing.
+    """The best plan over all spaces of plans, proven optimal by a search just below its pace that finds nothing.
 
-    A limit of `seconds`, a relative `gap` that is small enough, or Ctrl-C ends it with the best plan so far and the
-    bound reached.
+    A time limit in `seconds`, a relative `gap`, or Ctrl-C ends the search with the best plan so far and the bound
+    reached.
     """
     began, deadline, effort = time.perf_counter(), threshold.deadline(seconds), Effort()
-    search = _grids if problem.options.grid else _spaces
+    search = _search_grids if problem.options.grid else _search_spaces
     found = _result(problem, cuts, search(problem, cuts, deadline, gap, effort), began)
     return replace(found, effort=effort.spent)
 
 
-def _result(problem: Problem, cuts: Cuts, so_far: _SoFar, began: float) -> Result:
+def _result(problem: Problem, cuts: Cuts, so_far: _BestSoFar, began: float) -> Result:
+    """The result of the searches, with the proven bound."""
     best, bound, finished, interrupted = so_far.best, so_far.bound, so_far.finished, so_far.interrupted
     floor = problem.work_s / problem.cluster.total_speed
-    note = "within the gap asked for" if finished else "stopped before it was proven"
+    note = "the requested gap was reached" if finished else "the search ended before it could prove this plan optimal"
     if not cuts.complete:
-        bound, note = floor, f"searched {len(cuts.ideals)} of the cuts of the graph, not all"
+        bound, note = floor, f"the search covered {len(cuts.ideals)} of the graph's cuts, not all of them"
     proven = finished and cuts.complete
     taken = time.perf_counter() - began
     if best is None:
         status = Status.INFEASIBLE if proven else Status.TIME_LIMIT
         least = float("inf") if proven else max(floor, bound if bound < float("inf") else 0.0)
         return Result("DP", status, None, float("inf"), least, taken, note, interrupted=interrupted)
-    pace, space, segments = best
-    plan = _plan(problem, space, segments, pace)
+    pace, space, stages = best
+    plan = _plan(problem, space, stages, pace)
     if proven and bound >= pace * (1 - 4 * PRECISION):
         return Result("DP", Status.OPTIMAL, plan, pace, pace, taken)
     return Result("DP", Status.FEASIBLE, plan, pace, min(max(bound, floor), pace), taken, note, interrupted=interrupted)
 
 
-def _plan(problem: Problem, space: Space, segments: list[Segment], pace_s: float) -> Plan:
-    # The pace may be just where a depth changes: another order of the same sum must not ask for one more.
-    return depths.assign(space.plan(problem, segments), problem, pace_s * (1 + 1e-12))
+def _plan(problem: Problem, space: Space, stages: list[Stage], pace_s: float) -> Plan:
+    # The pace may lie just where a depth changes: rounding in another order must not ask for one minibatch more.
+    return depths.assign(space.plan(problem, stages), problem, pace_s * (1 + 1e-12))

@@ -1,12 +1,12 @@
-"""The fastest pipeline where it drains before every update (gpipe, 1f1b-flush): see docs/cost-model.md.
+"""The fastest pipeline under the flush schedules, gpipe and 1f1b-flush (docs/cost-model.md, "Flush schedules").
 
-A batch takes W + V + Σ bounds, with W the work of all layers, V what adds up over stages (transfers both ways, and what
-is computed twice), and a maximum over stages and boundaries for each of the bounds:
+The time from one update to the next is W + V + Σ bounds. W is the work of all layers. V is a sum over stages: their
+transfers both ways, and the work that they do twice. Each bound is a maximum over stages and boundaries:
 
     1f1b-flush   steady, exposed                 gpipe   forward, backward, exposed
 
-For given upper limits on the bounds a search over cuts, as in `search`, finds the least V. Branch and bound over the
-limits does the rest: a box of limits [low, high] holds no pipeline faster than W + V(high) + Σ low.
+For given upper limits on the bounds, a search over cuts finds the least V. Branch and bound over the limits does the
+rest: a box of limits [low, high] holds no pipeline faster than W + V(high) + Σ low.
 """
 
 from __future__ import annotations
@@ -18,57 +18,57 @@ from typing import Protocol
 import numpy as np
 
 from pipeplan import cost
-from pipeplan.cuts import Floats, Ints
+from pipeplan.cuts import Flags, Floats, Ints
 from pipeplan.plan import GPIPE
 from pipeplan.solvers.limits import SLACK, Limits, OutOfTime, Step
 from pipeplan.solvers.pace import boundary_level, one_stage, span_of
 from pipeplan.solvers.replicas import Intervals
 from pipeplan.solvers.search import Search
-from pipeplan.solvers.states import Flags, States
+from pipeplan.solvers.states import States
 from pipeplan.solvers.terms import StageTerms, Terms
 from pipeplan.solvers.threshold import PRECISION
 
 Bounds = tuple[float, ...]
-"""Seconds: (steady, exposed) of 1f1b-flush, (forward, backward, exposed) of gpipe."""
+"""Seconds: (steady, exposed) for 1f1b-flush, (forward, backward, exposed) for gpipe."""
 
-# A limit is halved until it is so close to what a pipeline really needs; then it is put right below that.
+# A limit is halved until it is this close to what a pipeline needs (relative); then it is put right below that.
 _CLOSE = 0.02
 
 
 @dataclass
 class Batches:
-    """Batch times on one component of the cluster."""
+    """Batch times, from one update to the next, on one component of the cluster."""
 
     terms: Terms
     limits: Limits
 
     @property
     def minibatches(self) -> int:
-        """Of one update, in the copy that has most."""
+        """Minibatches of one update, in the copy that has most."""
         accumulate = self.terms.problem.options.accumulate
         assert accumulate is not None
         return int(cost.rounds(accumulate, self.terms.problem.copies))
 
     @property
     def directions(self) -> int:
-        """How many bounds the steady part has: one for each phase."""
+        """The number of bounds on the steady part, one for each phase."""
         return 2 if self.terms.schedule == GPIPE else 1
 
     @property
     def constant_s(self) -> float:
-        """Of every batch: the work of all layers, and the all-reduce among copies."""
+        """The part that all batches have in common: the work of all layers, and the all-reduce among copies."""
         return float(self.terms.cuts.work_s[-1]) / self.terms.speed + self.terms.problem.copies_allreduce_s
 
     def search(self, bounds: Bounds) -> tuple[float, list[Step]] | None:
-        """The least that adds up over stages under limits on the bounds, and a pipeline that reaches it."""
-        found = FlushSearch(self, bounds, self.limits)
-        steps = found.run()
-        if steps is None:
+        """The least sum over stages under limits on the bounds, with a pipeline that reaches it, or None."""
+        search = FlushSearch(self, bounds, self.limits)
+        pipeline = search.run()
+        if pipeline is None:
             return None
-        return found.added_s, steps
+        return search.added_s, pipeline
 
     def bounds_of(self, steps: list[Step]) -> Bounds:
-        """The bounds of a pipeline."""
+        """The bounds that a pipeline meets."""
         terms, count = self.terms, self.minibatches
         steady, exposed = [0.0] * self.directions, 0.0
         for index, step in enumerate(steps):
@@ -88,7 +88,7 @@ class Batches:
         return *steady, exposed
 
     def _depth_s(self, step: Step, following: Step, level: int) -> float:
-        """What a depth below the minibatches of a replica adds to the steady part."""
+        """The bound on the steady part that follows from a depth below the minibatches of a replica."""
         if step.depth >= cost.rounds(self.minibatches, step.replicas) or not self.limits.memory:
             return 0.0
         transfer = float(self.terms.transfer_s[step.end][level])
@@ -97,14 +97,14 @@ class Batches:
         return (self.minibatches - 1) * pace
 
     def _passes(self, start: int, end: int, recompute: bool) -> tuple[float, float]:
-        """Forward and backward of one minibatch on one worker."""
+        """Forward and backward time of one minibatch on one worker."""
         cuts, speed = self.terms.cuts, self.terms.speed
         forward = float(cuts.forward_s[end] - cuts.forward_s[start]) / speed
         backward = float(cuts.work_s[end] - cuts.work_s[start]) / speed - forward
         return forward, float(cost.backward_time(forward, backward, recompute))
 
     def _crossing(self, cut: int, level: int) -> tuple[float, ...]:
-        """How long one minibatch keeps a boundary's link busy, for each bound of the steady part."""
+        """Seconds that one minibatch keeps a boundary's link busy, for each bound of the steady part."""
         cuts, bandwidth = self.terms.cuts, float(self.terms.links.sendrecv_bandwidth[level])
         ways = float(cuts.sent[cut]) / bandwidth, float(cuts.returned[cut]) / bandwidth
         return ways if self.directions == 2 else (max(ways),)
@@ -114,18 +114,18 @@ _FIRST = np.zeros(1, dtype=np.intp)
 
 
 class FlushSearch(Search):
-    """The least that adds up over stages, under limits on the bounds."""
+    """The search for the least sum over stages under limits on the bounds."""
 
     def __init__(self, batches: Batches, bounds: Bounds, limits: Limits) -> None:
         self.batches, self.count = batches, batches.minibatches
         self.steady = tuple(bound * (1 + SLACK) for bound in bounds[:-1])
         self.exposed = bounds[-1] * (1 + SLACK)
         super().__init__(batches.terms, 1.0, limits)
-        terms, whole = self.terms, sum(self.steady)
-        # (ceil(M/r) - 1) · pass ≤ bound needs r ≥ M · pass / (bound + pass), and pieces need no fewer than the whole.
+        terms, steady_s = self.terms, sum(self.steady)
+        # (ceil(M/r) - 1) · pass ≤ bound implies r ≥ M · pass / (bound + pass), and parts need no fewer than the whole.
         work = terms.cuts.work_s / terms.speed
         with np.errstate(divide="ignore", invalid="ignore"):
-            need = np.where(work > 0, self.count * work / (whole + work), 0.0)
+            need = np.where(work > 0, self.count * work / (steady_s + work), 0.0)
         self.need = np.maximum(np.ceil(need - 1e-9), 1).astype(np.intp)
         self.need[0] = 0
         self.widest = np.array([self._widest(cut) for cut in range(self.last + 1)])
@@ -133,22 +133,22 @@ class FlushSearch(Search):
         self.pace = cost.flush_pace(self.steady[0], self.count)
 
     def start(self) -> States:
-        """With nothing added up."""
+        """The initial state, with a sum of 0."""
         return replace(super().start(), extra=np.zeros(1))
 
     @property
     def counts_depths(self) -> bool:
-        """GPipe holds all minibatches of a replica: its depth follows from the replicas."""
+        """False for GPipe, which holds all minibatches of a replica: its depth follows from the replicas."""
         return self.limits.memory and self.batches.directions == 1
 
     @property
     def counts_up(self) -> bool:
-        """A depth need not exceed the minibatches of a replica, whatever is in flight behind."""
+        """False, because a depth need not exceed the minibatches of a replica, whatever is in flight behind."""
         return False
 
     @property
     def compares_cuts(self) -> bool:
-        """An all-reduce hides behind the layers before its stage: fewer of them may be worse."""
+        """False, because an all-reduce hides behind the layers before its stage, so fewer layers may be worse."""
         return False
 
     def _widest(self, cut: int) -> int:
@@ -160,17 +160,19 @@ class FlushSearch(Search):
         return all((self.count - 1) * time <= bound for time, bound in zip(times, self.steady, strict=True))
 
     def allowed(self, stage: StageTerms) -> Intervals:
-        """From the fewest replicas for the steady part (and GPipe's memory) to the most for the exposed all-reduce."""
+        """The allowed replicas: at least those of the steady part (and GPipe's memory), at most those of the
+        all-reduce."""
         if 0.0 not in stage.found:
             stage.found[0.0] = self._intervals(stage)
         return self.only(stage.found[0.0])
 
     def _intervals(self, stage: StageTerms) -> Intervals:
+        """The allowed replicas of a stage as intervals, by level and stage."""
         terms = self.terms
         forward = (terms.cuts.forward_s[stage.cut] - terms.cuts.forward_s[stage.targets]) / terms.speed
-        whole = stage.work_s / terms.speed
-        passes = (forward, whole - forward) if len(self.steady) == 2 else (whole,)
-        rounds = np.full(len(whole), np.inf)
+        both = stage.work_s / terms.speed
+        passes = (forward, both - forward) if len(self.steady) == 2 else (both,)
+        rounds = np.full(len(both), np.inf)
         with np.errstate(divide="ignore", invalid="ignore"):
             for time, bound in zip(passes, self.steady, strict=True):
                 most = np.where(time > 0, 1 + np.floor(bound / time * (1 + 1e-12)), np.inf)
@@ -207,7 +209,7 @@ class FlushSearch(Search):
     def _wait(self, stage: StageTerms, tries: object, replicas: Floats) -> Floats:
         return np.zeros(len(replicas))
 
-    def _crowd(self, targets: Ints, demand: Floats) -> Floats:
+    def _workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
         return np.zeros((len(targets), len(demand)))
 
     def _versions_suffice(self, stage: StageTerms, tries: object, replicas: Floats, demand: Floats) -> Flags:
@@ -226,7 +228,7 @@ class FlushSearch(Search):
         return least
 
     def extra(self, stage: StageTerms, before: Floats, target: Ints, joined: Ints) -> Floats:
-        """What is added up behind a stage, with it and its boundary: the way there and back, and work done twice."""
+        """The sum behind a stage plus its own part: transfers both ways over its boundary, and work done twice."""
         terms, cut = self.terms, stage.cut
         added = before
         if not stage.is_last:
@@ -241,46 +243,46 @@ class FlushSearch(Search):
 
 @dataclass
 class Answer:
-    """The fastest pipeline found, in seconds of a batch."""
+    """The fastest batch found, in seconds, with a pipeline that reaches it."""
 
     total_s: float = float("inf")
     steps: list[Step] | None = None
     bound_s: float = 0.0
-    """No pipeline takes less."""
+    """No pipeline has a faster batch."""
     finished: bool = True
     interrupted: bool = False
 
 
 class Searched(Protocol):
-    """What `best` asks for: `Batches`, or those of a narrower space."""
+    """The batch times that `best` minimises: `Batches`, or those of a narrower space of plans."""
 
     @property
     def terms(self) -> Terms:
-        """Of the machines."""
+        """The terms of the cost model."""
 
     @property
     def minibatches(self) -> int:
-        """Of one update."""
+        """Minibatches of one update."""
 
     @property
     def directions(self) -> int:
-        """How many bounds the steady part has."""
+        """The number of bounds on the steady part."""
 
     @property
     def constant_s(self) -> float:
-        """Of every batch."""
+        """The part that all batches have in common, in seconds."""
 
     def search(self, bounds: Bounds) -> tuple[float, list[Step]] | None:
-        """The least that adds up over stages under limits on the bounds, and a pipeline that reaches it."""
+        """The least sum over stages under limits on the bounds, with a pipeline that reaches it, or None."""
 
     def bounds_of(self, steps: list[Step]) -> Bounds:
-        """The bounds of a pipeline."""
+        """The bounds that a pipeline meets."""
 
 
 def best(batches: Searched, above_s: float = 0.0, below_s: float = float("inf")) -> Answer:
-    """Branch and bound, for batches faster than `below_s`, of which none is than `above_s`.
+    """The fastest batch below `below_s` seconds, by branch and bound; `above_s` is a known lower bound.
 
-    A deadline or Ctrl-C ends it with what it has.
+    A deadline or Ctrl-C ends the search with the best so far.
     """
     answer = Answer(below_s)
     number = batches.directions + 1
@@ -321,7 +323,7 @@ def best(batches: Searched, above_s: float = 0.0, below_s: float = float("inf"))
 def _split(
     low: Bounds, high: Bounds, known: tuple[float, Bounds]
 ) -> list[tuple[Bounds, Bounds, tuple[float, Bounds] | None]]:
-    """A box in two, along the bound that is farthest from its lower limit. The upper part needs no new search."""
+    """Split a box along the bound that is farthest above its lower limit. The upper part needs no new search."""
     gaps = [max(0.0, real - least) for real, least in zip(known[1], low, strict=True)]
     axis = max(range(len(gaps)), key=gaps.__getitem__)
     real, least = known[1][axis], low[axis]

@@ -1,12 +1,12 @@
-"""What a uniform grid takes without a limit on memory: every stage's workers are known, which leaves the cuts.
+"""The fastest uniform grid without a memory limit. The shape gives every stage's workers, so only the cuts are open.
 
-Over stages s and cuts J the least time is, with the time of a stage from I to J on the workers of s and that of the
-boundary before it,
+The least time over stages s and cuts J follows from the time of a stage from cut I to cut J on the workers of s, and
+from that of the boundary before it:
 
     V_1(J) = stage_1(∅→J)        V_s(J) = min over I ⊂ J of max( V_{s-1}(I), boundary_s(I), stage_s(I→J) )
 
-In the steady state that is the best pace of the grid. With a flush it is a bound: of the steady part of a batch with
-the all-reduce that the same stage exposes, on top of the work of all layers; `grids_flush` has the rest.
+In the steady state V is the best pace of the grid. With a flush it is a lower bound on the steady part of a batch plus
+the all-reduce that the same stage exposes, on top of the work of all layers; `grids_flush` finds the fastest batch.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan import cost
-from pipeplan.cuts import Floats, Ints
+from pipeplan.cuts import Flags, Floats, Ints
 from pipeplan.grid import Shape
 from pipeplan.plan import ACCUMULATING, GPIPE
 from pipeplan.problem import Problem
 from pipeplan.solvers.limits import Step
-from pipeplan.solvers.states import Flags
 from pipeplan.solvers.terms import Terms
 
 MOST_CUTS = 1500
-"""Pairs of more cuts take longer to go through than a search takes."""
+"""The most cuts for which going over all their pairs is faster than a search."""
 PAIRS = 50
-"""Of cuts that are gone through as quickly as a row of a search."""
+"""Pairs of cuts that take as long as one row of a search."""
 
 
 @dataclass
@@ -36,11 +35,11 @@ class Grids:
     """The uniform grids of a problem."""
 
     terms: Terms
-    """Without a limit on memory, with all cuts."""
+    """The terms of the cost model without a memory limit, on all cuts."""
     _known: dict[tuple[float, ...], Floats] = field(default_factory=dict)
 
     def floor(self, shape: Shape) -> float:
-        """No grid of a shape has a faster pace: all work on all workers, and the costliest unit on its replicas."""
+        """Lower bound on the pace of a shape: all work on all workers, and the costliest unit on its replicas."""
         problem = self.terms.problem
         largest = max(unit.forward_s + unit.backward_s for unit in problem.units)
         if problem.cluster.uniform:
@@ -50,12 +49,12 @@ class Grids:
 
     @property
     def few(self) -> bool:
-        """Whether all pairs of cuts may be gone through."""
+        """Whether the cuts are few enough to go over all their pairs."""
         return len(self.terms.cuts.ideals) <= MOST_CUTS
 
     @property
     def exact(self) -> bool:
-        """Whether what `least` finds is a plan: no layer is pinned, and no depth matters without a limit on memory."""
+        """Whether `least` finds a plan, not only a bound: no layer is pinned, and no depth matters without memory."""
         options = self.terms.problem.options
         return not options.pins and not options.flushes and self.terms.accumulate is None
 
@@ -66,11 +65,11 @@ class Grids:
         return options.flushes and not options.pins
 
     def rows(self, shape: Shape) -> float:
-        """What going over all pairs of cuts takes, stage by stage, in rows that a search goes through."""
+        """Effort of going over all pairs of cuts, stage by stage, in rows of a search."""
         return len(self.terms.cuts.ideals) ** 2 * shape.stages / PAIRS
 
     def least(self, shape: Shape) -> tuple[float, list[Step]]:
-        """The least pace of a shape without a limit on memory, and what reaches it; where not `exact` a bound."""
+        """The least pace of a shape without a memory limit, and its steps; only a bound where not `exact`."""
         values, choices = self._stage_s(shape, 0)[0], []
         for stage in range(1, shape.stages):
             before = np.maximum(values, self._boundary_s(shape, stage))[:, None]
@@ -87,7 +86,7 @@ class Grids:
         return (problem.work_s / fastest + value) / minibatches_of(problem)
 
     def stage(self, shape: Shape, stage: int) -> tuple[float, ...]:
-        """Replicas, speed, and bandwidth and latency of the all-reduce of a stage of a shape."""
+        """Replicas and speed of a stage of a shape, and bandwidth and latency of its all-reduce."""
         first, end = stage * shape.replicas, (stage + 1) * shape.replicas
         speed = self.terms.problem.cluster.speed_of(range(first, end))
         return shape.replicas, speed, *self.terms.links.allreduce_among((first, end - 1))
@@ -98,13 +97,14 @@ class Grids:
         return *self.terms.links.sendrecv_among(both), shape.replicas if self.terms.parallel else 1
 
     def _stage_s(self, shape: Shape, stage: int) -> Floats:
-        """The time of a stage from one cut (rows) to another (columns), infinite where the first is no part of it."""
+        """The time of a stage from one cut I (rows) to another J (columns), infinite unless I ⊂ J."""
         key = self.stage(shape, stage)
         if key not in self._known:
             self._known[key] = np.where(self.nested, self._all_stages_s(*key), np.inf)
         return self._known[key]
 
     def _all_stages_s(self, replicas: float, speed: float, bandwidth: float, latency_s: float) -> Floats:
+        """The time of a stage from every cut (rows) to every cut (columns), nested or not."""
         options, terms = self.terms.problem.options, self.terms
         work, allreduce = self.between(terms.cuts.work_s), self.allreduce_s(replicas, bandwidth, latency_s)
         if options.flushes and options.accumulate is not None:
@@ -115,18 +115,18 @@ class Grids:
         return np.asarray(cost.overlapped(compute, allreduce / (shared or replicas), options.overlap))
 
     def between(self, totals: Floats) -> Floats:
-        """What adds up over units, from one cut (rows) to another (columns)."""
+        """A quantity that adds up over units, from one cut (rows) to another (columns)."""
         return totals[None, :] - totals[:, None]
 
     def allreduce_s(self, replicas: float, bandwidth: float, latency_s: float) -> Floats:
-        """One all-reduce of each stage among so many."""
+        """Seconds of one all-reduce of every stage among so many replicas."""
         if not self.terms.training:
             return np.zeros((len(self.terms.cuts.ideals),) * 2)
         size = self.between(self.terms.cuts.parameters)
         return np.asarray(cost.ring_allreduce_time(replicas, size, bandwidth, latency_s))
 
     def exposed_s(self, allreduce: Floats) -> Floats:
-        """What of it a flush waits for."""
+        """The part of an all-reduce that a flush waits for."""
         fastest = max(device.speed for device in {*self.terms.problem.cluster.devices})
         return np.asarray(cost.flush_exposed(allreduce, self.terms.cuts.work_s[:, None] / fastest))
 
@@ -142,7 +142,7 @@ class Grids:
 
     @cached_property
     def nested(self) -> Flags:
-        """Whether a cut (rows) is a proper part of another (columns)."""
+        """Whether a cut (rows) is a proper subset of another (columns)."""
         cuts = self.terms.cuts
         found = np.triu(np.ones((len(cuts.ideals),) * 2, dtype=bool), 1)
         if not cuts.chain:
@@ -153,12 +153,12 @@ class Grids:
 
 
 def minibatches_of(problem: Problem) -> int:
-    """How many minibatches the solvers' times of a pipeline are for: with a flush a batch, else one."""
+    """The number of minibatches that the solvers' times refer to: those of a batch with a flush, else one."""
     return problem.options.accumulate or 1 if problem.options.flushes else 1
 
 
 def steps_of(shape: Shape, choices: list[Ints]) -> list[Step]:
-    """The stages of a shape, by the cut that each but the first begins at for every cut that it ends at."""
+    """The steps of a shape; `choices` gives, for each stage but the first and each end cut, the cut where it begins."""
     ends = [-1]
     for choice in reversed(choices):
         ends.insert(0, int(choice[ends[0]]))

@@ -1,5 +1,5 @@
-"""The fastest batch of a uniform grid without a limit on memory: `flush.best` with a search that goes over all pairs of
-cuts, stage by stage."""
+"""The fastest batch of a uniform grid without a memory limit: branch and bound (`flush`) with a search that goes over
+all pairs of cuts, stage by stage."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan import cost
-from pipeplan.cuts import Floats
+from pipeplan.cuts import Flags, Floats
 from pipeplan.grid import Shape
 from pipeplan.solvers import flush
 from pipeplan.solvers.flush import Batches, Bounds
 from pipeplan.solvers.grids import Grids, steps_of
 from pipeplan.solvers.limits import SLACK, Effort, Step, limits_of
 from pipeplan.solvers.machines import batches
-from pipeplan.solvers.states import Flags
 from pipeplan.solvers.terms import Terms
 
 
 @dataclass
 class GridBatches:
-    """Batch times of one shape. `batches` scores what is found."""
+    """Batch times of one shape; `batches` scores the pipelines found."""
 
     grids: Grids
     shape: Shape
@@ -30,30 +29,30 @@ class GridBatches:
 
     @property
     def terms(self) -> Terms:
-        """Without a limit on memory."""
+        """The terms of the cost model without a memory limit."""
         return self.batches.terms
 
     @property
     def minibatches(self) -> int:
-        """Of one update."""
+        """Minibatches of one update."""
         return self.batches.minibatches
 
     @property
     def directions(self) -> int:
-        """How many bounds the steady part has."""
+        """The number of bounds on the steady part."""
         return self.batches.directions
 
     @property
     def constant_s(self) -> float:
-        """Of every batch."""
+        """The part that all batches have in common, in seconds."""
         return self.batches.constant_s
 
     def bounds_of(self, steps: list[Step]) -> Bounds:
-        """The bounds of a pipeline."""
+        """The bounds that a pipeline meets."""
         return self.batches.bounds_of(steps)
 
     def search(self, bounds: Bounds) -> tuple[float, list[Step]] | None:
-        """The least that adds up over stages under limits on the bounds, and a pipeline that reaches it."""
+        """The least sum over stages under limits on the bounds, with a pipeline that reaches it, or None."""
         self.batches.limits.step(self.grids.rows(self.shape))
         limits = tuple(bound * (1 + SLACK) for bound in bounds)
         allowed: dict[tuple[float, ...], Floats] = {}
@@ -76,22 +75,22 @@ class GridBatches:
 
     @cached_property
     def _added(self) -> dict[tuple[float, ...], Floats]:
-        """What a stage adds to the batch that is not the same for all plans: its own passes, where devices differ."""
+        """A stage's part of the sum that depends on the plan: its own passes where devices differ, else 0."""
         work = self.grids.between(self.terms.cuts.work_s)
         uniform = self.terms.problem.cluster.uniform and not self.terms.parallel
         return {key: np.zeros_like(work) if uniform else work / key[1] for key in self._keys}
 
     @cached_property
     def _bounded(self) -> dict[tuple[float, ...], list[Floats]]:
-        """What each of the bounds limits, of every stage."""
-        cuts, found = self.terms.cuts, {}
-        forward, whole = self.grids.between(cuts.forward_s), self.grids.between(cuts.work_s)
-        passes = (forward, whole - forward) if self.directions == 2 else (whole,)
+        """For every kind of stage, the times that each of the bounds limits."""
+        cuts, bounded = self.terms.cuts, {}
+        forward, both = self.grids.between(cuts.forward_s), self.grids.between(cuts.work_s)
+        passes = (forward, both - forward) if self.directions == 2 else (both,)
         for key in self._keys:
             replicas, speed, *rate = key
             times = [cost.flush_steady(time / speed, self.minibatches, int(replicas)) for time in passes]
-            found[key] = [*times, self.grids.exposed_s(self.grids.allreduce_s(replicas, *rate))]
-        return found
+            bounded[key] = [*times, self.grids.exposed_s(self.grids.allreduce_s(replicas, *rate))]
+        return bounded
 
     def _within(self, key: tuple[float, ...], limits: Bounds) -> Flags:
         good = self.grids.nested
@@ -100,7 +99,7 @@ class GridBatches:
         return good
 
     def _crossed(self, stage: int, limits: Bounds) -> Floats:
-        """Of the boundary before a stage: the way there and back, infinite where a bound is exceeded."""
+        """The transfers both ways over the boundary before a stage, by cut; infinite where a bound is exceeded."""
         cuts, (bandwidth, latency_s, links) = self.terms.cuts, self.grids.hop(self.shape, stage)
         ways = cuts.sent / bandwidth, cuts.returned / bandwidth
         steady = ways if self.directions == 2 else (np.maximum(*ways),)
@@ -111,6 +110,6 @@ class GridBatches:
 
 
 def batch(grids: Grids, shape: Shape, deadline: float | None, effort: Effort) -> flush.Answer:
-    """The fastest batch of a shape, as far as it is known by a deadline, and by what it may take."""
+    """The fastest batch of a shape that is found before the deadline and within the effort."""
     limits = limits_of(grids.terms.problem, memory=False, deadline=deadline, shape=shape, effort=effort)
     return flush.best(GridBatches(grids, shape, batches(grids.terms, limits)))

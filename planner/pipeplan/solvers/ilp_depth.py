@@ -1,7 +1,7 @@
-"""Constraints (8) to (10) of the integer program: the minibatches in flight; see `ilp` for the notation.
+"""Constraints (8) to (10) of the integer program: the minibatches in flight. `ilp` has the notation.
 
-The product of T and of the choice of a depth is linear because the choice is 0 or 1 and T has bounds: t[ρ,d] is T where
-ρ holds a stage of depth d, and else 0.
+The product of T and the choice of a depth is linear, because the choice is 0 or 1 and T has bounds: t[ρ,d] equals T
+where a stage of depth d is on ρ, and is 0 elsewhere.
 """
 
 from __future__ import annotations
@@ -9,28 +9,24 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pipeplan import cost
 from pipeplan.plan import DOUBLE_BUFFERED, GPIPE
+from pipeplan.solvers.ilp_model import Model
 from pipeplan.solvers.ilp_program import THOUSANDTHS, Term, Variable, minus, scaled, value
-
-if TYPE_CHECKING:
-    from pipeplan.solvers.ilp_model import Model
-    from pipeplan.solvers.ilp_runs import Run
-
+from pipeplan.solvers.ilp_runs import Run
 
 MAXIMUM_CHOICES = 20_000
-"""Of a depth on a run: beyond, a program takes longer to write down than anybody waits for its answer."""
+"""The most choices of a depth for a placement. A program with more of them takes too long to build."""
 
 
 class TooManyChoicesError(Exception):
-    """A program with depths would have more choices than `MAXIMUM_CHOICES`."""
+    """A program with depths would have more than `MAXIMUM_CHOICES` choices."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A stage on a run, with so many minibatches in flight."""
+    """A stage on a placement with a number of minibatches in flight, with or without recomputation."""
 
     run: Run
     depth: int
@@ -38,20 +34,21 @@ class Choice:
 
 
 class Depths:
-    """The depth of every stage that a model may have, between the bounds on its pace."""
+    """The depths that every stage may have, given the bounds on the pace, and the constraints on them."""
 
     def __init__(self, model: Model, *, recompute: bool) -> None:
         self.model = model
-        self.floor = 0.0 if model.flush else model.floor
-        self.most = 1.0 / max(1, (model.minibatches or 1) - 1) if model.flush else 1.0
-        """Bounds of the pace, in U: with a flush of that within a batch."""
-        self.pace = model.flush.cycle if model.flush else [(model.pace, 1.0)]
+        self.flushes = model.problem.options.flushes
+        self.floor = 0.0 if self.flushes else model.floor
+        self.most = 1.0 / max(1, (model.minibatches or 1) - 1) if self.flushes else 1.0
+        """Bounds on the pace in units of U; with a flush, on the pace within a batch."""
+        self.pace = model.cycle
         self.copies = model.problem.copies
         self.buffered = model.problem.options.schedule == DOUBLE_BUFFERED
         self.minibatches = model.minibatches
         self.depths = self._ranges()
         if (count := sum(map(len, self.depths.values())) * (2 if recompute else 1)) > MAXIMUM_CHOICES:
-            raise TooManyChoicesError(f"{count} choices of a depth, of a run of workers and of recomputation")
+            raise TooManyChoicesError(f"{count} choices of depth, placement and recomputation")
         self.chosen: dict[Choice, Variable] = {}
         self.timed: dict[Choice, Variable] = {}
         self.by_run: dict[Run, list[Choice]] = defaultdict(list)
@@ -63,10 +60,10 @@ class Depths:
         if model.workers > 1 and model.problem.options.schedule != GPIPE:
             self._sustain()
 
-    # -- which depths a stage can need --
+    # -- the depths that a stage can need --
 
     def _ranges(self) -> dict[Run, range]:
-        """From the last worker to the first: the least and the most that the stages behind can ask for."""
+        """For every placement, the depths that the stages behind it can ask for, from the last worker to the first."""
         model, total = self.model, self.model.workers
         least = [math.inf] * total + [0.0]
         most = [0.0] * (total + 1)
@@ -77,7 +74,7 @@ class Depths:
             if model.runs.final(run):
                 low = high = 1
             elif math.isinf(least[run.end + 1]):
-                # None of the runs that may follow in a uniform grid is shallow enough.
+                # None of the placements that may follow in a uniform grid is shallow enough.
                 low, high = 1, 0
             else:
                 low, high = self._needed(run, least[run.end + 1], most[run.end + 1])
@@ -91,8 +88,8 @@ class Depths:
         return ranges
 
     def _needed(self, run: Run, least: float, most: float) -> tuple[int, int]:
-        """The least and the most that a stage can need with so much in flight behind it."""
-        if self.model.flush:
+        """The least and the largest depth that a stage can need, given what is in flight behind it."""
+        if self.flushes:
             everything = self._all(run)
             return min(everything, 1 + math.ceil(least / run.replicas - cost.ROUNDING)), everything
         longest = self._longest_wait(run) + 2 * self._longest_transfer(run)
@@ -101,18 +98,18 @@ class Depths:
         return low, 1 + math.ceil((most + longest) / run.replicas)
 
     def _all(self, run: Run) -> int:
-        """With a flush: all minibatches of an update that a replica takes."""
+        """With a flush, all minibatches of an update that one replica takes."""
         return int(cost.rounds(self.minibatches or 1, run.replicas))
 
     def _busy_behind(self, run: Run) -> float:
-        """At least so many minibatches are in flight behind a run as workers must be busy there to be done within U."""
+        """Lower bound on the minibatches in flight behind a placement: the workers that must be busy there within U."""
         model = self.model
         work = sum(block.work_s for block in model.layers.blocks) / model.unit_s
         fastest = max(device.speed for device in model.problem.cluster.devices)
         return work / fastest - (run.last + 1) - 1e-6
 
     def _longest_wait(self, run: Run) -> float:
-        """In minibatches."""
+        """Upper bound on the wait for the group, in minibatches."""
         if self.minibatches is not None:
             return 0.0
         if self.copies > 1:
@@ -123,7 +120,10 @@ class Depths:
         return min(max(0.0, longest), run.replicas - 1.0)
 
     def _longest_transfer(self, run: Run) -> float:
-        """In minibatches: what a boundary may carry in T, or all tensors of the model; and the latency."""
+        """Upper bound on the transfer behind a placement, in minibatches.
+
+        A boundary carries at most what takes T, or all tensors of the model; the latency comes on top.
+        """
         model = self.model
         pace = self.floor * model.unit_s
         levels = [level for cut, level, links in model.level if cut == run.end and links == 1]
@@ -134,9 +134,10 @@ class Depths:
             longest = max(longest, min(run.replicas if model.parallel else 1.0, everything / pace) + latency / pace)
         return longest
 
-    # -- (8) --
+    # -- constraint (8) --
 
     def _choice(self, choice: Choice) -> None:
+        """Add δ and t of a choice, with the bounds of (8) on t."""
         run = choice.run
         name = f"{run.start}_{run.replicas}_{run.end}_{choice.depth}_{int(choice.recompute)}"
         program = self.model.program
@@ -147,7 +148,7 @@ class Depths:
         program.at_least([(timed, 1.0), (chosen, -self.floor)])
 
     def _choose(self) -> None:
-        """One choice for a used run; and T where a run that is used covers a worker."""
+        """Add (8): one choice for a placement in use, and t adds up to T over the placements that hold a worker."""
         model, program = self.model, self.model.program
         for run, used in model.used.items():
             program.equal([*((self.chosen[choice], 1.0) for choice in self.by_run[run]), (used, -1.0)])
@@ -159,16 +160,17 @@ class Depths:
             program.at_least([*times, *idle, *minus(self.pace)])
 
     def times(self, run: Run, per_depth: float = 0.0, constant: float = 1.0) -> list[Term]:
-        """The terms of (per_depth · d + constant) · T where a run is used."""
+        """The terms of (per_depth · d + constant) · T for a placement in use."""
         return [(self.timed[choice], per_depth * choice.depth + constant) for choice in self.by_run[run]]
 
     def counts(self, run: Run, per_depth: float, constant: float) -> list[Term]:
-        """The terms of per_depth · d + constant where a run is used."""
+        """The terms of per_depth · d + constant for a placement in use."""
         return [(self.chosen[choice], per_depth * choice.depth + constant) for choice in self.by_run[run]]
 
-    # -- (9) and (10) --
+    # -- constraints (9) and (10) --
 
     def _sustain(self) -> None:
+        """Add (10) at every cut, once as it stands and once divided by T."""
         model, program = self.model, self.model.program
         waits = {run: self._wait(run) for run in model.runs.all}
         fixed = waits
@@ -183,7 +185,7 @@ class Depths:
             crossing = scaled(self._transfer(cut, ending), 2.0)
             need += crossing
             program.at_least([*have, *self._released(ending, behind), *minus(need)])
-            # Divided by T, which is at most 1: what does not depend on T needs no bounds on it.
+            # (10) divided by T. As T ≤ 1 this is implied, but it is tighter for terms that do not depend on T.
             have = [term for run in ending for term in self.counts(run, run.replicas, -run.replicas)]
             have += self._released(ending, behind)
             need = [term for run in behind for term in (*self.counts(run, run.replicas, 0.0), *fixed[run])]
@@ -194,12 +196,16 @@ class Depths:
             self._buffer()
 
     def _released(self, ending: list[Run], behind: list[Run]) -> list[Term]:
-        """Nobody must feed the first stage. With a flush, one that holds all minibatches of an update needs no more."""
+        """The terms that exempt a boundary from (10).
+
+        The first stage feeds nobody before it. With a flush, a stage that holds all minibatches of an update needs no
+        more.
+        """
         model = self.model
         most = max((run.replicas * (max(self.depths[run], default=0) + 2.0) for run in behind), default=0.0)
         most += 2.0 * (model.workers + self._latency())
         free = [(variable, most) for start, variable in model.opening.items() if behind and start == behind[0].start]
-        if model.flush:
+        if self.flushes:
             choices = [choice for run in ending for choice in self.by_run[run] if choice.depth >= self._all(run)]
             free += [(self.chosen[choice], most) for choice in choices]
         return free
@@ -208,7 +214,7 @@ class Depths:
         return float(self.model.links.sendrecv_latency.max()) / self.model.unit_s
 
     def _transfer(self, cut: int, ending: list[Run]) -> list[Term]:
-        """x: the longer direction of what crosses a cut, and the latency, where a stage ends there."""
+        """Add x[p], the one-way time of the busier direction over a cut plus the latency, where a stage ends there."""
         model, program = self.model, self.model.program
         levels = [(level, links) for place, level, links in model.level if place == cut]
         latency = {level: model.links.sendrecv(level, cut)[1] / model.unit_s for level, _ in levels}
@@ -223,7 +229,7 @@ class Depths:
         return [(crossing, 1.0)]
 
     def _wait(self, run: Run) -> list[Term]:
-        """The terms of a stage's wait for its group, `cost.group_wait` times T."""
+        """Add (9), and return the terms of a stage's wait for its group, `cost.group_wait` times T."""
         model, program, place = self.model, self.model.program, (run.start, run.replicas)
         if self.minibatches is not None:
             return []
@@ -232,7 +238,7 @@ class Depths:
         if run.replicas == 1:
             return []
         wait = program.number(f"g_{run.start}_{run.replicas}_{run.end}")
-        # The all-reduce of the place is that of the run, if it is the run that is used.
+        # The place's all-reduce is that of this placement only if this placement is the one in use.
         others = [other for other in model.runs.all if (other.start, other.replicas) == place and other != run]
         most = float(run.replicas)
         unless = [*model.held(others, -most)]
@@ -240,7 +246,8 @@ class Depths:
         return [(wait, 1.0)]
 
     def _buffer(self) -> None:
-        """2BW: the update of a group is there before the first forward pass that needs it (`cost.buffered_pace`)."""
+        """Add (10) for 2BW: a group's update arrives before the first forward pass that needs it
+        (`cost.buffered_pace`)."""
         model = self.model
         assert self.minibatches is not None
         among = model.problem.copies_allreduce_s / model.unit_s
@@ -277,5 +284,5 @@ class Depths:
         return again
 
     def recomputing(self) -> set[Run]:
-        """The runs of the solution whose stage recomputes."""
+        """The placements of the solution whose stage recomputes."""
         return {choice.run for choice, chosen in self.chosen.items() if choice.recompute and value(chosen) > 0.5}

@@ -1,29 +1,28 @@
-"""The objective of the integer program where the pipeline drains before every update: gpipe and 1f1b-flush.
+"""The objective of the integer program under the flush schedules, gpipe and 1f1b-flush. `ilp` has the notation.
 
-Instead of (4) and (7), in the notation of `ilp` and with the terms of docs/cost-model.md, "Flush schedules": T is the
-time from one update to the next in units of U, and
+These constraints replace (4) and (7), with the terms of docs/cost-model.md, "Flush schedules". T is the time from one
+update to the next in units of U, X the transfers of the first minibatch, A the steady part and E the exposed
+all-reduce.
 
-(12) T = work of all stages + X + A + E + the all-reduce among copies, where the work is the sum of the shares c, and of
-     what is computed again. In gpipe A is the sum of two, for forward and backward passes.
-(13) A ≥ (n(r) - 1) · c[π], and ≥ (n(k) - 1) · e[p,n] for k links.
-(14) X is the sum over the cuts of x[p] ≥ e[p,n] of both directions and two latencies, where a run ends at p.
-(15) E ≥ the all-reduce of π, less the work of all layers that start before π.
+(12) T is the work of all stages + X + A + E + the all-reduce among copies. The work is the sum of the shares c and of
+the
+     work that is done twice. In gpipe A is the sum of two variables, one for forward and one for backward passes.
+(13) A ≥ (n(r) - 1) · c[π], and A ≥ (n(k) - 1) · e[p,n] for a boundary with k links.
+(14) X is the sum over the cuts of x[p], where x[p] is at least e[p,n] of both directions plus two latencies if a
+     placement ends at p.
+(15) E is at least the all-reduce of π less the work of all layers whose stage starts before π.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pipeplan import cost
 from pipeplan.plan import GPIPE
+from pipeplan.solvers.ilp_model import Model, Place
 from pipeplan.solvers.ilp_program import THOUSANDTHS, Term, Variable, minus, scaled
-
-if TYPE_CHECKING:
-    from pipeplan.solvers.ilp_model import Model, Place
 
 
 class Flush:
-    """What a model charges for a batch."""
+    """Constraints (13) to (15) of a model, and the variables of its objective."""
 
     def __init__(self, model: Model, minibatches: int) -> None:
         self.model = model
@@ -31,7 +30,7 @@ class Flush:
         self.phases = model.problem.options.schedule == GPIPE
         program = model.program
         self.room = model.room_s / model.unit_s
-        """What is left of U beside the first minibatch's way through all stages."""
+        """The part of U that the first minibatch's way through all stages leaves."""
         self.steady = [program.number(f"A_{phase}", 0, self.room) for phase in range(2 if self.phases else 1)]
         self.exposed = program.number("E", 0, self.room)
         self.forward: dict[Place, Variable] = {}
@@ -43,11 +42,11 @@ class Flush:
 
     @property
     def cycle(self) -> list[Term]:
-        """The terms of the pace within a batch; none where nothing follows the first minibatch."""
+        """The terms of the pace within a batch; all are 0 if nothing follows the first minibatch."""
         return scaled([(part, 1.0) for part in self.steady], 1.0 / max(1, self.minibatches - 1))
 
     def charge(self, again: dict[Place, Variable]) -> None:
-        """(12) and (13): with what each place computes again."""
+        """Add (12), and (13) for stages, with the forward work that each place does `again`."""
         model, program = self.model, self.model.program
         work: list[Term] = []
         for place in model.at:
@@ -55,7 +54,7 @@ class Flush:
             rounds = float(cost.rounds(self.minibatches, place[1])) - 1.0
             whole = [(part, factor) for part in (model.work[place], again.get(place)) if part is not None]
             work += whole
-            # Implied, but not where a fraction of a stage is here.
+            # This is implied, but not for fractions of a stage.
             program.at_most([*scaled(whole, rounds), *model.selected(place, -self.room)])
             for part, passes in zip(self.steady, self._passes(place, factor, whole), strict=True):
                 program.at_most([*scaled(passes, rounds), (part, -1.0)])
@@ -64,14 +63,14 @@ class Flush:
         program.at_most([*parts, (program.one, among), (model.pace, -1.0)])
 
     def _passes(self, place: Place, factor: float, whole: list[Term]) -> list[list[Term]]:
-        """The time of one minibatch, by phase."""
+        """The time of one minibatch at a place, by phase."""
         if not self.phases:
             return [whole]
         forward = [(self.forward[place], factor)]
         return [forward, [*whole, *minus(forward)]]
 
     def _carry(self) -> dict[tuple[int, int, int], list[Variable]]:
-        """(13) and (14) at the boundaries: time of one minibatch over every cut by λ and direction."""
+        """Add (13) and (14) for boundaries. Returns e, for one minibatch, by (cut, level, links) and direction."""
         model, program = self.model, self.model.program
         carried: dict[tuple[int, int, int], list[Variable]] = {}
         self._transfers: list[Term] = []
@@ -81,7 +80,7 @@ class Flush:
             mine = [key for key in model.level if key[0] == cut]
             for key in mine:
                 carried[key] = [program.number(f"e_{cut}_{key[1]}_{key[2]}_{way}", 0, 1) for way in range(2)]
-                # All of both but the first minibatch are in A, and the first is in X.
+                # A includes all minibatches but the first, which X includes.
                 rounds = float(cost.rounds(self.minibatches, key[2]))
                 both = [(time, rounds if self.phases else 1.0) for time in carried[key]]
                 program.at_most([*both, (model.level[key], -self.room)])
@@ -101,7 +100,7 @@ class Flush:
         return carried
 
     def _round_trip(self, cut: int, carried: dict[tuple[int, int, int], list[Variable]]) -> Variable:
-        """The way over a boundary and back, where a stage ends at the cut."""
+        """Add x[p] of (14): the transfers over a cut, both ways, where a stage ends at it."""
         model, program = self.model, self.model.program
         ending = [run for run in model.runs.all if run.end == cut]
         latency = {key: 2 * model.links.sendrecv(key[1], cut)[1] / model.unit_s for key in carried}
@@ -113,7 +112,7 @@ class Flush:
         return found
 
     def _expose(self) -> None:
-        """(15): what hides an all-reduce is charged at the fastest device's speed."""
+        """Add (15). The work that hides an all-reduce is charged at the fastest device's speed."""
         model = self.model
         fastest = max(device.speed for device in model.problem.cluster.devices)
         work = [block.work_s / fastest / model.unit_s for block in model.layers.blocks]

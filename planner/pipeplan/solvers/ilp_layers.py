@@ -1,8 +1,8 @@
-"""The layers as the integer program sees them: joined where they must share a stage, with what comes before and after.
+"""The layers in the integer program: joined into blocks where they must share a stage, with the work around each block.
 
-Layers are joined that the profile or the user ties, and those on both sides of a tensor that no link of the cluster
-carries within the time U in which all must be done. What the joins force further (a layer between two joined ones) the
-order constraints see to.
+Layers are joined if the profile or the user ties them, or if a tensor between them is too large for any link of the
+cluster to carry within U. The order constraints (2) take care of what the joins imply, such as a layer between two
+joined layers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeplan.profile_data import edges
 
 @dataclass(frozen=True)
 class Tensor:
-    """What crosses a cut between its producer and a consumer; bytes forward, and of its gradient backward."""
+    """A tensor between blocks: its bytes forward, and the bytes of its gradient backward."""
 
     producer: int
     consumers: tuple[int, ...]
@@ -28,7 +28,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Block:
-    """Layers that share a stage, with the sum of their costs; seconds on a device of speed 1."""
+    """Layers that share a stage, with the sums of their costs: seconds on a device of speed 1, and bytes."""
 
     layers: tuple[str, ...]
     forward_s: float
@@ -39,12 +39,12 @@ class Block:
 
     @property
     def work_s(self) -> float:
-        """Forward and backward."""
+        """Forward and backward pass together."""
         return self.forward_s + self.backward_s
 
 
 class Layers:
-    """The blocks of a problem, when no transfer may carry more than `largest` bytes."""
+    """The blocks of a problem in which no transfer may carry more than `largest` bytes."""
 
     def __init__(self, problem: Problem, largest: float) -> None:
         profile, training, share = problem.profile, problem.training, problem.options.update_share
@@ -75,7 +75,7 @@ class Layers:
         return len(self.blocks)
 
     def directions(self) -> list[list[float]]:
-        """Bytes of every tensor forward, and of its gradient backward where they differ."""
+        """Bytes of every tensor forward, and of its gradient backward unless that is never more."""
         forward = [tensor.sent for tensor in self.tensors]
         backward = [tensor.returned for tensor in self.tensors]
         if all(back <= ahead for ahead, back in zip(forward, backward, strict=True)):
@@ -84,7 +84,7 @@ class Layers:
 
 
 def _homes(problem: Problem, largest: float) -> dict[str, int]:
-    """The number of every layer's block."""
+    """The index of every layer's block."""
     profile = problem.profile
     order = {layer.name: index for index, layer in enumerate(profile.layers)}
     leader = list(range(len(order)))
@@ -108,7 +108,7 @@ def _homes(problem: Problem, largest: float) -> dict[str, int]:
 
 
 def _tensors(problem: Problem, home: dict[str, int]) -> list[Tensor]:
-    """Tensors between blocks; those that the same blocks write and read cross together."""
+    """The tensors between blocks; tensors with the same producer and consumers are merged."""
     sizes: dict[tuple[int, tuple[int, ...]], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for tensor in problem.profile.tensors:
         producer = home[tensor.producer]
@@ -121,7 +121,7 @@ def _tensors(problem: Problem, home: dict[str, int]) -> list[Tensor]:
 
 
 def _reachable_work(arrows: Iterable[tuple[int, int]], work: list[float]) -> list[float]:
-    """The work of all that can be reached from each block, itself left out."""
+    """For every block, the work of all other blocks that can be reached from it."""
     following: dict[int, list[int]] = defaultdict(list)
     for source, target in arrows:
         following[source].append(target)

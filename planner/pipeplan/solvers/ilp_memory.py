@@ -1,36 +1,54 @@
-"""Constraint (11) of the integer program: the memory of every worker; see `ilp` for the notation.
+"""Constraint (11) of the integer program: the memory of every worker. `ilp` has the notation.
 
-Sizes are in thousandths of the largest memory of a device. What grows with the depth has a share for every choice of a
-run and a depth, as what sums up over layers has one for every place: a sum times a choice, without a product.
+Sizes are in thousandths of the largest memory of a device. Memory that grows with the depth has a share for every
+choice of placement and depth, as a sum over layers has one for every place: a sum times a choice, without a product.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from pipeplan import cost
 from pipeplan.plan import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING
+from pipeplan.problem import Problem
+from pipeplan.solvers.ilp_depth import Choice, Depths
+from pipeplan.solvers.ilp_model import Model
 from pipeplan.solvers.ilp_program import THOUSANDTHS, Term, Variable
-
-if TYPE_CHECKING:
-    from pipeplan.problem import Problem
-    from pipeplan.solvers.ilp_depth import Choice, Depths
-    from pipeplan.solvers.ilp_model import Model
-    from pipeplan.solvers.ilp_runs import Run
+from pipeplan.solvers.ilp_runs import Run
 
 
 def memory_unit(problem: Problem) -> float:
-    """In bytes."""
+    """The unit of sizes, in bytes."""
     return max(device.memory_bytes for device in problem.cluster.devices) / THOUSANDTHS
 
 
-# Versions of the weights of the schedules that do not keep one for each minibatch in flight.
+# Weight versions of the schedules that do not keep one for each minibatch in flight.
 _VERSIONS = {DOUBLE_BUFFERED: 2, GPIPE: 1, FLUSH: 1}
 
 
+def limit_memory_at_depth_one(model: Model) -> None:
+    """Add the part of (11) that holds at every depth: what a stage needs with one minibatch in flight."""
+    problem, options = model.problem, model.problem.options
+    ratio = problem.profile.optimizer_state_ratio
+    versions = {DOUBLE_BUFFERED: 2}.get(options.schedule, 1) if problem.training else 0
+    unit = memory_unit(problem)
+    sizes = [
+        float(
+            cost.fixed_memory(block.parameters, block.buffers, 0.0, ratio, problem.training)
+            + cost.version_memory(block.parameters, versions)
+            + block.saved
+        )
+        / unit
+        for block in model.layers.blocks
+    ]
+    for worker in range(model.workers):
+        runs = [run for run in model.runs.all if run.start == worker]
+        room = [(model.used[run], -problem.capacity_of(run.workers) / unit) for run in runs]
+        model.program.at_most([*model.sum_at(worker, sizes), *room])
+
+
 class Memory:
-    """Memory for the choices of depth in a model (training), or for its runs alone (inference)."""
+    """The memory limits of a model, by choice of depth for training, and by placement alone for inference."""
 
     def __init__(self, model: Model, depths: Depths | None) -> None:
         self.model = model
@@ -61,7 +79,7 @@ class Memory:
         return float(size + cost.version_memory(block.parameters, self.versions)) / self.unit
 
     def _per_cut(self, sizes: list[float]) -> list[list[Term]]:
-        """The terms of what crosses every cut; nothing crosses that behind the last worker."""
+        """The terms of the bytes that cross every cut; none for the cut behind the last worker."""
         model = self.model
         cuts = [
             [(model.crossing[k, cut], size / self.unit) for k, size in enumerate(sizes) if size]
@@ -70,31 +88,31 @@ class Memory:
         return [*cuts, []]
 
     def _limit(self, worker: int) -> None:
-        """All that a stage which starts here holds."""
+        """Add (11) for the stage that starts at `worker`."""
         model = self.model
         runs = [run for run in model.runs.all if run.start == worker]
         sent, both = self.crossing
         before = worker - 1 if worker else model.workers - 1
-        held = [
+        terms = [
             *model.sum_at(worker, self.fixed),
             (self._where_used(f"u_{worker}", [*both[before], *both[worker]], runs), 1.0),
         ]
         if self.depths is not None:
-            held += self._replication(runs)
+            terms += self._replication(runs)
             if self.recompute:
                 versions = model.sum_at(worker, self.parameters) if self.stashes else []
-                held += self._growing("i", runs, worker, versions, sent[before], lambda choice: choice.depth)
+                terms += self._growing("i", runs, worker, versions, sent[before], lambda choice: choice.depth)
                 saved = model.sum_at(worker, self.saved)
-                held += self._growing("s", runs, worker, saved, sent[worker], _once_if_recomputed)
+                terms += self._growing("s", runs, worker, saved, sent[worker], _once_if_recomputed)
             else:
                 sizes = [w * self.stashes + s for w, s in zip(self.parameters, self.saved, strict=True)]
                 crossing = [*sent[before], *sent[worker]]
                 every = model.sum_at(worker, sizes)
-                held += self._growing("i", runs, worker, every, crossing, lambda choice: choice.depth)
-        self.model.program.at_most([*held, *((model.used[run], -self._capacity(run)) for run in runs)])
+                terms += self._growing("i", runs, worker, every, crossing, lambda choice: choice.depth)
+        self.model.program.at_most([*terms, *((model.used[run], -self._capacity(run)) for run in runs)])
 
     def _exclude(self, worker: int, depths: Depths) -> None:
-        """No depth at which a layer alone is too large: implied, but not for fractions of layers and depths."""
+        """Exclude depths at which a single block is too large: implied, but not for fractions of blocks and depths."""
         model = self.model
         choices = [choice for run in model.runs.all if run.start == worker for choice in depths.by_run[run]]
         for block in range(len(model.layers)):
@@ -104,7 +122,7 @@ class Memory:
                 model.program.at_most([*model.starts(block, worker), *terms])
 
     def _alone_at(self, block: int, choice: Choice) -> float:
-        """What one layer takes at a depth, whatever else the stage holds."""
+        """The memory that one block needs at a depth, whatever else the stage holds."""
         versions = choice.depth * self.parameters[block] if self.stashes else 0.0
         saved = (1 if choice.recompute else choice.depth) * self.saved[block]
         buckets = self.parameters[block] if choice.run.replicas * self.model.problem.copies > 1 else 0.0
@@ -114,7 +132,7 @@ class Memory:
         return self.model.problem.capacity_of(run.workers) / self.unit
 
     def _where_used(self, name: str, terms: list[Term], runs: list[Run]) -> Variable:
-        """At least the sum of the terms where one of the runs is used; else nothing."""
+        """A variable that is at least the sum of the terms if one of the placements is in use."""
         total = sum(factor for _, factor in terms)
         program = self.model.program
         found = program.number(name)
@@ -133,19 +151,20 @@ class Memory:
     ) -> list[Term]:
         """The terms of what a stage holds `times` over, by its choice of depth."""
         assert self.depths is not None
-        program, held = self.model.program, []
+        program, shares = self.model.program, []
         for run in runs:
             for choice in self.depths.by_run[run]:
                 many = times(choice)
                 share = program.number(f"{name}_{run.start}_{run.replicas}_{run.end}_{choice.depth}_{choice.recompute}")
                 program.at_most([(share, 1.0), (self.depths.chosen[choice], -self._capacity(run) / many)])
-                held.append((share, float(many)))
+                shares.append((share, float(many)))
         crossed = self._where_used(f"{name}x_{worker}", crossing, runs)
-        program.at_most([*sizes, (crossed, 1.0), *((share, -1.0) for share, _ in held)])
-        return held
+        program.at_most([*sizes, (crossed, 1.0), *((share, -1.0) for share, _ in shares)])
+        return shares
 
     def _replication(self, runs: list[Run]) -> list[Term]:
-        """The terms of what replicas add: buckets, and a version for the late update of a stage that is not alone."""
+        """The terms of what replicas add: buckets, and a weight version for the late update of a stage that is not the
+        only one."""
         model, terms = self.model, []
         for place in {(run.start, run.replicas) for run in runs}:
             several = place[1] * model.problem.copies > 1
@@ -163,7 +182,7 @@ class Memory:
         return self.model.runs.final(run) and run.start in self.model.runs.firsts
 
     def _alone(self, run: Run) -> Variable:
-        """1 only where the run holds the only stage."""
+        """A variable that may be 1 only if the placement holds the only stage."""
         model = self.model
         if run.start == 0:
             return model.used[run]

@@ -1,6 +1,6 @@
-"""Constraints (1) to (7) of the integer program, in the notation of `ilp`; `ilp_depth`, `ilp_memory` have the others.
+"""Constraints (1) to (7), (16) and (17) of the integer program: stages on placements, in the notation of `ilp`.
 
-Times are in units of the upper bound U, so that every T lies in [0, 1] and one tolerance serves all instances.
+Times are in units of the upper bound U, so every T lies in [0, 1] and one tolerance serves all instances.
 """
 
 from __future__ import annotations
@@ -12,32 +12,28 @@ from collections.abc import Iterable
 from pipeplan import cost
 from pipeplan.grid import Shape, shapes
 from pipeplan.links import Links
-from pipeplan.plan import ACCUMULATING, DOUBLE_BUFFERED
+from pipeplan.plan import ACCUMULATING
 from pipeplan.problem import Problem
-from pipeplan.solvers.ilp_depth import Depths
-from pipeplan.solvers.ilp_flush import Flush
 from pipeplan.solvers.ilp_layers import Layers
-from pipeplan.solvers.ilp_memory import Memory, memory_unit
 from pipeplan.solvers.ilp_program import NEGLIGIBLE, THOUSANDTHS, Program, Term, Variable, minus, scaled, value
 from pipeplan.solvers.ilp_runs import Run, Runs
-from pipeplan.solvers.pipeline import Segment
 
 Place = tuple[int, int]
-"""Start and number of the workers of a stage, whatever is idle behind them."""
+"""First worker and number of workers of a stage, without regard to the idle workers behind them."""
 
-# A bound that holds but for rounding holds.
+# Relative rounding error within which a bound still holds.
 _ROUNDING = 1e-9
-# Bounds of a variable are either equal, or farther apart than what the solver rounds to.
+# The bounds of a variable are either equal, or farther apart than the solver's rounding.
 _ROOM = 1e-7
 
 
 class Model:
-    """The program for one pipeline on one cluster, whose pace is known to be within two bounds.
+    """The placement of one pipeline's stages on one cluster, whose pace is known to lie between two bounds.
 
-    Where it is not `complete` it leaves out depths and what follows from them: all memory beyond what depth 1 takes.
+    `charge_stages` and `charge_boundaries` add the objective of the schedules without a flush.
     """
 
-    def __init__(self, problem: Problem, floor_s: float, upper_s: float, *, complete: bool) -> None:
+    def __init__(self, problem: Problem, floor_s: float, upper_s: float) -> None:
         self.problem = problem
         self.unit_s = upper_s
         self.links = Links.of(problem.cluster)
@@ -45,7 +41,7 @@ class Model:
         self.fastest = max(device.speed for device in problem.cluster.devices)
         self.parallel = problem.options.boundary == "parallel"
         self.minibatches = minibatches(problem)
-        """Of one update in one copy, where all stages have that in common."""
+        """Minibatches of one update in one copy, if all stages share their updates; else None."""
         self.program = Program()
         self.floor = 1.0 if floor_s >= upper_s else floor_s / upper_s * (1 - _ROOM)
         self.pace = self.program.number("T", self.floor, 1)
@@ -69,49 +65,31 @@ class Model:
         self._order()
         self._place()
         self.work = self.share("c", [block.work_s / self.unit_s / self.fastest for block in self.layers.blocks])
-        """In thousandths of U, on the fastest device."""
+        """Shares c, in thousandths of U on the fastest device."""
         self.total = max(1.0, sum(block.parameters for block in self.layers.blocks))
         self.parameters = self.share("w", [block.parameters / self.total for block in self.layers.blocks])
-        """In thousandths of the whole model's."""
+        """Shares w, in thousandths of the whole model's parameters."""
         self.crossing = self._cross()
         self.level = self._levels()
-        self.flush: Flush | None = None
-        if problem.options.flushes:
-            self.flush = Flush(self, self.minibatches or 1)
-            self.carried = self.flush.times
-        else:
-            self.carried = self._boundaries()
-        self._charge({})
-        self._wishes()
-        self.depths: Depths | None = None
-        if complete:
-            self._complete()
-        elif problem.options.memory:
-            self._least_memory()
-
-    def _complete(self) -> None:
-        options = self.problem.options
-        if self.problem.training:
-            self.depths = Depths(self, recompute=options.recompute and options.memory)
-            if again := self.depths.forward_again():
-                self._charge(again)
-        if options.memory:
-            Memory(self, self.depths)
+        self.carried: dict[tuple[int, int, int], list[Variable]] = {}
+        """Time e of the traffic over every cut, by (cut, level, links) and direction; the objective fills it in."""
+        self.cycle: list[Term] = [(self.pace, 1.0)]
+        """The terms of the pace that depths must sustain: T, or with a flush the pace within a batch."""
 
     # -- building blocks --
 
     def started(self, block: int, worker: int) -> list[Term]:
-        """The terms of Z[l,p]: [the block's stage starts at `worker` or before]."""
+        """The terms of Z[l,p]: whether the block's stage starts at `worker` or before."""
         if worker < 0:
             return []
         return [(self.program.one if worker >= self.workers - 1 else self._started[block, worker], 1.0)]
 
     def starts(self, block: int, worker: int) -> list[Term]:
-        """The terms of [the block's stage starts at `worker`]."""
+        """The terms of z[l,p]: whether the block's stage starts at `worker`."""
         return [*self.started(block, worker), *minus(self.started(block, worker - 1))]
 
     def sum_at(self, worker: int, amounts: Iterable[float]) -> list[Term]:
-        """The terms of the sum of the amounts, by block, over the blocks whose stage starts at `worker`."""
+        """The terms of the sum of the amounts, given by block, over the blocks whose stage starts at `worker`."""
         return [
             term
             for block, amount in enumerate(amounts)
@@ -120,11 +98,11 @@ class Model:
         ]
 
     def held(self, runs: Iterable[Run], factor: float = 1.0) -> list[Term]:
-        """The terms of [one of these runs holds a stage]."""
+        """The terms of the number of these placements that hold a stage."""
         return [(self.used[run], factor) for run in runs]
 
     def selected(self, place: Place, factor: float = 1.0) -> list[Term]:
-        """The terms of [a stage is on these workers]."""
+        """The terms of whether a stage is on the workers of a place."""
         return [(variable, factor) for variable in self.at[place]]
 
     def places(self, worker: int) -> list[Place]:
@@ -132,15 +110,15 @@ class Model:
         return [place for place in self.at if place[0] == worker]
 
     def covering(self, worker: int) -> list[Run]:
-        """The runs of which exactly one is used."""
+        """The placements that hold `worker`, of which one is in use at most."""
         return [run for run in self.runs.all if run.covers(worker)]
 
     def speed(self, place: Place) -> float:
-        """Of the slowest worker of a place."""
+        """Speed of the slowest worker of a place."""
         return self.problem.cluster.speed_of(range(place[0], sum(place)))
 
     def slowness(self, place: Place) -> float:
-        """How many times as long as on the fastest device work takes there."""
+        """The time of work at a place as a multiple of its time on the fastest device."""
         return self.fastest / self.speed(place)
 
     def allreduce(self, place: Place, size: float) -> float:
@@ -151,7 +129,7 @@ class Model:
         return float(cost.ring_allreduce_time(place[1], size, *rate))
 
     def synchronisation(self, place: Place, size: float) -> float:
-        """The same, per minibatch."""
+        """Synchronisation of `size` bytes among the workers of a place, in seconds per minibatch."""
         allreduce = self.allreduce(place, size)
         if self.minibatches is not None:
             return float(cost.buffered_synchronisation(allreduce, self.minibatches))
@@ -169,7 +147,7 @@ class Model:
         return min(bound for bound in bounds if bound is not None)
 
     def _largest_transfer(self) -> float:
-        """Bytes that as many of the fastest links as a boundary may have carry within U."""
+        """Bytes that a boundary can carry within U over the fastest links, as many as it may have."""
         upper = self.unit_s * (max(1, min(self._most_replicas(), self.workers // 2)) if self.parallel else 1)
         if self.problem.options.flushes:
             upper = self.room_s if self.parallel else self.room_s / (self.minibatches or 1)
@@ -178,13 +156,14 @@ class Model:
 
     @property
     def room_s(self) -> float:
-        """With a flush: what is left of U beside the first minibatch's way through all stages, at the fastest."""
+        """With a flush, the seconds of U that the first minibatch's way through all stages leaves at least."""
         return max(0.0, self.unit_s - self.problem.work_s / self.fastest - self.problem.copies_allreduce_s)
 
-    # -- (1) --
+    # -- constraint (1) --
 
     def _chain(self) -> None:
-        # What lies before the first run is idle.
+        """Add (1)."""
+        # The workers before the first placement are idle.
         self.program.equal([(variable, 1.0) for variable in self.opening.values()], 1.0)
         for worker in range(self.workers):
             starting = self.held(run for run in self.runs.all if run.start == worker)
@@ -193,7 +172,7 @@ class Model:
             self.program.equal([*starting, *ended, *first])
 
     def _grid(self, grids: Iterable[Shape]) -> None:
-        """(16): one shape is chosen, and with it its runs."""
+        """Add (16): one shape is chosen, and with it its placements."""
         chosen = {
             shape: self.program.binary(f"q_{shape.stages}_{shape.replicas}")
             for shape in grids
@@ -204,9 +183,10 @@ class Model:
             users = [(variable, -1.0) for shape, variable in chosen.items() if run in self.runs.of_shape(shape)]
             self.program.equal([(used, 1.0), *users])
 
-    # -- (2) --
+    # -- constraint (2) --
 
     def _order(self) -> None:
+        """Add (2)."""
         for block in range(len(self.layers)):
             for worker in range(1, self.workers - 1):
                 self.program.at_most([*self.started(block, worker - 1), *minus(self.started(block, worker))])
@@ -214,9 +194,10 @@ class Model:
             for worker in range(self.workers - 1):
                 self.program.at_most([*self.started(target, worker), *minus(self.started(source, worker))])
 
-    # -- (3) --
+    # -- constraint (3) --
 
     def _place(self) -> None:
+        """Add (3)."""
         for worker in range(self.workers):
             places = self.places(worker)
             for block in range(len(self.layers)):
@@ -226,7 +207,7 @@ class Model:
             self.program.at_most([*(term for place in places for term in self.selected(place)), *minus(everything)])
 
     def _conceivable(self, index: int, place: Place) -> bool:
-        """Whether the block can be there at all under U: its own time, and that of all before and behind it."""
+        """Whether a block can be at a place within U: its own time, and the work of all blocks before and behind it."""
         block, layers = self.layers.blocks[index], self.layers
         limit = self.unit_s * (1 + _ROUNDING)
         if self.minibatches is not None and self.problem.options.flushes:
@@ -246,12 +227,12 @@ class Model:
             return (stop - start) * cluster.device.speed
         return math.fsum(cluster.devices[worker].speed for worker in range(start, stop))
 
-    # -- (4) --
+    # -- constraint (4) --
 
     def share(self, name: str, amounts: list[float]) -> dict[Place, Variable]:
-        """What of the amounts is at each place: their sum over the stage that starts at p, at the place that holds it.
+        """Add shares of the amounts, given by block: for each place, their sum over the stage that is there.
 
-        The product of a sum over layers and a choice of replicas, without a product.
+        The shares stand for the product of a sum over layers and the choice of replicas.
         """
         amounts = [THOUSANDTHS * amount for amount in amounts]
         shares = {place: self.program.number(f"{name}_{place[0]}_{place[1]}") for place in self.at}
@@ -263,11 +244,8 @@ class Model:
             self.program.at_most([(share, 1.0), *self.selected(place, -total)])
         return shares
 
-    def _charge(self, again: dict[Place, Variable]) -> None:
-        """The time of every place, with what it computes `again`."""
-        if self.flush:
-            self.flush.charge(again)
-            return
+    def charge_stages(self, again: dict[Place, Variable]) -> None:
+        """Add (4): charge the time of every place, including the forward work that it computes `again`."""
         exposed = 1.0 - self.problem.options.overlap
         for place in self.at:
             latency = self.synchronisation(place, 0.0)
@@ -283,22 +261,23 @@ class Model:
                 self.program.at_most([*terms, (self.pace, -1.0)])
                 self.program.at_most([*terms, *self.selected(place, -1.0)])
 
-    # -- (5) --
+    # -- constraint (5) --
 
     def _cross(self) -> dict[tuple[int, int], Variable]:
+        """Add (5). Returns b[k,p] by tensor and cut."""
         variables = {}
         for number, tensor in enumerate(self.layers.tensors):
             for worker in range(self.workers - 1):
                 variable = variables[number, worker] = self.program.number(f"b_{number}_{worker}", 0, 1)
                 for consumer in tensor.consumers:
-                    here, there = self.started(tensor.producer, worker), self.started(consumer, worker)
-                    self.program.at_most([*here, *minus(there), (variable, -1.0)])
+                    producer, consumer_started = self.started(tensor.producer, worker), self.started(consumer, worker)
+                    self.program.at_most([*producer, *minus(consumer_started), (variable, -1.0)])
         return variables
 
-    # -- (6) --
+    # -- constraint (6) --
 
     def _levels(self) -> dict[tuple[int, int, int], Variable]:
-        """λ[p,n,k] for every cut, level and number of links; a level with the component of that below is left out."""
+        """Add (6). Returns λ by (cut, level, links), for levels with a larger component than the level below."""
         variables = {}
         for cut in range(self.workers - 1):
             most = self._most_links(cut)
@@ -312,13 +291,13 @@ class Model:
         return variables
 
     def _most_links(self, cut: int) -> int:
-        """Of the boundary behind any run that holds the worker before the cut."""
+        """The most links of the boundary behind any placement that holds the worker before the cut."""
         if not self.parallel:
             return 1
         return max(min(run.replicas, max(1, self.workers - 1 - run.end)) for run in self.covering(cut))
 
     def _components(self, worker: int) -> list[tuple[int, int, int]]:
-        """The components around a worker and the next, by level: level, first worker, worker behind the last."""
+        """The components that hold a worker and the next one: level, first worker, one past the last worker."""
         cluster, found = self.problem.cluster, [(0, worker, worker + 1)]
         for level in range(1, len(cluster.levels) + 1):
             component = cluster.component(level, worker)
@@ -328,27 +307,28 @@ class Model:
         return found[1:]
 
     def _bound_levels(self, cut: int, mine: dict[tuple[int, int, int], Variable]) -> None:
+        """Add (6) for one cut, whose variables λ are `mine`."""
         covering = self.covering(cut)
         final = self.held(run for run in covering if self.runs.final(run))
         self.program.equal([*((variable, 1.0) for variable in mine.values()), *final], 1.0)
         for level, first, stop in self._components(cut)[:-1]:
             inside = [(variable, 1.0) for key, variable in mine.items() if key[1] <= level]
-            here = self.held((run for run in covering if run.start >= first and run.end < stop - 1), -1.0)
-            behind = self.held((run for run in self.runs.all if run.start > cut and run.last < stop), -1.0)
-            self.program.at_most([*inside, *here])
-            self.program.at_most([*inside, *behind])
+            over_cut = self.held((run for run in covering if run.start >= first and run.end < stop - 1), -1.0)
+            behind_cut = self.held((run for run in self.runs.all if run.start > cut and run.last < stop), -1.0)
+            self.program.at_most([*inside, *over_cut])
+            self.program.at_most([*inside, *behind_cut])
 
     def _bound_links(self, cut: int, many: list[Term], links: int) -> None:
-        """At least so many links take as many replicas on both sides."""
-        here = self.held((run for run in self.covering(cut) if run.replicas >= links), -1.0)
+        """Add the part of (6) for parallel boundaries: so many links take as many replicas on both sides."""
+        enough = self.held((run for run in self.covering(cut) if run.replicas >= links), -1.0)
         fewer = self.held(run for run in self.runs.all if run.start == cut + 1 and run.replicas < links)
-        self.program.at_most([*many, *here])
+        self.program.at_most([*many, *enough])
         self.program.at_most([*many, *fewer], 1.0)
 
-    # -- (7) --
+    # -- constraint (7) --
 
-    def _boundaries(self) -> dict[tuple[int, int, int], list[Variable]]:
-        """Time of the traffic over every cut, by λ and direction: at most T in all, and none where not chosen."""
+    def charge_boundaries(self) -> dict[tuple[int, int, int], list[Variable]]:
+        """Add (7). Returns e, the time of the traffic over every cut, by (cut, level, links) and direction."""
         carried: dict[tuple[int, int, int], list[Variable]] = defaultdict(list)
         for cut in range(self.workers - 1):
             mine = [key for key in self.level if key[0] == cut]
@@ -366,30 +346,10 @@ class Model:
                     carried[key].append(time)
         return carried
 
-    # -- what memory takes at depth 1 --
+    # -- constraint (17) --
 
-    def _least_memory(self) -> None:
-        problem, options = self.problem, self.problem.options
-        ratio = problem.profile.optimizer_state_ratio
-        versions = {DOUBLE_BUFFERED: 2}.get(options.schedule, 1) if problem.training else 0
-        unit = memory_unit(problem)
-        sizes = [
-            float(
-                cost.fixed_memory(block.parameters, block.buffers, 0.0, ratio, problem.training)
-                + cost.version_memory(block.parameters, versions)
-                + block.saved
-            )
-            / unit
-            for block in self.layers.blocks
-        ]
-        for worker in range(self.workers):
-            runs = [run for run in self.runs.all if run.start == worker]
-            room = [(self.used[run], -problem.capacity_of(run.workers) / unit) for run in runs]
-            self.program.at_most([*self.sum_at(worker, sizes), *room])
-
-    # -- the user's constraints --
-
-    def _wishes(self) -> None:
+    def add_user_constraints(self) -> None:
+        """Add (17)."""
         options, everything = self.problem.options, self.held(self.runs.all)
         if options.stages is not None:
             self.program.equal(everything, float(options.stages))
@@ -404,40 +364,36 @@ class Model:
             self._pin(self.layers.home[name], number)
 
     def _pin(self, block: int, number: int) -> None:
-        """The block is in this stage: Z[l,p] = [so many stages start by p]."""
+        """Add the part of (17) that pins a block to stage `number`: Z[l,p] = [so many stages start by p]."""
         for worker in range(self.workers):
             count = self.held(run for run in self.runs.all if run.start <= worker)
             started = self.started(block, worker)
             self.program.at_least([*count, *scaled(started, -float(number))])
             self.program.at_most([*count, *scaled(started, number - 1.0 - self.workers)], number - 1.0)
 
-    # -- reading the answer --
+    # -- reading the solution --
 
     def objective(self) -> float:
-        """Seconds per minibatch of the integer solution, by this program's own coefficients."""
+        """Seconds per minibatch of the solution, by this program's own coefficients."""
         return value(self.pace) * self.unit_s
 
     def chosen(self) -> list[Run]:
-        """The runs of the solution, in order."""
+        """The placements in use, in order."""
         return sorted((run for run, used in self.used.items() if value(used) > 0.5), key=lambda run: run.start)
 
-    def segments(self) -> list[Segment]:
-        """The stages of the solution, input to output; depths are for the caller to assign."""
-        again = self.depths.recomputing() if self.depths else set()
-        return [Segment(self._names(run), run.start, run.replicas, 1, run in again) for run in self.chosen()]
-
-    def _names(self, run: Run) -> tuple[str, ...]:
-        held = [
+    def names(self, run: Run) -> tuple[str, ...]:
+        """The layers of the stage on a placement of the solution, in the profile's order."""
+        blocks = [
             index
             for index in range(len(self.layers))
             if sum(value(variable) * factor for variable, factor in self.starts(index, run.start)) > 0.5
         ]
-        names = {name for index in held for name in self.layers.blocks[index].layers}
+        names = {name for index in blocks for name in self.layers.blocks[index].layers}
         return tuple(layer.name for layer in self.problem.profile.layers if layer.name in names)
 
 
 def minibatches(problem: Problem) -> int | None:
-    """Of one update in one copy of the pipeline, where all stages have that in common (`stages.per_copy`)."""
+    """Minibatches of one update in one copy of the pipeline, if all stages share their updates; else None."""
     options = problem.options
     if not problem.training or options.schedule not in ACCUMULATING or options.accumulate is None:
         return None

@@ -1,4 +1,4 @@
-"""Rows and columns: what the integer program is written with, over PuLP."""
+"""Variables and constraints of the integer program, a thin layer over PuLP."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import pulp
 
 THOUSANDTHS = 1000.0
-"""HiGHS drops coefficients below 1e-9, and a sum over all layers is then not what it is taken to be. So what is summed
-up is in thousandths of the whole, and what is negligible even then is left out everywhere."""
+"""HiGHS drops coefficients below 1e-9, which would falsify a sum over all layers. So such sums are in thousandths of
+the whole, and amounts that are negligible even then are left out everywhere."""
 NEGLIGIBLE = 1e-8
 
 Variable = pulp.LpVariable
@@ -17,19 +17,19 @@ Term = tuple[Variable, float]
 
 
 class Program:
-    """A minimisation. Terms that name a variable twice are added up."""
+    """A minimisation. If terms name a variable twice, their coefficients are added."""
 
     def __init__(self) -> None:
         self.lp = pulp.LpProblem("pipeplan", pulp.LpMinimize)
         self.one = self.number("one", 1.0, 1.0)
-        """Always 1, for what is known beforehand."""
+        """Always 1, for constant terms."""
 
     def minimise(self, terms: Iterable[Term]) -> None:
         """Set the objective."""
         self.lp.setObjective(pulp.LpAffineExpression(_merged(terms)))
 
     def number(self, name: str, low: float = 0.0, high: float | None = None) -> Variable:
-        """A new continuous variable, from 0 unless told."""
+        """A new continuous variable, not negative unless `low` says so."""
         return pulp.LpVariable(name, low, high)
 
     def binary(self, name: str) -> Variable:
@@ -53,7 +53,7 @@ class Program:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Variables and rows."""
+        """The numbers of variables and of constraints."""
         return self.lp.numVariables(), self.lp.numConstraints()
 
 
@@ -63,12 +63,12 @@ def scaled(terms: Iterable[Term], factor: float) -> list[Term]:
 
 
 def minus(terms: Iterable[Term]) -> list[Term]:
-    """The terms with the other sign, to bring them to the other side."""
+    """The terms with the opposite sign, to move them to the other side."""
     return scaled(terms, -1.0)
 
 
 def value(variable: Variable) -> float:
-    """The value of a variable of a solved program."""
+    """The value of a variable in the solution. The program must have been solved."""
     found: float | None = variable.varValue
     assert found is not None, "the program has not been solved"
     return found

@@ -1,11 +1,12 @@
-"""The runs of workers that a stage may be on, without those that some best plan does without.
+"""The candidate placements of a stage, without those that some best plan does not need.
 
-A run is r workers from s, and the idle ones behind it up to e, so that the next run starts at e + 1: the runs of a plan
-cover the workers without a gap. Where all servers are alike not every idle worker is worth considering. Let the run π
-start in a server behind workers of that server which are idle. Moved towards them, within the server, it starts in the
-same component of every level as before, and ends no later: the components that hold it, it and the run before, it and
-the run behind, are of no higher level. So only the last workers of a server are ever idle. With at most two levels
-idle servers may change places with those behind them: then they are at the end of the cluster as well.
+A placement is r workers from s, together with the idle workers behind them up to e, so the next placement starts at e +
+1 and the placements of a plan cover the workers without a gap. If all servers are alike, not every idle worker is worth
+considering. Suppose that a placement π starts in a server behind idle workers of the same server. Moved towards them
+within the server, π starts in the same component of every level as before and ends no later. So the components that
+hold π, π with the placement before it, and π with the placement behind it are of no higher level, and only the last
+workers of a server need ever be idle. With at most two levels, idle servers may change places with those behind them
+until they are at the end of the cluster, too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pipeplan.grid import Shape
 
 @dataclass(frozen=True)
 class Run:
-    """`replicas` workers from `start`; those behind, up to and with `end`, stay idle."""
+    """`replicas` workers from `start`; the workers behind them, up to and including `end`, stay idle."""
 
     start: int
     replicas: int
@@ -27,36 +28,36 @@ class Run:
 
     @property
     def last(self) -> int:
-        """The last worker in use."""
+        """The last busy worker."""
         return self.start + self.replicas - 1
 
     @property
     def workers(self) -> range:
-        """Those in use."""
+        """The busy workers."""
         return range(self.start, self.start + self.replicas)
 
     def covers(self, worker: int) -> bool:
-        """Whether no other run may have a worker."""
+        """Whether no other placement may have `worker`."""
         return self.start <= worker <= self.end
 
 
 @dataclass(frozen=True)
 class Runs:
-    """All runs of a cluster with at most so many replicas, and where the first may start."""
+    """All candidate placements on a cluster with at most `most` replicas, and where the first may start."""
 
     cluster: Cluster
     most: int
     shapes: tuple[Shape, ...] | None = None
-    """Where a uniform grid is looked for, those that it may have."""
+    """The shapes of a uniform grid, if one is searched for; else None."""
 
     def of_shape(self, shape: Shape) -> tuple[Run, ...]:
-        """The runs of a uniform grid; all workers behind it are idle."""
+        """The placements of a uniform grid; all workers behind it are idle."""
         ends = [*range(shape.replicas, shape.workers, shape.replicas), self.cluster.workers]
         return tuple(Run(stage * shape.replicas, shape.replicas, end - 1) for stage, end in enumerate(ends))
 
     @cached_property
     def all(self) -> tuple[Run, ...]:
-        """By start, replicas and end."""
+        """All placements, by start, replicas and end."""
         if self.shapes is not None:
             runs = {run for shape in self.shapes if shape.replicas <= self.most for run in self.of_shape(shape)}
             return tuple(sorted(runs, key=lambda run: (run.start, run.replicas, run.end)))
@@ -70,7 +71,7 @@ class Runs:
 
     @cached_property
     def firsts(self) -> tuple[int, ...]:
-        """Workers before which all may be idle."""
+        """The workers at which the first placement may start; all before it are idle."""
         if self.shapes is not None:
             return (0,)
         if not self.cluster.uniform:
@@ -80,10 +81,11 @@ class Runs:
         return tuple(self.cluster.starts(1))[:-1]
 
     def final(self, run: Run) -> bool:
-        """Whether nothing is behind a run."""
+        """Whether no placement follows this one."""
         return run.end == self.cluster.workers - 1
 
     def _ends(self, last: int) -> list[int]:
+        """The last idle workers to consider behind a placement whose last busy worker is `last`."""
         total = self.cluster.workers
         if not self.cluster.uniform:
             return list(range(last, total))

@@ -1,4 +1,4 @@
-"""What a search is asked for, and what it answers with."""
+"""The limits and the effort of a search over cuts, and the stages that it finds."""
 
 from __future__ import annotations
 
@@ -7,58 +7,75 @@ from dataclasses import dataclass, field
 
 from pipeplan.grid import Shape
 from pipeplan.problem import Problem
-from pipeplan.solvers.states import Counting
 
-# What rounding may add to a time that equals the threshold.
+# Relative amount by which rounding may raise a time that equals the threshold.
 SLACK = 1e-12
 
 
 _STEP = 1000
-"""Rows that take as long as what a step takes besides."""
+"""The fixed cost of a search step, in rows."""
 
 
 class OutOfTime(Exception):
-    """The deadline passed in the middle of a search, or it took more than it may."""
+    """The deadline passed during a search, or the search exceeded its effort."""
 
 
 @dataclass(eq=False)
 class Effort:
-    """What searches take, in rows of tables that they go through: the same on every machine, however busy."""
+    """The cost of searches, in table rows that they go through, so that it is the same on every machine."""
 
     most: float = float("inf")
+    """The most rows that the searches may go through."""
     spent: float = 0.0
 
     @property
     def over(self) -> bool:
-        """Whether it was more than it may be."""
+        """Whether the searches took more than they may."""
         return self.spent > self.most
 
 
 @dataclass(frozen=True)
+class Counting:
+    """The counts of stages and workers by which the search tells states apart."""
+
+    stages: bool = False
+    """Fewer stages are better."""
+    exact_stages: bool = False
+    """Only states with equally many stages compare."""
+    workers: bool = False
+    """Fewer busy workers are better."""
+
+    @property
+    def any(self) -> bool:
+        """Whether states differ in more than their position and their demand."""
+        return self.stages or self.exact_stages or self.workers
+
+
+@dataclass(frozen=True)
 class Limits:
-    """What a search is asked for, beside the threshold."""
+    """The limits of a search, apart from its threshold."""
 
     memory: bool
-    """Whether the devices' memory limits."""
+    """Whether the devices' memory is limited."""
     recompute: bool = False
-    """Whether stages may compute their forward pass twice."""
+    """Whether stages may recompute their forward pass."""
     counting: Counting = field(default_factory=Counting)
     exact_stages: int | None = None
     max_stages: int | None = None
     several: bool = False
-    """Two stages at least."""
+    """Whether at least two stages are required."""
     max_workers: int | None = None
     deadline: float | None = None
-    """By `time.perf_counter`."""
+    """When to stop, by `time.perf_counter`."""
     effort: Effort = field(default_factory=Effort)
-    """What this and other searches may take together."""
+    """The effort that this and other searches share."""
     every_cut: bool = False
-    """Whether the states of all cuts are wanted, also of those that another cut makes superfluous."""
+    """Whether the caller needs the states of all cuts, including those of cuts that others make superfluous."""
     shape: Shape | None = None
-    """Where a uniform grid is looked for, which: that fixes the workers of every stage."""
+    """The shape of the uniform grid to search for, which fixes the workers of every stage; None for any plan."""
 
     def step(self, rows: float = 0) -> None:
-        """Count a step through so many rows. Raises `OutOfTime` at the deadline, or where it is one too many."""
+        """Count a step through so many rows. Raises `OutOfTime` after the deadline or if the effort is exceeded."""
         self.effort.spent += _STEP + rows
         if self.effort.over or (self.deadline is not None and time.perf_counter() > self.deadline):
             raise OutOfTime
@@ -72,7 +89,7 @@ def limits_of(
     shape: Shape | None = None,
     effort: Effort | None = None,
 ) -> Limits:
-    """What a problem's options ask of a search in one copy of the pipeline, with the limit on memory or without."""
+    """The limits that a problem's options imply for a search in one copy of the pipeline, with or without memory."""
     options = problem.options
     limited = memory and options.memory
     return Limits(
@@ -96,13 +113,16 @@ def limits_of(
 
 @dataclass(frozen=True)
 class Step:
-    """One stage of a pipeline that a search found."""
+    """One transition of the search: the stage between two cuts, by their indices, and where it lies.
+
+    Only searches use steps; their results are `plan.Stage` objects.
+    """
 
     start: int
-    """The cuts that it lies between."""
+    """The cut at which the stage begins; `end` is the cut at which it ends."""
     end: int
     first: int
-    """Its workers are first … first + replicas - 1."""
+    """The first worker. The stage's workers are first … first + replicas - 1."""
     replicas: int
     depth: int
     recompute: bool

@@ -1,4 +1,4 @@
-"""Equal machines or not: the terms and the search for either, and what a pipeline that they found really takes."""
+"""Selects the search and the cost terms for uniform or heterogeneous clusters."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from pipeplan.solvers.search import Search
 from pipeplan.solvers.terms import Terms
 
 MOST_WORKERS = 1024
-"""Where all runs of workers are tried, of which there are half the square."""
+"""The most workers for a search over all candidate placements, of which there are about half the square."""
 
 
 def terms_of(problem: Problem, cuts: Cuts) -> Terms:
-    """The terms of the cost model on the problem's machines."""
+    """The terms of the cost model for the problem's cluster.
+
+    Raises `InputError` if the cluster is too large for the search that it needs.
+    """
     if problem.cluster.uniform and problem.options.boundary == "single":
         return Terms(problem, cuts)
     if problem.cluster.workers > MOST_WORKERS:
@@ -32,10 +35,10 @@ def terms_of(problem: Problem, cuts: Cuts) -> Terms:
 
 
 def search(terms: Terms, limit: float, limits: Limits) -> list[Step] | None:
-    """A pipeline with every resource within the limit, input to output, or None."""
+    """A pipeline with every resource within the limit, input to output, or None. Raises `OutOfTime`."""
     if isinstance(terms, Differing):
         if terms.training and terms.schedule == VERTICAL and limits.memory:
-            return vertical.search(terms, limit, limits, lambda given: differing(given, limit, limits))
+            return vertical.search(terms, limit, limits, lambda terms_given: differing(terms_given, limit, limits))
         return differing(terms, limit, limits)
     if terms.training and terms.schedule == VERTICAL:
         return vertical.search(terms, limit, limits)
@@ -43,18 +46,18 @@ def search(terms: Terms, limit: float, limits: Limits) -> list[Step] | None:
 
 
 def differing(terms: Terms, limit: float, limits: Limits) -> list[Step] | None:
-    """The same where servers differ."""
+    """Like `search`, on a heterogeneous cluster or over parallel links, for one input stage."""
     assert isinstance(terms, Differing)
     return DifferingSearch(terms, limit, limits).run()
 
 
 def batches(terms: Terms, limits: Limits) -> Batches:
-    """Batch times, for the schedules with a flush."""
+    """Batch times under the flush schedules."""
     return DifferingBatches(terms, limits) if isinstance(terms, Differing) else Batches(terms, limits)
 
 
 def pace_of(terms: Terms, steps: list[Step], *, depths: bool) -> float:
-    """Seconds per minibatch of one copy: the slowest stage or boundary, and with `depths` what these sustain."""
+    """Seconds per minibatch of one copy: the slowest stage or boundary, and with `depths` the pace they sustain."""
     if isinstance(terms, Differing):
         return differing_pace.pace_of(terms, steps, depths=depths)
     return pace.pace_of(terms, steps, depths=depths)

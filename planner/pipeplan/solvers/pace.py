@@ -1,4 +1,4 @@
-"""What a pipeline that a search found really takes, and whether it fits, by the terms of the search."""
+"""The real pace of a pipeline on a uniform cluster, and whether it fits in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeplan.solvers.terms import First, StageTerms, Terms
 
 
 def pace_of(terms: Terms, steps: list[Step], *, depths: bool) -> float:
-    """Seconds per minibatch of one copy: the slowest stage or boundary, and with `depths` what these sustain."""
+    """Seconds per minibatch of one copy: the slowest stage or boundary, and with `depths` the pace they sustain."""
     times = [one_stage(terms, step) for step in steps]
     paces = [_stage_s(terms, step, stage) for step, stage in zip(steps, times, strict=True)]
     following: Step | None = None
@@ -33,7 +33,7 @@ def pace_of(terms: Terms, steps: list[Step], *, depths: bool) -> float:
 
 
 def depths_of(terms: Terms, steps: list[Step], pace_s: float) -> list[int]:
-    """The depths that keep a pace, input to output (all 1 for inference)."""
+    """The depths that sustain a pace, input to output; all 1 for inference."""
     depths: list[int] = []
     behind = 0.0
     for index in range(len(steps) - 1, -1, -1):
@@ -86,7 +86,7 @@ def _span(terms: Terms, step: Step) -> int:
 
 
 def boundary_level(terms: Terms, step: Step, following: Step) -> int:
-    """Of the component that holds both stages."""
+    """The level of the smallest component that holds both stages."""
     last = following.first + following.replicas - 1
     return int(terms.layout.between(np.array(step.first), np.array(last)))
 
@@ -111,12 +111,13 @@ def _boundary_s(terms: Terms, step: Step, following: Step, level: int) -> float:
 
 
 def _depth_s(terms: Terms, step: Step, following: Step, level: int, groups: list[float]) -> float:
+    """The pace that a stage's depth sustains."""
     transfer = float(terms.transfer_s[step.end][level])
     in_flight, copies = float(following.depth * following.replicas), terms.problem.copies
     if terms.accumulate is not None:
         groups = []
     elif copies > 1:
-        # The waits are then whole minibatches, whatever the pace.
+        # With copies the waits are whole minibatches at any pace.
         counts = (step.replicas, following.replicas)
         in_flight += sum(float(cost.group_wait(0.0, 1.0, count, copies)) for count in counts)
         groups = []

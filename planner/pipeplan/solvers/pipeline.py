@@ -1,14 +1,14 @@
-"""A pipeline on one component of the cluster, and its repetition in every component: what both solvers search.
+"""The spaces of plans that both solvers search: pipelines on one component of the cluster, copied into all components.
 
-There are two spaces of plans: stages on consecutive workers of the whole cluster, which may straddle servers (15-1 on
-4×4), and a whole pipeline inside each component of some level, replicated across them. The second is the first on a
-smaller cluster, followed by a synchronisation among the copies that depends on the model alone.
+In the first space, stages are on consecutive workers of the whole cluster and may straddle servers (15-1 on 4×4). In
+the others, a whole pipeline lies inside each component of some level and is replicated across the components. Such a
+space is the first space on a smaller cluster, plus a synchronisation among the copies that depends on the model alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeplan import cost
 from pipeplan.links import Links
@@ -17,44 +17,33 @@ from pipeplan.problem import Problem
 
 
 @dataclass(frozen=True)
-class Segment:
-    """A stage of one pipeline: layers by name, on `replicas` workers from `start`."""
-
-    layers: tuple[str, ...]
-    start: int
-    replicas: int
-    depth: int
-    recompute: bool = False
-
-
-@dataclass(frozen=True)
 class Space:
-    """Pipelines inside one component of `level`, copied into all components."""
+    """Pipelines inside one component of `level`, with a copy in each of `copies` components."""
 
     level: int
     copies: int
 
     def inner(self, problem: Problem) -> Problem:
-        """The problem that one copy solves."""
+        """The problem of one copy, on one component of the cluster."""
         return problem.within(problem.cluster.inner(self.level), self.copies, self._allreduce(problem))
 
     def pace(self, problem: Problem, inner_s: float) -> float:
-        """The pace of all copies together, when one copy takes `inner_s` for each of its minibatches.
+        """The pace of all copies together, if one copy takes `inner_s` for each of its minibatches.
 
-        With a flush `inner_s` is the time from one update to the next, the all-reduce among copies included.
+        With a flush `inner_s` is the time from one update to the next, including the all-reduce among copies.
         """
         if problem.options.flushes and problem.options.accumulate is not None:
             return inner_s / problem.options.accumulate
         return float(cost.overlapped(inner_s / self.copies, self.synchronisation(problem), problem.options.overlap))
 
     def synchronisation(self, problem: Problem) -> float:
-        """Gradient all-reduce among the copies, per minibatch: a bound on the pace that no inner plan changes."""
+        """Gradient all-reduce among the copies, in seconds per minibatch: a lower bound on the pace in this space."""
         if problem.options.schedule in ACCUMULATING and problem.options.accumulate is not None:
             return float(cost.buffered_synchronisation(self._allreduce(problem), problem.options.accumulate))
         return self._allreduce(problem) / self.copies
 
     def _allreduce(self, problem: Problem) -> float:
-        """One all-reduce of all gradients among the copies (0 for one)."""
+        """Seconds of one all-reduce of all gradients among the copies; 0 for a single copy."""
         if self.copies == 1 or not problem.training:
             return 0.0
         links, top = Links.of(problem.cluster), len(problem.cluster.levels)
@@ -62,25 +51,21 @@ class Space:
         bandwidth, latency = links.allreduce_bandwidth[top], links.allreduce_latency[top]
         return float(cost.ring_allreduce_time(self.copies, size, bandwidth, latency))
 
-    def plan(self, problem: Problem, segments: Sequence[Segment]) -> Plan:
-        """The plan of all copies, from the segments of one; `depths.assign` gives it versions of the weights."""
+    def plan(self, problem: Problem, pipeline: Sequence[Stage]) -> Plan:
+        """The plan of all copies, from the stages of one copy; `depths.assign` sets its weight versions."""
         size = problem.cluster.span(self.level)
         stages = []
-        for segment in segments:
+        for stage in pipeline:
             # Interleaved, so that minibatch i goes to copy i mod m by the plain round robin over a stage's workers.
-            workers = [
-                copy * size + worker
-                for worker in range(segment.start, segment.start + segment.replicas)
-                for copy in range(self.copies)
-            ]
-            stages.append(Stage(segment.layers, tuple(workers), segment.depth, 1, segment.recompute))
+            workers = [copy * size + worker for worker in stage.workers for copy in range(self.copies)]
+            stages.append(replace(stage, workers=tuple(workers)))
         return Plan(tuple(stages), self.copies, problem.options.inference)
 
 
 def spaces(problem: Problem) -> list[Space]:
-    """Both spaces of plans: the whole cluster, then copies in the components of each lower level, largest first.
+    """All spaces of plans: the whole cluster first, then copies in the components of each lower level, largest first.
 
-    Copies are all alike, and so must the components be.
+    Copies are all alike, so the components of their level must be alike, too.
     """
     cluster = problem.cluster
     found = [Space(len(cluster.levels), 1)]

@@ -1,4 +1,4 @@
-"""The fastest pipeline on one component of the cluster: searches without a limit on memory, then with it (see `dp`)."""
+"""Finds the fastest pipeline on one component of the cluster: first without a memory limit, then with it if needed."""
 
 from __future__ import annotations
 
@@ -7,48 +7,47 @@ from functools import cached_property
 
 from pipeplan.cuts import Cuts
 from pipeplan.grid import Shape
+from pipeplan.plan import Stage
 from pipeplan.problem import Problem
 from pipeplan.solvers import flush, threshold
-from pipeplan.solvers.limits import Effort, Limits, OutOfTime, Step, limits_of
+from pipeplan.solvers.limits import Counting, Effort, Limits, OutOfTime, Step, limits_of
 from pipeplan.solvers.machines import batches, fits, pace_of, search, terms_of
-from pipeplan.solvers.pipeline import Segment
 from pipeplan.solvers.reduce import reduced
-from pipeplan.solvers.states import Counting
 from pipeplan.solvers.terms import Terms
 from pipeplan.solvers.threshold import PRECISION, Interval
 
-# Up to so many cuts times workers, of all best plans one with the fewest stages is returned, and a first plan is looked
-# for where memory limits.
-_TIDY = 100_000
+# Up to this number of cuts times workers, the plan with the fewest stages among the best is returned, and searches with
+# a memory limit look for some plan first.
+_SMALL_SEARCH = 100_000
 
 
-# Where memory limits, a plan is looked for first within so many times the bound.
-_GENEROUS = 8
+# With a memory limit, some plan is first looked for within this many times the bound.
+_FIRST_LIMIT = 8
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What a search found, with the terms (and so the cuts) that it was found by."""
+    """A pipeline found by a search, with the terms (and thereby the cuts) that the search used."""
 
     terms: Terms
     steps: list[Step]
 
     def fits(self, bound: Terms, pace: float) -> bool:
-        """Whether it fits in memory at the depths that its pace needs, by terms with a limit on memory."""
+        """Whether the pipeline fits in memory at the depths that its pace needs; `bound` are terms with that limit."""
         place = {ideal: index for index, ideal in enumerate(bound.cuts.ideals)}
         ideals = self.terms.cuts.ideals
         steps = [replace(step, start=place[ideals[step.start]], end=place[ideals[step.end]]) for step in self.steps]
         return fits(bound, steps, pace)
 
-    def segments(self) -> list[Segment]:
-        """The stages by the names of their layers."""
+    def stages(self) -> list[Stage]:
+        """The stages of one copy with the names of their layers; each has one version of the weights as yet."""
         units, cuts = self.terms.problem.units, self.terms.cuts
         return [
-            Segment(
+            Stage(
                 tuple(name for unit in cuts.members(step.start, step.end) for name in units[unit].layers),
-                step.first,
-                step.replicas,
+                tuple(range(step.first, step.first + step.replicas)),
                 step.depth,
+                1,
                 step.recompute,
             )
             for step in self.steps
@@ -64,15 +63,15 @@ class Pipelines:
     deadline: float | None = None
     gap: float = 0.0
     shape: Shape | None = None
-    """Of the uniform grid that is looked for, where one is."""
+    """The shape of the uniform grid to search for; None for any plan."""
     above: float = 0.0
-    """Known to be a bound, in the unit of `best`."""
+    """A known lower bound, in the unit of `best`."""
     below: float = float("inf")
-    """Slower pipelines are not looked for."""
+    """Slower pipelines are not searched for."""
     effort: Effort = field(default_factory=Effort)
 
     without: Interval[Pipeline] | None = None
-    """What is the best without a limit on memory, where that is known."""
+    """The best pipeline without a memory limit, where that is known."""
 
     def of(
         self,
@@ -81,23 +80,23 @@ class Pipelines:
         below: float = float("inf"),
         without: Interval[Pipeline] | None = None,
     ) -> Pipelines:
-        """The same searches for a uniform grid. They have the terms in common."""
-        one = replace(self, shape=shape, above=above, below=below, without=without)
-        one.__dict__.update({"free": self.free, "bound": self.bound})
-        return one
+        """The same searches for a uniform grid of the given shape. They share their terms with these."""
+        searches = replace(self, shape=shape, above=above, below=below, without=without)
+        searches.__dict__.update({"free": self.free, "bound": self.bound})
+        return searches
 
     @cached_property
     def free(self) -> Terms:
-        """Without a limit on memory."""
+        """The terms without a memory limit."""
         problem = self.problem
         if problem.options.memory:
             problem = replace(problem, options=replace(problem.options, memory=False))
-        # Stages that cost nothing may vanish from what is left of the cuts, and those of a grid are counted.
+        # Stages without cost may vanish when cuts are left out, but a grid has a fixed number of stages.
         return terms_of(problem, self.cuts if problem.options.grid else reduced(problem, self.cuts))
 
     @cached_property
     def bound(self) -> Terms:
-        """With it."""
+        """The terms with the memory limit."""
         return terms_of(self.problem, self.cuts)
 
     def feasible(self) -> bool:
@@ -109,64 +108,65 @@ class Pipelines:
         return self._search(self.bound, self.bound.most, self._limits(memory=True)) is not None
 
     def best(self) -> Interval[Pipeline]:
-        """The fastest pipeline. `best` of the answer is None where there is none (or none was found in time).
+        """The fastest pipeline. The result's `best` is None where none exists or none was found in time.
 
-        Its pace is in seconds per minibatch of one copy; with a flush in seconds per update.
+        Its pace is in seconds per minibatch of one copy, or with a flush in seconds per update.
         """
         if self.problem.options.flushes:
             return self._best_batch()
         if self.free.most_replicas < 1:
             return Interval(float("inf"))
         limits = self._limits(memory=False)
-        found = self.without or self._least(self.free, limits, max(self.free.floor, self.above))
-        if found.best is None:
-            return found
-        if found.finished:
-            found.best = self._tidy(limits, found.high) or found.best
-        if not self.problem.options.memory or found.best.fits(self.bound, found.high):
-            return found
-        if not found.finished:
-            found.high, found.best = float("inf"), None
-            return found
-        return self._least(self.bound, self._limits(memory=True), found.low)
+        interval = self.without or self._least(self.free, limits, max(self.free.floor, self.above))
+        if interval.best is None:
+            return interval
+        if interval.finished:
+            interval.best = self._with_fewest_stages(limits, interval.high) or interval.best
+        if not self.problem.options.memory or interval.best.fits(self.bound, interval.high):
+            return interval
+        if not interval.finished:
+            interval.high, interval.best = float("inf"), None
+            return interval
+        return self._least(self.bound, self._limits(memory=True), interval.low)
 
     def _best_batch(self) -> Interval[Pipeline]:
-        """The same for the schedules that drain before every update."""
+        """The fastest pipeline under a flush schedule, in seconds per update."""
         limits = self._limits(memory=False)
         if not self.problem.options.memory:
             return self.without or self._least_batch(self.free, limits)
-        # What is found without a limit on memory is a bound, and no plan: half of the time is for that.
+        # A pipeline without a memory limit is only a bound, so that search gets half of the time.
         halfway = replace(limits, deadline=threshold.halfway(self.deadline))
         free = self.without or self._least_batch(self.free, halfway)
         if free.interrupted or (free.finished and free.best is None):
             return replace(free, high=float("inf"), best=None)
         limits = self._limits(memory=True)
-        found = self._least_batch(self.bound, replace(limits, recompute=False))
-        if limits.recompute and found.finished and found.high > free.low * (1 + PRECISION):
+        interval = self._least_batch(self.bound, replace(limits, recompute=False))
+        if limits.recompute and interval.finished and interval.high > free.low * (1 + PRECISION):
             again = self._least_batch(self.bound, limits)
-            if again.high > found.high:
-                again.high, again.best = found.high, found.best
-            found = again
-        found.low = max(found.low, free.low)
-        return found
+            if again.high > interval.high:
+                again.high, again.best = interval.high, interval.best
+            interval = again
+        interval.low = max(interval.low, free.low)
+        return interval
 
     def _least_batch(self, terms: Terms, limits: Limits) -> Interval[Pipeline]:
-        found = Interval[Pipeline](float("inf"))
+        """The fastest batch under the given limits, over the numbers of stages."""
+        interval = Interval[Pipeline](float("inf"))
         counts = self._stage_counts(terms, limits)
         for exact in counts:
             answer = flush.best(batches(terms, replace(limits, exact_stages=exact)), self.above, self.below)
-            found.low = min(found.low, answer.bound_s)
-            if answer.steps is not None and answer.total_s < found.high:
-                found.high, found.best = answer.total_s, Pipeline(terms, answer.steps)
-            found.finished, found.interrupted = answer.finished, answer.interrupted
+            interval.low = min(interval.low, answer.bound_s)
+            if answer.steps is not None and answer.total_s < interval.high:
+                interval.high, interval.best = answer.total_s, Pipeline(terms, answer.steps)
+            interval.finished, interval.interrupted = answer.finished, answer.interrupted
             if not answer.finished:
-                # Nothing is known of the numbers of stages that were not tried.
-                found.low = found.low if exact == counts[-1] else 0.0
+                # Nothing is known about the numbers of stages that were not tried.
+                interval.low = interval.low if exact == counts[-1] else 0.0
                 break
-        return found
+        return interval
 
     def _stage_counts(self, terms: Terms, limits: Limits) -> list[int | None]:
-        """The numbers of stages to be tried one by one: which stage a layer is in depends on how many there are."""
+        """The numbers of stages to search one by one, because they decide which stage a pinned layer is in."""
         lowest = max((stage for _, stage in self.problem.options.pins), default=1)
         if limits.exact_stages is not None and lowest > limits.exact_stages:
             return []
@@ -179,6 +179,8 @@ class Pipelines:
         return limits_of(self.problem, memory=memory, deadline=self.deadline, shape=self.shape, effort=self.effort)
 
     def _least(self, terms: Terms, limits: Limits, low: float) -> Interval[Pipeline]:
+        """The pipeline of the least pace of at least `low`, by bisection."""
+
         def ask(limit: float) -> tuple[float, Pipeline] | None:
             steps = self._search(terms, limit, limits)
             if steps is None:
@@ -189,11 +191,11 @@ class Pipelines:
         known, most = None, min(terms.most, self.below)
         if most < low:
             return Interval(low)
-        if limits.memory and len(terms.cuts.ideals) * terms.workers <= _TIDY:
-            # Some plan, for whoever stops the search early; and where there is none, nothing is looked for. On
-            # thousands of workers a search far above the bound takes longer than all those near it.
+        if limits.memory and len(terms.cuts.ideals) * terms.workers <= _SMALL_SEARCH:
+            # Find some plan first: it is the result if the search is stopped early, and without one no search is
+            # needed. On thousands of workers a search far above the bound takes longer than all searches near it.
             try:
-                known = ask(min(_GENEROUS * low, most)) or ask(most)
+                known = ask(min(_FIRST_LIMIT * low, most)) or ask(most)
             except OutOfTime:
                 return Interval(low, finished=False)
             except KeyboardInterrupt:
@@ -203,16 +205,17 @@ class Pipelines:
         return threshold.least(ask, low * (1 - PRECISION), most, known, gap=self.gap)
 
     def _search(self, terms: Terms, limit: float, limits: Limits) -> list[Step] | None:
+        """A pipeline within a threshold, over the numbers of stages, or None."""
         for stages in self._stage_counts(terms, limits):
             steps = search(terms, limit, replace(limits, exact_stages=stages))
             if steps is not None:
                 return steps
         return None
 
-    def _tidy(self, limits: Limits, pace: float) -> Pipeline | None:
-        """Of equally fast pipelines one with the fewest stages, where that is quick to find."""
+    def _with_fewest_stages(self, limits: Limits, pace: float) -> Pipeline | None:
+        """The pipeline with the fewest stages among the equally fast ones, or None where that takes long to find."""
         terms = self.free
-        if len(terms.cuts.ideals) * terms.workers > _TIDY or limits.counting.any:
+        if len(terms.cuts.ideals) * terms.workers > _SMALL_SEARCH or limits.counting.any:
             return None
         try:
             steps = self._search(terms, pace * (1 + 1e-10), replace(limits, counting=Counting(stages=True)))

@@ -1,4 +1,4 @@
-"""States waiting for their cut to be reached: added in bulk, taken cut by cut, from the last cut to the first."""
+"""States that wait for their cut: added in bulk, taken cut by cut, from the last cut to the first."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import numpy as np
 from pipeplan.cuts import Ints
 from pipeplan.solvers.states import States
 
-# Cuts of one block are told apart only when their block is reached: far fewer pieces than one for each pair of cuts.
+# Cuts are sorted by blocks first, and within a block when the search reaches it, which makes far fewer pieces.
 _BLOCK = 32
 
 
 class Pool:
-    """Holds states for `cuts` cuts."""
+    """Holds the waiting states of `cuts` cuts."""
 
     def __init__(self, cuts: int) -> None:
         self._waiting: dict[int, list[tuple[Ints, States]]] = {}
@@ -20,7 +20,7 @@ class Pool:
         self._opened = -(-cuts // _BLOCK)
 
     def add(self, cuts: Ints, states: States) -> None:
-        """Put states, each at its cut, which must lie before all that were taken."""
+        """Add states, each at its cut, which must lie before all cuts already taken."""
         order = np.argsort(cuts, kind="stable")
         cuts, states = cuts[order], states.take(order)
         blocks = cuts // _BLOCK
@@ -32,7 +32,7 @@ class Pool:
             target.append((cuts[piece], states.take(piece)))
 
     def take(self, cut: int) -> States | None:
-        """All states at a cut, or None."""
+        """All states at a cut, or None if there are none."""
         if cut // _BLOCK < self._opened:
             self._opened = cut // _BLOCK
             self._open = self._sorted(self._waiting.pop(self._opened, []))
@@ -45,6 +45,7 @@ class Pool:
 
     @staticmethod
     def _sorted(pieces: list[tuple[Ints, States]]) -> list[tuple[Ints, States]]:
+        """All pieces as one, sorted by cut."""
         if not pieces:
             return []
         cuts = np.concatenate([cuts for cuts, _ in pieces])

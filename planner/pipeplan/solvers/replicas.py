@@ -1,9 +1,9 @@
-"""How many replicas a stage needs to be quick enough: the stage times of `cost`, solved for the number of replicas.
+"""The numbers of replicas for which a stage is fast enough: the stage times of `cost`, solved for the replicas.
 
-With compute c = work / r and synchronisation s(r), overlapped is max(c + x·s, s + x·c) for an exposed share x. Either
-sum is at most T where a quadratic in r is not negative, so that the numbers of replicas that satisfy it are the whole
-numbers in one or two intervals. (With one synchronisation per group of r, s(r) = 2 (r-1)/r² · w/B + 2 (r-1)/r · α;
-with one in `accumulate` minibatches, s(r) = (2 (r-1)/r · w/B + 2 (r-1) · α) / accumulate.)
+With compute c = work / r, synchronisation s(r) and an exposed share x, the time of a stage is max(c + x·s, s + x·c).
+Each of the two sums is at most T where a quadratic in r is not negative, so the solutions are the whole numbers in one
+or two intervals. With one synchronisation per group of r minibatches, s(r) = 2 (r-1)/r² · w/B + 2 (r-1)/r · α. With one
+per `accumulate` minibatches, s(r) = (2 (r-1)/r · w/B + 2 (r-1) · α) / accumulate.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-# A root that is a whole number but for rounding is that number.
+# Relative rounding error within which a root counts as a whole number.
 _ROUNDING = 1e-12
 
 
-# In place of the upper end of a first interval that has none, for all stages: there is no second one then.
+# Stands for the upper end of a first interval without one, for all stages; there is no second interval then.
 EVERYTHING: Floats = np.full(1, np.inf)
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """Numbers of replicas r with low1 ≤ r ≤ high1 or low2 ≤ r ≤ high2; a row for each of the two sums."""
+    """The numbers of replicas r with low1 ≤ r ≤ high1 or low2 ≤ r ≤ high2, for each of the two sums."""
 
     low1: tuple[Floats, Floats]
     high1: tuple[Floats, Floats]
     low2: tuple[Floats, Floats]
     high2: tuple[Floats, Floats]
     only: int | None = None
-    """Where given, no other number is."""
+    """If given, the only number that is allowed besides."""
 
     def least(self, at_least: Floats, rows: tuple[NDArray[np.intp], ...] | None = None) -> Floats:
         """The smallest allowed whole number from `at_least` on, by stage; infinite where there is none.
 
-        `rows` is the index of the stage of every entry of `at_least`, where they are not one to one.
+        `rows` holds the index of the stage of every entry of `at_least`, where the two are not one to one.
         """
         count = np.ceil(at_least - _ROUNDING)
         if self.only is not None:
             count = np.maximum(count, self.only)
-        # Each sum can move the number into its second interval once; where one sets a least number only, once will do.
+        # Each sum can move the number into its second interval once. A single pass is enough for lower limits alone.
         for _ in range(1 if self.high1[0] is EVERYTHING else 4):
             before = count
             for low1, high1, low2, high2 in zip(self.low1, self.high1, self.low2, self.high2, strict=True):
@@ -68,10 +68,10 @@ def allowed(
     overlap: float,
     accumulate: int | None = None,
 ) -> Intervals:
-    """Which numbers of replicas keep a stage within the threshold.
+    """The numbers of replicas that keep a stage within the threshold.
 
-    `work_s` is for one minibatch on one worker, `size` the bytes of its gradients (zero for inference): arrays that
-    broadcast, with rates and latencies, to the shape of `work_s`.
+    `work_s` is for one minibatch on one worker; `size` is the bytes of its gradients, zero for inference. Both
+    broadcast, together with the rates and latencies, to the shape of `work_s`.
     """
     exposed = 1.0 - overlap
     transmit, latency = np.asarray(size / bandwidth), np.asarray(latency_s)
@@ -86,16 +86,16 @@ def allowed(
 def _intervals(
     work: Floats, transmit: Floats, latency: Floats, threshold: float, accumulate: int | None
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Where work / r + s(r) ≤ threshold, as whole numbers."""
+    """The whole numbers r with work / r + s(r) ≤ threshold, as two intervals."""
     if not latency.any() and not transmit.any():
-        # Compute alone, or nothing at all: the most frequent case.
+        # Compute alone is the most frequent case.
         return np.maximum(1.0, _up(work / threshold)), EVERYTHING, EVERYTHING, EVERYTHING
     if accumulate is None:
-        # Times r²: (T - 2α) r² - (work + 2t - 2α) r + 2t ≥ 0.
+        # The inequality times r²: (T - 2α) r² - (work + 2t - 2α) r + 2t ≥ 0.
         square = threshold - 2 * latency + np.zeros_like(work)
         linear, constant = -(work + 2 * transmit - 2 * latency), 2 * transmit + np.zeros_like(work)
     else:
-        # Times r: -2α/M r² + (T - (2t - 2α)/M) r - (work - 2t/M) ≥ 0.
+        # The inequality times r: -2α/M r² + (T - (2t - 2α)/M) r - (work - 2t/M) ≥ 0.
         square = -2 * latency / accumulate + np.zeros_like(work)
         linear = threshold - (2 * transmit - 2 * latency) / accumulate
         constant = 2 * transmit / accumulate - work
@@ -103,17 +103,17 @@ def _intervals(
 
 
 def _solve(square: Floats, linear: Floats, constant: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """The whole numbers r ≥ 1 with square·r² + linear·r + constant ≥ 0."""
-    nothing = np.full_like(linear, -np.inf)
+    """The whole numbers r ≥ 1 with square·r² + linear·r + constant ≥ 0, as two intervals."""
+    none = np.full_like(linear, -np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
         discriminant = linear * linear - 4 * square * constant
         root = np.sqrt(np.maximum(discriminant, 0.0))
-        # The stable pair: q/a and c/q with q = -(b + sign(b)·root)/2.
+        # The numerically stable pair of roots: q/a and c/q with q = -(b + sign(b)·root)/2.
         q = -0.5 * (linear + np.copysign(root, linear))
         one, other = q / square, constant / q
         one, other = np.where(square == 0, np.inf, one), np.where(q == 0, 0.0, other)
         low, high = np.fmin(one, other), np.fmax(one, other)
-        # A straight line: rising from its zero on, falling up to it, or everywhere, or nowhere.
+        # A straight line is not negative from its zero on (rising), up to it (falling), everywhere, or nowhere.
         zero = np.where(linear != 0, -constant / linear, np.nan)
     line = square == 0
     rising, falling = line & (linear > 0), line & (linear < 0)
@@ -125,7 +125,7 @@ def _solve(square: Floats, linear: Floats, constant: Floats) -> tuple[Floats, Fl
     high1 = np.where(
         rising | always, np.inf, np.where(falling, zero, np.where(above, low, np.where(between, high, -1)))
     )
-    low2, high2 = np.where(above, high, np.inf), np.where(above, np.inf, nothing)
+    low2, high2 = np.where(above, high, np.inf), np.where(above, np.inf, none)
     return np.maximum(1.0, _up(low1)), _down(high1), np.maximum(1.0, _up(low2)), high2
 
 

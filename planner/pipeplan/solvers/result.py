@@ -1,4 +1,4 @@
-"""What every solver returns."""
+"""The result that every solver returns."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from pipeplan.plan import Plan
 
 
 class Status(StrEnum):
-    """How far a solver got."""
+    """Outcome of a solver's run."""
 
     OPTIMAL = "optimal"
-    """No plan in the searched space is better."""
+    """Proven: no plan in the searched space is better."""
     FEASIBLE = "feasible"
-    """A plan, and a bound that it does not meet."""
+    """The solver found a plan, and a bound that the plan does not meet."""
     INFEASIBLE = "infeasible"
     """Proven: no plan satisfies the constraints."""
     TIME_LIMIT = "time limit"
-    """The limit came before any plan."""
+    """The time limit came before any plan was found."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """A plan with what is known about it."""
+    """A solver's plan and bound, and how it got them."""
 
     solver: str
     status: Status
     plan: Plan | None
     objective_s: float
-    """Seconds per minibatch by the solver's own arithmetic (infinite without a plan)."""
+    """Seconds per minibatch by the solver's own arithmetic; infinite without a plan."""
     bound_s: float
-    """No plan in the searched space is faster than this."""
+    """Lower bound, in seconds per minibatch, on every plan in the searched space."""
     seconds: float
-    """Time spent."""
+    """Wall-clock time spent."""
     note: str = ""
     size: tuple[int, int] | None = None
-    """Variables and rows of the largest integer program that was asked."""
+    """Variables and rows of the largest integer program that was solved."""
     interrupted: bool = False
-    """Whether Ctrl-C ended it."""
+    """Whether Ctrl-C ended the solver."""
     effort: float = 0.0
-    """What a search took, as `limits.Effort` counts it."""
+    """The cost of the DP's searches, as `limits.Effort` counts it."""
 
     @property
     def gap(self) -> float:
-        """How far the plan can be from the best, relative."""
+        """Upper bound on how much faster, as a fraction, another plan could be; infinite without a plan."""
         if self.plan is None or self.objective_s == 0:
             return 0.0 if self.plan is not None else float("inf")
         return max(0.0, 1.0 - self.bound_s / self.objective_s)

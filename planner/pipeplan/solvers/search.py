@@ -1,14 +1,14 @@
-"""Is there a pipeline with every resource within a threshold? The search that decides it, on equal machines.
+"""Decides whether a uniform cluster has a pipeline with every resource within a threshold.
 
-It works from the output end over cuts, because the minibatches that a stage holds in flight depend on the stages behind
-it, and keeps at every cut the states (see `states`) that no other dominates. A stage I→J in front of a state at J takes
-r workers that end at some e ≤ p. Only some r and e can lead to states that are not dominated:
+The search goes over the cuts from the output end, because the minibatches that a stage holds in flight depend on the
+stages behind it. At every cut it keeps the states (see `states`) that no other dominates. A stage I→J in front of a
+state at J takes r workers that end at some e ≤ p. Only some values of r and e can lead to undominated states:
 
-  e   p itself, or the last component edge before it at each level: what lies between edges can be moved to one
-  r   within each level, from the fewest replicas that are quick enough and fit in memory on; more of them only where
-      the demand r · depth falls, which it does where the depth does: the fewest replicas for each smaller depth
+  e   p itself, or the last component edge before p at each level: an end between edges can be moved to an edge
+  r   within each level, the fewest replicas that are fast enough and fit in memory; more replicas help only if the
+      demand r · depth falls, which takes a smaller depth, so the fewest replicas for each smaller depth are tried, too
 
-Everything is decided for all I and all states of one J at once.
+All I and all states of one J are processed at once.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pipeplan.cuts import Floats, Ints
+from pipeplan.cuts import Flags, Floats, Ints
 from pipeplan.solvers.limits import Limits, Step
 from pipeplan.solvers.pool import Pool
 from pipeplan.solvers.sizing import Sizing
-from pipeplan.solvers.states import Flags, States, undominated
+from pipeplan.solvers.states import States, undominated
 from pipeplan.solvers.terms import StageTerms, Terms
 from pipeplan.solvers.tries import Places, Tries
 
 
 class Search(Sizing):
-    """One threshold. `run` gives the stages of a pipeline, input to output, or None; `kept` holds all states."""
+    """The search for one threshold. `run` returns the stages of a pipeline or None; `kept` holds all states by cut."""
 
     def __init__(self, terms: Terms, threshold: float, limits: Limits) -> None:
         super().__init__(terms, threshold, limits)
         self.last = len(terms.cuts.ideals) - 1
         self.kept: dict[int, States] = {}
         self.added_s = 0.0
-        # No cut can be reached with fewer workers left in front than its work needs; none at all means no work left.
+        # A cut needs at least the workers in front that its work needs; no workers are needed if no work is left.
         need = np.ceil(terms.cuts.work_s / (terms.speed * self.within) - 1e-9)
         self.need = np.maximum(need, 1).astype(np.intp)
         self.need[0] = 0
-        # The highest level over which a cut's boundary is quick enough; -1: none.
+        # The highest level over which a cut's boundary is fast enough; -1 if there is none.
         self.widest = (terms.boundary_s <= self.within).sum(axis=1) - 1
         self.usable = (self.widest >= 1) | (np.arange(self.last + 1) == 0)
         self.usable[self.last] = True
 
     def run(self) -> list[Step] | None:
-        """Search all cuts. Raises `OutOfTime` at the deadline."""
+        """Search all cuts. Returns a pipeline, input to output, or None; raises `OutOfTime` at the deadline."""
         pool = Pool(self.last + 1)
         pool.add(np.array([self.last]), self.start())
         for cut in range(self.last, -1, -1):
@@ -64,12 +64,12 @@ class Search(Sizing):
         return undominated(found, self.layout, self.limits.counting)
 
     def start(self) -> States:
-        """The state at the cut of everything."""
+        """The state at the full cut."""
         shape = self.limits.shape
         return States.start(self.terms.workers if shape is None else shape.workers)
 
     def _walk(self) -> list[Step] | None:
-        """The pipeline behind the best state at the empty cut."""
+        """The pipeline of the best state at the empty cut."""
         states = self.kept[0]
         allowed = np.ones(len(states), dtype=bool)
         if self.limits.exact_stages is not None:
@@ -77,10 +77,10 @@ class Search(Sizing):
         rows = np.flatnonzero(allowed)
         if not len(rows):
             return None
-        extra = np.zeros(len(states)) if states.extra is None else states.extra
-        keys = (-states.first, states.workers, states.stages, states.demand if self.terms.first else extra)
+        sums = np.zeros(len(states)) if states.extra is None else states.extra
+        keys = (-states.first, states.workers, states.stages, states.demand if self.terms.first else sums)
         row = int(rows[np.lexsort(tuple(key[rows] for key in keys))[0]])
-        self.added_s = float(extra[row])
+        self.added_s = float(sums[row])
         steps, cut = [], 0
         while cut != self.last:
             states = self.kept[cut]
@@ -98,18 +98,18 @@ class Search(Sizing):
             cut, row = end, int(states.source[row])
         return steps
 
-    def _crowd(self, targets: Ints, demand: Floats) -> Floats:
-        """Workers that the stages in front of cuts (rows) need at least for their memory, by the demand (columns)."""
+    def _workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
+        """The least workers that stages in front of cuts (rows) need for their memory, given the demands (columns)."""
         return self.terms.crowd(targets, demand)
 
     def extra(self, stage: StageTerms, before: Floats, target: Ints, joined: Ints) -> Floats:
-        """What adds up over stages, with one more: nothing, in the steady state."""
+        """The sum over stages, extended by one more stage; in the steady state nothing is summed."""
         return before
 
-    # -- one cut --
+    # -- the stages in front of one cut --
 
     def _extend(self, cut: int, states: States) -> Iterator[tuple[Ints, States]]:
-        """Every state that a stage in front of these leads to, with the cuts that they are at."""
+        """Every state that a stage in front of these states leads to, with the cut of each."""
         states, rows = self._open(states)
         targets = self._targets(cut)
         if not len(states) or not len(targets):
@@ -123,7 +123,7 @@ class Search(Sizing):
                 continue
             if not fits.all():
                 stage = stage.take(np.flatnonzero(fits))
-            yield from self._put(stage, states, rows, places, recompute)
+            yield from self._size_stages(stage, states, rows, places, recompute)
 
     def _open(self, states: States) -> tuple[States, Ints]:
         """The states that another stage may be put in front of, and their rows."""
@@ -141,12 +141,12 @@ class Search(Sizing):
         return usable
 
     def _leading(self, cut: int) -> Ints:
-        """The cuts that a stage in front of this one may begin at."""
+        """The cuts at which a stage in front of this one may begin."""
         smaller = self.terms.cuts.smaller(cut)
         return smaller[smaller > 0] if self.limits.several and cut == self.last else smaller
 
     def _places(self, cut: int, states: States) -> Places:
-        """All e for all states, without duplicates."""
+        """All ends e for all states, without duplicates."""
         spans, first = self.layout.spans, states.first
         # In a uniform grid no worker between stages is idle.
         idle = spans[1:-1] if self.limits.shape is None else ()
@@ -159,32 +159,32 @@ class Search(Sizing):
             widest = int(self.widest[cut])
             lowest = first // spans[widest] * spans[widest]
             lowest = np.where(states.level <= widest, lowest, self.terms.workers)[state]
-        # The component that holds the last worker, e - 1; a level 0 component has room for one.
+        # The component that holds the last worker, e - 1; a component of level 0 has room for one worker.
         room = np.minimum(end - (end - 1) // spans[:, None] * spans[:, None], self.terms.most_replicas)
         inside = end > lowest
         return Places(state[inside], end[inside], lowest[inside], room[:, inside])
 
-    def _put(
+    def _size_stages(
         self, stage: StageTerms, states: States, rows: Ints, places: Places, recompute: bool
     ) -> Iterator[tuple[Ints, States]]:
-        """Size stages for every place, and give the states that they lead to."""
+        """Size the stages for every end position, and yield the states that they lead to."""
         if not len(places):
             return
         if self.counts_depths:
-            tries, replicas = self._quick(stage, states, places)
+            tries, replicas = self._replicas_by_level(stage, states, places)
             sized = self._in_memory(stage, tries, replicas)
         else:
-            tries, replicas = self._quickest(stage, states, places)
+            tries, replicas = self._fewest_replicas(stage, states, places)
             if self.limits.memory:
                 fits = (replicas == 1) | (stage.deepest(replicated=True)[tries.target] >= 1)
                 tries, replicas = tries.take(fits), replicas[fits]
             sized = tries, replicas, np.ones(len(replicas)), np.zeros(len(replicas))
         yield from self._states(stage, states, rows, *sized, recompute=recompute)
 
-    def _quickest(self, stage: StageTerms, states: States, places: Places) -> tuple[Tries, Floats]:
-        """The fewest replicas that are quick enough, for every place and target.
+    def _fewest_replicas(self, stage: StageTerms, states: States, places: Places) -> tuple[Tries, Floats]:
+        """The fewest replicas that are fast enough, for every end position and target cut.
 
-        A lower level never needs more of them, so that the lowest that has room decides.
+        A lower level never needs more replicas, so the lowest level that has room decides.
         """
         least = self._fewest(stage)
         fewest = np.full((len(stage.targets), len(places)), np.inf)
@@ -196,25 +196,25 @@ class Search(Sizing):
         need = np.maximum(self.need[stage.targets][:, None], places.lowest)
         fewest[places.end - fewest < need] = np.inf
         if self.compares_cuts:
-            self._forget(stage.targets, fewest)
+            self._drop_dominated(stage.targets, fewest)
         target, place = np.nonzero(np.isfinite(fewest))
         at = spanned[target, place], target, place
         return Tries.of(stage, states, places, self.need, at), fewest[target, place]
 
     @property
     def compares_cuts(self) -> bool:
-        """Whether `_forget` may be used: where memory plays no part, nor the number of a stage."""
+        """Whether `_drop_dominated` is valid: neither memory nor the number of a stage matters."""
         limits = self.limits
         if limits.several or limits.exact_stages is not None:
             return False
         return not (self.counts_depths or limits.memory or limits.every_cut)
 
-    def _forget(self, targets: Ints, fewest: Floats) -> None:
-        """Drop the stages from a cut I (rows, for every place) if one from I - v needs no more replicas.
+    def _drop_dominated(self, targets: Ints, fewest: Floats) -> None:
+        """Drop the stages from a cut I (rows, for every end position) if one from I - v needs no more replicas.
 
-        That is sound where no more bytes cross I - v than I. Whatever stages can be put in front of I, those without v
-        can be put in front of I - v: they have less work, and at each of their cuts I' no more bytes cross, as with
-        bytes c counted for each direction c(I' - v) + c(I) ≤ c(I') + c(I - v) for cuts I' ⊂ I (c is submodular).
+        This is valid where no more bytes cross I - v than I. Any stages that can be put in front of I can, without v,
+        be put in front of I - v: they have less work, and no more bytes cross each of their cuts I', because the bytes
+        c of each direction are submodular: c(I' - v) + c(I) ≤ c(I') + c(I - v) for cuts I' ⊂ I.
         """
         large, small = self.terms.cuts.downhill
         if not len(large):
@@ -227,15 +227,15 @@ class Search(Sizing):
         lost[large[edge], place] = True
         fewest[lost[targets]] = np.inf
 
-    def _quick(self, stage: StageTerms, states: States, places: Places) -> tuple[Tries, Floats]:
-        """The same on runs that span exactly each level: where depths matter more replicas may be better."""
+    def _replicas_by_level(self, stage: StageTerms, states: States, places: Places) -> tuple[Tries, Floats]:
+        """Like `_fewest_replicas`, but for each level: more replicas than needed can reduce the required depth."""
         need = np.maximum(self.need[stage.targets][:, None], places.lowest)
-        # The depth that covers what is in flight behind must fit in memory; and so must the stages further in front.
+        # The depth that covers the minibatches in flight behind must fit in memory, and so must the stages in front.
         behind = states.demand[places.state]
         covering = np.zeros(need.shape)
         if not stage.is_last:
             covering = self._replicas_for(stage.deepest(replicated=False)[:, None], behind)
-        need = np.maximum(need, self._crowd(stage.targets, behind))
+        need = np.maximum(need, self._workers_for_memory(stage.targets, behind))
         inside = np.vstack([np.zeros_like(places.room[:1]), places.room[:-1]])
         count = np.maximum(self._fewest(stage)[:, :, None], np.maximum(inside[:, None, :] + 1, covering))
         level, target, place = np.nonzero(count <= np.minimum(places.room[:, None, :], places.end - need))
@@ -257,7 +257,7 @@ class Search(Sizing):
         *,
         recompute: bool,
     ) -> Iterator[tuple[Ints, States]]:
-        """The states that stages lead to, with the cuts that they are at."""
+        """The states that sized stages lead to, with the cut of each."""
         count, state = replicas.astype(np.intp), tries.state
         workers, stages = states.workers[state] + count, states.stages[state] + 1
         targets = stage.targets[tries.target]
@@ -277,13 +277,13 @@ class Search(Sizing):
             joined = np.maximum(self.layout.between(tries.end - count, tries.next_first), tries.next_level)
             extra = self.extra(stage, states.extra[state], tries.target, joined)
         fresh = States.of(columns, demand, extra)
-        good = self._worth(targets, workers, stages)
+        good = self._can_complete(targets, workers, stages)
         if not good.all():
             targets, fresh = targets[good], fresh.take(good)
         if len(targets):
             yield targets, fresh
 
-    def _worth(self, targets: Ints, workers: Ints, stages: Ints) -> Flags:
+    def _can_complete(self, targets: Ints, workers: Ints, stages: Ints) -> Flags:
         """Whether states can still become a pipeline within the user's limits."""
         good = np.ones(len(targets), dtype=bool)
         limits = self.limits

@@ -1,4 +1,4 @@
-"""How many replicas a stage gets, and how deep it is: the part of a search that turns a threshold into numbers."""
+"""The part of a search that turns a threshold into the replicas and depths of stages."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import replace
 import numpy as np
 
 from pipeplan import cost
-from pipeplan.cuts import Floats
+from pipeplan.cuts import Flags, Floats
 from pipeplan.solvers.limits import SLACK, Limits
 from pipeplan.solvers.replicas import Intervals
-from pipeplan.solvers.states import Flags, Layout
+from pipeplan.solvers.runs import Layout
 from pipeplan.solvers.terms import StageTerms, Terms
 from pipeplan.solvers.tries import Sized, Tries
 
-# Up to so many numbers of replicas are tried at once.
+# Up to this number of further replica counts, all of them are tried at once.
 _FEW = 40
 
 
 class Sizing:
-    """One threshold."""
+    """Replica counts and depths for one threshold."""
 
     def __init__(self, terms: Terms, threshold: float, limits: Limits) -> None:
         self.terms, self.limits = terms, limits
@@ -29,11 +29,11 @@ class Sizing:
 
     @property
     def counts_depths(self) -> bool:
-        """Whether what is in flight can decide: by its memory, or as two versions of the weights must suffice."""
+        """Whether minibatches in flight matter: for memory, or because two weight versions must suffice."""
         return self.terms.training and (self.limits.memory or self.terms.accumulate is not None)
 
     def _versions_suffice(self, stage: StageTerms, tries: Tries, replicas: Floats, demand: Floats) -> Flags:
-        """Whether two versions of the weights suffice, where there are no more (`cost.buffered_pace`)."""
+        """Whether two weight versions suffice, for the schedule that keeps no more (`cost.buffered_pace`)."""
         accumulate, copies = self.terms.accumulate, self.terms.problem.copies
         if accumulate is None:
             return np.ones(len(replicas), dtype=bool)
@@ -43,53 +43,53 @@ class Sizing:
         return in_time
 
     def allowed(self, stage: StageTerms) -> Intervals:
-        """The numbers of replicas that keep stages within the threshold, level by level."""
+        """The numbers of replicas that keep stages within the threshold, by level."""
         return self.only(stage.allowed(self.within))
 
     def only(self, found: Intervals) -> Intervals:
-        """Of these numbers that of a uniform grid, where one is looked for."""
+        """The allowed numbers restricted to that of the uniform grid, if one is searched for."""
         shape = self.limits.shape
         return found if shape is None else replace(found, only=shape.replicas)
 
     def _fewest(self, stage: StageTerms) -> Floats:
-        """The fewest of them, by level and stage."""
+        """The fewest allowed replicas, by level and stage."""
         return self.allowed(stage).least(np.ones((self.layout.top + 1, len(stage.targets))))
 
     def _wait(self, stage: StageTerms, tries: Tries, replicas: Floats) -> Floats:
-        """Minibatches that go by while replicas wait for their group's all-reduce."""
+        """Minibatches that pass while replicas wait for their group's all-reduce."""
         return stage.wait(tries.target, replicas, tries.level, self.threshold)
 
     def _deepened(self, replicas: Floats, cover: Floats) -> Floats:
-        """The depth that covers what is in flight behind."""
+        """The depth that covers the minibatches in flight behind."""
         depth: Floats = 1 + np.ceil(cover / replicas - cost.ROUNDING)
         return depth
 
     def _replicas_for(self, depth: Floats, cover: Floats) -> Floats:
-        """The fewest replicas of which a depth covers that."""
+        """The fewest replicas with which a depth covers the minibatches in flight behind."""
         with np.errstate(divide="ignore", invalid="ignore"):
             count: Floats = np.ceil(cover / np.maximum(depth - 1, 0) - cost.ROUNDING)
         return count
 
     def _more_replicas(self, deepest: Floats, cover: Floats) -> Floats:
-        """The fewest replicas that may do where a depth has to be at most `deepest`; infinite where none can."""
+        """The fewest replicas that may suffice if the depth is at most `deepest`; infinite where none can."""
         return np.where(deepest >= 1, self._replicas_for(deepest, cover), np.inf)
 
     def _least_demand(self, replicas: Floats, behind: Floats) -> Floats:
-        """The demand of a stage is at least this: r · depth ≥ r and what the depth covers together."""
+        """Lower bound on the demand of a stage: r · depth is at least r plus what the depth covers."""
         return replicas + behind
 
     def _in_memory(self, stage: StageTerms, tries: Tries, replicas: Floats) -> tuple[Tries, Floats, Floats, Floats]:
-        """The replica counts that fit in memory, each for a depth of its own, as long as the demand may fall.
+        """The replica counts that fit in memory, with one entry for each depth, as long as the demand may fall.
 
-        Returns the tries, one for each, with replicas, depths and demands.
+        Returns the candidate stages with their replicas, depths and demands.
         """
         replicas, depth, demand = self._size(stage, tries, replicas, np.full(len(replicas), np.inf))
         good = np.isfinite(replicas)
         tries, replicas, depth, demand = tries.take(good), replicas[good], depth[good], demand[good]
         found = [(tries, replicas, depth, demand)]
-        # A smaller depth takes more replicas, and is of use only while it may lower their product.
+        # A smaller depth takes more replicas, so it helps only while their product may fall.
         more = depth > 2
-        # So many numbers of replicas may do: r · depth is at least r and what the depth covers together.
+        # The number of further replica counts that may lower the demand: r · depth is at least r plus what it covers.
         extra = np.where(more, np.ceil(demand - tries.behind - cost.ROUNDING) - 1 - replicas, 0.0)
         few = more & (extra <= _FEW) & self.counts_up
         found += self._counted_up(stage, tries.take(few), replicas[few], demand[few], extra[few])
@@ -107,27 +107,29 @@ class Sizing:
 
     @property
     def counts_up(self) -> bool:
-        """Whether a depth always covers all that is in flight behind, so that `_counted_up` may be used."""
+        """Whether a depth always covers all that is in flight behind, so that `_counted_up` is valid."""
         return True
 
     def _counted_up(
         self, stage: StageTerms, tries: Tries, replicas: Floats, demand: Floats, extra: Floats
     ) -> list[Sized]:
-        """All numbers of replicas up to so many more that lower the demand."""
+        """The replica counts, up to `extra` more than now, that lower the demand."""
         times = np.maximum(extra, 0).astype(np.intp)
         which = np.repeat(np.arange(len(times)), times)
         if not len(which):
             return []
         step = np.arange(len(which)) - np.repeat(np.cumsum(times) - times, times) + 1
-        here, count = tries.take(which), replicas[which] + step
-        fits = here.roomy(count)
-        which, here, count = which[fits], here.take(fits), count[fits]
-        wait = self._wait(stage, here, count)
-        depth = self._deepened(count, self._cover(stage, here, count, wait))
+        candidates, count = tries.take(which), replicas[which] + step
+        fits = candidates.roomy(count)
+        which, candidates, count = which[fits], candidates.take(fits), count[fits]
+        wait = self._wait(stage, candidates, count)
+        depth = self._deepened(count, self._cover(stage, candidates, count, wait))
         lower = cost.in_flight_behind(depth, count, wait)
-        good = (lower < demand[which]) & (depth <= stage.deepest_of(here.target, count))
-        good[good] = self.allowed(stage).least(count[good], (here.level[good], here.target[good])) == count[good]
-        return [(here.take(good), count[good], depth[good], lower[good])]
+        good = (lower < demand[which]) & (depth <= stage.deepest_of(candidates.target, count))
+        good[good] = (
+            self.allowed(stage).least(count[good], (candidates.level[good], candidates.target[good])) == count[good]
+        )
+        return [(candidates.take(good), count[good], depth[good], lower[good])]
 
     def _stepped(self, stage: StageTerms, tries: Tries, replicas: Floats, depth: Floats, demand: Floats) -> list[Sized]:
         """The fewest replicas for each smaller depth, where they may lower the demand."""
@@ -140,39 +142,39 @@ class Sizing:
         least = np.maximum(self._replicas_for(smaller, behind), replicas[which] + 1)
         useful = np.flatnonzero(self._least_demand(least, behind) < demand[which])
         useful = useful[tries.take(which[useful]).roomy(least[useful])]
-        which, here = which[useful], tries.take(which[useful])
-        count, reached, lower = self._size(stage, here, least[useful], smaller[useful])
+        which, candidates = which[useful], tries.take(which[useful])
+        count, reached, lower = self._size(stage, candidates, least[useful], smaller[useful])
         good = np.isfinite(count) & (lower < demand[which])
-        return [(here.take(good), count[good], reached[good], lower[good])]
+        return [(candidates.take(good), count[good], reached[good], lower[good])]
 
     def _size(
         self, stage: StageTerms, tries: Tries, replicas: Floats, deepest: Floats
     ) -> tuple[Floats, Floats, Floats]:
-        """The fewest replicas, from those given on, for which a depth of `deepest` suffices; infinite if none.
+        """The fewest replicas, from `replicas` on, for which a depth of `deepest` suffices; infinite if none does.
 
-        Returns replicas, depth and demand. What must be covered grows with the replicas (their all-reduce takes longer,
-        the boundary may span more), so that the least fixed point from below is the least solution.
+        Returns replicas, depths and demands. What must be covered grows with the replicas (their all-reduce takes
+        longer, and the boundary may span more), so the least fixed point from below is the least solution.
         """
         count, depth, demand = replicas.copy(), np.ones(len(replicas)), np.zeros(len(replicas))
         left = np.arange(len(replicas))
         while len(left):
-            here = tries.take(left)
-            now = self.allowed(stage).least(count[left], (here.level, here.target))
-            count[left] = np.where(here.roomy(now), now, np.inf)
+            candidates = tries.take(left)
+            fewest = self.allowed(stage).least(count[left], (candidates.level, candidates.target))
+            count[left] = np.where(candidates.roomy(fewest), fewest, np.inf)
             fits = np.isfinite(count[left])
-            left, here, now = left[fits], here.take(fits), now[fits]
-            wait = self._wait(stage, here, now)
-            cover = self._cover(stage, here, now, wait)
-            deep = np.where(stage.lasts[here.target], 1.0, self._deepened(now, cover))
-            depth[left], demand[left] = deep, cost.in_flight_behind(deep, now, wait)
-            most = np.minimum(deepest[left], stage.deepest_of(here.target, now))
-            late = np.flatnonzero(deep > most)
+            left, candidates, fewest = left[fits], candidates.take(fits), fewest[fits]
+            wait = self._wait(stage, candidates, fewest)
+            cover = self._cover(stage, candidates, fewest, wait)
+            needed = np.where(stage.lasts[candidates.target], 1.0, self._deepened(fewest, cover))
+            depth[left], demand[left] = needed, cost.in_flight_behind(needed, fewest, wait)
+            most = np.minimum(deepest[left], stage.deepest_of(candidates.target, fewest))
+            late = np.flatnonzero(needed > most)
             left = left[late]
-            count[left] = np.maximum(self._more_replicas(most[late], cover[late]), now[late] + 1)
+            count[left] = np.maximum(self._more_replicas(most[late], cover[late]), fewest[late] + 1)
         return count, depth, demand
 
     def _cover(self, stage: StageTerms, tries: Tries, replicas: Floats, wait: Floats) -> Floats:
-        """What a stage's minibatches in flight, beyond one for each replica, must cover (see `cost.in_flight_depth`).
+        """The minibatches that a stage's depth, beyond one for each replica, must cover (see `cost.in_flight_depth`).
 
         The transfer is at the level of the component that holds both stages.
         """

@@ -1,19 +1,20 @@
-"""States of the search over cuts, and which of them can be forgotten.
+"""The states of the search over cuts, and the dominance relation between them.
 
-A state at a cut J says that everything behind J can run on workers p … D-1 under the threshold. It is a row of
+A state at a cut J says that everything behind J can run on workers p … D-1 under the threshold. It has these columns:
 
     first    p, the first worker of its first stage
     level    λ, the level of the smallest component that holds all workers of that stage
     demand   what that stage demands of the one before it (`cost.in_flight_behind`)
-    stages   how many stages there are behind J; workers: how many of them are busy
+    stages   the number of stages behind J
+    workers  the number of busy workers behind J
 
-A state (p', λ') dominates another (p, λ) at the same cut if whatever may be put in front of (p, λ) has a counterpart in
-front of (p', λ') that is no slower and needs no more. Let m = max(λ, level(p-1, p)), the least level at which any stage
-in front can be joined with it. Then it is enough that λ' ≤ m, that p' has no less room within its component of level m
-than p has within its own (p' mod span ≥ p mod span), and that above m the numbers of the components of p', each within
-the next larger one, are no smaller than those of p. Why: stages in front that lie within p's component move along into
-that of p', at the same distances; those that straddle its edge, or lie outside, stay where they are, and the component
-that joins them with the next stage is of a level above m either way.
+A state (p', λ') dominates another (p, λ) at the same cut if everything that can be put in front of (p, λ) has a
+counterpart in front of (p', λ') that is no slower and needs no more. Let m = max(λ, level(p-1, p)), the least level at
+which any stage in front can be joined with (p, λ). Then three conditions suffice: λ' ≤ m; p' has no less room within
+its component of level m than p has within its own (p' mod span ≥ p mod span); and above level m the indices of the
+components of p', each within the next larger one, are no smaller than those of p. The reason is that stages in front
+which lie within p's component move along into that of p', at the same distances. Stages that straddle its edge or lie
+outside stay where they are, and the component that joins them with the next stage is of a level above m either way.
 """
 
 from __future__ import annotations
@@ -21,76 +22,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pipeplan.cluster_data import Cluster
-from pipeplan.cuts import Floats, Ints
+from pipeplan.cuts import Flags, Floats, Ints
+from pipeplan.solvers.limits import Counting
+from pipeplan.solvers.runs import Layout
 
-Flags = NDArray[np.bool_]
-
-# How many states are compared with all kept ones at a time.
+# The number of states that are compared with all kept states at a time.
 _CHUNK = 128
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The components of a cluster of equal machines, for arithmetic on workers' numbers."""
-
-    spans: Ints
-    """Workers in one component of levels 0 … L."""
-    joins: Ints
-    """level(p-1, p), by p from 0 to D; L at both ends, where there is nothing on one side."""
-
-    @staticmethod
-    def of(cluster: Cluster) -> Layout:
-        """The layout of a cluster."""
-        spans = np.array([cluster.span(level) for level in range(len(cluster.levels) + 1)], dtype=np.intp)
-        positions = np.arange(cluster.workers + 1)
-        top = len(spans) - 1
-        joins = np.full(len(positions), top, dtype=np.intp)
-        for level in range(top - 1, -1, -1):
-            joins[positions % spans[level] != 0] = level
-        # Two different workers share no component of level 0.
-        joins = np.maximum(joins, 1)
-        joins[[0, -1]] = top
-        return Layout(spans, joins)
-
-    @property
-    def top(self) -> int:
-        """L, the number of levels."""
-        return len(self.spans) - 1
-
-    def between(self, first: Ints, last: Ints) -> Ints:
-        """Level of the smallest component that holds both workers (elementwise)."""
-        level = np.zeros(np.broadcast(first, last).shape, dtype=np.intp)
-        for span in self.spans[:-1]:
-            level += first // span != last // span
-        return level
-
-
-@dataclass(frozen=True)
 class States:
-    """Columns of equal length, as one array of whole numbers (a row for each column) and the demands."""
+    """The columns of the states: the whole numbers as one array with a row for each column, and the demands."""
 
     numbers: Ints
     demand: Floats
     extra: Floats | None = None
-    """What the stages behind the cut add up to, where something does: seconds of a batch. None: nothing."""
+    """The sum over the stages behind the cut, in seconds of a batch; None where nothing is summed."""
 
     @staticmethod
     def of(columns: dict[str, Ints], demand: Floats, extra: Floats | None = None) -> States:
-        """From its columns by name."""
+        """The states with the given columns, by name."""
         return States(np.stack([columns[name] for name in _COLUMNS]), demand, extra)
 
     @staticmethod
     def start(workers: int) -> States:
-        """Nothing is behind the cut of everything: no demand, and all workers are free."""
+        """The state at the full cut: nothing is behind it, there is no demand, and all workers are free."""
         columns = dict.fromkeys(_COLUMNS, np.zeros(1, dtype=np.intp))
         return States.of(columns | {"first": np.array([workers], dtype=np.intp)}, np.zeros(1))
 
     @staticmethod
     def join(parts: list[States]) -> States:
-        """All rows of several."""
+        """All rows of several parts."""
         if len(parts) == 1:
             return parts[0]
         extra = [part.extra for part in parts if part.extra is not None]
@@ -104,7 +67,7 @@ class States:
         return len(self.demand)
 
     def take(self, rows: Ints | Flags | slice) -> States:
-        """Some of the rows."""
+        """The selected rows."""
         return States(self.numbers[:, rows], self.demand[rows], None if self.extra is None else self.extra[rows])
 
     def _column(self, index: int) -> Ints:
@@ -113,37 +76,37 @@ class States:
 
     @property
     def first(self) -> Ints:
-        """p."""
+        """The column p: the first worker of the first stage behind the cut."""
         return self._column(0)
 
     @property
     def level(self) -> Ints:
-        """λ."""
+        """The column λ: the level that this stage spans."""
         return self._column(1)
 
     @property
     def stages(self) -> Ints:
-        """Behind the cut."""
+        """The number of stages behind the cut."""
         return self._column(2)
 
     @property
     def workers(self) -> Ints:
-        """Busy ones behind the cut."""
+        """The number of busy workers behind the cut."""
         return self._column(3)
 
     @property
     def replicas(self) -> Ints:
-        """Of the first stage behind the cut."""
+        """Replicas of the first stage behind the cut."""
         return self._column(4)
 
     @property
     def depth(self) -> Ints:
-        """Of that stage."""
+        """Depth of that stage."""
         return self._column(5)
 
     @property
     def recompute(self) -> Ints:
-        """Whether that stage computes its forward pass twice: 0 or 1."""
+        """Whether that stage recomputes its forward pass: 0 or 1."""
         return self._column(6)
 
     @property
@@ -153,32 +116,15 @@ class States:
 
     @property
     def source(self) -> Ints:
-        """The state at that cut that the stage was put in front of."""
+        """The row of the state, at that cut, in front of which the stage was put."""
         return self._column(8)
 
 
 _COLUMNS = ("first", "level", "stages", "workers", "replicas", "depth", "recompute", "end", "source")
 
 
-@dataclass(frozen=True)
-class Counting:
-    """Which counts tell two states apart."""
-
-    stages: bool = False
-    """Fewer stages are better."""
-    exact_stages: bool = False
-    """Only states with equally many stages compare."""
-    workers: bool = False
-    """Fewer busy workers are better."""
-
-    @property
-    def any(self) -> bool:
-        """Whether there is more to a state than its place and its demand."""
-        return self.stages or self.exact_stages or self.workers
-
-
 def undominated(states: States, layout: Layout, counting: Counting) -> States:
-    """The states that no other dominates; of equal ones the first in a fixed order."""
+    """The states that no other dominates; of equal states the first in a fixed order."""
     if not counting.any and states.extra is None:
         states = states.take(_least_demands(states, layout.top + 1))
     if len(states) == 1:
@@ -199,29 +145,29 @@ def undominated(states: States, layout: Layout, counting: Counting) -> States:
 
 
 def _least_demands(states: States, levels: int) -> Ints:
-    """For every place and level that occurs, a state with the least demand there."""
+    """For every position and level that occurs, a state with the least demand there."""
     key = states.first * levels + states.level
     size = int(key.max()) + 1
     least = np.full(size, np.inf)
     np.minimum.at(least, key, states.demand)
     best = np.flatnonzero(states.demand == least[key])
-    chosen = np.full(size, -1, dtype=np.intp)
-    # The last assignment wins: backwards, so that the first of equals stays.
-    chosen[key[best[::-1]]] = best[::-1]
-    return np.sort(chosen[chosen >= 0])
+    rows = np.full(size, -1, dtype=np.intp)
+    # The last assignment wins, so go backwards to keep the first of equal states.
+    rows[key[best[::-1]]] = best[::-1]
+    return np.sort(rows[rows >= 0])
 
 
 def dominates(states: States, some: Ints | slice, others: slice, layout: Layout, counting: Counting) -> Flags:
-    """Whether each of `some` (rows) dominates each of `others` (columns)."""
-    here, there = states.first[some][:, None], states.first[others][None, :]
+    """Flags of shape (some, others): whether each of `some` dominates each of `others`."""
+    first, other_first = states.first[some][:, None], states.first[others][None, :]
     joined = np.maximum(states.level[others], layout.joins[states.first[others]])[None, :]
     span = layout.spans[joined]
     result: Flags = states.demand[some][:, None] <= states.demand[others][None, :]
     result &= states.level[some][:, None] <= joined
-    result &= (here % span >= there % span) | (there == 0)
+    result &= (first % span >= other_first % span) | (other_first == 0)
     for level in range(1, layout.top + 1):
         inner, outer = layout.spans[level - 1], layout.spans[level]
-        result &= (level <= joined) | (here % outer // inner >= there % outer // inner)
+        result &= (level <= joined) | (first % outer // inner >= other_first % outer // inner)
     if states.extra is not None:
         result &= states.extra[some][:, None] <= states.extra[others][None, :]
     if counting.exact_stages:

@@ -1,4 +1,4 @@
-"""The terms of the cost model as the search asks for them: for all stages that end at one cut, as arrays."""
+"""The terms of the cost model as arrays over the stages that end at one cut, as the search needs them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Self
 import numpy as np
 
 from pipeplan import cost
-from pipeplan.cuts import Cuts, Floats, Ints
+from pipeplan.cuts import Cuts, Flags, Floats, Ints
 from pipeplan.links import Links
 from pipeplan.plan import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, VERTICAL
 from pipeplan.problem import Problem
 from pipeplan.solvers.replicas import Intervals, allowed
-from pipeplan.solvers.states import Flags, Layout
+from pipeplan.solvers.runs import Layout
 
 
 @dataclass(frozen=True)
 class First:
-    """An input stage: how many replicas it has in one copy, and the sum of its depth and lag (see `cost`)."""
+    """An assumed input stage: its replicas in one copy, and `delay`, the sum of its depth and lag (see `cost`)."""
 
     replicas: int
     delay: int
@@ -27,16 +27,19 @@ class First:
 
 @dataclass(frozen=True)
 class Terms:
-    """A problem on a cluster of equal machines, as arrays over its cuts. Independent of the threshold."""
+    """The terms of the cost model for a problem on a uniform cluster, as arrays over its cuts.
+
+    They do not depend on the threshold.
+    """
 
     problem: Problem
     cuts: Cuts
     first: First | None = None
-    """With vertical sync, what the input stage is taken to be: every stage's versions depend on it."""
+    """The assumed input stage under vertical sync, on which every stage's versions depend; else None."""
 
     @cached_property
     def stashing(self) -> Self:
-        """The same with weight stashing."""
+        """The terms of the same problem with weight stashing."""
         return replace(self, problem=replace(self.problem, options=replace(self.problem.options, schedule=STASHING)))
 
     @cached_property
@@ -46,17 +49,17 @@ class Terms:
 
     @cached_property
     def links(self) -> Links:
-        """The rates of its levels."""
+        """The rates of the cluster's levels."""
         return Links.of(self.problem.cluster)
 
     @property
     def workers(self) -> int:
-        """D."""
+        """D, the number of workers."""
         return self.problem.cluster.workers
 
     @property
     def speed(self) -> float:
-        """Of every device."""
+        """Speed of every device."""
         return self.problem.cluster.device.speed
 
     @property
@@ -66,12 +69,12 @@ class Terms:
 
     @property
     def schedule(self) -> str:
-        """Of training."""
+        """The schedule for training."""
         return self.problem.options.schedule
 
     @property
     def accumulate(self) -> int | None:
-        """Minibatches per synchronisation in one copy; None: as many as the stage has replicas."""
+        """Minibatches per synchronisation in one copy; None if a stage synchronises once for its replicas' group."""
         if self.schedule != DOUBLE_BUFFERED or not self.training:
             return None
         accumulate = self.problem.options.accumulate
@@ -80,7 +83,7 @@ class Terms:
 
     @property
     def constant_versions(self) -> int:
-        """Versions of the weights that a stage has at least, where their number does not grow with its own depth."""
+        """Weight versions of a stage that do not depend on its own depth."""
         return {STASHING: 0, VERTICAL: 1, DOUBLE_BUFFERED: 2, GPIPE: 1, FLUSH: 1}[self.schedule]
 
     @property
@@ -90,30 +93,26 @@ class Terms:
 
     @cached_property
     def floor(self) -> float:
-        """No pipeline is faster: all work on all workers, and the costliest unit on as many as it may have."""
+        """Lower bound on the pace: all work on all workers, and the costliest unit on as many as it may have."""
         units = self.problem.units
         most = max(unit.forward_s + unit.backward_s for unit in units) / min(self.workers, self.most_replicas)
         return max(self.problem.work_s / self.workers, most) / self.speed
 
     def crowd(self, targets: Ints, demand: Floats) -> Floats:
-        """Workers that the stages in front of cuts (rows) need at least for their memory, by the demand (columns).
+        """The least workers that stages in front of cuts (rows) need for their memory, given the demands (columns).
 
-        Of a stage with memory fixed + depth · growing ≤ capacity and depth ≥ 1 + demand / r:
-        r · capacity ≥ fixed + growing + growing · demand. Both add up over stages, and demands only grow.
+        A stage with fixed + depth · growing ≤ capacity and depth ≥ 1 + demand / r satisfies
+        r · capacity ≥ fixed + growing + growing · demand. Both terms add up over stages, and demands only grow.
         """
-        return self.crowd_of(targets[:, None], demand)
-
-    def crowd_of(self, targets: Ints, demand: Floats) -> Floats:
-        """The same for pairs of a cut and a demand."""
         capacity = self.problem.capacity
         if not np.isfinite(capacity):
-            return np.zeros(np.broadcast(targets, demand).shape)
-        once, each = self._least_memory
-        return np.asarray(np.ceil((once[targets] + each[targets] * demand) / capacity - 1e-9))
+            return np.zeros((len(targets), len(demand)))
+        once, each = (memory[targets, None] for memory in self._least_memory)
+        return np.asarray(np.ceil((once + each * demand) / capacity - 1e-9))
 
     @cached_property
     def _least_memory(self) -> tuple[Floats, Floats]:
-        """What all layers before a cut need once, and for every minibatch in flight: their weights at least."""
+        """Memory that all layers before a cut need once, and for every minibatch in flight: their weights at least."""
         cuts, ratio = self.cuts, self.problem.profile.optimizer_state_ratio
         kept = self.problem.options.recompute
         once = np.asarray(cost.fixed_memory(cuts.parameters, cuts.buffers, 0.0, ratio, self.training))
@@ -124,7 +123,7 @@ class Terms:
 
     @cached_property
     def most(self) -> float:
-        """A pace that excludes no time, and at which transfers and waits together take one minibatch at most."""
+        """A pace that excludes no plan, and at which transfers and waits together take at most one minibatch."""
         options = self.problem.options
         counts = np.arange(1, self.workers + 1)
         bandwidth, latency = self.links.allreduce_bandwidth[-1], self.links.allreduce_latency[-1]
@@ -137,7 +136,7 @@ class Terms:
         return float(work + (2 + self.problem.copies) * (allreduce + self.transfer_s.max()) + 1e-9)
 
     def buffered_pace(self, depth: int, replicas: int, allreduce_s: float) -> float:
-        """The pace at which two versions of the weights suffice for a stage (`cost.buffered_pace`)."""
+        """The pace at which two weight versions suffice for a stage (`cost.buffered_pace`)."""
         assert self.accumulate is not None
         copies = self.problem.copies
         return cost.buffered_pace(
@@ -146,7 +145,7 @@ class Terms:
 
     @cached_property
     def boundary_s(self) -> Floats:
-        """Time on the link of the busier direction, by cut and level."""
+        """Time that a minibatch keeps the link of the busier direction busy, by cut and level."""
         return np.asarray(cost.boundary_time(self._busier, self.links.sendrecv_bandwidth))
 
     @cached_property
@@ -162,19 +161,19 @@ class Terms:
 
     @cached_property
     def most_replicas(self) -> int:
-        """Of any stage."""
+        """The most replicas of any stage."""
         options = self.problem.options
         caps = [options.max_replicas, self.accumulate, options.max_workers]
         return min([self.workers, *(cap for cap in caps if cap is not None)])
 
     @cached_property
     def pinned(self) -> tuple[tuple[int, int], ...]:
-        """Unit and stage, counted from 1."""
+        """The pinned units, with their stages counted from 1."""
         home = {name: index for index, unit in enumerate(self.problem.units) for name in unit.layers}
         return tuple(sorted({(home[layer], stage) for layer, stage in self.problem.options.pins}))
 
     def respects_pins(self, targets: Ints, before: Ints) -> Flags:
-        """Whether cuts with so many stages before them hold just the pinned units that belong before them."""
+        """Whether cuts with so many stages before them hold exactly the pinned units that belong before them."""
         good = np.ones(len(targets), dtype=bool)
         for unit, stage in self.pinned:
             word, bit = divmod(unit, 64)
@@ -183,7 +182,7 @@ class Terms:
         return good
 
     def stage(self, cut: int | Ints, targets: Ints, *, recompute: bool = False) -> StageTerms:
-        """The stages from each of `targets` to a cut, or to one each."""
+        """The stages from each of `targets` to `cut`, a single cut or one for each target."""
         cuts, problem = self.cuts, self.problem
         is_last = cut == len(cuts.ideals) - 1
         work = cuts.work_s[cut] - cuts.work_s[targets]
@@ -194,24 +193,24 @@ class Terms:
 
 @dataclass(frozen=True)
 class StageTerms:
-    """The stages from several cuts I to one cut J, or each to one of its own; arrays over the stages."""
+    """The stages from several cuts I to one cut J, or each to a cut of its own, as arrays over the stages."""
 
     terms: Terms
     cut: int | Ints
-    """J."""
+    """The cut J."""
     targets: Ints
-    """I."""
+    """The cuts I."""
     is_last: bool | Flags
-    """Whether J is everything."""
+    """Whether J is the full cut."""
     work_s: Floats
-    """Of one minibatch, on a device of speed 1."""
+    """Compute of one minibatch, in seconds on a device of speed 1."""
     recompute: bool
     overlap: float
     found: dict[float, Intervals] = field(default_factory=dict)
-    """What was worked out already, by threshold."""
+    """Cache of `allowed`, by threshold."""
 
     def take(self, rows: Ints) -> StageTerms:
-        """Some of the stages."""
+        """The selected stages."""
         cut, last = self.ends[rows], self.lasts[rows]
         if isinstance(self.cut, int):
             return replace(self, targets=self.targets[rows], work_s=self.work_s[rows], found={})
@@ -219,12 +218,12 @@ class StageTerms:
 
     @cached_property
     def ends(self) -> Ints:
-        """J, of every stage."""
+        """The cut J of every stage."""
         return np.broadcast_to(np.asarray(self.cut), self.targets.shape)
 
     @cached_property
     def lasts(self) -> Flags:
-        """Whether J is everything, of every stage."""
+        """Whether J is the full cut, for every stage."""
         return np.broadcast_to(np.asarray(self.is_last), self.targets.shape)
 
     def _difference(self, totals: Floats) -> Floats:
@@ -233,11 +232,11 @@ class StageTerms:
 
     @cached_property
     def parameters(self) -> Floats:
-        """Bytes."""
+        """Bytes of parameters."""
         return self._difference(self.terms.cuts.parameters)
 
     def allowed(self, within: float) -> Intervals:
-        """Which numbers of replicas are quick enough: by level and stage."""
+        """The numbers of replicas that are fast enough, by level and stage."""
         if within not in self.found:
             links, terms = self.terms.links, self.terms
             training = float(terms.training)
@@ -253,7 +252,7 @@ class StageTerms:
         return self.found[within]
 
     def wait(self, target: Ints, replicas: Floats, level: Ints, threshold: float) -> Floats:
-        """Minibatches that go by while replicas wait for their group's all-reduce (`cost.group_wait`)."""
+        """Minibatches that pass while replicas wait for their group's all-reduce (`cost.group_wait`)."""
         terms = self.terms
         if terms.accumulate is not None:
             return np.zeros(len(replicas))
@@ -262,28 +261,28 @@ class StageTerms:
         return np.asarray(cost.group_wait(self.allreduce(target, replicas, level), threshold, replicas))
 
     def allreduce(self, target: Ints, replicas: Floats, level: Ints) -> Floats:
-        """Seconds of one all-reduce of some of the stages, on runs that span a level each."""
+        """Seconds of one all-reduce of some of the stages, each on workers that span a level."""
         links = self.terms.links
         bandwidth, latency = links.allreduce_bandwidth[level], links.allreduce_latency[level]
         return np.asarray(cost.ring_allreduce_time(replicas, self.parameters[target], bandwidth, latency))
 
     def deepest_of(self, target: Ints, replicas: Floats) -> Floats:
-        """The most minibatches in flight for which memory suffices, for some of the stages with so many replicas."""
+        """The most minibatches in flight that fit in memory, for some of the stages with so many replicas."""
         several, alone = self.deepest(replicated=True), self.deepest(replicated=False)
-        first = self.terms.first
-        if first is None:
+        input_stage = self.terms.first
+        if input_stage is None:
             return np.where(replicas > 1, several[target], alone[target])
         (single, growing), (shared, _) = self.memory(replicated=False), self.memory(replicated=True)
-        versions = cost.vertical_versions(first.delay, first.replicas, replicas.astype(np.intp))
+        versions = cost.vertical_versions(input_stage.delay, input_stage.replicas, replicas.astype(np.intp))
         fixed = np.where(replicas > 1, shared[target], single[target])
-        # One version is counted already.
+        # One version is already included.
         fixed = fixed + cost.version_memory(self.parameters[target], versions - 1)
         return self._within_capacity(fixed, growing[target])
 
     def deepest(self, *, replicated: bool) -> Floats:
-        """The most minibatches in flight for which memory suffices; below 1 where it does for none.
+        """The most minibatches in flight that fit in memory; below 1 where not even one does.
 
-        With vertical sync at most so many.
+        With vertical sync this is an upper bound.
         """
         return self._deepest_replicated if replicated else self._deepest_alone
 
@@ -305,7 +304,7 @@ class StageTerms:
         return np.where(fixed > capacity, 0.0, np.where(growing == 0, np.inf, most))
 
     def memory(self, *, replicated: bool) -> tuple[Floats, Floats]:
-        """Bytes of one worker that are there at any depth, and for every minibatch in flight."""
+        """Bytes of one worker that do not depend on the depth, and bytes for every minibatch in flight."""
         fixed, growing = self._memory
         if self.terms.training and (replicated or self.terms.problem.copies > 1):
             fixed = fixed + self._replication
@@ -313,7 +312,7 @@ class StageTerms:
 
     @cached_property
     def _memory(self) -> tuple[Floats, Floats]:
-        """Bytes of one worker that are there at any depth, and for every minibatch in flight."""
+        """`memory` of a stage without replicas."""
         terms, cuts = self.terms, self.terms.cuts
         around = cuts.sent + cuts.returned
         around = around[self.cut] + around[self.targets]
@@ -332,6 +331,6 @@ class StageTerms:
 
     @cached_property
     def _replication(self) -> Floats:
-        """What replication adds: buckets, and a version where an update runs late."""
+        """Bytes that replication adds: all-reduce buckets, and a weight version where an update is late."""
         late = ~(self.lasts & (self.targets == 0)) & (self.terms.constant_versions == 0)
         return np.asarray(cost.replica_memory(self.parameters, 2, late.astype(int)))

@@ -1,6 +1,6 @@
-"""From a search that answers "is there a pipeline within T?" to the least T for which there is one.
+"""Bisection: from a search that answers "is there a pipeline within T?" to the least such T.
 
-A feasible answer comes with a pipeline, whose own pace is the new upper end: the interval closes in jumps, and a last
+A positive answer comes with a pipeline whose own pace is the new upper end, so the interval closes in jumps. A last
 search just below the best pipeline's pace proves that there is no better one.
 """
 
@@ -15,14 +15,14 @@ from pipeplan import cost
 from pipeplan.solvers.limits import OutOfTime
 
 PRECISION = 1e-9
-"""Relative. Plans that are closer than this are equal."""
+"""Relative. Plans whose paces differ by less are equal."""
 
 _SLACK = 10 * cost.ROUNDING
 
-# Within this ratio of the two ends it pays to ask right below the upper one.
+# Within this ratio of the two ends, the next question is right below the upper end.
 _NARROW = 1.0003
 
-# How far above the lower end the second question is, relative; each step after it is four times as long.
+# Relative distance of the second question from the lower end; each further step is four times as long.
 _FIRST_STEP = 1e-3
 
 Found = TypeVar("Found")
@@ -30,20 +30,20 @@ Found = TypeVar("Found")
 
 @dataclass
 class Interval(Generic[Found]):
-    """What is known of the optimum: it is at least `low`, and `best` reaches `high`."""
+    """The interval that holds the optimum: it is at least `low`, and `best` reaches `high`."""
 
     low: float
     high: float = float("inf")
     best: Found | None = None
     finished: bool = True
-    """Whether the search ran to its end: else a deadline or an interrupt came before."""
+    """Whether the search ran to its end, that is, neither a deadline nor an interrupt came before."""
     interrupted: bool = False
     gap: float = 0.0
-    """How close the two ends need come, relative; 0: as close as `PRECISION` tells plans apart."""
+    """Relative distance of the two ends at which the search may stop; 0 stands for `PRECISION`."""
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is left between the two ends."""
+        """Whether the two ends are close enough."""
         return self.high <= self.low * (1 + max(2 * PRECISION, self.gap))
 
 
@@ -54,64 +54,66 @@ def least(
     known: tuple[float, Found] | None = None,
     gap: float = 0.0,
 ) -> Interval[Found]:
-    """The least threshold above `low` for which `ask` finds something, where it does for all above that.
+    """The least threshold above `low` for which `ask` finds something; `ask` must be monotonic.
 
-    `ask(T)` returns what it found and the pace that this reaches, at most T; or None. `most`: above it nothing changes.
-    `known` is something found already, `gap` how close is close enough. A deadline or Ctrl-C ends the search with what
+    `ask(T)` returns None, or a pace of at most T and what reaches it. Nothing changes above `most`. `known` is a result
+    found already, and `gap` the relative distance that is close enough. A deadline or Ctrl-C ends the search with what
     it has.
     """
-    found = Interval[Found](low, gap=gap)
+    interval = Interval[Found](low, gap=gap)
     if known is not None:
-        found.high, found.best = known
+        interval.high, interval.best = known
     try:
-        _bracket(ask, found, most)
-        while not found.closed and found.best is not None:
-            _narrow(ask, found)
+        _bracket(ask, interval, most)
+        while not interval.closed and interval.best is not None:
+            _narrow(ask, interval)
     except OutOfTime:
-        found.finished = False
+        interval.finished = False
     except KeyboardInterrupt:
-        found.finished, found.interrupted = False, True
-    return found
+        interval.finished, interval.interrupted = False, True
+    return interval
 
 
-def _ask(ask: Callable[[float], tuple[float, Found] | None], found: Interval[Found], threshold: float) -> bool:
-    answer = ask(threshold)
-    if answer is None:
-        found.low = max(found.low, threshold)
+def _ask(ask: Callable[[float], tuple[float, Found] | None], interval: Interval[Found], threshold: float) -> bool:
+    """Ask once and narrow the interval. Returns whether a better result was found."""
+    result = ask(threshold)
+    if result is None:
+        interval.low = max(interval.low, threshold)
         return False
-    if answer[0] < found.high:
-        found.high, found.best = answer
-    elif threshold >= found.high * (1 - _SLACK):
-        # Depths are rounded with a slack, by which a plan may miss the threshold: that is no better plan.
-        found.low = max(found.low, threshold)
+    if result[0] < interval.high:
+        interval.high, interval.best = result
+    elif threshold >= interval.high * (1 - _SLACK):
+        # Depths are rounded with a slack, so a plan may miss the threshold. Such a plan is no better.
+        interval.low = max(interval.low, threshold)
         return False
     return True
 
 
-def _bracket(ask: Callable[[float], tuple[float, Found] | None], found: Interval[Found], most: float) -> None:
-    """Find an upper end: the optimum is often at the lower one, and near it searches are the quickest."""
+def _bracket(ask: Callable[[float], tuple[float, Found] | None], interval: Interval[Found], most: float) -> None:
+    """Find an upper end. The optimum is often at the lower end, and searches near it are the fastest."""
     growth = PRECISION
-    while found.best is None or found.low * (1 + growth) < found.high:
-        threshold = min(found.low * (1 + growth), most) if found.low > 0 else most
-        if _ask(ask, found, threshold) or threshold >= most:
+    while interval.best is None or interval.low * (1 + growth) < interval.high:
+        threshold = min(interval.low * (1 + growth), most) if interval.low > 0 else most
+        if _ask(ask, interval, threshold) or threshold >= most:
             return
         growth = max(_FIRST_STEP, 4 * growth)
 
 
-def _narrow(ask: Callable[[float], tuple[float, Found] | None], found: Interval[Found]) -> None:
-    below = found.high * (1 - PRECISION)
-    if found.high > found.low * _NARROW:
-        below = (found.low * found.high) ** 0.5 if found.low > 0 else found.high / 4
-    before = found.high
-    if _ask(ask, found, below) and found.high > found.low * _NARROW:
+def _narrow(ask: Callable[[float], tuple[float, Found] | None], interval: Interval[Found]) -> None:
+    """Narrow the interval by a question just below its upper end or in its middle."""
+    below = interval.high * (1 - PRECISION)
+    if interval.high > interval.low * _NARROW:
+        below = (interval.low * interval.high) ** 0.5 if interval.low > 0 else interval.high / 4
+    before = interval.high
+    if _ask(ask, interval, below) and interval.high > interval.low * _NARROW:
         return
-    if found.high < before and found.high > found.low * (1 + 1e-6):
-        # It was better than just below: halve once, so that small steps do not add up.
-        _ask(ask, found, (found.low * found.high) ** 0.5)
+    if interval.high < before and interval.high > interval.low * (1 + 1e-6):
+        # The plan was more than just better: bisect once, so that small steps do not add up.
+        _ask(ask, interval, (interval.low * interval.high) ** 0.5)
 
 
 def deadline(seconds: float | None) -> float | None:
-    """So many seconds from now, by `time.perf_counter`."""
+    """The deadline so many seconds from now, by `time.perf_counter`; None without a limit."""
     return None if seconds is None else time.perf_counter() + seconds
 
 
@@ -121,5 +123,5 @@ def passed(end: float | None) -> bool:
 
 
 def halfway(end: float | None) -> float | None:
-    """The middle between now and a deadline."""
+    """The middle between now and a deadline; None without one."""
     return None if end is None else (time.perf_counter() + end) / 2

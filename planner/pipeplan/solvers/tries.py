@@ -1,4 +1,4 @@
-"""Stages that a search considers, many at a time: where they may end, and pairs of such a place and a cut."""
+"""Candidate stages of a search, many at a time: pairs of an end position and the cut at which the stage begins."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeplan.cuts import Floats, Ints
-from pipeplan.solvers.states import Flags, States
+from pipeplan.cuts import Flags, Floats, Ints
+from pipeplan.solvers.states import States
 from pipeplan.solvers.terms import StageTerms
 
 
 @dataclass(frozen=True)
 class Tries:
-    """Pairs of a place to put stages and a cut I, flattened: stages to be sized, a column each."""
+    """Stages to be sized, one column each: pairs of an end position and a cut I, flattened."""
 
     numbers: Ints
     behind: Floats
-    """The demand of the state behind."""
+    """The demand of the state behind each stage."""
 
     @staticmethod
     def of(stage: StageTerms, states: States, places: Places, need: Ints, at: tuple[Ints, Ints, Ints]) -> Tries:
-        """From level, target and place of each; `need` is the workers that the cut I needs before it."""
+        """Build the pairs from the level, target and end position of each; `need` is the workers needed before I."""
         level, target, place = at
         state = places.state[place]
         lowest = np.maximum(need[stage.targets][target], places.lowest[place])
@@ -38,7 +38,7 @@ class Tries:
         return Tries(np.stack(rows), states.demand[state])
 
     def take(self, rows: Ints | Flags) -> Tries:
-        """Some of them."""
+        """The selected stages."""
         return Tries(self.numbers[:, rows], self.behind[rows])
 
     def _row(self, index: int) -> Ints:
@@ -47,17 +47,17 @@ class Tries:
 
     @property
     def target(self) -> Ints:
-        """Index into the cuts I that are considered."""
+        """Index into the cuts I under consideration."""
         return self._row(0)
 
     @property
     def level(self) -> Ints:
-        """That the stage's workers span, exactly."""
+        """The level that the stage's workers span, exactly."""
         return self._row(1)
 
     @property
     def state(self) -> Ints:
-        """The state that the stage is put in front of."""
+        """The state in front of which the stage is put."""
         return self._row(2)
 
     @property
@@ -72,11 +72,11 @@ class Tries:
 
     @property
     def next_level(self) -> Ints:
-        """What the next stage spans."""
+        """The level that the next stage spans."""
         return self._row(7)
 
     def roomy(self, replicas: Floats) -> Flags:
-        """Whether there are so many workers within the level, and enough before them."""
+        """Whether the level has room for so many replicas, and enough workers remain in front of them."""
         found: Flags = (replicas <= self.numbers[5]) & (replicas <= self.numbers[3] - self.numbers[4])
         return found
 
@@ -87,14 +87,14 @@ Sized = tuple[Tries, Floats, Floats, Floats]
 
 @dataclass(frozen=True)
 class Places:
-    """Where stages may end: a state and an e ≤ p."""
+    """End positions of stages: pairs of a state and an end e ≤ p."""
 
     state: Ints
     end: Ints
     lowest: Ints
-    """No stage may start before, or the boundary behind it would take too long."""
+    """The lowest first worker of a stage for which the boundary behind it is fast enough."""
     room: Ints
-    """By level 0 … L (rows): workers of e's component of that level up to e."""
+    """By level 0 … L (rows): workers, up to e, of the component of that level that holds e - 1."""
 
     def __len__(self) -> int:
         return len(self.end)

@@ -1,13 +1,13 @@
-"""Vertical sync in memory: what a stage keeps depends on the input stage, which the search comes to last.
+"""The search under vertical sync with a memory limit, where every stage's memory depends on the input stage.
 
-The number of versions of the weights (`cost.vertical_versions`) grows with the replicas r and the depth and lag of the
-input stage. So both are taken as given: for every r, the least depth with lag for which a search finds a pipeline whose
-input stage needs no more. It is reached from below: a search with too little tells how much it would need at least, as
-more versions leave less memory for everything else.
+The number of weight versions (`cost.vertical_versions`) grows with the replicas r and with the depth and lag of the
+input stage, which the search reaches last. So both are assumed: for every r, the search looks for the least sum of
+depth and lag for which it finds a pipeline whose input stage needs no more. It approaches that sum from below. A search
+with too small a sum shows how much is needed at least, because more versions leave less memory for everything else.
 
-A stage keeps no fewer versions than with stashing, d + lag: behind the input stage d_1 r_1 ≥ r_1 + d r, as depths cover
-what is in flight behind, so that 1 + ceil(((d_1 + lag_1) r_1 - gcd(r_1, r)) / r) ≥ 1 + d. Where no pipeline fits with
-stashing none does with vertical sync, whatever its input stage: one search tells, before those for each of them.
+A stage keeps no fewer versions than with stashing, d + lag. Depths cover what is in flight behind, so the input stage
+has d_1 r_1 ≥ r_1 + d r, and 1 + ceil(((d_1 + lag_1) r_1 - gcd(r_1, r)) / r) ≥ 1 + d. If no pipeline fits with stashing,
+none fits with vertical sync, whatever its input stage. One search decides that before those for each input stage.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from pipeplan.solvers.tries import Places, Tries
 
 
 class VerticalSearch(Search):
-    """One threshold, for one input stage."""
+    """The search for one threshold and one assumed input stage."""
 
     def _more_replicas(self, deepest: Floats, cover: Floats) -> Floats:
-        """More replicas keep fewer versions, so that even where nothing fits one more may do."""
+        """More replicas keep fewer versions, so one more may help even where nothing fits."""
         return np.where(deepest > 1, self._replicas_for(deepest, cover), 0.0)
 
-    def _quick(self, stage: StageTerms, states: States, places: Places) -> tuple[Tries, Floats]:
-        tries, replicas = super()._quick(stage, states, places)
+    def _replicas_by_level(self, stage: StageTerms, states: States, places: Places) -> tuple[Tries, Floats]:
+        tries, replicas = super()._replicas_by_level(stage, states, places)
         return self._as_first(stage, tries, replicas)
 
     def _as_first(self, stage: StageTerms, tries: Tries, replicas: Floats) -> tuple[Tries, Floats]:
-        """An input stage has the replicas that were taken as given."""
+        """Give an input stage the assumed number of replicas."""
         assert self.terms.first is not None
-        given = self.terms.first.replicas
+        assumed = self.terms.first.replicas
         inputs = stage.targets[tries.target] == 0
-        kept = ~inputs | (replicas <= given)
-        return tries.take(kept), np.where(inputs, given, replicas)[kept]
+        kept = ~inputs | (replicas <= assumed)
+        return tries.take(kept), np.where(inputs, assumed, replicas)[kept]
 
     def _in_memory(self, stage: StageTerms, tries: Tries, replicas: Floats) -> tuple[Tries, Floats, Floats, Floats]:
         tries, replicas, depth, demand = super()._in_memory(stage, tries, replicas)
@@ -55,9 +55,10 @@ class VerticalSearch(Search):
 def search(
     terms: Terms, limit: float, limits: Limits, once: Callable[[Terms], list[Step] | None] | None = None
 ) -> list[Step] | None:
-    """A pipeline with every resource within the limit, and all versions in memory, or None.
+    """A pipeline with every resource within the limit and all weight versions in memory, or None.
 
-    `once` searches with one input stage, or with stashing: on equal machines unless told.
+    `once` runs one search, with an assumed input stage or with stashing; the default is the search for uniform
+    clusters.
     """
     if not limits.memory:
         return Search(terms, limit, limits).run()
