@@ -39,7 +39,7 @@ PLANNER = (
     {"auto", "fewest", "sized"},
     {"rendering", "show"},
     {"emulate", "explain", "exports", "picture", "sweep"},
-    {"calibrate", "doctor", "init", "posing", "replan", "report", "reproduce"},
+    {"calibrate", "doctor", "init", "posing", "replan", "report"},
     {"api"},
     {"cli", "__main__"},
 )

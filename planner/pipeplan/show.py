@@ -51,12 +51,6 @@ def show(outcome: Outcome, console: Console) -> None:
     )
     for line in _gains(outcome.baselines, score.pace_s):
         console.print(line, soft_wrap=True)
-    if outcome.published is not None:
-        pace, baseline = outcome.published
-        console.print(
-            f"By its own formulas: {pace:.10g} s per minibatch, {baseline / pace:.10g}x over data parallelism.",
-            soft_wrap=True,
-        )
     colour = "green" if outcome.verdict.proven else "yellow"
     console.print(Text.assemble("Verdict: ", (outcome.verdict.text, colour), f" ({_seconds(outcome)})"), soft_wrap=True)
     for text in _proof(outcome):
@@ -74,7 +68,7 @@ def _proof(outcome: Outcome) -> list[str]:
     """What keeps the plan from the bound, and where its proof is."""
     lines = []
     score = outcome.evaluation
-    if outcome.published is None and score.pace_s > score.alone_s * (1 + TOLERANCE) and score.bound != AWAITED:
+    if score.pace_s > score.alone_s * (1 + TOLERANCE) and score.bound != AWAITED:
         what = "Shared cores slow" if outcome.problem.cluster.shared_cores else "Shared network cards slow"
         slower = f"{what} it by {score.pace_s / score.alone_s - 1:.1%}, from {show_time(score.alone_s)}"
         bound = f"With that no plan is proven more than {outcome.gap:.2%} faster (bound {show_time(outcome.bound_s)})."

@@ -10,12 +10,12 @@ from pipeplan import baselines, contention, single
 from pipeplan.baselines import Baseline
 from pipeplan.cuts import Cuts, enumerate_cuts
 from pipeplan.diagnose import why_infeasible
-from pipeplan.errors import DisagreementError, InfeasibleError, InputError
+from pipeplan.errors import DisagreementError, InfeasibleError
 from pipeplan.evaluate import Evaluation, evaluate
 from pipeplan.improve import improve, permitted
-from pipeplan.plan import STASHING, Plan
-from pipeplan.problem import Options, Problem
-from pipeplan.solvers import dp, ilp, published, threshold
+from pipeplan.plan import Plan
+from pipeplan.problem import Problem
+from pipeplan.solvers import dp, ilp, threshold
 from pipeplan.solvers.certificate import Certificate, certify
 from pipeplan.solvers.result import Result, Status
 from pipeplan.verdict import TOLERANCE, Verdict, judge
@@ -32,8 +32,6 @@ class Settings:
 
     solver: str = "both"
     """`dp`, `ilp` or `both`."""
-    cost_model: str = "pipeplan"
-    """`pipeplan`, or a published variant: `pipedream-code`, `pipedream-paper`."""
     backend: str = "highs"
     time_limit_s: float | None = 60.0
     """For each solver."""
@@ -59,8 +57,6 @@ class Outcome:
     bound_s: float = 0.0
     """No plan in the searched space is faster; of contention only what cores that workers share take at least."""
     certificate: Certificate = NO_CERTIFICATE
-    published: tuple[float, float] | None = None
-    """With a published variant: its own pace, and its own figure for data parallelism."""
 
     @property
     def objective_s(self) -> float:
@@ -99,8 +95,6 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
     phases["cuts"] = time.perf_counter() - began
     results = _run(problem, cuts, settings)
     phases.update({result.solver: result.seconds for result in results})
-    if settings.cost_model in published.NAMES:
-        return _published(problem, cuts, settings, results, phases)
     verdict = judge(problem, list(results))
     if not verdict.agree:
         raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {verdict.text}", results)
@@ -256,40 +250,7 @@ def _ahead_of(compared: Iterable[Baseline], problem: Problem, plan: Plan, score:
     return plan, score
 
 
-def _published(
-    problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...], phases: dict[str, float]
-) -> Outcome:
-    """The answer of a published variant."""
-    plan = results[0].plan
-    if plan is None:
-        raise InfeasibleError(why_infeasible(problem, cuts))
-    score, name = evaluate(plan, problem), settings.cost_model
-    text = f"by the published formulas of {name}, which have no second solver and no limit on memory"
-    if not score.fits:
-        text += "; this plan does not fit in memory"
-    figures = results[0].objective_s, published.data_parallel_time(problem, name)
-    compared = tuple(baselines.compare(problem, cuts))
-    verdict, none = Verdict(True, False, text), Certificate(None, f"{name} has none")
-    return Outcome(problem, plan, score, results, verdict, compared, phases, 0.0, none, figures)
-
-
-def _refuse_constraints(options: Options, name: str) -> None:
-    """Raise an `InputError` where a published variant would leave out what the user asked for."""
-    limits = ("stages", "max_replicas", "max_stages", "max_workers")
-    given = [f"--{limit.replace('_', '-')}" for limit in limits if getattr(options, limit) is not None]
-    given += ["--pin"] if options.pins else []
-    given += ["--grid"] if options.grid else []
-    given += ["--schedule"] if options.schedule != STASHING and not options.inference else []
-    if given:
-        raise InputError(f"the cost model {name} has one schedule and no constraints: leave out {', '.join(given)}")
-
-
 def _run(problem: Problem, cuts: Cuts, settings: Settings) -> tuple[Result, ...]:
-    if settings.cost_model in published.NAMES:
-        _refuse_constraints(problem.options, settings.cost_model)
-        return (published.solve(problem, cuts, settings.cost_model),)
-    if settings.cost_model != "pipeplan":
-        raise InputError(f"there is no cost model {settings.cost_model!r}")
     limits = ilp.Limits(seconds=settings.time_limit_s, gap=settings.gap, solver=settings.backend)
     if settings.solver == "ilp":
         return (ilp.solve(problem, limits),)

@@ -102,13 +102,6 @@ def test_the_first_servers_can_be_had_alone(run: Run) -> None:
     assert "it lists 3, which differ" in done.err
 
 
-def test_published_variants_refuse_such_clusters(run: Run) -> None:
-    done = run("solve", "--cluster", "mixed.toml", "--cost-model", "pipedream-paper")
-    assert done.code == 2
-    assert "only clusters whose servers are all the same" in done.err
-    assert not Path("plan").exists()
-
-
 def test_a_file_is_listed_as_it_was_understood(run: Run) -> None:
     done = run("clusters", "mixed.toml")
     assert done.code == 0

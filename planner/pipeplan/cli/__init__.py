@@ -55,7 +55,6 @@ _COMMANDS = {
     "export": ("export", "Tell a plan to another trainer: Megatron-LM, DeepSpeed, torchtitan, torch."),
     "replay": ("replay", "Run a plan on emulated servers of this machine, and compare."),
     "calibrate": ("calibrate", "Write what a run measured into a new profile and cluster."),
-    "reproduce": ("reproduce", "Put published results beside predictions, and replay them."),
     "models": ("models", "List the bundled models."),
     "clusters": ("clusters", "List the bundled clusters."),
     "import": ("importer", "Read another tool's profile."),

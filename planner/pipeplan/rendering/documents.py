@@ -69,16 +69,8 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
         "gap": outcome.gap,
         "certificate": outcome.certificate.document,
         "certificate_note": outcome.certificate.note,
-        "published": _published(outcome),
         "seconds": outcome.phases_s,
     }
-
-
-def _published(outcome: Outcome) -> dict[str, float] | None:
-    if outcome.published is None:
-        return None
-    pace, baseline = outcome.published
-    return {"minibatch_s": pace, "data_parallelism_s": baseline, "gain": baseline / pace}
 
 
 def result_document(result: Result) -> dict[str, Any]:
