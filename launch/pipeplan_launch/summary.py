@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeplan_launch.causes import AS_PREDICTED, first_cause
+from pipeplan_launch.causes import first_cause
 from pipeplan_launch.config import LaunchPlan, Prediction
 from pipeplan_launch.metrics import SUMS, TIMES, Steady
+from pipeplan_launch.whatif import AS_PREDICTED
 
 
 @dataclass(frozen=True)
