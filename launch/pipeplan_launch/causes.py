@@ -152,9 +152,9 @@ def _waiting(model: Model, predicted_s: float, measured_s: float, share: float) 
             f"minibatch; in between the stages wait for each other, or others use the cores"
         )
     else:
-        busy_share = f"{busy[index] / measured_s:.0%} of it ({_ms(busy[index])} of {_ms(measured_s)} a minibatch)"
+        busy_of = f"{busy[index] / measured_s:.0%} of it ({_ms(busy[index])} of {_ms(measured_s)} a minibatch)"
         text = (
-            f"no stage is busy all the time: the busiest, {index}, for {busy_share}; in between the stages wait for each "
+            f"no stage is busy all the time: the busiest, {index}, for {busy_of}; in between the stages wait for each "
             f"other: times that vary, latency, traffic"
         )
     return Cause(WAITING, None, share, text)

@@ -172,7 +172,7 @@ def broken(what: str, plan_folder: Path, tmp_path: Path) -> str:
         ("fill", "too few minibatches"),
         ("unmeasured", "too few minibatches"),
         ("still", "the measured pace is zero"),
-        ("emulated", "is of emulated stages"),
+        ("emulated", "is a run of emulated stages"),
         ("other", "is a run of another plan than"),
         ("stages", "measured 1 stages, and"),
         ("zero", "measured no time at all"),

@@ -28,7 +28,9 @@ NOT_AS_PROMISED = 1
 @click.command("replay")
 @click.argument("plan_folder", type=click.Path(path_type=Path), default=Path("plan"))
 @click.option("--profile", type=click.Path(path_type=Path), help="The profile that the plan was made from.")
-@click.option("--seconds", type=click.FloatRange(1, 3600), default=SECONDS, show_default=True, help="How long to run.")
+@click.option(
+    "--seconds", type=click.FloatRange(1, 3600), default=SECONDS, show_default=True, help="Seconds of training."
+)
 @click.option(
     "--fault",
     metavar="KIND[:WHERE][@WHEN]",
@@ -49,11 +51,12 @@ def command(
     keep: Path | None,
     as_json: bool,
 ) -> int:
-    """Run the plan in PLAN_FOLDER (./plan unless given) on emulated servers: real messages and all-reduces through
-    shaped links, computing as long as the profile says, by sleep. Linux only; no root needed on most machines.
+    """Run the plan in PLAN_FOLDER (./plan unless given) on emulated servers. Messages and all-reduces are real and go
+    through shaped links; workers sleep for the profile's times instead of computing. Linux only; most machines need no
+    root.
 
-    With --fault the plan's launchers run it, something breaks in the middle, and the answer says whether what they
-    then did is what the executor promises; the status is 1 if not.
+    With --fault the plan's launchers run it, the fault comes in the middle, and the answer is whether they kept the
+    executor's promises; the exit status is 1 if not.
 
     \b
     pipeplan replay
@@ -81,7 +84,7 @@ def command(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[Path, Prepared], None]]:
-    """A line on stderr that says how far the replay is, if someone looks at it."""
+    """Show the progress of the replay on stderr, if that is a terminal."""
     console = Console(stderr=True, highlight=False, markup=False)
     if not console.is_terminal:
         yield lambda room, ready: None
@@ -98,10 +101,10 @@ def _progress() -> Iterator[Callable[[Path, Prepared], None]]:
 
 
 def _profile(folder: Path, given: Path | None) -> Profile | None:
-    """Where none is found, stages are replayed as one layer each."""
+    """The profile of the plan. None where there is none; stages are then replayed as one layer each."""
     plan = folder / "plan.json"
     if not plan.is_file():
-        return None  # which is complained of later
+        return None  # the replay itself reports this
     root = read_document(plan, FORMAT, VERSION)
     try:
         return profile_of_plan(root, plan, given)
