@@ -10,7 +10,7 @@ import sys
 from pipeplan.errors import InputError
 from pipeplan_launch.emulation.network import INSIDE
 
-_TRIES = (
+_COMMANDS = (
     ("mount -t tmpfs none /run", "a mount in a namespace of its own"),
     ("ip link add one0 type veth peer name one1", "virtual cables (the kernel's veth)"),
     ("ip link add two type bridge", "virtual switches (the kernel's bridge)"),
@@ -19,7 +19,7 @@ _TRIES = (
 )
 
 
-_PROCESSES = ("mount -t proc proc /proc", "a view of our own on its processes")
+_PROCESSES = ("mount -t proc proc /proc", "a /proc of its own")
 
 
 def check(processes: bool = False) -> None:
@@ -30,7 +30,7 @@ def check(processes: bool = False) -> None:
 
 def lacking(processes: bool = False) -> str:
     """The first missing requirement and its remedy; empty where nothing is missing."""
-    tries = (*_TRIES, _PROCESSES) if processes else _TRIES
+    commands = (*_COMMANDS, _PROCESSES) if processes else _COMMANDS
     if not sys.platform.startswith("linux"):
         return f"replays need network namespaces of Linux; this is {sys.platform}; replay on a Linux machine"
     for command, package in (("unshare", "util-linux"), ("ip", "iproute2"), ("tc", "iproute2"), ("sysctl", "procps")):
@@ -40,9 +40,9 @@ def lacking(processes: bool = False) -> str:
         return "the executor needs torch, which is not installed; pip install 'pipeplan[torch]'"
     if why := _try("true"):
         return f"this system allows no namespaces without root ({why}); run it as root, or allow them"
-    if _try(" && ".join(command for command, _ in tries)):
-        for number, (_, feature) in enumerate(tries):
-            if why := _try(" && ".join(command for command, _ in tries[: number + 1])):
+    if _try(" && ".join(command for command, _ in commands)):
+        for number, (_, feature) in enumerate(commands):
+            if why := _try(" && ".join(command for command, _ in commands[: number + 1])):
                 return f"this system does not allow {feature}: {why}; replay on another machine"
     return ""
 
