@@ -104,10 +104,10 @@ def _replayer(seconds: float | None) -> replays.Replayer:
     machine.check()
     settings = ReplaySettings(seconds=seconds or SECONDS)
 
-    def replay_plan(folder: Path, profile: Profile) -> replays.ReplayResult:
+    def run(folder: Path, profile: Profile) -> replays.ReplayResult:
         return replay(folder, profile, settings)
 
-    return replay_plan
+    return run
 
 
 @contextmanager
