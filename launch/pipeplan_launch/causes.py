@@ -1,26 +1,21 @@
-"""The first cause of the difference between the predicted pace and the measured one: a function of a run's summary.
+"""The main cause of the difference between a run's predicted and measured pace, as a sentence.
 
-The proof is a what-if. A pace follows from what the workers are busy with: `whatif.Model.pace` has the formula. Take
-the faster of the two, the prediction or the measurement, exchange one term of one stage for what the other says, and
-see how much of the difference that alone explains. The term that explains the most is the first cause. What all terms
-together do not explain is time in which no stage is busy: the stages wait for each other, or for a link.
+`whatif.attribute` finds the cause from the run's summary. If no stage is busy in most of the difference, the stages
+wait for each other or for a link.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeplan_launch.whatif import CORE, PASSES, Model, Stage, Terms, model_of
+from pipeplan_launch.whatif import AS_PREDICTED, CORE, PASSES, Model, Stage, attribute, model_of
 
-AS_PREDICTED = 0.03
-"""Relative: a smaller difference has no cause to look for."""
 ALIKE = 0.1
-"""Stages whose passes are off by factors within this of each other are off for one reason."""
+"""Relative spread of the factors by which the passes of all stages are off, up to which they have one cause."""
 WORTH_SAYING = 0.1
-"""Share of the time in which a worker is busy: waiting for a core for less is not mentioned."""
+"""Share of a worker's busy time above which a message mentions waiting for a core."""
 WAITING, LINK = "waiting", "link"
 _NAMES = {
     "forward_s": "forward",
@@ -39,14 +34,14 @@ _CALIBRATE = "`pipeplan calibrate` predicts by what was measured"
 
 @dataclass(frozen=True)
 class Cause:
-    """What explains most of the difference."""
+    """The cause that explains most of the difference."""
 
     kind: str
-    """A term of a stage, such as `backward`; `core`, where its worker waits for one; `waiting`, where nobody is busy;
-    or `link`."""
+    """A term of a stage, such as `backward`; `core`, for waiting for a core; `waiting`, where no stage is busy; or
+    `link`."""
     stage: int | None
     explains: float
-    """Share of the difference that it explains alone."""
+    """Share of the difference that this cause alone explains."""
     text: str
     """One sentence, with figures."""
 
@@ -56,40 +51,30 @@ class Cause:
 
 
 def first_cause(summary: Mapping[str, Any]) -> Cause | None:
-    """The cause that explains most; None where the pace is as predicted, or something was not predicted or measured."""
+    """The main cause; None where the pace is as predicted, or a time was not predicted or not measured."""
     predicted, measured = summary["minibatch_s"]["predicted"], summary["minibatch_s"]["measured"]
     if not predicted or not measured or abs(measured / predicted - 1) <= AS_PREDICTED:
         return None
     model = model_of(summary)
-    return None if model is None else _search(model, predicted, measured)
+    if model is None:
+        return None
+    cause = attribute(
+        [stage.predicted for stage in model.stages],
+        [stage.measured for stage in model.stages],
+        model.pace,
+        predicted,
+        measured,
+    )
+    if cause.resource is None:
+        return _waiting(model, predicted, measured, cause.share)
+    text = _term_text(model, cause.resource, cause.term, cause.share)
+    return Cause(_NAMES[cause.term], cause.resource, cause.share, text)
 
 
-def _search(model: Model, predicted_s: float, measured_s: float) -> Cause:
-    """Exchange one term at a time, from the faster side."""
-    stages, slower = model.stages, measured_s > predicted_s
-    before = [stage.predicted if slower else stage.measured for stage in stages]
-    after = [stage.measured if slower else stage.predicted for stage in stages]
-    low, high = sorted((predicted_s, measured_s))
-
-    def explained(terms: Sequence[Terms]) -> float:
-        return (min(high, max(low, model.pace(terms))) - low) / (high - low)
-
-    best = (-1.0, 0, "")
-    for index, name in itertools.product(range(len(stages)), stages[0].predicted):
-        terms = list(before)
-        terms[index] = {**before[index], name: after[index][name]}
-        best = max(best, (explained(terms), index, name), key=lambda found: found[0])
-    share, index, name = best
-    rest = 1.0 - explained(after)
-    if rest > share or share <= 0.0:
-        return _of_waiting(model, predicted_s, measured_s, rest)
-    return Cause(_NAMES[name], index, share, _of_term(model, index, name, share))
-
-
-def _of_term(model: Model, index: int, name: str, share: float) -> str:
+def _term_text(model: Model, index: int, name: str, share: float) -> str:
     stage = model.stages[index]
     measured, predicted = stage.shown[name], stage.predicted[name]
-    what = {
+    subject = {
         "load_s": f"reading samples at stage {index}",
         "send_s": f"handing tensors over at stage {index}",
         "sync_s": f"waiting for all-reduces at stage {index}",
@@ -100,26 +85,26 @@ def _of_term(model: Model, index: int, name: str, share: float) -> str:
     if predicted > 0:
         verb = "take" if name == PASSES else "takes"
         times = f"{measured / predicted:.2f} times the predicted time"
-        took = f"{verb} {times} ({_ms(measured)}{_core(stage, name)}, predicted {_ms(predicted)})"
+        took = f"{verb} {times} ({_ms(measured)}{_core_note(stage, name)}, predicted {_ms(predicted)})"
     else:
-        took = f"takes {_ms(measured)}{_core(stage, name)} a minibatch, which the prediction leaves out"
-    why = _why(model, stage, name)
+        took = f"takes {_ms(measured)}{_core_note(stage, name)} a minibatch, which the prediction leaves out"
+    why = _explanation(model, stage, name)
     if name in _COMPUTING and _all_alike(model):
         why = f"so do the passes of all stages, by about as much: {why}"
-    return f"{what} {took}: {why} (this alone explains {share:.0%} of the difference)"
+    return f"{subject} {took}: {why} (this alone explains {share:.0%} of the difference)"
 
 
-def _core(stage: Stage, name: str) -> str:
-    """That the figure is not what the table shows, where it is not."""
+def _core_note(stage: Stage, name: str) -> str:
+    """A note where the table shows another figure, which includes waiting for a core."""
     apart = stage.shown[CORE] > WORTH_SAYING * sum(stage.shown.values()) and name not in (CORE, "sync_s")
     return " without waiting for a core" if apart else ""
 
 
-def _why(model: Model, stage: Stage, name: str) -> str:
+def _explanation(model: Model, stage: Stage, name: str) -> str:
     slower = stage.shown[name] > stage.predicted[name]
     if name in _COMPUTING:
         if slower and stage.cores:
-            load = f"another load than {model.sharing(stage)} workers on {stage.cores} cores"
+            load = f"another load than {model.workers_beside(stage)} workers on {stage.cores} cores"
             return f"its layers were profiled under {load}; {_CALIBRATE}"
         if stage.modelled:
             return f"its profile is an estimate, not measured; {_CALIBRATE}"
@@ -138,7 +123,7 @@ def _why(model: Model, stage: Stage, name: str) -> str:
     return "what computes little is bound by it; larger minibatches or fewer stages help"
 
 
-def _of_waiting(model: Model, predicted_s: float, measured_s: float, rest: float) -> Cause:
+def _waiting(model: Model, predicted_s: float, measured_s: float, share: float) -> Cause:
     stages = model.stages
     busy = [sum(stage.measured.values()) / len(stage.workers) for stage in stages]
     index = max(range(len(stages)), key=lambda one: busy[one])
@@ -149,7 +134,7 @@ def _of_waiting(model: Model, predicted_s: float, measured_s: float, rest: float
             f"the link from stage {link} to stage {link + 1} is busy for {_ms(at_link)} a minibatch by the plan, and "
             f"bounds its pace; the run took {_ms(measured_s)}, and no stage was busy for more than {_ms(max(busy))}"
         )
-        return Cause(LINK, link, rest, text)
+        return Cause(LINK, link, share, text)
     if measured_s < predicted_s:
         text = (
             f"by the plan something other than computing bounds the pace ({_ms(predicted_s)} a minibatch), which did "
@@ -167,16 +152,16 @@ def _of_waiting(model: Model, predicted_s: float, measured_s: float, rest: float
             f"minibatch; in between the stages wait for each other, or others use the cores"
         )
     else:
-        share = f"{busy[index] / measured_s:.0%} of it ({_ms(busy[index])} of {_ms(measured_s)} a minibatch)"
+        busy_of = f"{busy[index] / measured_s:.0%} of it ({_ms(busy[index])} of {_ms(measured_s)} a minibatch)"
         text = (
-            f"no stage is busy all the time: the busiest, {index}, for {share}; in between the stages wait for each "
+            f"no stage is busy all the time: the busiest, {index}, for {busy_of}; in between the stages wait for each "
             f"other: times that vary, latency, traffic"
         )
-    return Cause(WAITING, None, rest, text)
+    return Cause(WAITING, None, share, text)
 
 
 def _all_alike(model: Model) -> bool:
-    """Whether the passes of all stages, of several, are off by about the same factor."""
+    """Whether there are several stages and the passes of all are off by about the same factor."""
     ratios = []
     for stage in model.stages:
         before, after = (sum(one.get(name, 0.0) for name in _COMPUTING) for one in (stage.predicted, stage.shown))

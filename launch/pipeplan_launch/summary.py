@@ -1,4 +1,4 @@
-"""Predicted and measured side by side: the table that a run ends with, and summary.json."""
+"""Predicted and measured times side by side: summary.json, and the table at the end of a run."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeplan_launch.causes import AS_PREDICTED, first_cause
+from pipeplan_launch.causes import first_cause
 from pipeplan_launch.config import LaunchPlan, Prediction
 from pipeplan_launch.metrics import SUMS, TIMES, Steady
+from pipeplan_launch.whatif import AS_PREDICTED
 
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What one worker tells the one that prints."""
+    """The measurements that a worker sends to the worker that prints the summary."""
 
     rank: int
     stage: int
     replica: int
     steady: Steady
     memory_bytes: int
-    """Peak of what this worker's stage added to the process, training included."""
+    """Peak memory that the stage added to the worker's process, including training."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,11 @@ class Pair:
 
 
 def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, Any]:
-    """Compare the plan's predictions with what the workers measured in the steady state.
+    """Compare the plan's predictions with the workers' measurements in the steady state.
 
-    Times are seconds per minibatch on one replica of the stage, `minibatch_s` is the pipeline's pace. `sync_s` is what
-    a worker spends on the all-reduce, waiting for slower replicas included; predicted, what of it holds the worker up.
-    `wait_s` is waiting for other stages; predicted, replicas × pace less what the worker has to do.
+    Times are seconds per minibatch on one replica of the stage; `minibatch_s` is the pipeline's pace. `sync_s` is a
+    worker's time in the all-reduce, including waiting for slower replicas; its prediction is the exposed all-reduce
+    time. `wait_s` is waiting for other stages; its prediction is replicas × pace less the worker's busy time.
     """
     last = [report for report in reports if report.stage == len(plan.pipeline) - 1]
     paces = [report.steady.pace_s for report in last if report.steady.pace_s is not None]
@@ -90,7 +91,7 @@ def _stage(plan: LaunchPlan, stage: int, prediction: Prediction, reports: Sequen
         "forward_s": Pair(prediction.forward_s, means["forward_s"]).as_json(),
         "backward_s": Pair(prediction.backward_s, means["backward_s"]).as_json(),
         "update_s": Pair(prediction.update_s, means["update_s"]).as_json(),
-        "sync_s": Pair(_held_up_s(plan, stage, prediction), means["sync_s"]).as_json(),
+        "sync_s": Pair(_exposed_s(plan, stage, prediction), means["sync_s"]).as_json(),
         "wait_s": Pair(_idle_s(plan, stage, prediction), means["wait_s"]).as_json(),
         "memory_bytes": Pair(prediction.memory_bytes, max((r.memory_bytes for r in reports), default=None)).as_json(),
         "measured": own
@@ -98,9 +99,8 @@ def _stage(plan: LaunchPlan, stage: int, prediction: Prediction, reports: Sequen
     }
 
 
-def _held_up_s(plan: LaunchPlan, stage: int, prediction: Prediction) -> float | None:
-    """What of the all-reduces the plan has a worker wait for, per minibatch that it computes; of a plan that does not
-    say it, all."""
+def _exposed_s(plan: LaunchPlan, stage: int, prediction: Prediction) -> float | None:
+    """The predicted exposed all-reduce time per minibatch of a worker, or the whole all-reduce in plans without it."""
     if prediction.exposed_s is not None or prediction.sync_s is None:
         return prediction.exposed_s
     shape = plan.shapes[stage]
@@ -109,27 +109,27 @@ def _held_up_s(plan: LaunchPlan, stage: int, prediction: Prediction) -> float | 
 
 
 def _idle_s(plan: LaunchPlan, stage: int, prediction: Prediction) -> float | None:
-    """How long the plan has a worker idle, per minibatch that it computes: replicas × pace less what it has to do."""
+    """The predicted idle time per minibatch of a worker: replicas × pace less its busy time."""
     if prediction.wait_s is not None or prediction.minibatch_s is None or prediction.forward_s is None:
         return prediction.wait_s
     work = prediction.forward_s + (prediction.backward_s or 0.0) + (prediction.update_s or 0.0)
-    held = _held_up_s(plan, stage, prediction) or 0.0
-    return max(0.0, len(plan.pipeline[stage].workers) * prediction.minibatch_s - work - held)
+    exposed = _exposed_s(plan, stage, prediction) or 0.0
+    return max(0.0, len(plan.pipeline[stage].workers) * prediction.minibatch_s - work - exposed)
 
 
 def _other_s(plan: LaunchPlan, stage: int, reports: Sequence[WorkerReport]) -> float | None:
-    """What is in none of the times: the executor itself, from one of a worker's minibatches to its next."""
-    found = []
+    """The time outside all recorded times, which is that of the executor itself, per minibatch of a worker."""
+    unrecorded = []
     for report in reports:
         pace, count, seconds = report.steady.pace_s, report.steady.minibatches, report.steady.seconds or {}
         if pace is not None and count:
-            noted = sum(seconds.get(name, 0.0) for name in TIMES) / count
-            found.append(max(0.0, pace * len(plan.pipeline[stage].workers) - noted))
-    return sum(found) / len(found) if found else None
+            recorded = sum(seconds.get(name, 0.0) for name in TIMES) / count
+            unrecorded.append(max(0.0, pace * len(plan.pipeline[stage].workers) - recorded))
+    return sum(unrecorded) / len(unrecorded) if unrecorded else None
 
 
 def covers(run: Path, epochs: int) -> bool:
-    """Whether a run's summary has so many epochs: if not, the run was ended before it wrote one."""
+    """Whether a run's summary has so many epochs. Otherwise the run ended before it wrote a summary."""
     try:
         return len(json.loads((run / "summary.json").read_text(encoding="utf-8"))["epochs"]) >= epochs
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -137,7 +137,7 @@ def covers(run: Path, epochs: int) -> bool:
 
 
 def table(summary: dict[str, Any]) -> str:
-    """The summary as a person reads it."""
+    """The summary as the table at the end of a run."""
     trains = summary["mode"] == "training"
     titles = {"forward_s": "forward", "backward_s": "backward", "update_s": "update", "sync_s": "sync"}
     titles |= {"wait_s": "waiting", "memory_bytes": "memory MiB"}
@@ -177,8 +177,8 @@ def _pace_line(summary: dict[str, Any]) -> str:
     line = f"pace: measured {per_second:.2f} minibatches/s ({images:.0f} samples/s)"
     if pace["predicted"]:
         line += f", predicted {1 / pace['predicted']:.2f}: {pace['predicted'] / pace['measured']:.0%} of the prediction"
-    what = "fill included: the epochs are too short" if summary["includes_fill"] else "the fill of every epoch left out"
-    return f"{line} ({what})"
+    fill = "fill included: the epochs are too short" if summary["includes_fill"] else "the fill of every epoch left out"
+    return f"{line} ({fill})"
 
 
 def _pair(pair: dict[str, float | None], scale: float) -> str:
@@ -193,11 +193,11 @@ def _number(value: float | None, scale: float) -> str:
 
 
 def _ranks(workers: Sequence[int]) -> str:
-    """0-3,7 for the workers 0, 1, 2, 3 and 7."""
-    runs: list[list[int]] = []
+    """Ranks as text: `0-3,7` for the workers 0, 1, 2, 3 and 7."""
+    ranges: list[list[int]] = []
     for worker in sorted(workers):
-        if runs and worker == runs[-1][-1] + 1:
-            runs[-1].append(worker)
+        if ranges and worker == ranges[-1][-1] + 1:
+            ranges[-1].append(worker)
         else:
-            runs.append([worker])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+            ranges.append([worker])
+    return ",".join(str(one[0]) if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in ranges)

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pipeplan.cluster_data import Cluster
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.plan import ACCUMULATING, DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, VERTICAL
 from pipeplan.problem import Options, Problem
 from pipeplan.profile_data import Profile
 from pipeplan.quick import best_plan
+from pipeplan.schedules import ACCUMULATING, DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, VERTICAL
 from pipeplan.suggest import did_you_mean
 
 STALENESS = {

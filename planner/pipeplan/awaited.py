@@ -7,7 +7,7 @@ the bucket is full and the previous bucket's has ended, so the last bucket is al
     round = f + b + u + exposed + (1 - overlap) · hidden,    exposed + hidden = the all-reduce
 
 Here f, b and u are the forward pass, the backward pass and the optimiser's step of one minibatch. In a pipeline the
-replicated stages update one round late and have a whole round for the all-reduce (`cost.update_lag`).
+replicated stages update one round late and have a whole round for the all-reduce (`schedules.update_lag`).
 
 Source of the buckets: Li et al., PyTorch Distributed, VLDB 2020; the executor uses the same sizes.
 """
@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 
 from pipeplan import cost
 from pipeplan.links import Links
-from pipeplan.plan import ACCUMULATING, Plan
+from pipeplan.plan import Plan
 from pipeplan.problem import Problem
+from pipeplan.schedules import ACCUMULATING
 from pipeplan.stages import group_allreduce_time
 
 FIRST_BUCKET_BYTES = 2**20

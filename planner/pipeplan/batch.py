@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from pipeplan import cost
 from pipeplan.links import Links
-from pipeplan.plan import GPIPE, Plan
+from pipeplan.plan import Plan
 from pipeplan.problem import Problem
+from pipeplan.schedules import GPIPE
 from pipeplan.stages import StageTimes, copies_allreduce_time, per_copy, units_of
 
 

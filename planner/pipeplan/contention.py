@@ -33,8 +33,9 @@ from numpy.typing import NDArray
 from pipeplan import cost
 from pipeplan.cluster_data import Cluster
 from pipeplan.links import Links
-from pipeplan.plan import ACCUMULATING, Plan, Stage
+from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Problem
+from pipeplan.schedules import ACCUMULATING
 from pipeplan.stages import group_allreduce_time, units_of
 
 Floats = NDArray[np.float64]

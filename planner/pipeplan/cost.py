@@ -19,10 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.schedules import update_lag as update_lag
-from pipeplan.schedules import update_share as update_share
-from pipeplan.schedules import vertical_versions as vertical_versions
-
 Number = float | NDArray[np.float64]
 
 ROUNDING = 1e-9

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeplan.cluster_data import Cluster
-from pipeplan.plan import ACCUMULATING
 from pipeplan.problem import Options, Problem
+from pipeplan.schedules import ACCUMULATING
 
 
 @dataclass(frozen=True)

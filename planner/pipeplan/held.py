@@ -5,8 +5,9 @@ from __future__ import annotations
 from pipeplan import cost
 from pipeplan.evaluate import Evaluation
 from pipeplan.links import Links
-from pipeplan.plan import ACCUMULATING, Plan
+from pipeplan.plan import Plan
 from pipeplan.problem import Problem
+from pipeplan.schedules import ACCUMULATING
 from pipeplan.stages import group_allreduce_time
 
 

@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeplan.files import Node
-from pipeplan.schedules import ACCUMULATING as ACCUMULATING
-from pipeplan.schedules import DOUBLE_BUFFERED as DOUBLE_BUFFERED
-from pipeplan.schedules import FLUSH as FLUSH
-from pipeplan.schedules import FLUSHING as FLUSHING
-from pipeplan.schedules import GPIPE as GPIPE
-from pipeplan.schedules import INFERENCE as INFERENCE
-from pipeplan.schedules import SCHEDULES as SCHEDULES
-from pipeplan.schedules import STASHING as STASHING
-from pipeplan.schedules import VERTICAL as VERTICAL
-from pipeplan.schedules import update_lag, vertical_versions
+from pipeplan.schedules import (
+    ACCUMULATING,
+    DOUBLE_BUFFERED,
+    FLUSHING,
+    GPIPE,
+    INFERENCE,
+    SCHEDULES,
+    STASHING,
+    VERTICAL,
+    update_lag,
+    vertical_versions,
+)
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,7 @@ from typing import Any
 from pipeplan import graph
 from pipeplan.errors import InputError
 from pipeplan.files import Node, read_document, write_json
-from pipeplan.profile_layers import Layer as Layer
-from pipeplan.profile_layers import Provenance as Provenance
-from pipeplan.profile_layers import Size as Size
-from pipeplan.profile_layers import Tensor as Tensor
-from pipeplan.profile_layers import edges as edges
+from pipeplan.profile_layers import Layer, Provenance, Size, Tensor, edges
 from pipeplan.rescale import size_at
 
 FORMAT = "pipeplan-profile"

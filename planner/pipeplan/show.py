@@ -14,7 +14,8 @@ from rich.text import Text
 from pipeplan.baselines import Baseline
 from pipeplan.cluster_data import Cluster
 from pipeplan.evaluate import AWAITED
-from pipeplan.plan import STASHING, Plan
+from pipeplan.plan import Plan
+from pipeplan.schedules import STASHING
 from pipeplan.text import one_line
 from pipeplan.units import show_pace, show_size, show_time
 from pipeplan.verdict import TOLERANCE
@@ -46,9 +47,6 @@ def plan_table(outcome: Outcome) -> Iterator[RenderableType]:
         f"bound by {score.bound}.",
     )
     yield from _gains(outcome.baselines, score.pace_s)
-    if outcome.published is not None:
-        pace, baseline = outcome.published
-        yield f"By its own formulas: {pace:.10g} s per minibatch, {baseline / pace:.10g}x over data parallelism."
     colour = "green" if outcome.verdict.proven else "yellow"
     yield Text.assemble("Verdict: ", (outcome.verdict.text, colour), f" ({_seconds(outcome)})")
     yield from _proof(outcome)
@@ -65,7 +63,7 @@ def _proof(outcome: Outcome) -> list[str]:
     """Sentences on why the plan misses the bound, and on where its proof is."""
     lines = []
     score = outcome.evaluation
-    if outcome.published is None and score.pace_s > score.alone_s * (1 + TOLERANCE) and score.bound != AWAITED:
+    if score.pace_s > score.alone_s * (1 + TOLERANCE) and score.bound != AWAITED:
         cause = "Shared cores slow" if outcome.problem.cluster.shared_cores else "Shared network cards slow"
         slower = f"{cause} it by {score.pace_s / score.alone_s - 1:.1%}, from {show_time(score.alone_s)}"
         bound = f"With that no plan is proven more than {outcome.gap:.2%} faster (bound {show_time(outcome.bound_s)})."

@@ -11,12 +11,12 @@ from pipeplan import baselines, contention, single
 from pipeplan.baselines import Baseline
 from pipeplan.cuts import Cuts, enumerate_cuts
 from pipeplan.diagnose import why_infeasible
-from pipeplan.errors import DisagreementError, InfeasibleError, InputError
+from pipeplan.errors import DisagreementError, InfeasibleError
 from pipeplan.evaluate import Evaluation, evaluate
 from pipeplan.improve import improve, permitted
-from pipeplan.plan import STASHING, Plan
-from pipeplan.problem import Options, Problem
-from pipeplan.solvers import dp, ilp, published, threshold
+from pipeplan.plan import Plan
+from pipeplan.problem import Problem
+from pipeplan.solvers import dp, ilp, threshold
 from pipeplan.solvers.certificate import Certificate, certify
 from pipeplan.solvers.result import Result, Status
 from pipeplan.verdict import TOLERANCE, Verdict, judge
@@ -29,12 +29,10 @@ NO_CERTIFICATE = Certificate(None, "no certificate was requested")
 
 @dataclass(frozen=True)
 class Settings:
-    """The solvers to run, their cost model, and their limits."""
+    """The solvers to run and their limits."""
 
     solver: str = "both"
     """`dp`, `ilp` or `both`."""
-    cost_model: str = "pipeplan"
-    """`pipeplan`, or a published variant: `pipedream-code` or `pipedream-paper`."""
     backend: str = "highs"
     """The solver of the integer program: `highs` or `cbc`."""
     time_limit_s: float | None = 60.0
@@ -62,8 +60,6 @@ class Outcome:
     """Lower bound on the pace of every plan in the searched space, in seconds per minibatch. Of the effects of
     contention it includes only that of cores that workers share."""
     certificate: Certificate = NO_CERTIFICATE
-    published: tuple[float, float] | None = None
-    """For a published variant: the pace of its plan and of its data-parallel baseline, by its own formulas."""
 
     @property
     def objective_s(self) -> float:
@@ -102,8 +98,6 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
         cuts = enumerate_cuts(problem, settings.maximum_cuts)
     results = _run_solvers(problem, cuts, settings)
     phases.update({result.solver: result.seconds for result in results})
-    if settings.cost_model in published.NAMES:
-        return _published(problem, cuts, settings, results, phases)
     verdict = _agreed_verdict(problem, results)
     with _timed(phases, "contention"):
         answer = _improve_answer(problem, cuts, settings, results, verdict)
@@ -290,41 +284,8 @@ def _ahead_of(compared: Iterable[Baseline], problem: Problem, plan: Plan, score:
     return plan, score
 
 
-def _published(
-    problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...], phases: dict[str, float]
-) -> Outcome:
-    """The outcome of a published variant of the cost model."""
-    plan = results[0].plan
-    if plan is None:
-        raise InfeasibleError(why_infeasible(problem, cuts))
-    score, name = evaluate(plan, problem), settings.cost_model
-    text = f"computed by the published formulas of {name}, which have no second solver and no limit on memory"
-    if not score.fits:
-        text += "; this plan does not fit in memory"
-    figures = results[0].objective_s, published.data_parallel_time(problem, name)
-    compared = tuple(baselines.compare(problem, cuts))
-    verdict, none = Verdict(True, False, text), Certificate(None, f"{name} has none")
-    return Outcome(problem, plan, score, results, verdict, compared, phases, 0.0, none, figures)
-
-
-def _refuse_constraints(options: Options, name: str) -> None:
-    """Raise `InputError` if the user asked for a constraint that the published variant would ignore."""
-    limits = ("stages", "max_replicas", "max_stages", "max_workers")
-    refused = [f"--{limit.replace('_', '-')}" for limit in limits if getattr(options, limit) is not None]
-    refused += ["--pin"] if options.pins else []
-    refused += ["--grid"] if options.grid else []
-    refused += ["--schedule"] if options.schedule != STASHING and not options.inference else []
-    if refused:
-        raise InputError(f"the cost model {name} has one schedule and no constraints: leave out {', '.join(refused)}")
-
-
 def _run_solvers(problem: Problem, cuts: Cuts, settings: Settings) -> tuple[Result, ...]:
     """The results of the solvers that the settings name, the DP first."""
-    if settings.cost_model in published.NAMES:
-        _refuse_constraints(problem.options, settings.cost_model)
-        return (published.solve(problem, cuts, settings.cost_model),)
-    if settings.cost_model != "pipeplan":
-        raise InputError(f"there is no cost model {settings.cost_model!r}")
     limits = ilp.Limits(seconds=settings.time_limit_s, gap=settings.gap, solver=settings.backend)
     if settings.solver == "ilp":
         return (ilp.solve(problem, limits),)

@@ -10,8 +10,9 @@ from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InputError
 from pipeplan.grid import Shape, sizes
 from pipeplan.links import Links
-from pipeplan.plan import FLUSHING, Plan, Stage, data_parallel
+from pipeplan.plan import Plan, Stage, data_parallel
 from pipeplan.problem import Problem
+from pipeplan.schedules import FLUSHING
 
 
 def units_of(problem: Problem, stage: Stage) -> list[int]:

@@ -20,10 +20,12 @@ from rich.table import Table
 from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.evaluate import Evaluation, evaluate
 from pipeplan.files import Node
-from pipeplan.plan import ACCUMULATING, FLUSHING, SCHEDULES, Plan, Stage
+from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 from pipeplan.rendering.documents import plan_document
+from pipeplan.schedules import ACCUMULATING, FLUSHING, SCHEDULES
 from pipeplan.simulation.engine import replay
 from pipeplan.simulation.report import enough_minibatches, measure
 from pipeplan.simulation.scenario import from_document

@@ -31,7 +31,8 @@ from pipeplan.importers import pipedream
 from pipeplan.improve import improve
 from pipeplan.plan import Plan
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 from pipeplan.solvers import dp
 
 # Profile, minibatch measured, minibatch wanted.

@@ -28,7 +28,8 @@ from pipeplan import cluster_file
 from pipeplan.evaluate import evaluate
 from pipeplan.importers import pipedream
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer
 from pipeplan.profiler import Options as Measure
 from pipeplan.profiler import profile_model
 from pipeplan.solving import Settings, solve

@@ -16,9 +16,9 @@ from dataclasses import replace
 from pipeplan import cluster_file, resources
 from pipeplan.errors import PipeplanError
 from pipeplan.exports.target import target
-from pipeplan.plan import FLUSH
 from pipeplan.problem import Options, Problem
 from pipeplan.profile_data import Profile
+from pipeplan.schedules import FLUSH
 from pipeplan.solving import Settings, solve
 
 PROFILES = ("vgg16", "alexnet", "resnet50", "awd-lm")

@@ -15,9 +15,9 @@ import time
 from dataclasses import replace
 
 from pipeplan import cluster_file, resources
-from pipeplan.plan import FLUSH, STASHING
 from pipeplan.problem import Options, Problem
 from pipeplan.profile_data import Profile
+from pipeplan.schedules import FLUSH, STASHING
 from pipeplan.solving import Outcome, Settings, solve
 from pipeplan.stages import shape_of
 

@@ -3,7 +3,7 @@
     python tests/benchmarks/published_figures.py FOLDER
 
 FOLDER holds the profiles, `pipedream/vgg16.txt` and so on (github.com/msr-fiddle/pipedream). First the published
-optimiser's own figures by `--cost-model pipedream-code`, then the optima of pipeplan's model on cluster A with both
+optimiser's own figures, then the optima of pipeplan's model on cluster A with both
 solvers, and the time each took.
 """
 
@@ -14,13 +14,13 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from table1 import pipedream_optimiser
 
 from pipeplan import cluster_file as clusters
 from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.importers import pipedream
 from pipeplan.problem import Options, Problem
-from pipeplan.solvers import published
 from pipeplan.solving import Settings, solve
 
 # Published optimiser: profile, levels (count, bytes/s), seconds per minibatch, speed-up over its data parallelism.
@@ -43,8 +43,8 @@ def code_figures(folder: Path) -> Table:
     for name, levels, pace, gain in CODE:
         made = tuple(Level(f"level{number}", *level) for number, level in enumerate(levels))
         problem = Problem(pipedream.load(folder / f"{name}.txt", 128), Cluster("", Device("", "cuda", 1), made))
-        result = published.solve(problem, enumerate_cuts(problem, 2000), "pipedream-code")
-        ours = published.data_parallel_time(problem, "pipedream-code") / result.objective_s
+        result = pipedream_optimiser.solve_published(problem, enumerate_cuts(problem, 2000), "pipedream-code")
+        ours = pipedream_optimiser.data_parallel_time(problem, "pipedream-code") / result.objective_s
         shape = " x ".join(f"{count} at {rate / 1e9:g} GB/s" for count, rate in levels)
         table.add_row(name, shape, f"{result.objective_s:.10f}", f"{pace:.10f}", f"{ours:.10f}", f"{gain:.10f}")
     return table

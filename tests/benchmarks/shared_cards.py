@@ -32,7 +32,8 @@ from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.evaluate import evaluate
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 from pipeplan.solvers import depths
 from pipeplan_launch.schedule import SCHEDULES, Action, Kind, StageShape
 

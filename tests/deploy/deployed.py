@@ -14,7 +14,8 @@ from pathlib import Path
 
 from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Provenance, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Provenance, Tensor
 from pipeplan.rendering import launch_files
 from pipeplan.rendering.launchers import launcher
 from pipeplan.rendering.plan_folder import write_plan

@@ -19,7 +19,8 @@ from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.files import Node
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Provenance, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Provenance, Tensor
 from pipeplan.rendering import documents, plan_folder
 from pipeplan.solving import Outcome, solve
 from pipeplan_launch.config import LaunchPlan, Prediction, StagePlacement, load_plan

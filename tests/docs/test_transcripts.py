@@ -19,7 +19,8 @@ import pytest
 from pipeplan.cli import main as command_line
 from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.problem import Options
-from pipeplan.profile_data import Layer, Profile
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer
 from pipeplan.sweep.grid import Point
 from pipeplan.sweep.rows import Row, records
 from pipeplan.sweep.run import Answer

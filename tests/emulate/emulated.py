@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 from pipeplan.rendering import plan_folder
 from pipeplan.solving import Settings, solve
 

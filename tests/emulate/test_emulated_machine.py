@@ -50,18 +50,18 @@ def test_nothing_is_missing(commands: Path) -> None:
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
 def test_another_system(commands: Path, monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    assert f"it needs Linux, for network namespaces; this is {platform}" in complaint()
+    assert f"replays need network namespaces of Linux; this is {platform}" in complaint()
 
 
 @pytest.mark.parametrize(("name", "package"), [("unshare", "util-linux"), ("ip", "iproute2"), ("tc", "iproute2")])
 def test_a_command_that_is_missing(commands: Path, name: str, package: str) -> None:
     (commands / name).unlink()
-    assert f"the command {name} is missing; install {package}" in complaint()
+    assert f"the command {name} is missing; install the package {package}" in complaint()
 
 
 def test_without_torch(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "torch is not installed; pip install 'pipeplan[torch]'" in complaint()
+    assert "needs torch, which is not installed; pip install 'pipeplan[torch]'" in complaint()
 
 
 def test_where_namespaces_are_not_allowed(commands: Path) -> None:
@@ -76,14 +76,14 @@ def test_where_namespaces_are_not_allowed(commands: Path) -> None:
 def test_what_the_kernel_does_not_have(commands: Path, fails: str, what: str) -> None:
     script(commands, "unshare", f'case "$*" in {fails}) echo "Error: Unknown device type." >&2; exit 2;; esac')
     text = complaint()
-    assert f"does not give us {what}" in text
+    assert f"does not allow {what}" in text
     assert "Unknown device type" in text
 
 
 def test_launchers_need_to_see_their_processes(commands: Path) -> None:
     script(commands, "unshare", 'case "$*" in *"mount -t proc"*) echo "mount: permission denied" >&2; exit 32;; esac')
     machine.check()
-    assert "a view of our own on its processes: mount: permission denied" in complaint(processes=True)
+    assert "a /proc of its own: mount: permission denied" in complaint(processes=True)
 
 
 def test_what_is_kept_needs_an_empty_folder(tmp_path: Path) -> None:
@@ -112,9 +112,9 @@ def test_what_is_not_kept_goes_whatever_happens() -> None:
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("a\nerror: b\nc\n", "b"), ("a\n\nc\n\n", "c"), ("", "no word of why")],
+    [("a\nerror: b\nc\n", "b"), ("a\n\nc\n\n", "c"), ("", "no message")],
     ids=["error", "last", "nothing"],
 )
-def test_the_word_of_why(tmp_path: Path, text: str, line: str) -> None:
+def test_the_line_that_says_why(tmp_path: Path, text: str, line: str) -> None:
     (tmp_path / "log").write_text(text)
     assert last_line(tmp_path / "log") == line

@@ -50,7 +50,7 @@ def test_a_link_that_carries_more_than_was_thought() -> None:
 
 def test_what_the_order_alone_explains() -> None:
     text = first_cause(replace(REPLAYED, simulated_s=0.118))
-    assert text.startswith("The order of passes and messages alone brings 118 ms")
+    assert text.startswith("The order of passes and messages alone gives 118 ms")
 
 
 def test_what_nothing_explains_is_waiting() -> None:

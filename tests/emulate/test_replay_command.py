@@ -54,8 +54,8 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         (["--fault", "explode"], "there is no fault 'explode'"),
         (["--fault", "kill:worker7"], "its stages are on workers 0, 1"),
         (["--fault", "kill@5000"], "the fault would come after the end"),
-        (["--fault", "kill@3600s"], "too long to wait for"),
-        (["--fault", "cut", "--timeout", "1"], "workers rightly wait for each other"),
+        (["--fault", "kill@3600s"], "is too long: give at most"),
+        (["--fault", "cut", "--timeout", "1"], "workers may wait for each other"),
         (["--keep", "plan"], "plan has something in it"),
         (["--seconds", "0"], "--seconds"),
         (["--profile", "missing.json"], "missing.json"),
@@ -100,7 +100,9 @@ def test_an_inference_has_no_faults(
     with pytest.raises(SystemExit):
         main()
     capsys.readouterr()
-    assert "faults are replayed of training" in refused(monkeypatch, capsys, tmp_path, "inference", "--fault", "kill")
+    assert "faults are replayed for training only" in refused(
+        monkeypatch, capsys, tmp_path, "inference", "--fault", "kill"
+    )
 
 
 def test_what_is_printed_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

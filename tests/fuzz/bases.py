@@ -9,7 +9,8 @@ from typing import Any
 
 from drive import call
 
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 
 
 def profile(rng: random.Random) -> dict[str, Any]:
@@ -56,29 +57,6 @@ def graph(rng: random.Random) -> str:
         for number, what in enumerate(("Input0", "Conv2d(3, 4)", "ReLU(inplace)", "__getitem__(0)", "Linear"), start=1)
     ]
     return "\n".join([*nodes, "\tnode1 -- node2", "\tnode2 -- node3", "\tnode3 -- node4", "\tnode3 -- node5", ""])
-
-
-def workload(rng: random.Random) -> dict[str, Any]:
-    """A training graph of dnn-partitioning: two layers, forward and backward."""
-    nodes = []
-    for number, backward in ((1, False), (2, False), (3, True), (4, True)):
-        node = {"id": number, "supportedOnFpga": 1, "fpgaLatency": rng.randint(0, 9) / 4, "cpuLatency": 9.0}
-        node |= {"isBackwardNode": backward, "size": 4096.0, "name": f"node{number}"}
-        nodes.append(node | ({"colorClass": (number + 1) % 2} if rng.random() < 0.9 else {}))
-    edges = [{"sourceId": 1, "destId": 2, "cost": 0.5, "size": 1024.0}, {"sourceId": 4, "destId": 3, "cost": 0.5}]
-    return {"maxSizePerFPGA": 1e10, "maxFPGAs": 6, "maxCPUs": 1, "nodes": nodes, "edges": edges}
-
-
-def ways(rng: random.Random) -> dict[str, Any]:
-    """A workload of Piper: three nodes, two ways to run each."""
-    way = {"timePerSample": 3.0, "parameterSize": 4096.0, "memoryUsageA": 64.0, "memoryUsageB": 8192.0}
-    again = {"id": "activation recomp", **way, "timePerSample": 4.0}
-    nodes = [{"id": number, "TMPCs": {"1": [{"id": "vanilla", **way}, again], "2": []}} for number in range(3)]
-    edges = [{"sourceId": number, "destId": number + 1, "communicationCost": 64.0} for number in range(2)]
-    return {"maxDevices": 8, "maxMemoryPerDevice": 8e10, "bandwidth": 2.5e10, "mbsInBatch": 8} | {
-        "nodes": nodes,
-        "edges": edges,
-    }
 
 
 def links(rng: random.Random) -> dict[str, Any]:

@@ -16,8 +16,8 @@ import click
 from mutations import as_json, as_toml, damaged, damaged_text
 
 from pipeplan.cli import _COMMANDS
-from pipeplan.plan import ACCUMULATING, SCHEDULES
 from pipeplan.problem import BOUNDARIES
+from pipeplan.schedules import ACCUMULATING, SCHEDULES
 
 INTEGERS = ["1", "2", "2", "3", "4", "0", "-1", "16", "1000000", str(10**24), "x", "", "1.5", "nan"]
 FLOATS = ["0", "1", "0.5", "2", "-1", "nan", "inf", "-inf", "1e300", "1e-300", "x", ""]
@@ -41,7 +41,7 @@ WORDS = [
 ]
 WORDS += ["a:1", "b:2", "join=2", "plan", "cluster.toml", "profile.json", "2bw", "1:2", "0.5", "2"]
 LEFT_ALONE = {"time_limit", "help", "cluster_name", "ilp_solver", "workers"}
-SELDOM = {"pins", "together", "no_cut_after", "stages", "max_stages", "cost_model", "servers"}
+SELDOM = {"pins", "together", "no_cut_after", "stages", "max_stages", "servers"}
 
 
 def commands(parameter: str) -> dict[str, click.Command]:
@@ -137,18 +137,14 @@ def _argument(argument: click.Argument) -> list[str]:
 
 def importing(rng: random.Random) -> list[str]:
     """Arguments of `import` for a damaged file of another tool."""
-    kind = rng.choice(["graph", "workload", "ways", "links"])
-    minibatch = ["--minibatch", rng.choice(["4", "4", "4", *INTEGERS])]
-    if kind == "graph":
+    if rng.random() < 0.5:
         Path("graph.txt").write_bytes(damaged_text(bases.graph(rng), rng))
-        return ["import", "graph.txt", *minibatch, "-o", "made.json"]
-    _write(Path("other.json"), getattr(bases, kind)(rng), as_json, rng, harm=True)
-    if kind == "links":
-        _write(Path("cluster.toml"), bases.cluster(rng), as_toml, rng, harm=rng.random() < 0.3)
-        into = ["--into", "cluster.toml", "-o", "made.toml", *(["--level", "cluster"] if rng.random() < 0.5 else [])]
-        return ["import", "other.json", *(into if rng.random() < 0.8 else [])]
-    rate = ["--bandwidth", rng.choice(["12 GB/s", "12 GB/s", *WORDS])] if rng.random() < 0.7 else []
-    return ["import", "other.json", *minibatch, "--time-unit", "ms", *rate, "-o", "made.json"]
+        return ["import", "graph.txt", "--minibatch", rng.choice(["4", "4", "4", *INTEGERS]), "-o", "made.json"]
+    _write(Path("other.json"), bases.links(rng), as_json, rng, harm=True)
+    _write(Path("cluster.toml"), bases.cluster(rng), as_toml, rng, harm=rng.random() < 0.3)
+    rate = ["--bandwidth", rng.choice(["12 GB/s", "12 GB/s", *WORDS])] if rng.random() < 0.3 else []
+    into = ["--into", "cluster.toml", "-o", "made.toml", *(["--level", "cluster"] if rng.random() < 0.5 else [])]
+    return ["import", "other.json", *rate, *(into if rng.random() < 0.8 else [])]
 
 
 def looking(rng: random.Random, planned: list[Path]) -> list[str]:

@@ -6,9 +6,11 @@ import itertools
 from collections.abc import Sequence
 
 from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.plan import FLUSH, Plan, Stage
+from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
+from pipeplan.schedules import FLUSH
 
 MS = 1e-3
 

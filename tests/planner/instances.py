@@ -15,7 +15,8 @@ from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 
 ACCUMULATING = ("2bw", "gpipe", "1f1b-flush")
 ALL_SCHEDULES = ("1f1b-stashing", "vertical-sync", *ACCUMULATING)

@@ -12,7 +12,8 @@ from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.cluster_file import load
 from pipeplan.files import Node
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 from pipeplan.rendering import documents
 from pipeplan.report.build import build
 from pipeplan.report.source import Source, read

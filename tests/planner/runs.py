@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 
 NAMES = ("forward_s", "backward_s", "update_s", "sync_s")
 OWN = ("load_s", "send_s", "other_s", "wait_s")

@@ -18,7 +18,8 @@ from pipeplan.errors import InputError
 from pipeplan.evaluate import evaluate
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile, Size
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Size
 
 
 def plan_of(profile: Profile, cuts: list[int], replicas: list[int], depths: list[int] | None = None) -> Plan:

@@ -26,7 +26,8 @@ from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.files import Node
 from pipeplan.problem import Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 from pipeplan.rendering import documents
 from pipeplan.solving import Settings, solve
 

@@ -13,7 +13,8 @@ from commandline import Run as Call
 from runs import chain, cluster, summary_of, write_run
 
 from pipeplan import cluster_file, cluster_write
-from pipeplan.profile_data import Profile, Provenance
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Provenance
 
 
 @pytest.fixture
@@ -172,7 +173,7 @@ def broken(what: str, plan_folder: Path, tmp_path: Path) -> str:
         ("fill", "too few minibatches"),
         ("unmeasured", "too few minibatches"),
         ("still", "the measured pace is zero"),
-        ("emulated", "is of emulated stages"),
+        ("emulated", "is a run of emulated stages"),
         ("other", "is a run of another plan than"),
         ("stages", "measured 1 stages, and"),
         ("zero", "measured no time at all"),

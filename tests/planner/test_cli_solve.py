@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from commandline import Run
 
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 
 
 def _save(path: Path = Path("profile.json"), saved: int = 6) -> None:
@@ -119,7 +120,6 @@ def test_no_colour_codes_when_piped(run: Run) -> None:
         (["sovle"], "there is no command 'sovle'; did you mean 'solve'"),
         (["import", "profile.json", "--minibatch", "4", "-o", "x.json"], "is a profile of pipeplan already"),
         (["import", "nowhere.txt", "--minibatch", "4", "-o", "x.json"], "cannot read nowhere.txt"),
-        (["solve", "--cost-model", "pipedream-code", "--inference"], "for training only"),
     ],
 )
 def test_what_cannot_be_used_gets_one_line_and_writes_nothing(run: Run, arguments: list[str], complaint: str) -> None:

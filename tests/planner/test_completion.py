@@ -16,7 +16,7 @@ from pipeplan import init
 from pipeplan.cli import _COMMANDS, cli
 from pipeplan.cli.completion import INSTALL, PROGRAM, VARIABLE
 from pipeplan.exports.target import NAMES
-from pipeplan.plan import SCHEDULES
+from pipeplan.schedules import SCHEDULES
 
 
 def completed(line: str) -> list[CompletionItem]:

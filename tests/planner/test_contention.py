@@ -17,7 +17,8 @@ from pipeplan.evaluate import evaluate
 from pipeplan.links import Links
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 
 DEVICE = Device("d", "cpu", 1 << 40)
 OUT, IN = contention.OUT, contention.IN

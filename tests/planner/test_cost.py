@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pipeplan import cost
+from pipeplan import cost, schedules
 
 
 def test_ring_allreduce() -> None:
@@ -66,8 +66,8 @@ def test_memory() -> None:
     assert cost.fixed_memory(100, 7, 20, 1.0, True) == 227
     assert 3 * cost.memory_per_depth(100, 50, 4, 6) == 480
     assert cost.fixed_memory(100, 7, 20, 1.0, False) == 127
-    assert [int(cost.replica_memory(100, r, cost.update_lag(r, False))) for r in (1, 2)] == [0, 200]
-    assert int(cost.replica_memory(100, 4, cost.update_lag(4, True))) == 100
+    assert [int(cost.replica_memory(100, r, schedules.update_lag(r, False))) for r in (1, 2)] == [0, 200]
+    assert int(cost.replica_memory(100, 4, schedules.update_lag(4, True))) == 100
 
 
 def test_a_batch_of_the_flush_schedules_by_hand() -> None:
@@ -99,9 +99,9 @@ def test_two_versions_suffice_for_what_is_in_flight_and_the_wait_for_an_update()
 
 def test_vertical_sync_keeps_versions_by_what_the_input_stage_has_in_flight() -> None:
     # Straight: as many everywhere. Delay 3 at two replicas: 6 minibatches, one version each behind one replica.
-    assert [int(cost.vertical_versions(4, 1, 1)), int(cost.vertical_versions(3, 2, 1))] == [4, 6]
-    assert [int(cost.vertical_versions(3, 2, 2)), int(cost.vertical_versions(3, 2, 4))] == [3, 2]
-    assert int(cost.vertical_versions(3, 2, 3)) == 1 + 2
+    assert [int(schedules.vertical_versions(4, 1, 1)), int(schedules.vertical_versions(3, 2, 1))] == [4, 6]
+    assert [int(schedules.vertical_versions(3, 2, 2)), int(schedules.vertical_versions(3, 2, 4))] == [3, 2]
+    assert int(schedules.vertical_versions(3, 2, 3)) == 1 + 2
 
 
 def test_recomputation_takes_another_forward_pass_and_holds_one_minibatch_beside_the_inputs() -> None:

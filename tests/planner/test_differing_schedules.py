@@ -12,7 +12,7 @@ import pytest
 from brute_machines import Instance
 from instances import drawn, mixed_instance, unequal_instance
 
-from pipeplan import cost
+from pipeplan import schedules
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.evaluate import evaluate
 from pipeplan.problem import Problem
@@ -77,8 +77,8 @@ def test_vertical_sync_keeps_no_fewer_versions_than_stashing(copies: int) -> Non
             behind = first + depth * replicas
             if (first, delay) != (replicas, depth) and delay * first < behind:
                 continue
-            lags = [int(cost.update_lag(count * copies, False)) for count in (first, replicas)]
-            assert cost.vertical_versions(delay + lags[0], first, replicas) >= depth + lags[1]
+            lags = [int(schedules.update_lag(count * copies, False)) for count in (first, replicas)]
+            assert schedules.vertical_versions(delay + lags[0], first, replicas) >= depth + lags[1]
 
 
 def _stop_after(searches: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ import pipeplan
 from pipeplan import cli as commands
 from pipeplan import init
 from pipeplan.cli import options
-from pipeplan.profile_data import Size
+from pipeplan.profile_layers import Size
 
 SHARED = {"output": "-o", "force": "--force", "as_json": "--json", "quiet": "-q", "seed": "--seed"}
 RENDERS = "-o --force -q"
@@ -50,7 +50,6 @@ MUST = {
     "export": "-o --force --json -q",
     "replay": "--json -q",
     "calibrate": "-o --force --json -q",
-    "reproduce": "-o --json -q",
     "models": "--json -q",
     "clusters": "--json -q",
     "import": "-o --force --json -q",
@@ -60,7 +59,6 @@ MUST = {
 numbers: --seed. Kinds of `render` all have RENDERS."""
 RUN = "plan/runs/20260131T120000Z"
 TOO_LONG = (
-    "pipeplan reproduce",
     "pipeplan replay",
     "pipeplan profile --links --servers",
     "NODE_RANK=",
@@ -152,7 +150,6 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(init.cluster_text(pipeplan.cluster("B").with_servers(1)))
     (folder / "mine.sh.j2").write_text("# {{ title }}\n")
     (folder / "graph.txt").write_text(TEXT)
-    foreign.written(folder / "bert24_training.json", foreign.dnn_partitioning(profile))
     for name, operation in (("all_reduce", "all_reduce"), ("sendrecv", "sendrecv")):
         run = foreign.nccl_tests(8, 1e10, 1e-5, [2**20, 2**24, 2**26], operation=operation)
         foreign.written(folder / f"{name}.json", run)

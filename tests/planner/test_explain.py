@@ -26,7 +26,8 @@ from pipeplan.explain.whatif import effects
 from pipeplan.links import Links
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 from pipeplan.quick import best_plan
 from pipeplan.solving import Settings
 from pipeplan.stages import one_stage

@@ -17,7 +17,8 @@ from pipeplan.exports.boundaries import Boundaries, Split
 from pipeplan.exports.chain import neighbourly, places_of
 from pipeplan.exports.torch_pipelining import TARGET
 from pipeplan.problem import Options
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 from pipeplan.solving import Settings, solve
 
 

@@ -18,9 +18,11 @@ from pipeplan.errors import InputError
 from pipeplan.exports.chains import chain_of
 from pipeplan.exports.deepspeed import CONFIG, HOSTS, MODULE, TARGET
 from pipeplan.exports.written import export
-from pipeplan.plan import GPIPE, STASHING, Plan
+from pipeplan.plan import Plan
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Tensor
+from pipeplan.schedules import GPIPE, STASHING
 from pipeplan.solving import solve
 
 DECODER = decoder(4)

@@ -20,9 +20,11 @@ from pipeplan.exports.megatron import FILE, TARGET
 from pipeplan.exports.stacks import stack_of
 from pipeplan.exports.target import Target
 from pipeplan.exports.written import export
-from pipeplan.plan import GPIPE, STASHING, Plan
+from pipeplan.plan import Plan
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
+from pipeplan.schedules import GPIPE, STASHING
 from pipeplan.solving import solve
 
 DECODER = decoder(6)

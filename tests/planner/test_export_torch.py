@@ -16,9 +16,10 @@ from pipeplan.errors import InputError
 from pipeplan.exports.python import literal
 from pipeplan.exports.target import File, Target, target
 from pipeplan.exports.written import export
-from pipeplan.plan import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, Plan, Stage
+from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options
 from pipeplan.profile_data import Profile
+from pipeplan.schedules import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING
 
 TORCH, TITAN = target("torch-pipelining"), target("torchtitan")
 DECODER = replace(decoder(4), model_ref="job.py:make")

@@ -11,7 +11,8 @@ from pipeplan.cuts import enumerate_cuts
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.fewest import fewest_workers, on_at_most
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 from pipeplan.quick import best_plan
 from pipeplan.solving import Settings
 

@@ -26,7 +26,8 @@ from pipeplan.files import Node
 from pipeplan.grid import shapes, sizes
 from pipeplan.plan import Plan
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Size, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Size, Tensor
 from pipeplan.rendering.documents import plan_document
 from pipeplan.solvers import dp, grids, ilp
 from pipeplan.solvers.limits import Effort

@@ -16,7 +16,8 @@ from instances import drawn, mixed_instance, random_instance
 from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.evaluate import evaluate
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 from pipeplan.solvers import backend, ilp
 from pipeplan.solvers.ilp_layers import Layers
 from pipeplan.solvers.ilp_runs import Run, Runs

@@ -1,9 +1,11 @@
 from pathlib import Path
 
 import pytest
+from commandline import Run
 
 from pipeplan.errors import InputError
 from pipeplan.importers import pipedream
+from pipeplan.profile_data import Profile
 
 TEXT = (
     "node2 -- Conv2d(3, 8) -- forward_compute_time=2.000, backward_compute_time=4.000, "
@@ -73,3 +75,24 @@ def test_the_published_totals(reference: Path, name: str, minibatch: int, total_
     profile = pipedream.load(reference / "pipedream" / f"{name}.txt", minibatch)
     assert profile.total_s == pytest.approx(total_s, abs=5e-5)
     assert sum(layer.parameter_bytes for layer in profile.layers) / 1e6 == pytest.approx(parameters_mb, abs=0.05)
+
+
+def test_the_command_recognises_the_format_and_asks_for_the_minibatch(run: Run) -> None:
+    Path("graph.txt").write_text(TEXT)
+    refused = run("import", "graph.txt")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "give --minibatch" in refused.err
+    assert not Path("profile.json").exists()
+    done = run("import", "graph.txt", "--minibatch", "8", "--device-name", "V100")
+    assert done.code == 0, done.err
+    assert "2 layers, 8.5 ms forward and backward" in done.out
+    provenance = Profile.load(Path("profile.json")).provenance
+    assert (provenance.kind, provenance.device_name) == ("imported", "V100")
+    assert "exists" in run("import", "graph.txt", "--minibatch", "8").err
+    for option in (("--into", "x.toml"), ("--bandwidth", "12 GB/s")):
+        assert f"{option[0]} is for nccl-tests" in run("import", "graph.txt", *option, "-o", "b.json").err
+    assert "is a profile of pipeplan already" in run("import", "profile.json", "-o", "b.json").err
+    for name, text in (("other.json", "[]"), ("other.txt", "hello")):
+        Path(name).write_text(text)
+        assert "none of the readable formats" in run("import", name, "--minibatch", "8", "-o", "b.json").err
+    assert not Path("b.json").exists()

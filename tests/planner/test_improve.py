@@ -15,7 +15,8 @@ from pipeplan.evaluate import evaluate
 from pipeplan.improve import improve
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 from pipeplan.solvers import depths
 from pipeplan.solving import solve
 

@@ -10,7 +10,8 @@ import pytest
 from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 from pipeplan.solvers.differing import Differing, DifferingSearch
 from pipeplan.solvers.limits import Limits
 from pipeplan.solvers.search import Search

@@ -21,7 +21,8 @@ from pipeplan import init
 from pipeplan.hardware import mismatch
 from pipeplan.local import local
 from pipeplan.problem import Problem
-from pipeplan.profile_data import Layer, Profile, Provenance, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Provenance, Tensor
 from pipeplan.solving import Outcome, Settings, solve
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "mistakes.md"

@@ -13,8 +13,8 @@ from pipeplan import cli
 from pipeplan.cli import output
 
 COMMANDS = Path(cli.__file__).parent
-PRINTERS = {"output.py", "__init__.py", "reproduce.py"}
-"""`__init__.py` prints errors; `reproduce.py` draws a progress of its own."""
+PRINTERS = {"output.py", "__init__.py"}
+"""`__init__.py` prints errors."""
 
 
 def called(path: Path) -> set[str]:

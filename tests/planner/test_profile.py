@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 
 
 def small() -> Profile:

@@ -12,8 +12,9 @@ import pytest
 from commandline import Run
 
 from pipeplan.importers import pipedream
-from pipeplan.profile_data import Layer, Profile, Size, Tensor
+from pipeplan.profile_data import Profile
 from pipeplan.profile_diff import MODULE, NAME, ORDER, WEIGHTS, compare_profiles, match_layers
+from pipeplan.profile_layers import Layer, Size, Tensor
 
 
 def chain(*layers: Layer, minibatch: int = 8, **rest: Any) -> Profile:

@@ -19,7 +19,8 @@ from pipeplan.picture.chains import chains, expensive
 from pipeplan.picture.lanes import WIDEST, lanes
 from pipeplan.picture.layout import layout
 from pipeplan.picture.terminal import picture
-from pipeplan.profile_data import Layer, Profile, Provenance, Size, Tensor, edges
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Provenance, Size, Tensor, edges
 
 
 def profile_of(arrows: str, times: dict[str, float] | None = None) -> Profile:

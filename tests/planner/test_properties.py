@@ -14,9 +14,10 @@ from instances import ALL_SCHEDULES, drawn, mixed_instance, unequal_instance
 from pipeplan.cluster_data import Cluster
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.evaluate import evaluate
-from pipeplan.plan import ACCUMULATING, GPIPE, Plan
+from pipeplan.plan import Plan
 from pipeplan.problem import Problem
 from pipeplan.profile_data import Profile
+from pipeplan.schedules import ACCUMULATING, GPIPE
 from pipeplan.solvers import dp
 from pipeplan.stages import one_stage
 

@@ -13,7 +13,8 @@ import pytest
 from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.errors import InputError
 from pipeplan.problem import Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 from pipeplan.rendering import plan_folder
 from pipeplan.solving import Outcome, Settings, solve
 

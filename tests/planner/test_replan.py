@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from commandline import Ran, Run
 
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 
 TWO_BY_TWO = """
 format = "pipeplan-cluster"

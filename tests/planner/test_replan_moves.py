@@ -13,7 +13,8 @@ from pipeplan import cluster_file
 from pipeplan.cluster_data import Cluster, Device, Level
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Stage
-from pipeplan.profile_data import Layer, Profile
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer
 from pipeplan.replan.lost import Left, without, workers_named
 from pipeplan.replan.moved import moves
 

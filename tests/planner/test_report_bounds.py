@@ -13,7 +13,8 @@ from pipeplan.evaluate import evaluate
 from pipeplan.files import Node
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 from pipeplan.rendering import documents
 from pipeplan.report.source import Source, read
 from pipeplan.solving import Settings, solve

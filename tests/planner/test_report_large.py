@@ -11,7 +11,8 @@ from reported import branching, report_of, small_cluster, source_of
 
 from pipeplan.picture.chains import total_s
 from pipeplan.problem import Options
-from pipeplan.profile_data import Layer, Profile, Tensor, edges
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor, edges
 from pipeplan.report import replayed
 from pipeplan.report import timeline as timeline_module
 from pipeplan.report.fold import FEW, MANY, groups

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.profile_data import Layer, Profile, Size, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Size, Tensor
 from pipeplan.rescale import describe_rescaling
 
 

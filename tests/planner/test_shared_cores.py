@@ -18,7 +18,8 @@ from pipeplan.evaluate import evaluate
 from pipeplan.files import Node
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 from pipeplan.rendering import documents
 from pipeplan.simulation.engine import replay
 from pipeplan.simulation.report import enough_minibatches, measure

@@ -19,7 +19,8 @@ from pipeplan.evaluate import Evaluation, evaluate
 from pipeplan.files import Node
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 from pipeplan.rendering.documents import plan_document
 from pipeplan.simulation.engine import Replayed, replay
 from pipeplan.simulation.flows import Flow, Network, Use, share_out

@@ -21,7 +21,8 @@ from pipeplan.evaluate import AWAITED, evaluate
 from pipeplan.files import Node
 from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 from pipeplan.rendering import documents
 from pipeplan.solving import solve
 from pipeplan_launch import buckets

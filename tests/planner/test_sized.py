@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from commandline import Run
 
-from pipeplan.profile_data import Layer, Profile, Size, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Size, Tensor
 
 
 def profile(of_eight: float, of_sixteen: float) -> Profile:

@@ -18,7 +18,8 @@ from commandline import Run
 from pipeplan.cluster_data import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
 from pipeplan.problem import Options
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 from pipeplan.solving import Settings
 from pipeplan.sweep import plot
 from pipeplan.sweep.grid import Axes, Point, points

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeplan.profile_data import Layer, Size
+from pipeplan.profile_layers import Layer, Size
 from pipeplan.profiler.remarks import sum_against_whole, unread_parameters
 from pipeplan_launch import Job
 from pipeplan_launch.trace import trace

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.profile_data import Layer, Profile, Size
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Size
 from pipeplan.profiler import Options, profile_model
 from pipeplan.profiler.company import Alone, Member
 from pipeplan.profiler.together import combined

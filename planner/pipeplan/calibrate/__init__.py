@@ -1,1 +1,1 @@
-"""From what runs measured to a profile and a cluster that predict it: `pipeplan calibrate`, docs/calibrate.md."""
+"""Calibration: fits a profile and a cluster to measured runs (`pipeplan calibrate`, docs/calibrate.md)."""

@@ -1,4 +1,4 @@
-"""Runs in, a profile and a cluster out that predict what the runs measured."""
+"""Calibration of a profile and a cluster to runs, so that they predict the measured paces."""
 
 from __future__ import annotations
 
@@ -20,43 +20,44 @@ from pipeplan.profile_data import Profile
 ROUNDS = 20
 CLOSE = 1e-9
 EXPLAINED = 0.01
-"""Relative: what may be left of the difference."""
+"""Relative difference of the paces that may remain after the fit."""
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """The result."""
+    """The result of a calibration."""
 
     profile: Profile
-    """With the new times; its provenance is as it was."""
+    """The profile with the new times and the old provenance."""
     cluster: Cluster
     fitted: tuple[Fitted, ...]
     slack: float
-    """By how much all layers' times are stretched for what is in no stage's time: the stages wait for each other."""
+    """Factor on all layers' times for the time in which no stage is busy and the stages wait for each other."""
     paces_s: tuple[float, ...]
-    """Of every run's plan, as it is predicted now."""
+    """Predicted seconds per minibatch of every run's plan, with the new times."""
     unexplained: str
-    """What bounds the pace whatever the layers take, where that is so; else empty."""
+    """The resource that bounds the pace independently of the layers' times; empty where none does."""
 
 
 def calibrate(runs: Sequence[Observed], profile: Profile, cluster: Cluster) -> Calibrated:
     """Fit the times of `profile` and the efficiencies of `cluster` to the runs, all of plans of both.
 
-    Links come first: the efficiency of all-reduces. Then the layers' times, so that with what links are charged with
-    every stage is as busy as it was, in the mean over the runs. Where a boundary then bounds a pace, its efficiency
-    follows from that. What is left of the measured paces is in no stage's time: bubbles, jitter. All layers are
-    stretched alike for it, which changes the pace and not which plan is best.
+    The efficiency of all-reduces is fitted first. The layers' times follow such that each stage is as busy as it was
+    measured, including the predicted all-reduces, in the mean over the runs. Where a boundary then bounds a pace, its
+    efficiency follows from that pace. The remaining difference is time in which no stage is busy, such as bubbles and
+    jitter. All layers are stretched by one factor for it, which changes the pace but not which plan is best. Raises
+    `InputError` for a mixture of training and inference runs, and for a plan whose depths are too small.
     """
     inference = runs[0].plan.inference
     if any(run.plan.inference != inference for run in runs):
         raise InputError("some of these runs trained and others did not: calibrate by either")
-    cluster, fitted = links.fit_allreduce(cluster, runs, [_measured(run, profile, cluster) for run in runs])
+    cluster, fitted = links.fit_allreduce(cluster, runs, [_with_measured_passes(run, profile, cluster) for run in runs])
     times = _times(runs, profile, cluster)
     cluster, more = links.fit_messages(cluster, runs, _scores(runs, with_times(profile, times), cluster))
     slack = 1.0
     for _ in range(ROUNDS):
         scores = _scores(runs, with_times(profile, stretched(times, slack, inference=inference)), cluster)
-        off = _off(runs, scores)
+        off = _mean_error(runs, scores)
         if abs(off - 1) < CLOSE:
             break
         slack *= off
@@ -75,31 +76,33 @@ def _scores(runs: Sequence[Observed], profile: Profile, cluster: Cluster) -> lis
     return scores
 
 
-def _off(runs: Sequence[Observed], scores: Sequence[Evaluation]) -> float:
-    """Measured over predicted pace, the geometric mean over the runs."""
+def _mean_error(runs: Sequence[Observed], scores: Sequence[Evaluation]) -> float:
+    """Measured over predicted pace: the geometric mean over the runs."""
     logs = [math.log(run.pace_s / score.pace_s) for run, score in zip(runs, scores, strict=True)]
     return math.exp(math.fsum(logs) / len(logs))
 
 
 def _times(runs: Sequence[Observed], profile: Profile, cluster: Cluster) -> Mapping[str, Times]:
-    """The mean over the runs of what each says of all layers."""
+    """The times of all layers: the mean over the runs."""
     return mean([_times_of(run, profile, cluster) for run in runs])
 
 
 def _times_of(run: Observed, profile: Profile, cluster: Cluster) -> dict[str, Times]:
-    """What a run says of all layers. What an all-reduce is charged with beside computing may depend on that: so it is
-    found again with the times that it gives, a few times over."""
+    """The times of all layers by one run.
+
+    The predicted exposed time of an all-reduce depends on the layers' times, so that the two are iterated.
+    """
     speeds = [cluster.speed_of(stage.workers) for stage in run.plan.stages]
-    held = [busy.sync_s for busy in run.stages]
+    exposed = [busy.sync_s for busy in run.stages]
     for _ in range(3):
-        times = spread(run, profile, speeds, held)
+        times = spread(run, profile, speeds, exposed)
         problem = Problem(with_times(profile, times), cluster, run.options)
         score = evaluate(run.plan, problem)
-        held = [exposed_s(run.plan, problem, score, index) for index in range(len(run.plan.stages))]
-    return spread(run, profile, speeds, held)
+        exposed = [exposed_s(run.plan, problem, score, index) for index in range(len(run.plan.stages))]
+    return spread(run, profile, speeds, exposed)
 
 
-def _measured(run: Observed, profile: Profile, cluster: Cluster) -> Profile:
-    """The profile with the passes as a run measured them, and nothing that held its workers up besides."""
+def _with_measured_passes(run: Observed, profile: Profile, cluster: Cluster) -> Profile:
+    """The profile with the passes as a run measured them, without all other time of its workers."""
     speeds = [cluster.speed_of(stage.workers) for stage in run.plan.stages]
     return with_times(profile, spread(run, profile, speeds, [busy.own_s + busy.sync_s for busy in run.stages]))

@@ -1,14 +1,14 @@
-"""Spreads what was measured of stages over their layers, in proportion to what the profile says of these.
+"""Distribution of a stage's measured times over its layers, in proportion to the times in the profile.
 
-Of a stage with forward f, backward b and step u in the profile, and F, B, U measured:
+For a stage with forward f, backward b and step u in the profile, and F, B, U measured:
 
-    forward of a layer   its own · (F + o F / (F + B)) / f    and at one layer what reading samples takes: the first of
-                                                              a stage, of the last stage of several the last
+    forward of a layer   its own · (F + o F / (F + B)) / f    plus, at one layer, the time of reading samples: at the
+                                                              first of a stage, at the last of the last of several
     backward             its own · (B + o B / (F + B)) / b
     step                 its own · U / u
 
-o is all else that keeps a replica busy, less what the prediction charges for all-reduces: handing tensors over, the
-executor itself, being held up by all-reduces. A plan is charged with it through the layers of its stages.
+o is all other busy time of a replica (sending tensors, the executor itself, being held up by all-reduces) less the
+predicted exposed time of all-reduces. Plans are charged for it through the layers of their stages.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeplan.calibrate.observed import Observed
-from pipeplan.profile_data import Layer, Profile, Size
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Size
 
 LEAST = 0.2
-"""Share of what was measured of a stage's passes that is left to its layers, whatever links are charged with."""
+"""Least share of a stage's measured passes that its layers get, however large the predicted all-reduces are."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Of one layer, s for a minibatch on a worker of speed 1."""
+    """The times of one layer, in seconds per minibatch on a worker of speed 1."""
 
     forward_s: float
     backward_s: float
@@ -34,11 +35,13 @@ class Times:
 
 
 def spread(run: Observed, profile: Profile, speeds: Sequence[float], exposed_s: Sequence[float]) -> dict[str, Times]:
-    """The times of all layers by one run. `speeds`: of the stages' workers. `exposed_s`: what the prediction charges a
-    replica with beside its layers' times, by stage."""
+    """The times of all layers by one run.
+
+    `speeds` are those of the stages' workers. `exposed_s` is the predicted exposed time of all-reduces, by stage.
+    """
     layers = {layer.name: layer for layer in profile.layers}
     order = {layer.name: index for index, layer in enumerate(profile.layers)}
-    found: dict[str, Times] = {}
+    times_by_layer: dict[str, Times] = {}
     for stage, busy, speed, exposed in zip(run.plan.stages, run.stages, speeds, exposed_s, strict=True):
         own = sorted((layers[name] for name in stage.layers), key=lambda layer: order[layer.name])
         passes = busy.forward_s + busy.backward_s
@@ -55,18 +58,18 @@ def spread(run: Observed, profile: Profile, speeds: Sequence[float], exposed_s: 
         # The last stage reads for the targets, which the loss needs, its last layer.
         forwards[-1 if stage is run.plan.stages[-1] and len(run.plan.stages) > 1 else 0] += busy.load_s * speed
         for layer, *times in zip(own, forwards, backwards, updates, strict=True):
-            found[layer.name] = Times(*times)
-    if run.plan.inference:  # which says nothing of the rest
-        return {name: replace(_as_before(layers[name]), forward_s=times.forward_s) for name, times in found.items()}
-    return found
+            times_by_layer[layer.name] = Times(*times)
+    if run.plan.inference:  # an inference measures forward passes only
+        return {name: replace(_times(layers[name]), forward_s=one.forward_s) for name, one in times_by_layer.items()}
+    return times_by_layer
 
 
-def _as_before(layer: Layer) -> Times:
+def _times(layer: Layer) -> Times:
     return Times(layer.forward_s, layer.backward_s, layer.update_s)
 
 
 def stretched(times: Mapping[str, Times], slack: float, *, inference: bool) -> dict[str, Times]:
-    """All times, `slack` times as long; of runs of inference only what they measured."""
+    """All times multiplied by `slack`; with inference only the forward times, which it measures."""
     rest = 1.0 if inference else slack
     return {
         name: Times(one.forward_s * slack, one.backward_s * rest, one.update_s * rest) for name, one in times.items()
@@ -74,7 +77,7 @@ def stretched(times: Mapping[str, Times], slack: float, *, inference: bool) -> d
 
 
 def _parts(layers: Sequence[Layer], total: float, *measures: Callable[[Layer], float]) -> list[float]:
-    """A total in parts that are as the first measure that is not zero for all of them, else alike."""
+    """A total in parts proportional to the first measure that is not zero for all layers, else in equal parts."""
     for measure in measures:
         weights = [measure(layer) for layer in layers]
         if sum(weights) > 0:
@@ -82,25 +85,24 @@ def _parts(layers: Sequence[Layer], total: float, *measures: Callable[[Layer], f
     return [total / len(layers)] * len(layers)
 
 
-def mean(found: Sequence[Mapping[str, Times]]) -> dict[str, Times]:
-    """The mean of what several runs say of every layer."""
+def mean(by_run: Sequence[Mapping[str, Times]]) -> dict[str, Times]:
+    """The mean over several runs of every layer's times."""
 
-    def average(name: str, what: str) -> float:
-        return math.fsum(getattr(one[name], what) for one in found) / len(found)
+    def average(layer: str, field: str) -> float:
+        return math.fsum(getattr(times[layer], field) for times in by_run) / len(by_run)
 
-    names = found[0]
-    return {name: Times(*(average(name, what) for what in Times.__dataclass_fields__)) for name in names}
+    return {layer: Times(*(average(layer, field) for field in Times.__dataclass_fields__)) for layer in by_run[0]}
 
 
 def with_times(profile: Profile, times: Mapping[str, Times]) -> Profile:
-    """The profile with these times; its other minibatch sizes by the same factors."""
+    """The profile with these times. Times at other minibatch sizes change by the same factors."""
     sizes = tuple(_size(size, profile, times) for size in profile.sizes)
     layers = tuple(_layer(layer, times[layer.name]) for layer in profile.layers)
     return replace(profile, layers=layers, sizes=sizes, whole_forward_s=None, whole_backward_s=None)
 
 
 def _layer(layer: Layer, times: Times) -> Layer:
-    """Spreads grow with the times; a layer that stood for others has times of its own now."""
+    """A layer with these times. Spreads grow with the times, and the layer no longer stands for others."""
     return replace(
         layer,
         forward_s=times.forward_s,

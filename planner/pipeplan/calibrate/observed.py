@@ -1,4 +1,4 @@
-"""What a run measured of every stage, read from its summary and checked against the plan that ran."""
+"""The measured times of a run's stages, read from its summary and checked against its plan."""
 
 from __future__ import annotations
 
@@ -16,67 +16,69 @@ from pipeplan.plan import Plan
 from pipeplan.problem import Options
 
 FEWEST = 10
-"""Minibatches of the steady state, of the last stage: fewer say nothing of a pace."""
+"""Fewest steady-state minibatches of the last stage for which a pace counts as measured."""
 
 
 @dataclass(frozen=True)
 class Busy:
-    """What one replica of a stage was busy with, s for each minibatch that it computed."""
+    """Busy time of one replica of a stage, in seconds per minibatch that it computed."""
 
     forward_s: float
     backward_s: float
     update_s: float
     sync_s: float
-    """Held up by all-reduces."""
+    """Waiting for all-reduces."""
     load_s: float
     """Reading samples."""
     own_s: float
-    """Handing tensors over, and all else that the executor does."""
+    """Sending tensors, and the remaining work of the executor."""
 
     @property
     def total_s(self) -> float:
-        """All of it."""
+        """The sum of all times."""
         return math.fsum(getattr(self, field.name) for field in fields(self))
 
     def scaled(self, factor: float) -> Busy:
-        """All of it, times a factor."""
+        """All times multiplied by a factor."""
         return Busy(*(getattr(self, field.name) * factor for field in fields(self)))
 
 
 @dataclass(frozen=True)
 class Observed:
-    """One run."""
+    """The measurements of one run, or the medians of several runs of one plan."""
 
     name: str
-    """Of its folder, for people."""
+    """Name of the run's folder."""
     plan: Plan
     options: Options
     pace_s: float
-    """Measured, s for each minibatch of the pipeline."""
+    """Measured seconds per minibatch of the pipeline."""
     predicted_s: float
     minibatches: int
-    """That it was measured on."""
+    """Number of measured minibatches."""
     stages: tuple[Busy, ...]
-    """Where workers share cores, what they computed: what they waited for a core is left out."""
+    """Busy times by stage. Where workers share cores, without waiting for a core."""
     shares: tuple[float, ...]
-    """What that left of the measured times, by stage; 1 where no cores are shared."""
+    """Share of the measured times that remains without waiting for a core, by stage; 1 where no cores are shared."""
     shared: bool = False
     """Whether workers share cores."""
     transfers_s: tuple[float | None, ...] = ()
-    """How long one all-reduce holds up the replica that comes last to it, by stage; None where that is not known."""
+    """Seconds for which an all-reduce holds up the last replica to join it, by stage; None where unknown."""
     disturbed: float = 0.0
-    """Share of its time that the worker most disturbed waited for a core, where none are shared."""
+    """Largest share of a worker's time that it waited for a core, where none are shared."""
 
 
 def observe(run: Run, path: Path, plan: Plan, options: Options, shared: bool) -> Observed:
-    """What a run of the plan in a plan.json measured. `shared`: whether workers share cores.
+    """Read the measurements of a run of the plan in the plan.json at `path`. `shared`: whether workers share cores.
 
-    Raises `InputError` where the run is too short, or is not complete.
+    Raises `InputError` where the run is too short, incomplete, or of another plan.
     """
     summary = run.summary
     emulated = summary.get("emulated")
     if emulated is not None and emulated.boolean():
-        raise InputError(f"{run.folder} is of emulated stages, which took the times of their plan: run the plan itself")
+        raise InputError(
+            f"{run.folder} is a run of emulated stages, which take the times of their plan: run the plan itself"
+        )
     pace = summary["minibatch_s"]["measured"]
     steady = summary["steady_minibatches"].integer()
     if pace.value is None or summary["includes_fill"].boolean() or steady < FEWEST:
@@ -90,7 +92,7 @@ def observe(run: Run, path: Path, plan: Plan, options: Options, shared: bool) ->
     nodes = summary["stages"].items()
     if len(nodes) != len(plan.stages):
         raise InputError(f"{run.folder} measured {len(nodes)} stages, and {path} has {len(plan.stages)}")
-    found = [_busy(node, plan.inference, shared) for node in nodes]
+    measured = [_busy(node, plan.inference, shared) for node in nodes]
     return Observed(
         name=run.folder.name,
         plan=plan,
@@ -98,16 +100,16 @@ def observe(run: Run, path: Path, plan: Plan, options: Options, shared: bool) ->
         pace_s=pace_s,
         predicted_s=summary["minibatch_s"]["predicted"].number(),
         minibatches=steady,
-        stages=tuple(busy for busy, _ in found),
-        shares=tuple(share for _, share in found),
+        stages=tuple(busy for busy, _ in measured),
+        shares=tuple(share for _, share in measured),
         shared=shared,
         transfers_s=transfers_s(run.folder, plan),
-        disturbed=0.0 if shared else max(_waited(node, busy) for node, (busy, _) in zip(nodes, found, strict=True)),
+        disturbed=0.0 if shared else max(_waited(node, busy) for node, (busy, _) in zip(nodes, measured, strict=True)),
     )
 
 
 def median(runs: Sequence[Observed]) -> Observed:
-    """Several runs of one plan as one: of every figure the median, so that one that others disturbed counts little."""
+    """The medians of several runs of one plan, so that a disturbed run has little effect."""
     first = runs[0]
     if len(runs) == 1:
         return first
@@ -141,7 +143,7 @@ def _waited(node: Node, busy: Busy) -> float:
 def _busy(node: Node, inference: bool, shared: bool) -> tuple[Busy, float]:
     own = node["measured"]
     if own.get("cpu_s") is None or own.get("other_s") is None:
-        node.fail("its times of `cpu_s` and `other_s` are missing: it is of an older version, so run it again")
+        node.fail("`cpu_s` and `other_s` are missing: the run is of an older version, so run it again")
     forward = node["forward_s"]["measured"]
     needed = [forward] if inference else [forward, node["backward_s"]["measured"]]
     for one in needed:

@@ -1,4 +1,4 @@
-"""What calibrating leaves behind: the new profile and cluster, which say where they come from."""
+"""The results of a calibration: a profile and a cluster with their provenance, and the JSON document."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ _NEW = 1e-9
 
 @dataclass(frozen=True)
 class Row:
-    """One stage of one run: measured over what the profile said before. None where that was nothing."""
+    """One stage of one run. Factors are measured over old times, and None where the old time was zero."""
 
     run: str
     stage: int
-    """From 0, as the executor counts."""
+    """Number of the stage, from 0."""
     layers: tuple[str, ...]
     forward: float | None
     backward: float | None
     update: float | None
     own_s: float
-    """What a replica is busy with besides, for each minibatch: reading samples, messages, the executor, all-reduces."""
+    """Other busy time per minibatch of a replica: reading samples, messages, the executor, all-reduces."""
     cpu_share: float
-    """Where workers share cores, what of the measured times they computed; else 1."""
+    """Share of the measured times in which the workers computed, where they share cores; else 1."""
 
 
 def rows(runs: Sequence[Observed], profile: Profile) -> list[Row]:
-    """What the runs measured of every stage, beside the profile from before."""
+    """The measured times of every stage of every run, relative to the old profile."""
     layers = {layer.name: layer for layer in profile.layers}
-    found = []
+    made = []
     for run in runs:
         for index, (stage, busy, share) in enumerate(zip(run.plan.stages, run.stages, run.shares, strict=True)):
             own = [layers[name] for name in stage.layers]
             forward = sum(layer.forward_s for layer in own)
             backward = sum(layer.backward_s for layer in own) + (forward if stage.recompute else 0.0)
             update = sum(layer.update_s for layer in own) * run.options.update_share
-            found.append(
+            made.append(
                 Row(
                     run=run.name,
                     stage=index,
@@ -56,7 +56,7 @@ def rows(runs: Sequence[Observed], profile: Profile) -> list[Row]:
                     cpu_share=share,
                 )
             )
-    return found
+    return made
 
 
 def _ratio(measured: float, before: float) -> float | None:
@@ -64,7 +64,7 @@ def _ratio(measured: float, before: float) -> float | None:
 
 
 def profile_of(found: Calibrated, runs: Sequence[Observed], before: Profile) -> Profile:
-    """The new profile, whose provenance tells how it came about."""
+    """The new profile, with the calibration in its provenance."""
     old = before.provenance
     notes = [note for note in old.notes if not note.startswith(MARK)]
     for row in rows(runs, before):
@@ -91,7 +91,7 @@ def profile_of(found: Calibrated, runs: Sequence[Observed], before: Profile) -> 
 
 
 def cluster_of(found: Calibrated, runs: Sequence[Observed]) -> Cluster:
-    """The new cluster, whose levels say which efficiencies runs have shown."""
+    """The new cluster. The sources of its levels name the fitted efficiencies."""
     levels = []
     for level in found.cluster.levels:
         sources = [level.source.partition(MARK)[0].removesuffix("; ")]
@@ -103,7 +103,7 @@ def cluster_of(found: Calibrated, runs: Sequence[Observed]) -> Cluster:
 
 
 def document(found: Calibrated, runs: Sequence[Observed], before: Profile) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The document that `pipeplan calibrate --json` prints."""
     return {
         "format": "pipeplan-calibration",
         "version": 1,

@@ -55,7 +55,6 @@ _COMMANDS = {
     "export": ("export", "Export a plan for another trainer: Megatron-LM, DeepSpeed, torch …"),
     "replay": ("replay", "Run a plan on emulated servers, and compare it with predictions."),
     "calibrate": ("calibrate", "Write a new profile and cluster file from a run's measurements."),
-    "reproduce": ("reproduce", "Put published results beside predictions, and replay them."),
     "models": ("models", "List the bundled models."),
     "clusters": ("clusters", "List the bundled clusters."),
     "import": ("importer", "Convert a profile or link measurements of another tool."),

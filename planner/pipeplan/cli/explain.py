@@ -11,7 +11,7 @@ import click
 from pipeplan import interrupts, stored
 from pipeplan.cli.given import problem_arguments, problem_of
 from pipeplan.cli.options import json_option, quiet_option, seed_option
-from pipeplan.cli.output import narrow_console, note, print_answer, print_json, status
+from pipeplan.cli.output import note, print_answer, print_json, status
 from pipeplan.diagnose import Diagnosis, diagnose
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.explain import infeasible
@@ -21,9 +21,6 @@ from pipeplan.plan import Plan
 from pipeplan.problem import Problem
 from pipeplan.solving import Settings
 from pipeplan.units import parse_share
-
-answer_console = narrow_console
-"""The name by which `pipeplan.cli.reproduce` imports it."""
 
 
 @click.command("explain")

@@ -15,10 +15,10 @@ from pipeplan.bundled_profiles import bundled, read
 from pipeplan.cli.options import bundled_clusters, bundled_profiles, completing, words
 from pipeplan.errors import InputError
 from pipeplan.files import Node
-from pipeplan.plan import ACCUMULATING, SCHEDULES, STASHING
 from pipeplan.problem import BOUNDARIES, Options, Problem
 from pipeplan.profile_data import Profile
 from pipeplan.rescale import describe_rescaling
+from pipeplan.schedules import ACCUMULATING, SCHEDULES, STASHING
 from pipeplan.text import one_line
 
 DEFAULT_PROFILE = Path("profile.json")

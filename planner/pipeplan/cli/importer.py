@@ -1,4 +1,4 @@
-"""`pipeplan import`: convert profiles and link measurements of other tools."""
+"""`pipeplan import`: PipeDream's profiles, and link measurements of nccl-tests."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from pipeplan.cli.output import note, print_json, print_line
 from pipeplan.cli.overwrite import refuse_existing
 from pipeplan.cluster_data import Level
 from pipeplan.errors import InputError
-from pipeplan.importers import dnn_partitioning, nccl_tests, pipedream, piper
-from pipeplan.importers.given import UNITS, Given
+from pipeplan.importers import nccl_tests, pipedream
 from pipeplan.importers.level import Measured, measured
-from pipeplan.importers.recognise import DNN_PARTITIONING, FORMATS, NCCL_TESTS, PIPEDREAM, recognise
-from pipeplan.profile_data import Profile
+from pipeplan.importers.recognise import FORMATS, NCCL_TESTS, recognise
 from pipeplan.text import one_line
 from pipeplan.units import parse_rate, show_rate, show_size, show_time
 
-_LINK_OPTIONS = ("operation", "into", "level")
-_PROFILE_OPTIONS = ("minibatch", "time_unit", "device_name")
+_LINK_OPTIONS = ("operation", "into", "level", "bandwidth")
+_PROFILE_OPTIONS = ("minibatch", "device_name")
 
 
 @click.command("import")
@@ -35,52 +33,35 @@ _PROFILE_OPTIONS = ("minibatch", "time_unit", "device_name")
     help="The tool that wrote FILE  [default: recognised from its content]",
 )
 @click.option("--minibatch", type=int, metavar="N", help="Samples in the minibatch that the profile was measured with.")
-@click.option(
-    "--time-unit", type=click.Choice(list(UNITS)), help="Unit of the times in dnn-partitioning and Piper files."
-)
-@click.option(
-    "--bandwidth",
-    metavar="RATE",
-    help="Bandwidth of the link that a workload's transfers take, or the nominal one of measured links.",
-)
+@click.option("--bandwidth", metavar="RATE", help="Nominal bandwidth of the measured links.")
 @click.option("--device-name", default="", metavar="NAME", help="Name of the device that the profile was measured on.")
 @click.option(
-    "--operation",
-    type=click.Choice(["all_reduce", "sendrecv"]),
-    help="Operation of an nccl-tests file that names none.",
+    "--operation", type=click.Choice(["all_reduce", "sendrecv"]), help="Operation of a file that does not name it."
 )
+@click.option("--into", type=click.Path(path_type=Path), metavar="CLUSTER", help="A cluster file to put links into.")
 @click.option(
-    "--into",
-    type=click.Path(path_type=Path),
-    metavar="CLUSTER",
-    help="The cluster file whose level the measured links replace.",
-)
-@click.option(
-    "--level",
-    metavar="NAME",
-    help="The level to replace  [default: the outermost, or the innermost for runs on one host]",
+    "--level", metavar="NAME", help="The cluster file's level.  [default: the outermost; the innermost for one host]"
 )
 @output_file(note="profile.json")
 @force_option
 @json_option
 @quiet_option
 def command(files: tuple[Path, ...], kind: str | None, output: Path | None, force: bool, **options: Any) -> None:
-    """Convert a profile of another tool into one of pipeplan, or measured links into a level of a cluster.
+    """Convert a profile of PipeDream, or put links measured by nccl-tests into a cluster file.
 
     \b
     pipeplan import graph.txt --minibatch 128 -o vgg16.json
-    pipeplan import bert24_training.json --minibatch 8 --time-unit ms
     pipeplan import all_reduce.json sendrecv.json --into lab.toml --level cluster -o measured.toml
     """
     kinds = {kind or recognise(file) for file in files}
     if kinds == {NCCL_TESTS}:
         _refuse(options, _PROFILE_OPTIONS, "a profile", files)
-        _links(files, output, force, options)
+        _import_links(files, output, force, options)
     elif len(files) > 1:
-        raise InputError("one profile at a time: only the runs of nccl-tests for one level are read together")
+        raise InputError("several files are only read together if all are runs of nccl-tests, for one level")
     else:
         _refuse(options, _LINK_OPTIONS, "nccl-tests output", files)
-        _profile(files[0], kinds.pop(), output or Path("profile.json"), force, options)
+        _import_profile(files[0], output or Path("profile.json"), force, options)
 
 
 def _refuse(options: dict[str, Any], names: tuple[str, ...], what: str, files: tuple[Path, ...]) -> None:
@@ -89,13 +70,9 @@ def _refuse(options: dict[str, Any], names: tuple[str, ...], what: str, files: t
             raise InputError(f"--{name.replace('_', '-')} is for {what}, which {files[0]} is not: leave it out")
 
 
-def _profile(file: Path, kind: str, output: Path, force: bool, options: dict[str, Any]) -> None:
+def _import_profile(file: Path, output: Path, force: bool, options: dict[str, Any]) -> None:
     refuse_existing(output, force)
-    if kind == PIPEDREAM and options["time_unit"] not in (None, "ms"):
-        raise InputError("the times of PipeDream's format are milliseconds: leave --time-unit out")
-    rate = None if options["bandwidth"] is None else parse_rate(options["bandwidth"], "--bandwidth")
-    facts = Given(options["minibatch"], options["time_unit"], rate, options["device_name"])
-    profile = _read(file, kind, facts)
+    profile = pipedream.load(file, options["minibatch"], options["device_name"])
     profile.save(output)
     if options["as_json"]:
         print_json(profile.to_json())
@@ -109,73 +86,75 @@ def _profile(file: Path, kind: str, output: Path, force: bool, options: dict[str
         print_line(f"  {one_line(remark)}")
 
 
-def _read(file: Path, kind: str, facts: Given) -> Profile:
-    if kind == PIPEDREAM:
-        return pipedream.load(file, facts.samples(file), facts.device_name)
-    return dnn_partitioning.load(file, facts) if kind == DNN_PARTITIONING else piper.load(file, facts)
-
-
-def _links(files: tuple[Path, ...], output: Path | None, force: bool, options: dict[str, Any]) -> None:
-    into, name = options["into"], options["level"]
+def _import_links(files: tuple[Path, ...], output: Path | None, force: bool, options: dict[str, Any]) -> None:
+    into, level_name = options["into"], options["level"]
     if into is None and output is not None:
         raise InputError("one level is no cluster: name a cluster file with --into to put it into, or leave out -o")
-    if into is None and name is not None:
+    if into is None and level_name is not None:
         raise InputError("--level names a level of a cluster file: give that with --into")
     if into is not None and output is None:
         raise InputError("say which file to write with -o (the cluster file itself, with --force, to change it)")
     runs = [nccl_tests.load(file, options["operation"]) for file in files]
     nominal = None if options["bandwidth"] is None else parse_rate(options["bandwidth"], "--bandwidth")
-    if into is None or output is None:
-        found = measured(runs, nominal)
-        head: dict[str, cluster_edit.Value] = {"name": "cluster" if found.servers else "server", "count": found.spans}
-        _print_level(head | _fields(found), found, options["as_json"])
-    else:
+    if into is not None and output is not None:
         refuse_existing(output, force)
-        level = cluster_edit.level_of(into, name, joins_servers=measured(runs, nominal).servers)
-        # The level's bandwidth stays the nominal one, because the rate of an all-reduce says nothing about messages.
-        found = _with_message_rate_of(measured(runs, nominal or level.bandwidth), level)
-        fields = _fields(found)
-        if found.bandwidth == level.bandwidth:
-            del fields["bandwidth"]
-        cluster_edit.save(output, cluster_edit.with_level(into, level.name, fields))
-        if options["as_json"]:
-            _print_level({"name": level.name, **fields}, found, True)
-            return
-        print_line(
-            f"{output}: level {one_line(level.name)} at {show_rate(found.bandwidth)}, all-reduce reaches "
-            f"{found.allreduce_efficiency:.0%} of it, {show_time(found.latency_s)} a step"
-        )
-        if len(runs) == 1:
-            rate = show_rate(level.bandwidth * level.sendrecv_efficiency)
-            print_line(f"Messages stay at {rate}, as {into} has them: a run of sendrecv_perf beside it would say.")
-        for line in found.errors:
-            print_line(one_line(line))
+        _put_level(runs, nominal, into, level_name, output, options["as_json"])
+        return
+    level = measured(runs, nominal)
+    head: dict[str, cluster_edit.Value] = {"name": "cluster" if level.servers else "server", "count": level.spans}
+    _print_level(head | _fields(level), level, options["as_json"])
 
 
-def _print_level(level: dict[str, cluster_edit.Value], found: Measured, as_json: bool) -> None:
-    """Print a level as JSON or as a table for a cluster file. Errors of the runs go to standard error."""
+def _put_level(
+    runs: list[nccl_tests.Run], nominal: float | None, into: Path, level_name: str | None, output: Path, as_json: bool
+) -> None:
+    """Write a copy of a cluster file with the measured level in it."""
+    old = cluster_edit.level_of(into, level_name, joins_servers=measured(runs, nominal).servers)
+    # The file's bandwidth counts as the nominal one, so that an all-reduce does not change the rate of messages.
+    new = _with_messages_of(old, measured(runs, nominal or old.bandwidth))
+    fields = _fields(new)
+    if new.bandwidth == old.bandwidth:
+        del fields["bandwidth"]
+    cluster_edit.save(output, cluster_edit.with_level(into, old.name, fields))
     if as_json:
-        print_json(level, ascii_only=True)
+        _print_level({"name": old.name, **fields}, new, True)
+        return
+    print_line(
+        f"{output}: level {one_line(old.name)} at {show_rate(new.bandwidth)}, all-reduce reaches "
+        f"{new.allreduce_efficiency:.0%} of it, {show_time(new.latency_s)} a step"
+    )
+    if len(runs) == 1:
+        rate = show_rate(old.bandwidth * old.sendrecv_efficiency)
+        print_line(f"Messages stay at {rate}, as in {into}; a run of sendrecv_perf would measure them.")
+    for line in new.errors:
+        print_line(one_line(line))
+
+
+def _print_level(fields: dict[str, cluster_edit.Value], level: Measured, as_json: bool) -> None:
+    """Print a level as TOML, to be pasted into a cluster file, or as JSON; the errors of the fit go to stderr."""
+    if as_json:
+        print_json(fields, ascii_only=True)
     else:
-        print_line("\n".join(["[[level]]", *cluster_edit.toml(level)]))
-    for line in found.errors:
+        print_line("\n".join(["[[level]]", *cluster_edit.toml(fields)]))
+    for line in level.errors:
         note(one_line(line))
 
 
-def _with_message_rate_of(found: Measured, level: Level) -> Measured:
-    """The measurement, in which messages keep the rate of the cluster file if no run of sendrecv was given."""
-    if found.sendrecv_efficiency is not None or not level.bandwidth or found.bandwidth == level.bandwidth:
-        return found
-    kept = min(1.0, level.sendrecv_efficiency * level.bandwidth / found.bandwidth)
-    return replace(found, sendrecv_efficiency=kept)
+def _with_messages_of(old: Level, new: Measured) -> Measured:
+    """Keep the cluster file's rate of messages where no run of sendrecv was given."""
+    if new.sendrecv_efficiency is not None or not old.bandwidth or new.bandwidth == old.bandwidth:
+        return new
+    kept = min(1.0, old.sendrecv_efficiency * old.bandwidth / new.bandwidth)
+    return replace(new, sendrecv_efficiency=kept)
 
 
-def _fields(found: Measured) -> dict[str, cluster_edit.Value]:
+def _fields(level: Measured) -> dict[str, cluster_edit.Value]:
+    """The level's fields in a cluster file."""
     fields: dict[str, cluster_edit.Value] = {
-        "bandwidth": f"{found.bandwidth / 1e9:.6g} GB/s",
-        "latency": f"{found.latency_s * 1e6:.4g} us",
-        "allreduce_efficiency": round(min(1.0, found.allreduce_efficiency), 4),
+        "bandwidth": f"{level.bandwidth / 1e9:.6g} GB/s",
+        "latency": f"{level.latency_s * 1e6:.4g} us",
+        "allreduce_efficiency": round(min(1.0, level.allreduce_efficiency), 4),
     }
-    if found.sendrecv_efficiency is not None:
-        fields["sendrecv_efficiency"] = round(min(1.0, found.sendrecv_efficiency), 4)
-    return fields | {"source": one_line(found.source)}
+    if level.sendrecv_efficiency is not None:
+        fields["sendrecv_efficiency"] = round(min(1.0, level.sendrecv_efficiency), 4)
+    return fields | {"source": one_line(level.source)}

@@ -20,7 +20,6 @@ from pipeplan.cli.options import force_option, json_option, output_folder, plan_
 from pipeplan.cli.output import note, print_answer, print_json
 from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.plan import ACCUMULATING
 from pipeplan.posing import default_overlap
 from pipeplan.problem import Options, Problem
 from pipeplan.rendering.plan_folder import refuse_to_overwrite, write_plan
@@ -29,6 +28,7 @@ from pipeplan.replan.lost import Left, without, workers_named
 from pipeplan.replan.options import RELAXED, relaxed, what_helps
 from pipeplan.replan.report import Old, Report
 from pipeplan.replan.show import changes_table, resume_lines
+from pipeplan.schedules import ACCUMULATING
 from pipeplan.show import plan_table
 from pipeplan.solving import Outcome, Settings, solve
 

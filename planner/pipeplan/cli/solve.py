@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,13 +48,6 @@ from pipeplan.units import show_pace, show_time
     help="With --schedule auto: how stale weights may be.",
 )
 @click.option("--fewest-workers", metavar="5%", help="Use as few workers as come this close to the best pace.")
-@click.option(
-    "--cost-model",
-    type=click.Choice(["pipeplan", "pipedream-code", "pipedream-paper"]),
-    default="pipeplan",
-    show_default=True,
-    help="The published variants are for comparing figures.",
-)
 @output_folder(Path("plan"))
 @force_option
 @click.option("--report", "with_report", is_flag=True, help="Also write report.html, as `pipeplan report` does.")
@@ -66,7 +58,6 @@ def command(
     batch: int | None,
     staleness: str,
     fewest_workers: str | None,
-    cost_model: str,
     minibatch: str | None,
     target_name: str | None,
     output: Path,
@@ -90,7 +81,7 @@ def command(
     pipeplan solve --cluster A --grid
     pipeplan solve profile.json --cluster A --for megatron --accumulate 32
     """
-    settings = replace(settings_of(arguments), cost_model=cost_model)
+    settings = settings_of(arguments)
     within = None if fewest_workers is None else _share(fewest_workers)
     if not no_write:
         plan_folder.refuse_to_overwrite(output, force)

@@ -17,9 +17,9 @@ from pipeplan.cli.options import json_option, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json, progress_bar
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.files import write_text
-from pipeplan.plan import ACCUMULATING
 from pipeplan.problem import Options
 from pipeplan.profile_data import Profile
+from pipeplan.schedules import ACCUMULATING
 from pipeplan.solving import Settings
 from pipeplan.sweep import plot, rows
 from pipeplan.sweep.grid import Axes, Point, points

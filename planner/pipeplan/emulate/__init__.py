@@ -1,18 +1,19 @@
-"""Replaying a plan without its hardware: the real executor on emulated servers of this machine.
+"""Replay of a plan without its hardware, by the real executor on emulated servers of this machine.
 
-scaling     by how much bytes, rates and times differ from the real ones
+scaling     the factors between emulated and real bytes, rates and times
 servers     the cluster as a tree of switches and shaped cables
-folder      the plan folder that the executor is given: stages that sleep
-machine     what this machine lacks for it
-prepared    a plan made ready, and the order for it
-carry       has an order carried out; whatever happens, all of it goes
-watching    how far it has come
-run         one replay, from the plan folder to what was measured
-measured    what the run and the counters of its cables show
-predicted   what the plan expects of the cables
-outcome     what a replay comes to, for people and programs
-cause       where the difference comes from, in a sentence
-faults      a fault as people write it
-fault_run   one replay with a fault in it
-promises    what the executor promises of it, and whether that is what happened
+rings       all-reduces on these cables
+folder      the emulated plan folder, whose stages sleep instead of computing
+machine     the requirements on this machine
+prepared    a plan with its scaling and the order to emulate it
+carry       runs an order in namespaces of its own and removes them afterwards
+watching    the progress of a replay
+run         one replay, from the plan folder to its measurements
+measured    measurements from the run folder and the cables' counters
+predicted   the predicted traffic of the cables
+outcome     the result of a replay
+cause       the main cause of the difference to the prediction, in a sentence
+faults      the syntax of faults
+fault_run   one replay with a fault
+promises    the executor's promises about faults, and whether they were kept
 """

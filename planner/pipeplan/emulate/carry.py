@@ -1,4 +1,4 @@
-"""Has an emulation carried out in namespaces of its own, which go with it whatever happens."""
+"""Runs an emulation in namespaces of its own and removes them afterwards, also after errors and signals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ LOOK_S = 0.5
 
 @contextmanager
 def scratch(keep: Path | None) -> Iterator[Path]:
-    """A folder to work in, which goes afterwards; `keep` is one that stays, made or empty. Raises `InputError`."""
+    """A working folder that is removed afterwards, or the folder `keep`, which stays.
+
+    Raises `InputError` where `keep` is not empty or cannot be created.
+    """
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="pipeplan-replay-", ignore_cleanup_errors=True) as folder:
             yield Path(folder)
@@ -40,17 +43,17 @@ def scratch(keep: Path | None) -> Iterator[Path]:
 
 
 def carry_out(order: dict[str, Any], folder: Path, watch: Callable[[], None]) -> dict[str, Any]:
-    """What an order comes to, with everything that it starts gone. `watch` is called now and then meanwhile.
+    """Run an order and return its result, after all of its processes have ended. `watch` is called every half second.
 
-    Raises `InputError` with the first error that was said inside.
+    Raises `InputError` with the first error that was printed inside.
     """
     path, log, out = folder / "order.json", folder / "log.txt", folder / "result.json"
     path.write_text(json.dumps(order | {"out": str(out)}))
     command = [*INSIDE, sys.executable, "-m", "pipeplan_launch.emulation", str(path)]
-    # torch makes a folder of its own among the temporary ones, and leaves it.
+    # torch creates a temporary folder and does not remove it.
     environment = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR", "TMPDIR": str(folder)}
     with log.open("w") as file, _terminated_like_interrupted():
-        # The emulation ends when this end of the pipe is gone, which is so even if this process is killed.
+        # The emulation ends when this end of the pipe closes, which also happens if this process is killed.
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=environment, start_new_session=True
         )
@@ -69,10 +72,10 @@ def carry_out(order: dict[str, Any], folder: Path, watch: Callable[[], None]) ->
 
 
 def last_line(log: Path) -> str:
-    """The last error that was said, or the last word."""
+    """The first error in a log, or its last line."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (errors or lines or ["no word of why"])[-1]
+    return (errors or lines or ["no message"])[-1]
 
 
 def _wait(process: subprocess.Popen[bytes], watch: Callable[[], None]) -> int:
@@ -84,7 +87,7 @@ def _wait(process: subprocess.Popen[bytes], watch: Callable[[], None]) -> int:
 
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM and SIGHUP would end this process at once, and leave its folder."""
+    """Raise `SystemExit` on SIGTERM and SIGHUP, which would otherwise end this process without removing its folder."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

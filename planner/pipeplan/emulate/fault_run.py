@@ -1,4 +1,4 @@
-"""One replay with a fault in it, by the launchers that a plan's launch.sh starts."""
+"""One replay with a fault, by the launchers that a plan's launch.sh starts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pipeplan.profile_data import Profile
 
 LEAST_TIMEOUT_S = 10.0
 STARTING_S = 2.0
-"""Of one worker, on a machine whose cores all of them share: they may come to a meeting so far apart."""
+"""Seconds to start one worker where all share this machine's cores; the workers of a rendezvous start one by one."""
 CHECKPOINTS = 8
 AFTER = 0.3
-"""Of the minibatches, where nobody says when."""
+"""Share of the minibatches after which a fault comes, by default."""
 RESTARTS, RESTARTS_OF_A_CUT = 3, 1
 
 
@@ -34,10 +34,13 @@ def replay_fault(
     keep: Path | None = None,
     watch: Callable[[Path, Prepared], None] = lambda room, prepared: None,
 ) -> FaultReplayed:
-    """Replay the plan in a folder with the fault that `text` says. Raises `InputError`."""
+    """Replay the plan in a folder with the fault described by `text`.
+
+    Raises `InputError` where the plan cannot have this fault, or this machine cannot replay it.
+    """
     ready = prepare(folder, profile, seconds)
     if not ready.plan.schedule.trains:
-        raise InputError("faults are replayed of training: an inference has no checkpoints, and begins anew")
+        raise InputError("faults are replayed for training only: an inference has no checkpoints and starts again")
     workers = sorted(worker for stage in ready.plan.stages for worker in stage.workers)
     fault = _timed(faults.parse(text, workers, ready.servers), ready, seconds)
     timeout_s = _timeout_s(timeout_s, fault, ready)
@@ -46,9 +49,9 @@ def replay_fault(
     began = time.monotonic()
     with scratch(keep) as room:
         order = _order(ready, expected, room) | {"fault": fault.order()}
-        found = carry_out(order, room, lambda: watch(room, ready))
+        result = carry_out(order, room, lambda: watch(room, ready))
         steps = measured.read_steps(room / "run")
-        return judge(expected, found, steps, ready.scaling.time_by, time.monotonic() - began)
+        return judge(expected, result, steps, ready.scaling.time_by, time.monotonic() - began)
 
 
 def _expected(fault: Fault, ready: Prepared, timeout_s: float) -> Expected:
@@ -78,7 +81,7 @@ def _world(ready: Prepared) -> int:
 
 
 def _timed(fault: Fault, ready: Prepared, seconds: float) -> Fault:
-    """With a moment at which the replay is sure to train."""
+    """The fault at a moment at which the replay still trains. Raises `InputError` for a later moment."""
     if fault.after_minibatches is None and fault.after_s is None:
         return faults.after(fault, max(1, round(AFTER * ready.minibatches)))
     length_s = ready.minibatches * ready.pace_s
@@ -96,14 +99,14 @@ def _timeout_s(given: float | None, fault: Fault, ready: Prepared) -> float:
         return max(LEAST_TIMEOUT_S, STARTING_S * _world(ready), math.ceil(2 * least), 3 * (fault.lasts_s or 0.0))
     if given < least:
         raise InputError(
-            f"--timeout {given:g}: workers rightly wait for each other for up to {least / 2:.1f} s in this replay; "
+            f"--timeout {given:g}: workers may wait for each other for up to {least / 2:.1f} s in this replay; "
             f"give {math.ceil(least)} or more"
         )
     return given
 
 
 def _longest_s(ready: Prepared) -> float:
-    """What one minibatch or all-reduce of any stage takes, of the emulation."""
+    """The longest time of a minibatch or an all-reduce of any stage, in seconds of the emulation."""
     longest = max(stage.forward_s + stage.backward_s + stage.sync_s for stage in ready.plan.stages)
     round_s = max(stage.replicas for stage in ready.plan.stages) * ready.plan.predicted_s
     return max(longest, round_s) * ready.scaling.time_by

@@ -1,4 +1,4 @@
-"""A fault as people write it: `kill:worker3@20`, `cut:server1`, `flap:server1:3s@5s`."""
+"""Faults and their syntax: `kill:worker3@20`, `cut:server1`, `flap:server1:3s@5s`."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ _EXAMPLES = "kill:worker3, freeze:worker3, cut:server1 or flap:server1:3s, with 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is to happen in the middle of a replay, and when."""
+    """A fault in a replay, and its moment. Times are seconds of the emulation."""
 
     kind: str
     target: str
-    """As the executor and the plan call it: `worker 3`, or the name of a cable's `Part`."""
+    """`worker 3`, or the name of a cable's `Part`."""
     worker: int | None = None
     lasts_s: float | None = None
-    """Of a flap. Seconds of the emulation, like all times here."""
+    """Duration of a flap."""
     after_minibatches: int | None = None
     after_s: float | None = None
-    """Since the first minibatch. Where neither is given, the replay chooses a moment."""
+    """Seconds after the first minibatch. If neither moment is given, the replay chooses one."""
 
     def __str__(self) -> str:
         lasts = "" if self.lasts_s is None else f" of {self.lasts_s:g} s"
         return f"{self.kind}{lasts} of {self.target}" if self.kind != "flap" else f"flap{lasts} at {self.target}"
 
     def order(self) -> dict[str, Any]:
-        """As the emulation is given it."""
+        """The fault in the order for the emulation."""
         cable = None if self.kind in OF_WORKERS else self.target
         when = {"after_minibatches": self.after_minibatches, "after_s": self.after_s}
         return {"kind": self.kind, "worker": self.worker, "cable": cable, "lasts_s": self.lasts_s} | when
 
 
 def after(fault: Fault, minibatches: int) -> Fault:
-    """The same, after so many minibatches."""
+    """The fault, after so many minibatches."""
     return replace(fault, after_minibatches=minibatches, after_s=None)
 
 
 def parse(text: str, active: Sequence[int], servers: Part) -> Fault:
-    """A fault that this plan can have: `active` are the workers of its stages. Raises `InputError`."""
+    """Parse a fault. `active` are the workers of the plan's stages. Raises `InputError` for faults that do not fit."""
     what, at, moment = text.partition("@")
     kind, *rest = what.split(":")
     if kind not in KINDS:
@@ -81,7 +81,7 @@ def _seconds(text: str, whole: str) -> float:
     except InputError as error:
         raise InputError(f"--fault {whole}: expected a time such as 3s, found {text!r}") from error
     if seconds > LONGEST_S:
-        raise InputError(f"--fault {whole}: {text} is too long to wait for here: give at most {LONGEST_S:g} s")
+        raise InputError(f"--fault {whole}: {text} is too long: give at most {LONGEST_S:g} s")
     return seconds
 
 
@@ -89,7 +89,7 @@ def _worker(name: str, active: Sequence[int], whole: str) -> int:
     match = re.fullmatch(r"(?:worker|rank)?[ -]?([0-9]{1,9})", name)
     if match is None or int(match[1]) not in active:
         raise InputError(
-            f"--fault {whole}: the plan has no {name!r} at work; its stages are on workers {_range(active)}"
+            f"--fault {whole}: no stage of the plan is on {name!r}; its stages are on workers {_range(active)}"
         )
     return int(match[1])
 
@@ -102,20 +102,20 @@ def _range(workers: Sequence[int]) -> str:
 
 
 def _cable(name: str, servers: Part, active: Sequence[int], whole: str) -> str:
-    """The name of the part whose cable it is."""
-    there = {_plain(part.name): part.name for part in _below(servers)}
-    if len(there) < 2:
-        raise InputError(f"--fault {whole}: all workers are behind one link: cutting it parts nothing")
+    """The name of the part that the cable joins to the others."""
+    cables = {_plain(part.name): part.name for part in _below(servers)}
+    if len(cables) < 2:
+        raise InputError(f"--fault {whole}: all workers are behind one link, so that cutting it separates none of them")
     if not name:
         ends = [part for part in _below(servers) if max(active) in part.workers]
         return ends[-1].name
-    if _plain(name) not in there:
-        raise InputError(f"--fault {whole}: there is no link of {name!r}; {did_you_mean(_plain(name), there)}")
-    return there[_plain(name)]
+    if _plain(name) not in cables:
+        raise InputError(f"--fault {whole}: there is no link of {name!r}; {did_you_mean(_plain(name), cables)}")
+    return cables[_plain(name)]
 
 
 def _below(part: Part) -> list[Part]:
-    """What is joined to the rest by a cable: shaped, or as fast as this machine."""
+    """The parts that are joined to the rest by a cable, shaped or not."""
     return [one for below in part.below for one in (below, *_below(below))]
 
 

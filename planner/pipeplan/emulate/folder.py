@@ -1,4 +1,4 @@
-"""The plan folder that the executor is given: the plan's stages, which sleep where they would compute."""
+"""The emulated plan folder, whose stages sleep instead of computing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeplan import cost
+from pipeplan import schedules
 from pipeplan.emulate.rings import Rings
 from pipeplan.emulate.scaling import Scaling
 from pipeplan.files import Node, read_document, write_json
@@ -14,7 +14,7 @@ from pipeplan.plan import Plan
 from pipeplan.profile_data import Profile
 
 LEAST_LAYER_S = 0.002
-"""Of a layer's forward pass, as it is run: layers are put together until they take so long."""
+"""Least forward time of an emulated layer, in seconds of the emulation. Shorter neighbours are merged."""
 
 
 def write_folder(
@@ -47,18 +47,18 @@ def write_folder(
 
 
 def _update_s(plan: Plan, prediction: Node) -> float:
-    """Of one step of the optimiser: the prediction has what falls to one minibatch of a replica."""
+    """Seconds of one step of the optimiser. The prediction has its share per minibatch of a replica."""
     share = prediction.get("update_s")
-    return share.number() / float(cost.update_share(plan.accumulate)) if share else 0.0
+    return share.number() / float(schedules.update_share(plan.accumulate)) if share else 0.0
 
 
 def _layers(
     plan: Plan, index: int, prediction: Node, profile: Profile | None, scaling: Scaling, inflation: float
 ) -> list[dict[str, Any]]:
-    """The stage's computing and parameters in pieces, in proportion to the profile's layers."""
+    """The stage's times and parameters as layers, in proportion to the layers of the profile."""
     stage = plan.stages[index]
     forward, backward = prediction["forward_s"].number(), prediction["backward_s"].number()
-    if stage.recompute:  # the executor runs forward again by itself
+    if stage.recompute:  # the executor itself runs the second forward pass
         backward = max(0.0, backward - forward)
     size = 0.0 if plan.inference else prediction["parameter_bytes"].number() * inflation
     shares = _shares(stage.layers, profile)
@@ -74,7 +74,7 @@ def _layers(
 
 
 def _shares(names: Sequence[str], profile: Profile | None) -> list[tuple[float, float, float]]:
-    """Of a stage's forward time, backward time and parameters, by layer; all in one where no profile says."""
+    """Shares of the stage's forward time, backward time and parameters, by layer; one layer without a profile."""
     if profile is None:
         return [(1.0, 1.0, 1.0)]
     by_name = {layer.name: layer for layer in profile.layers}
@@ -93,14 +93,14 @@ def _normal(values: Sequence[float]) -> list[float]:
 
 
 def _put_together(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Neighbours that are too short to be slept exactly become one."""
-    found: list[dict[str, Any]] = []
+    """Merge neighbours that are too short for an exact sleep."""
+    merged: list[dict[str, Any]] = []
     for piece in pieces:
-        if found and min(found[-1]["forward_s"], piece["forward_s"]) < LEAST_LAYER_S:
-            found[-1] = {name: found[-1][name] + value for name, value in piece.items()}
+        if merged and min(merged[-1]["forward_s"], piece["forward_s"]) < LEAST_LAYER_S:
+            merged[-1] = {name: merged[-1][name] + value for name, value in piece.items()}
         else:
-            found.append(dict(piece))
-    return found
+            merged.append(dict(piece))
+    return merged
 
 
 def _crossing(prediction: Node, sent: str, returned: str, scaling: Scaling) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What this machine lacks for replaying plans."""
+"""The requirements of replays on this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from pipeplan.errors import InputError
 from pipeplan_launch.emulation.network import INSIDE
 
-_TRIES = (
+_COMMANDS = (
     ("mount -t tmpfs none /run", "a mount in a namespace of its own"),
     ("ip link add one0 type veth peer name one1", "virtual cables (the kernel's veth)"),
     ("ip link add two type bridge", "virtual switches (the kernel's bridge)"),
@@ -19,36 +19,36 @@ _TRIES = (
 )
 
 
-_PROCESSES = ("mount -t proc proc /proc", "a view of our own on its processes")
+_PROCESSES = ("mount -t proc proc /proc", "a /proc of its own")
 
 
 def check(processes: bool = False) -> None:
-    """Raise an `InputError` that says what is missing, if anything is; `processes` where launchers are to run."""
+    """Raise `InputError` where this machine cannot replay plans. Launchers also need `processes` of their own."""
     if why := lacking(processes):
         raise InputError(f"plans cannot be replayed here: {why}")
 
 
 def lacking(processes: bool = False) -> str:
-    """What is missing, and what to do about it; empty if nothing is."""
-    tries = (*_TRIES, _PROCESSES) if processes else _TRIES
+    """The first missing requirement and its remedy; empty where nothing is missing."""
+    commands = (*_COMMANDS, _PROCESSES) if processes else _COMMANDS
     if not sys.platform.startswith("linux"):
-        return f"it needs Linux, for network namespaces; this is {sys.platform}; replay on a Linux machine"
+        return f"replays need network namespaces of Linux; this is {sys.platform}; replay on a Linux machine"
     for command, package in (("unshare", "util-linux"), ("ip", "iproute2"), ("tc", "iproute2"), ("sysctl", "procps")):
         if shutil.which(command) is None:
-            return f"the command {command} is missing; install {package}, whose it is"
+            return f"the command {command} is missing; install the package {package}"
     if importlib.util.find_spec("torch") is None:
-        return "it runs the executor, and torch is not installed; pip install 'pipeplan[torch]'"
+        return "the executor needs torch, which is not installed; pip install 'pipeplan[torch]'"
     if why := _try("true"):
         return f"this system allows no namespaces without root ({why}); run it as root, or allow them"
-    if _try(" && ".join(command for command, _ in tries)):
-        for number, (_, what) in enumerate(tries):
-            if why := _try(" && ".join(command for command, _ in tries[: number + 1])):
-                return f"this system does not give us {what}: {why}; replay on another machine"
+    if _try(" && ".join(command for command, _ in commands)):
+        for number, (_, feature) in enumerate(commands):
+            if why := _try(" && ".join(command for command, _ in commands[: number + 1])):
+                return f"this system does not allow {feature}: {why}; replay on another machine"
     return ""
 
 
 def _try(script: str) -> str:
-    """What a script in namespaces of its own complains of; empty if nothing."""
+    """The error of a script in namespaces of its own; empty if it succeeds."""
     try:
         done = subprocess.run([*INSIDE, "sh", "-c", script], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

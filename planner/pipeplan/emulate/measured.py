@@ -1,4 +1,4 @@
-"""What a replay's run folder and the counters of its cables show, between the filling and the draining."""
+"""Measurements of a replay, from its run folder and its cables' counters, between filling and draining."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ TIMES = ("forward_s", "backward_s", "update_s", "sync_s", "wait_s", "send_s")
 
 @dataclass(frozen=True)
 class Window:
-    """Minibatches that count, from the end of one to the end of another, by the clock of the emulation."""
+    """The measured minibatches, from the end of one to the end of another. Times are of the emulation."""
 
     first: int
     last: int
     ends_s: tuple[float, ...]
-    """When the minibatches first … last were finished at the last stage, each a whole number of rounds apart."""
+    """Times at which minibatches first … last were finished at the last stage, each `step` apart."""
     step: int
-    """Minibatches from one of these to the next."""
+    """Number of minibatches between two of these times."""
 
     @property
     def pace_s(self) -> float:
-        """Seconds a minibatch, of the emulation."""
+        """Seconds per minibatch, of the emulation."""
         return (self.ends_s[-1] - self.ends_s[0]) / (self.last - self.first)
 
     @property
     def spread(self) -> float:
-        """Standard error of the pace, relative, from parts of the window; 0 where there are too few."""
+        """Relative standard error of the pace, from parts of the window; 0 where there are too few."""
         count = len(self.ends_s) - 1
         parts = min(PARTS, count)
         if parts < 2:
@@ -52,21 +52,21 @@ class Window:
 
 
 def round_of(scenario: Scenario) -> int:
-    """Minibatches after which every stage has the same replica's turn again."""
+    """Number of minibatches after which the turns of all replicas repeat."""
     length = math.lcm(scenario.accumulate or 1, *(stage.replicas for stage in scenario.stages))
     last = math.lcm(scenario.accumulate or 1, scenario.stages[-1].replicas)
     return length if length <= LONGEST_ROUND else last
 
 
 def warm_up(scenario: Scenario) -> int:
-    """Minibatches until the first stage has stopped to run ahead."""
+    """Number of minibatches until the first stage no longer runs ahead."""
     if scenario.drains and scenario.accumulate:
         return 2 * scenario.accumulate
     return (3 if len(scenario.stages) > 1 else 1) * scenario.in_flight
 
 
 def window_of(scenario: Scenario, steps: Sequence[dict[str, Any]], minibatches: int) -> Window:
-    """The part of a run that counts, from the lines of its metrics."""
+    """The steady part of a run, from the lines of its metrics. Raises `InputError` where there is none."""
     last_stage = len(scenario.stages) - 1
     ends = {step["minibatch"]: step["time_s"] for step in steps if step["stage"] == last_stage}
     length = round_of(scenario)
@@ -79,7 +79,7 @@ def window_of(scenario: Scenario, steps: Sequence[dict[str, Any]], minibatches: 
 
 
 def read_steps(run: Path) -> list[dict[str, Any]]:
-    """All lines of all workers' metrics."""
+    """The lines of all workers' metrics."""
     return [
         json.loads(line) for path in sorted((run / "metrics").glob("*.jsonl")) for line in path.read_text().splitlines()
     ]
@@ -88,25 +88,25 @@ def read_steps(run: Path) -> list[dict[str, Any]]:
 def stage_times(
     scenario: Scenario, steps: Sequence[dict[str, Any]], window: Window, scaling: Scaling
 ) -> tuple[StageTimes, ...]:
-    """What each stage did with its time."""
-    found = []
+    """The mean times of each stage."""
+    times = []
     for index, load in enumerate(scenario.stages):
         mine = [step for step in steps if step["stage"] == index and window.first < step["minibatch"] <= window.last]
         means = {name: sum(step[name] for step in mine) / len(mine) / scaling.time_by for name in TIMES}
-        found.append(StageTimes(load.replicas, load.forward_s + load.backward_s, **means))
-    return tuple(found)
+        times.append(StageTimes(load.replicas, load.forward_s + load.backward_s, **means))
+    return tuple(times)
 
 
 def link_uses(servers: Part, traffic: Sequence[dict[str, Any]], window: Window, scaling: Scaling) -> list[LinkUse]:
-    """What each shaped cable carried."""
+    """The traffic of each shaped cable, in its busier direction."""
     cables = {part.name: part for part in servers.cables}
-    found = []
+    busiest = []
     for counted in traffic:
         part = cables.get(counted["name"])
         if part is not None:
             uses = [_use(part, name, counted, column, window, scaling) for name, column in _DIRECTIONS]
-            found.append(max(uses, key=lambda use: use.busy))
-    return found
+            busiest.append(max(uses, key=lambda use: use.busy))
+    return busiest
 
 
 _DIRECTIONS = (("out", "out"), ("in", "into"))
@@ -115,12 +115,12 @@ _DIRECTIONS = (("out", "out"), ("in", "into"))
 def _use(part: Part, direction: str, counted: dict[str, Any], column: str, window: Window, scaling: Scaling) -> LinkUse:
     start, end = window.ends_s[0], window.ends_s[-1]
     carried = _at(counted["time_s"], counted[column], end) - _at(counted["time_s"], counted[column], start)
-    each = carried / (window.last - window.first) * scaling.bytes_by
-    return LinkUse(part.name, part.rate, direction, each, carried / (end - start) / scaling.rate(part.rate))
+    per_minibatch = carried / (window.last - window.first) * scaling.bytes_by
+    return LinkUse(part.name, part.rate, direction, per_minibatch, carried / (end - start) / scaling.rate(part.rate))
 
 
 def cores_busy(counted: dict[str, Sequence[float]], window: Window) -> float | None:
-    """Share of the time that this machine's cores were at work; None where the system does not say."""
+    """Share of the time for which this machine's cores were busy; None where the system does not count it."""
     start, end = window.ends_s[0], window.ends_s[-1]
     busy, ticks = (
         _at(counted["time_s"], counted[n], end) - _at(counted["time_s"], counted[n], start) for n in ("busy", "all")
@@ -129,7 +129,7 @@ def cores_busy(counted: dict[str, Sequence[float]], window: Window) -> float | N
 
 
 def _at(times: Sequence[float], values: Sequence[float], when: float) -> float:
-    """A counter at some time, between two readings in proportion."""
+    """A counter at some time, interpolated between two readings."""
     at = bisect_left(times, when)
     if at == 0 or at == len(times):
         return values[0] if at == 0 else values[-1]

@@ -1,4 +1,4 @@
-"""What a replay comes to. All times are the plan's own, seconds as on its hardware, not the emulation's."""
+"""The result of a replay. All times are seconds on the plan's own hardware, not of the emulation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ FORMAT, VERSION = "pipeplan-replay", 1
 
 @dataclass(frozen=True)
 class StageTimes:
-    """One stage, per minibatch of one of its replicas, mean over them. Seconds."""
+    """Mean times of one stage, in seconds per minibatch of one of its replicas."""
 
     replicas: int
     predicted_s: float
-    """Forward and backward pass, and the optimiser's share."""
+    """Predicted forward and backward pass, and share of the optimiser's step."""
     forward_s: float
     backward_s: float
     update_s: float
@@ -26,70 +26,71 @@ class StageTimes:
 
     @property
     def computing_s(self) -> float:
-        """Forward and backward pass, and the optimiser."""
+        """Measured forward and backward pass, and share of the optimiser's step."""
         return self.forward_s + self.backward_s + self.update_s
 
     def busy(self, pace_s: float) -> float:
-        """Share of its replicas' time that is computing."""
+        """Share of time for which its replicas compute."""
         return self.computing_s / (self.replicas * pace_s)
 
     def predicted_busy(self, pace_s: float) -> float:
-        """The same, by the plan and its pace."""
+        """Predicted share of time for which its replicas compute, at the plan's pace."""
         return self.predicted_s / (self.replicas * pace_s)
 
 
 @dataclass(frozen=True)
 class LinkUse:
-    """One cable, in the busier of its directions."""
+    """The traffic of one cable, in its busier direction."""
 
     name: str
     rate: float
     """Bytes/s."""
     direction: str
-    """`out` of what it joins, or `in`."""
+    """`out` of the part that the cable joins to the others, or `in`."""
     bytes_per_minibatch: float
-    """As on the hardware."""
+    """Bytes on the plan's hardware."""
     busy: float
-    """Share of what it could have carried."""
+    """Carried share of its capacity."""
     predicted_bytes: float = 0.0
-    """In this direction: of a cable with another efficiency for all-reduces, so many bytes of messages take as long."""
+    """Predicted bytes in this direction. Bytes of all-reduces with another efficiency are converted to bytes of
+    messages that take as long."""
     predicted_busy: float = 0.0
-    """Share of the predicted pace."""
+    """Predicted busy time as a share of the predicted pace."""
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """A replay of a plan."""
+    """The result of a replay. Paces are seconds per minibatch."""
 
     config: str
     predicted_s: float
-    """Seconds a minibatch, by the planner."""
+    """Pace by the planner."""
     simulated_s: float | None
-    """By the simulation of the same schedule."""
+    """Pace by the simulation of the same schedule; None without a steady state."""
     measured_s: float
     spread: float
-    """Standard error of the measured pace, as a share of it, from parts of the run."""
+    """Relative standard error of the measured pace, from parts of the run."""
     minibatches: int
-    """That were measured."""
+    """Number of measured minibatches."""
     scaling: Scaling
     stages: tuple[StageTimes, ...]
     links: tuple[LinkUse, ...]
     seconds: float
-    """How long the replay took, its start and end included."""
+    """Duration of the replay, including its start and end."""
     cores_busy: float | None = None
-    """Share of the time that the cores of this machine were, with whatever else runs here."""
+    """Share of the time for which this machine's cores were busy, with all programs."""
     unshaped: tuple[str, ...] = ()
-    """Levels of the cluster whose links are as fast as this machine is."""
+    """Levels of the cluster whose links are not shaped."""
     cause: str = ""
-    """Where the difference comes from, in a sentence."""
+    """The main cause of the difference, in a sentence."""
 
     @property
     def error(self) -> float:
-        """Predicted over replayed minibatches a second, less one: above 0 the plan is slower than predicted."""
+        """Measured over predicted pace, less 1: above 0 the plan is slower than predicted."""
         return self.measured_s / self.predicted_s - 1
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, and the derived figures."""
+        """The JSON document, with derived figures."""
         stages = [
             asdict(one) | {"busy": one.busy(self.measured_s), "predicted_busy": one.predicted_busy(self.predicted_s)}
             for one in self.stages

@@ -1,4 +1,4 @@
-"""What the plan expects of the cables, to stand beside what they carried."""
+"""The predicted traffic of the cables."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _WAYS = {"out": contention.OUT, "in": contention.IN}
 
 
 def beside(uses: Sequence[LinkUse], servers: Part, root: Node) -> tuple[LinkUse, ...]:
-    """The same cables, with what plan.json, `root`, expects of them."""
+    """The traffic of cables together with its prediction by plan.json, `root`."""
     plan, cluster = Plan.from_json(root["plan"]), from_json(root["cluster"])
     links, pace_s = Links.of(cluster), root["prediction"]["minibatch_s"].number()
     by_name = {part.name: part for part in servers.cables}
-    found = []
+    predicted = []
     for use in uses:
         part = by_name[use.name]
         busy_s = _busy_s(plan, cluster, links, root, part)[_WAYS[use.direction]]
-        found.append(replace(use, predicted_bytes=busy_s * use.rate, predicted_busy=busy_s / pace_s))
-    return tuple(found)
+        predicted.append(replace(use, predicted_bytes=busy_s * use.rate, predicted_busy=busy_s / pace_s))
+    return tuple(predicted)
 
 
 def _busy_s(plan: Plan, cluster: Cluster, links: Links, root: Node, part: Part) -> tuple[float, float]:
-    """Seconds a minibatch, out and in."""
+    """Predicted busy seconds per minibatch, out and in."""
     predictions = root["prediction"]["stages"].items()
     names = ("parameter_bytes", "send_bytes", "receive_gradient_bytes")
     parameters, forward, backward = (np.array([one[name].number() for one in predictions]) for name in names)
@@ -46,7 +46,7 @@ def _busy_s(plan: Plan, cluster: Cluster, links: Links, root: Node, part: Part) 
 
 
 def unshaped(cluster: Cluster, servers: Part) -> tuple[str, ...]:
-    """The names of the levels whose links join several components and are no shaped cables."""
+    """Names of the levels that join several components by links without shaping."""
     shaped = {cable.level for cable in servers.cables}
     counts = {level: len(cluster.starts(level)) - 1 for level in range(len(cluster.levels) + 1)}
     return tuple(

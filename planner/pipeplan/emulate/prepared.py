@@ -1,4 +1,4 @@
-"""A plan made ready for being replayed: by how much it is scaled, for how many minibatches, and the order for it."""
+"""A plan prepared for its replay: the scaling, the number of minibatches, and the order for the emulation."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from pipeplan.simulation import scenario
 from pipeplan.simulation.scenario import Scenario
 
 WORKERS_A_CORE = 32
-"""Beyond that their own work, though they sleep, is most of what is measured."""
+"""Most workers per core. With more, their own work dominates the measurement although their stages sleep."""
 MOST_MINIBATCHES = 20_000
 LEAST_ROUNDS = 2
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan folder's plan, and how it is to be emulated."""
+    """The plan of a plan folder, with the parameters of its emulation."""
 
     folder: Path
     root: Node
-    """Its plan.json."""
+    """The content of plan.json."""
     profile: Profile | None
     plan: Scenario
     rings: Rings
@@ -43,16 +43,16 @@ class Prepared:
 
     @property
     def servers(self) -> Part:
-        """Switches and cables."""
+        """The tree of switches and cables."""
         return self.rings.servers
 
     @property
     def pace_s(self) -> float:
-        """Predicted, of the emulation."""
+        """Predicted seconds per minibatch, of the emulation."""
         return self.plan.predicted_s * self.scaling.time_by
 
     def order(self, room: Path, limit_s: float, options: Sequence[str]) -> dict[str, Any]:
-        """What is to be carried out in a folder, with options for the workers; writes what that needs."""
+        """Write the emulated plan into a folder, and return the order to run it, with options for the workers."""
         write_folder(self.folder, self.root, self.profile, self.scaling, self.rings, self.minibatches, room / "plan")
         return {
             "plan": str(room / "plan"),
@@ -63,7 +63,10 @@ class Prepared:
 
 
 def prepare(folder: Path, profile: Profile | None, seconds: float) -> Prepared:
-    """For so many seconds of training, or more if a steady state needs them. Raises `InputError`."""
+    """Prepare a replay of so many seconds of training, or more if a steady state needs them.
+
+    Raises `InputError` where the folder has no plan, or the plan has too many workers for this machine.
+    """
     plan = scenario.read(folder)
     root = read_document(folder / "plan.json", scenario.FORMAT, scenario.VERSION)
     cluster = from_json(root["cluster"])
@@ -84,7 +87,7 @@ def _check_size(workers: int) -> None:
 
 
 def _minibatches(plan: Scenario, seconds: float) -> int:
-    """For so long at the predicted pace, and at least enough for a steady state."""
+    """The number of minibatches in so many seconds at the predicted pace, but enough for a steady state."""
     length = measured.round_of(plan)
     spare = measured.warm_up(plan) + plan.in_flight
     wanted = max(seconds / plan.predicted_s, (spare + LEAST_ROUNDS * length) * 1.2)

@@ -1,6 +1,6 @@
-"""What the executor promises of a fault, and whether that is what happened.
+"""The executor's promises about faults, and the check whether a replay kept them.
 
-docs/executor.md, Faults and restarts, has the promises. Times are seconds of the emulation: `--timeout` is, too.
+The promises are in docs/executor.md, "Faults and restarts". Times are seconds of the emulation, including `--timeout`.
 """
 
 from __future__ import annotations
@@ -14,44 +14,44 @@ from pipeplan.emulate.faults import OF_WORKERS, Fault
 
 FORMAT, VERSION = "pipeplan-fault-replay", 1
 AT_ONCE_S = 2.0
-"""For what takes a tenth of a second where the machine has nothing else to do."""
+"""Time limit of reactions that take a tenth of a second on an idle machine."""
 LOOKING_S = 3.0
-"""A launcher looks once a second for workers that are stopped, and its other work may delay that."""
+"""Time limit of a launcher's search for stopped workers, which it repeats every second."""
 ENDING_S = 30.0
-"""torchrun leaves workers so long to end."""
+"""Seconds that torchrun gives workers to end."""
 FROZEN_SHARE = 0.9
-"""Of the timeout, after which a launcher ends a stopped worker."""
+"""Share of the timeout after which a launcher ends a stopped worker."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """A replay that is to have a fault."""
+    """A replay with a fault, and the expected course of events."""
 
     config: str
     fault: Fault
     timeout_s: float
     restarts: int
-    """That it may use up."""
+    """Most restarts that the launchers make."""
     minibatches: int
     last_stage: int
     longest_s: float
-    """For which a worker may rightly wait."""
+    """Longest time for which a worker waits without a fault."""
 
     @property
     def heals(self) -> bool:
-        """Whether nobody is to notice. A connection tries again after twice as long each time."""
+        """Whether the fault must pass without a restart. A connection doubles its waiting time with every attempt."""
         lasts = self.fault.lasts_s
         return lasts is not None and 2 * lasts < self.timeout_s
 
     @property
     def may_heal(self) -> bool:
-        """Whether that is left open."""
+        """Whether the fault may pass without a restart."""
         lasts = self.fault.lasts_s
         return lasts is not None and lasts < self.timeout_s
 
     @property
     def promised(self) -> str:
-        """In words."""
+        """The promise in words."""
         on = "all workers start again from the last checkpoint, and train to the end"
         if self.fault.kind == "kill":
             return f"noticed at once, or in the middle of a message within the timeout of {self.timeout_s:g} s; {on}"
@@ -68,32 +68,32 @@ class Expected:
 
 @dataclass(frozen=True)
 class FaultReplayed:
-    """A fault, what was promised of it, and what happened."""
+    """The result of a replay with a fault."""
 
     config: str
     fault: str
     timeout_s: float
     minibatches: int
     time_by: float
-    """By how much times are stretched, those of the executor's own doings apart."""
+    """Factor on the times of minibatches."""
     promised: str
     struck_after: int
-    """Minibatches."""
+    """Number of minibatches before the fault."""
     noticed_s: float | None
-    """From the fault until the first worker ended that it did not end itself; None where none did."""
+    """Seconds until the first worker ended that the fault did not end itself; None where none did."""
     all_ended_s: float | None
-    """Until the last worker of that attempt had ended."""
+    """Seconds until the last worker of that attempt ended."""
     back_s: float | None
-    """Until the first minibatch after it was finished: after a restart, or after the link was back."""
+    """Seconds until the first minibatch after a restart, or after the link was back, was finished."""
     over_s: float | None
-    """Until the launchers ended, where they gave up."""
+    """Seconds until the launchers ended, where they gave up."""
     restarts: int
     done: int
-    """Minibatches that were finished, each counted once."""
+    """Number of finished minibatches, each counted once."""
     statuses: tuple[int | None, ...]
-    """Of the launchers, by server; None of one that had to be ended."""
+    """Exit statuses of the launchers, by server; None for a launcher that had to be killed."""
     said: tuple[str, ...]
-    """By the launchers and workers, of the fault."""
+    """Messages of the launchers and workers about the fault."""
     broken: tuple[str, ...]
     """Promises that were not kept."""
     seconds: float
@@ -104,14 +104,14 @@ class FaultReplayed:
         return not self.broken
 
     def to_json(self) -> dict[str, Any]:
-        """All of it."""
+        """The JSON document."""
         return {"format": FORMAT, "version": VERSION} | asdict(self) | {"kept": self.kept}
 
 
 def judge(
     expected: Expected, found: dict[str, Any], steps: Sequence[dict[str, Any]], time_by: float, seconds: float
 ) -> FaultReplayed:
-    """From what the emulation noted (`pipeplan_launch.emulation.faults`) and the lines of the run's metrics."""
+    """Judge a replay by the events of the emulation (`pipeplan_launch.emulation.faults`) and the run's metrics."""
     struck = found["struck_s"]
     first = _first_attempt(found, expected)
     ends = sorted(life["ended_s"] for life in first if life["ended_s"] is not None)
@@ -144,16 +144,16 @@ def judge(
 
 
 def _first_attempt(found: dict[str, Any], expected: Expected) -> list[dict[str, Any]]:
-    """The processes that were there when the fault came, without the one that it ended."""
+    """The worker processes that were alive when the fault came, except the one that it killed."""
     struck = found["struck_s"]
     if struck is None:
         return []
-    there = [
+    alive = [
         life
         for life in found["workers"]
         if life["began_s"] <= struck and (life["ended_s"] is None or life["ended_s"] >= struck)
     ]
-    return [life for life in there if expected.fault.kind != "kill" or life["rank"] != expected.fault.worker]
+    return [life for life in alive if expected.fault.kind != "kill" or life["rank"] != expected.fault.worker]
 
 
 def _is_of_fault(text: str) -> bool:
@@ -209,7 +209,7 @@ def _broken_by_cut(expected: Expected, result: FaultReplayed) -> list[str]:
 
 
 def _latest_s(expected: Expected) -> float:
-    """By when the first worker must have noticed."""
+    """Seconds until which the first worker must have noticed the fault."""
     if expected.fault.kind == "freeze":
         return FROZEN_SHARE * expected.timeout_s + LOOKING_S
     return expected.timeout_s + expected.longest_s + AT_ONCE_S

@@ -14,13 +14,13 @@ from pipeplan.links import Links
 from pipeplan.plan import Plan
 
 STEP_S = 0.002
-"""Of a ring at least, by the emulation's clock: briefer ones are bound by what a message costs here, not by links."""
+"""Least seconds of a ring, of the emulation. Shorter rings are bound by the cost of messages and not by links."""
 LEAST_BUCKET_BYTES = 2**16
 
 
 @dataclass(frozen=True)
 class Rings:
-    """What the replicas of each stage send to average their gradients."""
+    """The all-reduces of each stage's replicas."""
 
     plan: Plan
     cluster: Cluster
@@ -37,14 +37,14 @@ class Rings:
         return len(workers) > 1 and bool(self.servers.cables) and (self.servers.shapes_inside or not inside)
 
     def inflation(self, index: int) -> float:
-        """By how much more a stage's all-reduce has to carry to take its time, where messages are faster or slower."""
+        """Factor on the bytes of a stage's all-reduce that makes up for the other rate of messages."""
         if not self._shaped(index):
             return 1.0
         workers = self.plan.stages[index].workers
         return self._links.sendrecv_among(workers)[0] / self._links.allreduce_among(workers)[0]
 
     def bucket_bytes(self, index: int, scaling: Scaling) -> int:
-        """At which a bucket of a stage's gradients closes: as the executor's does, if its ring takes long enough."""
+        """Size of a bucket of a stage's gradients: the executor's, unless its ring would be too short."""
         workers = self.plan.stages[index].workers
         least = float(LEAST_BUCKET_BYTES)
         rate = self._links.sendrecv_among(workers)[0]

@@ -1,4 +1,4 @@
-"""One replay: from the plan folder to what was measured. Everything that is made for it goes with it."""
+"""One replay, from the plan folder to its measurements. All temporary files are removed."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ STARTING_S = 60.0
 
 @dataclass(frozen=True)
 class Settings:
-    """How a plan is replayed."""
+    """Options of a replay."""
 
     seconds: float = SECONDS
-    """Of training; starting the workers comes on top."""
+    """Seconds of training, in addition to the start of the workers."""
     keep: Path | None = None
-    """A folder for what the replay works with, which else is removed."""
+    """Folder for the files of the replay, which are removed otherwise."""
 
 
 def replay(
@@ -41,8 +41,8 @@ def replay(
 ) -> Replayed:
     """Replay the plan in a plan folder, whose layers `profile` describes (None: each stage is one layer).
 
-    `watch` is called now and then with the folder that is worked in. Raises `InputError` where this machine cannot, or
-    the plan is none.
+    `watch` is called every half second with the working folder. Raises `InputError` where there is no plan, this
+    machine cannot replay it, or the replay fails.
     """
     settings = settings or Settings()
     ready = prepare(folder, profile, settings.seconds)
@@ -66,7 +66,7 @@ def _measured(ready: Prepared, result: dict[str, Any], room: Path, began: float)
     plan, scaling = ready.plan, ready.scaling
     steps = measured.read_steps(room / "run")
     window = measured.window_of(plan, steps, ready.minibatches)
-    found = Replayed(
+    replayed = Replayed(
         config=plan.config,
         predicted_s=plan.predicted_s,
         simulated_s=_simulated_s(plan, ready.minibatches),
@@ -82,7 +82,7 @@ def _measured(ready: Prepared, result: dict[str, Any], room: Path, began: float)
         cores_busy=measured.cores_busy(result["cores"], window),
         unshaped=predicted.unshaped(from_json(ready.root["cluster"]), ready.servers),
     )
-    return replace(found, cause=first_cause(found))
+    return replace(replayed, cause=first_cause(replayed))
 
 
 def _simulated_s(plan: Scenario, count: int) -> float | None:

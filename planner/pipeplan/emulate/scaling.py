@@ -1,8 +1,8 @@
-"""By how much an emulation differs from what it stands for.
+"""The scale of an emulation.
 
-Bytes and rates are divided by `bytes_by`, so that what crosses all cables together fits a machine of two cores; times
-are stretched by `time_by`, and rates divided by as much again, so that what the executor itself takes for a minibatch
-does not count. Then every ratio of times is as it is on the hardware.
+Bytes and rates are divided by `bytes_by`, so that a machine with two cores can carry the traffic of all cables
+together. Times are multiplied by `time_by`, and rates are divided by it again, so that the executor's own time per
+minibatch is negligible. All ratios of times are then as on the hardware.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from dataclasses import dataclass
 from pipeplan.simulation.scenario import Load, Scenario
 
 MOST_TRAFFIC = 1e8
-"""Bytes/s that all workers together send: on two cores 16 of them manage 1.3 Gbit/s, computing nothing."""
+"""Most bytes/s of all workers together: on two cores 16 workers reach 1.3 Gbit/s without computing."""
 LEAST_BYTES_BY = 20.0
 LEAST_TIME_BY = 3.0
 OWN_S = 0.002
-"""What the executor itself takes of a worker's time for a minibatch."""
+"""The executor's own time of a worker per minibatch."""
 OWN_SHARE = 0.02
-"""What of the time of a worker that never waits it may be."""
+"""Most share of it in the time of a worker that never waits."""
 CPU_S = 0.003
-"""Processor time of the executor for a minibatch at one stage; no more than so much of the pace is to go into it."""
+"""Processor time of the executor per minibatch and stage, which the pace must exceed for all stages together."""
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """What to divide by, and to multiply with."""
+    """The factors of an emulation."""
 
     bytes_by: float
     time_by: float
 
     def size(self, size: float) -> int:
-        """Bytes of a message or of parameters."""
+        """Emulated bytes of a message or of parameters."""
         return round(size / self.bytes_by)
 
     def rate(self, rate: float) -> float:
-        """Bytes/s of a link."""
+        """Emulated bytes/s of a link."""
         return rate / self.bytes_by / self.time_by
 
 
 def scaling_for(scenario: Scenario, inflations: Sequence[float]) -> Scaling:
-    """What suits a plan; `inflations`: by how much more each stage's all-reduce carries than its parameters."""
+    """The factors for a plan. `inflations` are the stages' factors on the bytes of all-reduces (`Rings.inflation`)."""
     pace = scenario.predicted_s
     spare = min(_spare_s(stage, pace) for stage in scenario.stages)
     time_by = max(LEAST_TIME_BY, OWN_S / spare, CPU_S * len(scenario.stages) / pace)
@@ -49,16 +49,16 @@ def scaling_for(scenario: Scenario, inflations: Sequence[float]) -> Scaling:
 
 
 def _spare_s(stage: Load, pace_s: float) -> float:
-    """What of a worker's time for a minibatch the executor may take: what it would wait, and a little."""
+    """The part of a worker's time per minibatch that the executor may take: its waiting time, and a little more."""
     whole = stage.replicas * pace_s
     return max(0.0, whole - stage.forward_s - stage.backward_s) + OWN_SHARE * whole
 
 
 def _traffic(scenario: Scenario, inflations: Sequence[float]) -> float:
-    """Bytes/s that all workers together send, on the hardware."""
-    each = 0.0
+    """Bytes/s of all workers together, on the hardware."""
+    per_minibatch = 0.0
     for stage, inflation, hops in zip(scenario.stages, inflations, (*scenario.hops, ()), strict=True):
         rings = 2 * (stage.replicas - 1) * stage.parameter_bytes * inflation
-        each += rings / (scenario.accumulate or stage.replicas)
-        each += sum((hop.transmit_s + hop.back_s) * hop.bandwidth for hop in hops) / max(1, len(hops))
-    return each / scenario.predicted_s
+        per_minibatch += rings / (scenario.accumulate or stage.replicas)
+        per_minibatch += sum((hop.transmit_s + hop.back_s) * hop.bandwidth for hop in hops) / max(1, len(hops))
+    return per_minibatch / scenario.predicted_s

@@ -1,4 +1,4 @@
-"""A cluster as a tree of switches: every component's card is a cable, shaped to the rate of its messages."""
+"""The cluster as a tree of switches, in which every component's card is a cable with the rate of its messages."""
 
 from __future__ import annotations
 
@@ -13,47 +13,50 @@ from pipeplan.links import Links
 
 @dataclass(frozen=True)
 class Part:
-    """A component of the cluster that is joined to others by a cable."""
+    """A component of the cluster, joined to others by a cable."""
 
     name: str
     rate: float
-    """Bytes/s of its cable upwards, each way; infinite where it is not shaped."""
+    """Bytes/s of its cable in each direction; infinite where it is not shaped."""
     workers: tuple[int, ...] = ()
-    """Those behind it that have no cable of their own."""
+    """Workers behind the cable without cables of their own."""
     below: tuple[Part, ...] = field(default_factory=tuple)
     level: int = 0
-    """Of the component, 0 for a worker, and its number there."""
+    """Level of the component, 0 for a worker."""
     component: int = 0
+    """Number of the component at its level."""
 
     @property
     def cables(self) -> list[Part]:
-        """All parts with a shaped cable, from here down."""
+        """This part and all parts below it that have a shaped cable."""
         own = [self] if math.isfinite(self.rate) else []
         return own + [cable for part in self.below for cable in part.cables]
 
     @property
     def shapes_inside(self) -> bool:
-        """Whether links inside servers are cables."""
+        """Whether links inside servers are cables too."""
         return self.leaves[0].level == 0
 
     @property
     def leaves(self) -> list[Part]:
-        """The parts that workers have no cables of their own in, in the order of their workers."""
+        """The lowest parts, in the order of their workers."""
         return [leaf for part in self.below for leaf in part.leaves] if self.below else [self]
 
 
 MOST_INSIDE = 2.0
-"""Times the rate of a server's own card; of faster links inside it a burst is more than one machine can carry."""
+"""Largest ratio of the rate inside a server to that of its card. One machine cannot carry bursts of faster links."""
 
 
 def parts_of(cluster: Cluster) -> Part:
-    """The whole cluster. Links inside servers are cables too where there is a single one, or they are not much faster
-    than those between servers; else messages inside take no longer than this machine needs for them.
+    """The tree of the whole cluster.
+
+    Links inside servers are cables too where there is a single server, or where they are not much faster than those
+    between servers. Otherwise messages inside a server are as fast as this machine.
     """
     links = Links.of(cluster)
     own = links.card(cluster.server_level, 0)[0]
     inside = [links.card(0, first)[0] for first in cluster.starts(cluster.server_level)[:-1]]
-    # Infinite where a server has one worker: then there is nothing inside.
+    # The rate is infinite in a server with one worker, which has no links inside.
     slow = max((rate for rate in inside if math.isfinite(rate)), default=math.inf) <= MOST_INSIDE * own
     lowest = 0 if cluster.servers == 1 or slow else cluster.server_level
     return _part(cluster, links, len(cluster.levels), 0, lowest)
@@ -73,7 +76,7 @@ def _part(cluster: Cluster, links: Links, level: int, component: int, lowest: in
 
 
 def network(part: Part, scaling: Scaling) -> dict[str, Any]:
-    """The tree as the emulation is given it. Its root is a switch in any case."""
+    """The tree in the order for the emulation. Its root is always a switch."""
     tree = _node(part, scaling)
     return {"name": "", "below": [tree]} if part.workers else tree
 

@@ -1,4 +1,4 @@
-"""A replay as people read it."""
+"""The printed result of a replay."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pipeplan.emulate.outcome import Replayed
 from pipeplan.units import show_size, show_time
 
 LEAST_S = 1e-6
-"""Shorter times are nothing."""
+"""Shorter times are printed as 0."""
 
 
 def show(replayed: Replayed, console: Console) -> None:
-    """Print a replay."""
+    """Print the result of a replay."""
     console.print(_headline(replayed), soft_wrap=True)
     tables = [_stages(replayed)] + ([_links(replayed)] if replayed.links else [])
     for table in tables:

@@ -1,4 +1,4 @@
-"""A replayed fault as people read it."""
+"""The printed result of a replay with a fault."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipeplan.emulate.promises import FaultReplayed
 
 
 def show(replayed: FaultReplayed, console: Console) -> None:
-    """Print it."""
+    """Print the result of a replay with a fault."""
     console.print(f"Plan {replayed.config}, {replayed.fault}, after {_minibatches(replayed.struck_after)}.")
     console.print(f"promised: {replayed.promised}", soft_wrap=True)
     console.print(f"happened: {_happened(replayed)}", soft_wrap=True)

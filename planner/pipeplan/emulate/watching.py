@@ -1,4 +1,4 @@
-"""How far a replay has come, while it runs."""
+"""The progress of a running replay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ END_BYTES = 4096
 
 
 def minibatches_done(run: Path) -> int | None:
-    """As far as the workers have written it down: the latest of any; None before there is one."""
+    """The number of minibatches done by the most advanced worker, from its metrics; None before the first one."""
     numbers = [number for path in run.glob("metrics/*.jsonl") if (number := _last(path)) is not None]
     return max(numbers) + 1 if numbers else None
 

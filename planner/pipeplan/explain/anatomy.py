@@ -9,8 +9,9 @@ from pipeplan.batch import Batch
 from pipeplan.cluster_data import Cluster, Level
 from pipeplan.evaluate import AWAITED, Evaluation, evaluate
 from pipeplan.links import Links
-from pipeplan.plan import ACCUMULATING, Plan
+from pipeplan.plan import Plan
 from pipeplan.problem import Problem
+from pipeplan.schedules import ACCUMULATING
 
 
 @dataclass(frozen=True)

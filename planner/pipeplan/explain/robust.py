@@ -13,7 +13,8 @@ from pipeplan.errors import InputError
 from pipeplan.evaluate import evaluate
 from pipeplan.plan import Plan
 from pipeplan.problem import Problem
-from pipeplan.profile_data import Layer, Profile
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer
 from pipeplan.quick import Best, best_plan
 from pipeplan.verdict import TOLERANCE
 

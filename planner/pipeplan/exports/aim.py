@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pipeplan.cuts import enumerate_cuts
 from pipeplan.exports import written
 from pipeplan.exports.target import File, Target
-from pipeplan.plan import FLUSHING, STASHING
 from pipeplan.problem import Options, Problem
 from pipeplan.quick import best_plan
+from pipeplan.schedules import FLUSHING, STASHING
 from pipeplan.solving import Outcome
 from pipeplan.verdict import TOLERANCE
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pipeplan.profile_data import Layer, Profile
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer
 
 
 @dataclass(frozen=True)

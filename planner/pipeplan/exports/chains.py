@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from pipeplan.errors import InputError
 from pipeplan.exports.stacks import member_of
-from pipeplan.profile_data import Layer, Profile
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer
 
 
 @dataclass(frozen=True)

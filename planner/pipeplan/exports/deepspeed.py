@@ -19,10 +19,11 @@ from pipeplan.exports.header import header
 from pipeplan.exports.python import literal
 from pipeplan.exports.servers import used
 from pipeplan.exports.target import File, refused
-from pipeplan.plan import GPIPE, Plan
+from pipeplan.plan import Plan
 from pipeplan.problem import Options, Problem
 from pipeplan.profile_data import Profile
 from pipeplan.rendering.templating import template
+from pipeplan.schedules import GPIPE
 from pipeplan.text import one_line
 
 MODULE, CONFIG, HOSTS = "planned_pipeline.py", "ds_config.json", "hostfile"

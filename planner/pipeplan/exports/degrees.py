@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 from pipeplan.errors import InputError
 from pipeplan.exports.target import Target, refused
-from pipeplan.plan import FLUSH, FLUSHING, STASHING, Plan
+from pipeplan.plan import Plan
 from pipeplan.problem import Options, Problem
+from pipeplan.schedules import FLUSH, FLUSHING, STASHING
 
 
 @dataclass(frozen=True)

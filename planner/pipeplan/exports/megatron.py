@@ -18,10 +18,11 @@ from pipeplan.exports.header import header
 from pipeplan.exports.servers import used
 from pipeplan.exports.stacks import Stack, stack_of, tied
 from pipeplan.exports.target import File, refused
-from pipeplan.plan import GPIPE, Plan, Stage
+from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Options, Problem
 from pipeplan.profile_data import Profile
 from pipeplan.rendering.templating import template
+from pipeplan.schedules import GPIPE
 from pipeplan.text import one_line
 
 FILE = "arguments.sh"

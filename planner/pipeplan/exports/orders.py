@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pipeplan.exports.degrees import Degrees
-from pipeplan.plan import GPIPE, Plan
+from pipeplan.plan import Plan
+from pipeplan.schedules import GPIPE
 from pipeplan.simulation.orders import passes
 
 FILE = "schedule.csv"

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeplan.errors import InputError
-from pipeplan.profile_data import Layer, Profile, edges
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, edges
 
 # Operators that no transformer has. `Conv1D`, in GPT-2 of the library transformers, is a linear layer.
 _FOREIGN = re.compile(r"(LSTM|GRU|RNN|ConvTranspose|Conv[123]d)", re.ASCII)

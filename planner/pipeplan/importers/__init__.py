@@ -1,1 +1,1 @@
-"""Readers of other projects' files: profiles of layers, and measurements of links."""
+"""Readers for files of other projects: PipeDream's profiles, and link measurements of nccl-tests."""

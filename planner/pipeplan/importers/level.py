@@ -1,4 +1,4 @@
-"""A level of a cluster from measured links: bandwidth, latency and what share of it each operation reaches."""
+"""A cluster level from link measurements: bandwidth, latency, and the efficiency of each operation."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ from pipeplan.units import show_size
 
 @dataclass(frozen=True)
 class Measured:
-    """What runs say of a level. None: they do not say."""
+    """A measured level."""
 
     bandwidth: float
+    """Bytes/s."""
     latency_s: float
     allreduce_efficiency: float
     sendrecv_efficiency: float | None
+    """None without a run of sendrecv."""
     source: str
     spans: int
-    """Hosts, or devices where all are in one."""
+    """Number of hosts, or of devices where all are in one host."""
     servers: bool
-    """Whether it joins hosts."""
+    """Whether the level joins hosts."""
     errors: tuple[str, ...]
-    """How far the fit is off, one line for each run."""
+    """Lines on the error of the fit, one for each run."""
 
 
 def measured(runs: Sequence[Run], nominal: float | None) -> Measured:
-    """The level that one run of all_reduce and perhaps one of sendrecv describe, all on the same ranks.
+    """Fit a level to one run of all_reduce and optionally one of sendrecv, both on the same ranks.
 
-    `nominal` is the bandwidth that the efficiencies are shares of (bytes/s); without it, the larger of those measured.
-    An all-reduce alone tells the product of bandwidth and efficiency: what is not known of messages is left open.
+    Efficiencies are relative to `nominal` (bytes/s), or to the largest measured bandwidth without it. An all-reduce
+    alone determines only the product of its bandwidth and efficiency, so that messages stay open. Raises `InputError`
+    for other sets of runs.
     """
     by_operation = {run.operation: run for run in runs}
     if ALL_REDUCE not in by_operation or len(by_operation) < len(runs) or len(runs) > 2:

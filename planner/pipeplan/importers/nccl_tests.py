@@ -21,26 +21,26 @@ from pipeplan.linkfit.fit import Fit, Point
 KIND = "nccl-tests file"
 ALL_REDUCE, SENDRECV = "all_reduce", "sendrecv"
 LEAST_SHARE = 0.2
-"""Of the time of the largest size that its bytes must take, or they tell nothing."""
+"""Least share of the largest size's time that its bytes must take for a bandwidth to be fitted."""
 _PROGRAM = re.compile(r"(?:.*/)?([a-z_]+?)_perf(?:_mpi)?(?:\.exe)?")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of one of its programs."""
+    """One run of one program of nccl-tests."""
 
     file: str
     operation: str
     ranks: int
     hosts: int
     device: str
-    """What the file calls the devices, empty where it does not."""
+    """Name of the devices in the file, empty where it has none."""
     points: tuple[tuple[float, float], ...]
-    """Bytes of the whole array, and seconds, by size."""
+    """Bytes of the whole array and seconds, sorted by size."""
 
 
 def load(path: Path, operation: str | None = None) -> Run:
-    """Read a run of all_reduce_perf or sendrecv_perf; an `InputError` says what is malformed or cannot be used."""
+    """Read a run of all_reduce_perf or sendrecv_perf. Raises `InputError` where the file is malformed or unusable."""
     root = read_json(path, KIND)
     operation = operation or _operation(root)
     rows = [(node["size"].number(), *_best(node)) for node in root["results"].items()]
@@ -70,24 +70,27 @@ def _operation(root: Node) -> str:
 
 
 def _best(node: Node) -> tuple[float, float]:
-    """Seconds of the operation, and bus_bw / alg_bw (0 where not known): in place, as gradients are, where measured."""
-    one = node.get("in_place") or node.get("out_of_place")
-    if one is None:
+    """Seconds of the operation, and bus_bw / alg_bw (0 where unknown).
+
+    The in-place measurement is preferred, because gradients are reduced in place.
+    """
+    measured = node.get("in_place") or node.get("out_of_place")
+    if measured is None:
         node.fail("it has neither in_place nor out_of_place")
-    if (wrong := one.get("nwrong")) is not None and wrong.number():
+    if (wrong := measured.get("nwrong")) is not None and wrong.number():
         node.fail(f"{wrong.value:g} values came out wrong: these links, or their drivers, do not work")
-    if "cpu_time" in one.mapping():
-        one.fail("it has the CPU's time (-C), not the operation's: run it without -C")
-    seconds = one["time"].number() / 1e6
+    if "cpu_time" in measured.mapping():
+        measured.fail("it has the CPU's time (-C), not the operation's: run it without -C")
+    seconds = measured["time"].number() / 1e6
     if seconds <= 0 and node["size"].number():
-        one["time"].fail("a time must be above 0")
-    algorithm, bus = one.get("alg_bw"), one.get("bus_bw")
+        measured["time"].fail("a time must be above 0")
+    algorithm, bus = measured.get("alg_bw"), measured.get("bus_bw")
     known = algorithm is not None and bus is not None and algorithm.number() > 0
     return seconds, bus.number() / algorithm.number() if known and algorithm and bus else 0.0
 
 
 def _devices(root: Node) -> tuple[int, int, str]:
-    """Hosts, ranks and the name of the devices."""
+    """The number of hosts and ranks, and the name of the devices."""
     config = root.get("config")
     if config is None:
         return 1, 0, ""
@@ -101,7 +104,7 @@ def _devices(root: Node) -> tuple[int, int, str]:
 
 
 def _ranks(root: Node, ratio: float) -> int:
-    """n, from bus_bw / alg_bw = 2 (n - 1) / n; 0 where that is not known."""
+    """The number n of ranks from bus_bw / alg_bw = 2 (n - 1) / n; 0 where the ratio is unknown."""
     if not ratio:
         return 0
     if not 0.99 <= ratio < 2:
@@ -110,9 +113,9 @@ def _ranks(root: Node, ratio: float) -> int:
 
 
 def fit(run: Run) -> Fit:
-    """The latency of a step and the bandwidth of a run, as `pipeplan profile --links` fits its own times.
+    """Fit the latency of a step and the bandwidth to a run, like `pipeplan profile --links` does for its own times.
 
-    One size tells a bandwidth alone. Raises `InputError` where all sizes are too small to tell one.
+    A single size determines only the bandwidth. Raises `InputError` where all sizes are too small for a bandwidth.
     """
     ring = run.operation == ALL_REDUCE
     points = [Point.ring(run.ranks, size, t) if ring else Point.message(size, t) for size, t in run.points]

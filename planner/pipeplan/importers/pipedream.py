@@ -15,8 +15,9 @@ from pathlib import Path
 from pipeplan import graph
 from pipeplan.errors import InputError
 from pipeplan.files import read_text
-from pipeplan.importers.given import Given
-from pipeplan.profile_data import Layer, Profile, Tensor
+from pipeplan.importers.given import checked_minibatch, imported_provenance
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor
 
 TOOL = "the text format of PipeDream's profiler"
 
@@ -29,36 +30,37 @@ _NODE = re.compile(
 _EDGE = re.compile(r"\t(\S+) -- (\S+)\s*")
 
 
-def load(path: Path, minibatch: int, device_name: str = "") -> Profile:
-    """Read a graph.txt measured at `minibatch` samples (the format does not say).
+def load(path: Path, minibatch: int | None, device_name: str = "") -> Profile:
+    """Read a graph.txt that was measured with `minibatch` samples, which the format does not state.
 
-    `Input*` nodes are data loading, and `__getitem__` nodes that nothing reads carry no work: both are left out. The
-    format has no bytes saved for backward; a layer's output is taken instead, and nothing for a ReLU in place, which
-    shares the memory of what it reads.
+    `Input*` nodes are data loading, and `__getitem__` nodes without readers carry no work; both are left out. The
+    format does not have the bytes saved for backward. A layer's output stands in for them, and nothing for a ReLU in
+    place, which shares the memory of its input. Raises `InputError` where the file or the minibatch size is unusable.
     """
+    minibatch = checked_minibatch(minibatch, path)
     nodes: dict[str, tuple[str, Layer, int]] = {}
-    arrows: list[tuple[str, str]] = []
+    edges: list[tuple[str, str]] = []
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         where = f"{path}, line {number}"
         if edge := _EDGE.fullmatch(line):
-            arrows.append((edge[1], edge[2]))
+            edges.append((edge[1], edge[2]))
         elif node := _NODE.fullmatch(line):
             if node["id"] in nodes:
                 raise InputError(f"{where}: node {node['id']!r} appears twice")
             nodes[node["id"]] = _node(node, where)
         elif line.strip():
             raise InputError(f"{where}: neither a node nor an edge of PipeDream's graph.txt: {line.strip()[:60]!r}")
-    for arrow in arrows:
-        for end in arrow:
+    for source, target in edges:
+        for end in (source, target):
             if end not in nodes:
-                raise InputError(f"{path}: the edge {arrow[0]} -- {arrow[1]} is dangling: there is no node {end!r}")
+                raise InputError(f"{path}: the edge {source} -- {target} is dangling: there is no node {end!r}")
     if not nodes:
         raise InputError(f"{path} has no nodes: it is not a graph.txt of PipeDream")
-    return _profile(path, nodes, arrows, Given(minibatch, device_name=device_name))
+    return _profile(path, nodes, edges, minibatch, device_name)
 
 
 def _node(match: re.Match[str], where: str) -> tuple[str, Layer, int]:
-    """Description, layer and output bytes of a node line."""
+    """The description, layer and output bytes of a node line."""
     activation = sum(_number(size, where) for size in match["activation"].strip("[]").split(";"))
     layer = Layer(
         name=match["id"],
@@ -82,22 +84,23 @@ def _number(text: str, where: str) -> float:
 
 
 def _profile(
-    path: Path, nodes: dict[str, tuple[str, Layer, int]], arrows: list[tuple[str, str]], given: Given
+    path: Path, nodes: dict[str, tuple[str, Layer, int]], edges: list[tuple[str, str]], minibatch: int, device_name: str
 ) -> Profile:
-    read = {source for source, _ in arrows}
+    sources = {source for source, _ in edges}
     kept = {
         name
         for name, (description, _, _) in nodes.items()
-        if not description.startswith("Input") and not (description.startswith("__getitem__") and name not in read)
+        if not description.startswith("Input") and not (description.startswith("__getitem__") and name not in sources)
     }
     consumers: dict[str, list[str]] = {}
-    for source, target in dict.fromkeys(arrows):
+    for source, target in dict.fromkeys(edges):
         if source in kept and target in kept:
             consumers.setdefault(source, []).append(target)
-    edges = [(source, target) for source, targets in consumers.items() for target in targets]
-    minibatch = given.samples(path)
-    # The published files list nodes in no order; a cycle shows as a component of several nodes, which Profile names.
-    order = [name for group in graph.strong_components([n for n in nodes if n in kept], edges) for name in group]
+    kept_edges = [(source, target) for source, targets in consumers.items() for target in targets]
+    # The published files list nodes in no particular order. Profile reports a cycle, which is a component of several
+    # nodes.
+    components = graph.strong_components([name for name in nodes if name in kept], kept_edges)
+    order = [name for component in components for name in component]
     return Profile(
         layers=tuple(nodes[name][1] for name in order),
         tensors=tuple(
@@ -107,15 +110,15 @@ def _profile(
         ),
         minibatch=minibatch,
         model_name=path.stem,
-        provenance=given.provenance(TOOL, path, _assumed(minibatch, len(nodes) - len(kept))),
+        provenance=imported_provenance(path, TOOL, device_name, _assumptions(minibatch, len(nodes) - len(kept))),
     )
 
 
-def _assumed(minibatch: int, left_out: int) -> list[str]:
+def _assumptions(minibatch: int, left_out: int) -> list[str]:
     notes = [
-        f"times in ms; a minibatch of {minibatch}: as the user said, the file does not",
-        "kept for backward is taken to be a layer's output, and nothing for a ReLU in place",
+        f"times in ms; a minibatch of {minibatch}, given by the user and not by the file",
+        "bytes kept for backward are taken to be those of a layer's output, and none for a ReLU in place",
     ]
     if left_out:
-        notes.append(f"{left_out} nodes that are inputs, or take items that nothing reads, were left out")
+        notes.append(f"{left_out} nodes that are inputs, or items without readers, were left out")
     return notes

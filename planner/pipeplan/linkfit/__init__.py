@@ -1,5 +1,5 @@
-"""From times of messages and all-reduces to a cluster: which workers are near each other, and what joins them.
+"""A cluster from measured times of messages and all-reduces.
 
-`levels` clusters, `fit` finds a latency and a bandwidth, `build` puts the cluster together. None of this needs torch;
-`pipeplan_launch.linkprobe` measures.
+`levels` groups workers by the rates between them, `fit` fits a latency and a bandwidth, and `build` makes the cluster.
+`pipeplan_launch.linkprobe` takes the measurements. Only the latter needs torch.
 """

@@ -1,8 +1,9 @@
-"""The cluster that measurements describe.
+"""A cluster from link measurements.
 
-The bandwidth of a level is that of one component's link: what all workers of a component reach together, or one pair or
-an all-reduce where that is more. A message's efficiency is what one pair reaches alone over it, an all-reduce's the
-bandwidth that its times give by the ring's formula over it. The latency is that of messages, there too.
+The bandwidth of a level is that of one component's link: the rate that all workers of a component reach together, or
+that of one pair or of an all-reduce where it is higher. The efficiency of messages is the rate of a single pair over
+this bandwidth, and that of all-reduces is the bandwidth by the ring's formula over it. The latency is that of
+messages.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from pipeplan.linkfit.series import MESSAGE, RING, TOGETHER, Series, cards, fit_
 from pipeplan.units import show_rate, show_size
 
 DIFFERENT = 1.5
-"""Servers differ where what is inside them, or their cards, are further apart than this."""
+"""Ratio of the rates inside servers, or of their cards, from which on the servers differ."""
 SMALLEST_EFFICIENCY = 1e-3
 
 
 @dataclass(frozen=True)
 class Link:
-    """One level, as measured; or one server's own part of it."""
+    """The measurements of one level, or of one server's part of it."""
 
     bandwidth: float
     """Bytes/s of a component's link."""
@@ -34,37 +35,37 @@ class Link:
 
     @property
     def latency_s(self) -> float:
-        """Of a message."""
+        """Latency of a message, in seconds."""
         return float(f"{self.message.latency_s:.3g}")
 
     @property
     def sendrecv_efficiency(self) -> float:
-        """Of a pair that has the link to itself."""
+        """Efficiency of a pair of workers that does not share the link."""
         return _share(self.message.bandwidth / self.bandwidth)
 
     @property
     def allreduce_efficiency(self) -> float:
-        """By the formula of a ring."""
+        """Efficiency of an all-reduce, by the formula of a ring."""
         return _share(self.ring.bandwidth / self.bandwidth)
 
 
 @dataclass(frozen=True)
 class Built:
-    """The cluster, and what its figures come from."""
+    """The cluster, with the measurements behind it."""
 
     cluster: Cluster
     links: tuple[Link | None, ...]
-    """Of every level; None where it joins nothing."""
+    """Measurements by level; None for a level that joins nothing."""
     notes: tuple[str, ...]
 
 
 def build(name: str, nesting: Nesting, series: Sequence[Series], devices: Sequence[Device], when: str) -> Built:
-    """The cluster of workers 0 … D-1 with these devices; `when` goes into every level's source."""
+    """The cluster of workers 0 … D-1 with these devices. The source of every level includes the date `when`."""
     links = [_link(series, nesting, number) for number in range(len(nesting.partitions))]
     levels: list[Level] = []
     for number, link in enumerate(links):
         made = _level(nesting, number, link, when) if link else Level(nesting.names[number], 1, 0.0)
-        # What goes further passes what is inside too: a latency that slow bytes hide is at least that.
+        # A message between components also passes the links inside, so that its latency is at least theirs.
         levels.append(
             replace(made, latency_s=max([made.latency_s, *(one.latency_s for one in levels)])) if link else made
         )
@@ -79,16 +80,16 @@ def build(name: str, nesting: Nesting, series: Sequence[Series], devices: Sequen
 
 
 def _link(series: Sequence[Series], nesting: Nesting, level: int, within: Sequence[int] | None = None) -> Link | None:
-    """One level by all its series, or by those among some workers."""
+    """The measurements of one level, or only those among some workers."""
     some = None if within is None else set(within)
     own = [one for one in series if one.level == level and (some is None or some.issuperset(one.ranks))]
     messages, rings = ([one for one in own if one.kind == kind] for kind in (MESSAGE, RING))
     if not messages or not rings:
         return None
     message = fit_all(messages)
-    # With the latency that a plan's all-reduces are costed with: what is predicted of them is then closest.
+    # All-reduces are predicted with the latency of messages, so that the bandwidth is fitted with it too.
     ring = fit_all(rings, message.latency_s)
-    # Inside a server two workers share no card: what all pairs reach at once says nothing of one worker's link.
+    # Workers inside a server share no card: the rate of all pairs at once does not show that of one worker's link.
     together = cards(own, nesting, level).values() if len(nesting.below(level)[0]) > 1 else ()
     carried = max((one.bandwidth for one in together), default=0.0)
     return Link(_rounded(max(message.bandwidth, ring.bandwidth, carried)), message, ring, tuple(own))
@@ -106,18 +107,20 @@ def _figures(link: Link) -> tuple[float, float, float, float]:
 def _servers(
     nesting: Nesting, series: Sequence[Series], devices: Sequence[Device], levels: list[Level], notes: list[str]
 ) -> list[Server]:
-    """The servers one by one if they differ, else nothing."""
+    """The servers one by one if they differ, else an empty list."""
     servers, at = nesting.partitions[nesting.server], nesting.server
     of_each = [_least([devices[rank] for rank in ranks]) for ranks in servers]
     sizes = [len(ranks) for ranks in servers]
-    # What is inside a server with islands is not one level: such servers must be alike.
+    # A server with islands has several levels inside, which cannot differ between servers.
     own = [_link(series, nesting, at, ranks) if at == 0 else None for ranks in servers]
     outward = _cards_of(nesting, series, at + 1)
     inside = [link.message.bandwidth for link in own if link] or [1.0]
     if len(set(sizes)) == 1 and len(set(of_each)) == 1 and max(_spread(inside), _spread(outward)) < DIFFERENT:
         return []
     if at > 0:
-        notes.append("servers differ, and islands inside servers that differ cannot be said: the slowest stand for all")
+        notes.append(
+            "servers differ, and a cluster file cannot describe islands inside them: the slowest server stands for all"
+        )
         return []
     slowest = min(outward)
     machines = []
@@ -138,7 +141,7 @@ def _servers(
 
 
 def _cards_of(nesting: Nesting, series: Sequence[Series], level: int) -> list[float]:
-    """What the link of every component of a level reached at best: with a faster one at the other end it is its own."""
+    """The best rate of every component's link at a level. With a faster link at the other end it is the link's own."""
     home = {rank: number for number, ranks in enumerate(nesting.below(level)) for rank in ranks}
     reached = {pair: fit.bandwidth for pair, fit in cards(series, nesting, level).items()}
     for one in series:
@@ -153,7 +156,7 @@ def _cards_of(nesting: Nesting, series: Sequence[Series], level: int) -> list[fl
 
 
 def _carded(level: Level, machines: Sequence[Server]) -> Level:
-    """The level above servers with cards of their own: its efficiencies are those of the slowest of them."""
+    """The level above servers with cards of their own. Its efficiencies are those of the slowest card."""
     slowest, fastest = (choose(machine.card for machine in machines) for choose in (min, max))
     lift = max(1.0, level.bandwidth / slowest)
     return replace(
@@ -165,13 +168,13 @@ def _carded(level: Level, machines: Sequence[Server]) -> Level:
 
 
 def _least(devices: Sequence[Device]) -> Device:
-    """Of devices that are alike: the smallest memory and speed."""
+    """The device with the smallest memory and speed of several similar devices."""
     memory, speed = min(one.memory_bytes for one in devices), min(one.speed for one in devices)
     return replace(devices[0], memory_bytes=memory, speed=speed)
 
 
 def _named(devices: Sequence[Device]) -> list[Device]:
-    """Devices that differ, under names that do: a cluster file refers to them so."""
+    """Rename devices so that different devices have different names, by which a cluster file refers to them."""
     kinds = list(dict.fromkeys(devices))
     alike = {name: [one for one in kinds if one.name == name] for name in {one.name for one in kinds}}
     renamed = {}
@@ -211,7 +214,7 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def _rounded(value: float) -> float:
-    """Three digits of bits: more were not measured."""
+    """A rate in bytes/s, rounded to three digits in bits/s."""
     return float(f"{value * 8:.3g}") / 8
 
 

@@ -1,10 +1,11 @@
-"""A latency and a bandwidth from times of transfers of several sizes.
+"""Fit of a latency and a bandwidth to times of transfers of several sizes.
 
-Every operation of the cost model takes starts · latency + bytes / bandwidth. Errors of times are relative: one measured
-over four decades is fitted in its logarithm, or the largest size alone would decide. Huber's loss (Huber, Robust
-estimation of a location parameter, 1964) keeps a size at which a protocol changes, or at which somebody else had the
-machine, from pulling the rest with it. Real links are often faster in the middle than the sum of the two says, as one
-hides behind the other. Pipelines send what is large, so that larger sizes count more, up to ten times.
+Every operation of the cost model takes starts · latency + bytes / bandwidth. Times span four decades and their errors
+are relative, so that the fit is in the logarithm; otherwise the largest size alone would decide. Huber's loss (Huber,
+Robust estimation of a location parameter, 1964) limits the influence of outliers, such as a size at which a protocol
+changes or at which other programs used the machine. Real links are often faster at medium sizes than the formula,
+because latency and transfer overlap. Pipelines send large tensors, so that larger sizes have up to ten times the
+weight.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from pipeplan import cost
 Floats = NDArray[np.float64]
 
 TOLERATED = 0.1
-"""Relative error beyond which a time counts less than its square."""
+"""Relative error beyond which the loss grows linearly instead of quadratically."""
 LEAST_WEIGHT = 0.1
-"""Of a small size, where the largest counts 1 and one of a quarter of its bytes a half."""
+"""Smallest weight of a size. The largest size has weight 1, and a quarter of its bytes have weight 1/2."""
 _ROUNDS = 30
 _SHARES = 97
 
@@ -32,44 +33,44 @@ class Point:
     """One measured time."""
 
     starts: float
-    """Latencies in it."""
+    """Number of latencies in the time."""
     bytes: float
     """Bytes over the slowest link."""
     seconds: float
 
     @staticmethod
     def message(size: float, seconds: float) -> Point:
-        """Of a message from one worker to another."""
+        """The time of a message from one worker to another."""
         return Point(1.0, size, seconds)
 
     @staticmethod
     def ring(members: int, size: float, seconds: float) -> Point:
-        """Of an all-reduce, by the formula that plans are costed with."""
+        """The time of an all-reduce, by the formula of the cost model."""
         starts = cost.ring_allreduce_time(members, 0.0, 1.0, 1.0)
         return Point(starts, cost.ring_allreduce_time(members, size, 1.0, 0.0), seconds)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What `fit` found."""
+    """A fitted latency and bandwidth, with the errors of the fit."""
 
     latency_s: float
     bandwidth: float
     """Bytes/s."""
     error: float
-    """Median relative difference between formula and time."""
+    """Median relative error of the formula."""
     worst: float
-    """The largest one."""
+    """Largest relative error of the formula."""
 
     def seconds(self, point: Point) -> float:
-        """What the formula gives for a point, whatever time it has."""
+        """The time of a point by the formula."""
         return point.starts * self.latency_s + point.bytes / self.bandwidth
 
 
 def fit(points: Sequence[Point], latency_s: float | None = None) -> Fit:
-    """The latency and bandwidth closest to all points, or with that latency the bandwidth.
+    """Fit a latency and a bandwidth to points, or only a bandwidth if a latency is given.
 
-    Two sizes at least, each with a time above 0.
+    The points must have at least two sizes, each with a time above 0.
     """
     starts, size, seconds = (
         np.array([getattr(point, name) for point in points]) for name in ("starts", "bytes", "seconds")
@@ -77,7 +78,8 @@ def fit(points: Sequence[Point], latency_s: float | None = None) -> Fit:
     weights = np.maximum(LEAST_WEIGHT, np.sqrt(size / size.max()))
 
     def with_product(product: Floats) -> tuple[Floats, Floats]:
-        # With latency · bandwidth = q, log t = log(starts q + bytes) - log bandwidth: only a location is left to find.
+        # With latency · bandwidth = q, log t = log(starts q + bytes) - log bandwidth, so that only a location is
+        # fitted.
         return _locations(np.log(seconds) - np.log(np.outer(product, starts) + size), weights)
 
     def with_bandwidth(bandwidth: Floats) -> tuple[Floats, Floats]:
@@ -91,12 +93,12 @@ def fit(points: Sequence[Point], latency_s: float | None = None) -> Fit:
         rates = size / seconds
         _, bandwidth = _least(with_bandwidth, rates.min() / 2, rates.max() * 100)
         result = Fit(latency_s, bandwidth, 0.0, 0.0)
-    off = np.array([abs(result.seconds(point) / point.seconds - 1.0) for point in points])
-    return Fit(result.latency_s, bandwidth, float(np.median(off)), float(off.max()))
+    errors = np.array([abs(result.seconds(point) / point.seconds - 1.0) for point in points])
+    return Fit(result.latency_s, bandwidth, float(np.median(errors)), float(errors.max()))
 
 
 def _least(losses: Callable[[Floats], tuple[Floats, Floats]], low: float, high: float) -> tuple[float, float]:
-    """(the number with the least loss, the bandwidth there), searched over decades, then closer and closer."""
+    """The number with the least loss, and the bandwidth for it, by a grid search that is refined three times."""
     start, stop = np.log(low), np.log(high)
     for _ in range(4):
         tried = np.linspace(start, stop, _SHARES)
@@ -108,7 +110,7 @@ def _least(losses: Callable[[Floats], tuple[Floats, Floats]], low: float, high: 
 
 
 def _locations(rows: Floats, importance: Floats) -> tuple[Floats, Floats]:
-    """(Huber's loss, the location with the least of it) of every row, by weights found again from what is left."""
+    """Huber's loss and the location that minimises it, for every row, by iteratively reweighted least squares."""
     middle = np.average(rows, axis=1, weights=importance)
     for _ in range(_ROUNDS):
         off = np.abs(rows - middle[:, None])

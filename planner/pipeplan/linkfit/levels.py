@@ -1,13 +1,13 @@
-"""Which workers are near each other: nested levels, found by clear gaps in what pairs of them reach.
+"""Nested levels of workers, found by clear gaps in the rates between pairs of them.
 
-Join the workers in the order of their rates, fastest first, and only where that joins two groups (a maximum spanning
-tree, or single linkage). In a cluster of levels the rates of these joins fall in steps: a step by `GAP` or more ends a
-level. The slowest such step splits all workers into components, and each of these is looked at again on its own, so
-that a fast and a slow server are not taken for two levels.
+Pairs of workers are joined in the order of their rates, fastest first, wherever that connects two groups (a maximum
+spanning tree, or single linkage). In a cluster of several levels the rates of these joins fall in steps, and a step by
+a factor of `GAP` or more ends a level. The slowest such step splits all workers into components. Each component is
+split again on its own, so that a fast and a slow server do not become two levels.
 
-Where a worker runs is known besides. The server is the level by which a plan is launched, so it is a level in any case,
-also where its rates do not set it apart. What was found across servers' edges is left out, and so is what a cluster
-file cannot say: components of one level that join unequal numbers.
+The server of each worker is known in addition. Plans are launched by server, so that the server is always a level,
+even if its rates do not set it apart. Levels across the edges of servers are left out, and so are levels that a
+cluster file cannot describe, whose components join unequal numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pipeplan.errors import InputError
 
 GAP = 1.7
-"""How many times slower than the slowest link of a level the next one's fastest must be."""
+"""Least ratio of the slowest rate of a level to the fastest rate of the next one."""
 
 Component = tuple[int, ...]
 Partition = tuple[Component, ...]
@@ -30,27 +30,27 @@ Partition = tuple[Component, ...]
 
 @dataclass(frozen=True)
 class Nesting:
-    """The levels, innermost first."""
+    """Nested levels, innermost first."""
 
     partitions: tuple[Partition, ...]
-    """The components that each level makes; the last has one, of all workers."""
+    """The components of each level. The last level has one component of all workers."""
     names: tuple[str, ...]
     server: int
-    """Which of them is the server."""
+    """Index of the server's level."""
     notes: tuple[str, ...] = ()
-    """What was seen and is not in it."""
+    """Messages on groups of workers that are not a level."""
 
     def below(self, level: int) -> Partition:
-        """The components that level number `level` joins: those of the level inside it, or single workers."""
+        """The components that a level joins: those of the level inside it, or single workers."""
         workers = [rank for component in self.partitions[level] for rank in component]
         return self.partitions[level - 1] if level else tuple((rank,) for rank in sorted(workers))
 
 
 def find(rates: Mapping[tuple[int, int], float], places: Sequence[Hashable], *, islands: bool = True) -> Nesting:
-    """The levels of workers 0 … D-1, from what pairs of them reach, in bytes/s, and where each of them runs.
+    """Find the levels of workers 0 … D-1 from the rates of pairs, in bytes/s, and the server of each worker.
 
-    The pairs must connect all workers. Without `islands` nothing is looked for inside a server: processes that may run
-    on any core have none. Raises `InputError` where components are not runs of consecutive ranks.
+    The pairs must connect all workers. Without `islands` no levels are sought inside a server, because processes that
+    may run on any core have none. Raises `InputError` where the ranks of a component are not consecutive.
     """
     servers = _by_place(places)
     _check_order(servers, "of one server", places)
@@ -90,7 +90,10 @@ Join = tuple[float, int, int]
 
 
 def _split_all(partition: Partition, rates: Mapping[tuple[int, int], float]) -> Partition:
-    """Every component at its slowest clear gap; one without goes with the others, where it has a gap there at all."""
+    """Split every component at its slowest clear gap.
+
+    A component without a clear gap is split at the median rate of the others' gaps, if it has a smaller gap there.
+    """
     joins = [_joins(component, rates) for component in partition]
     ends = [_last_gap(one, GAP) for one in joins]
     at = [math.sqrt(one[end - 1][0] * one[end][0]) for one, end in zip(joins, ends, strict=True) if end]
@@ -106,7 +109,7 @@ def _split_all(partition: Partition, rates: Mapping[tuple[int, int], float]) -> 
 
 
 def _joins(component: Component, rates: Mapping[tuple[int, int], float]) -> list[Join]:
-    """The fastest pairs that connect a component, fastest first."""
+    """The edges of a component's maximum spanning tree, fastest first."""
     members, home = set(component), {rank: rank for rank in component}
     edges = [(rate, *pair) for pair, rate in rates.items() if members.issuperset(pair)]
     found = []
@@ -120,7 +123,7 @@ def _joins(component: Component, rates: Mapping[tuple[int, int], float]) -> list
 
 
 def _last_gap(joins: Sequence[Join], factor: float) -> int:
-    """How many joins come before the slowest gap of at least this factor; 0 if there is none."""
+    """The number of joins before the slowest gap of at least this factor; 0 if there is none."""
     gaps = [number for number, (a, b) in enumerate(itertools.pairwise(joins), 1) if a[0] >= factor * b[0]]
     return gaps[-1] if gaps else 0
 
@@ -140,7 +143,7 @@ def _refines(finer: Partition, coarser: Partition) -> bool:
 
 
 def _regular_inside(chain: Sequence[Partition], servers: Partition, notes: list[str]) -> list[Partition]:
-    """The levels inside servers that all servers have, in equal numbers."""
+    """The levels inside servers that all servers have in equal numbers."""
     kept: list[Partition] = []
     for partition in chain:
         sizes = {len(component) for component in partition}
@@ -153,7 +156,7 @@ def _regular_inside(chain: Sequence[Partition], servers: Partition, notes: list[
 
 
 def _regular_outside(chain: Sequence[Partition], notes: list[str]) -> list[Partition]:
-    """The servers and the levels above them, each of which joins the same number everywhere."""
+    """The servers and the levels above them whose components all join the same number."""
     kept = [chain[0]]
     for partition in chain[1:]:
         joined = {sum(set(inner) <= set(component) for inner in kept[-1]) for component in partition}
@@ -166,7 +169,7 @@ def _regular_outside(chain: Sequence[Partition], notes: list[str]) -> list[Parti
 
 
 def _check_order(partition: Partition, which: str, places: Sequence[Hashable]) -> None:
-    """Workers are numbered so that every component is a run of them: plans rely on it."""
+    """Raise `InputError` unless every component has consecutive ranks, on which plans rely."""
     if all(component[-1] - component[0] == len(component) - 1 for component in partition):
         return
     order = ",".join(str(rank) for component in partition for rank in component)
@@ -181,7 +184,7 @@ def _check_order(partition: Partition, which: str, places: Sequence[Hashable]) -
 
 
 def _shown(partition: Partition) -> str:
-    """`0-3 | 4-7`, of no more than four components."""
+    """A partition as text, `0-3 | 4-7`, with at most four components."""
     shown = []
     for component in partition[:4]:
         if len(component) > 1 and component[-1] - component[0] == len(component) - 1:

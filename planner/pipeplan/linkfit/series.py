@@ -1,4 +1,4 @@
-"""What was measured of one pair or group of workers."""
+"""Measured times of one pair or group of workers."""
 
 from __future__ import annotations
 
@@ -9,40 +9,41 @@ from pipeplan.linkfit.fit import Fit, Point, fit
 from pipeplan.linkfit.levels import Nesting
 
 MESSAGE, TOGETHER, RING = "message", "together", "ring"
-"""A pair exchanges messages, both ways at once, while nobody else does; or several pairs do; or a group reduces."""
+"""Kinds of measurements: one pair exchanges messages in both directions, several pairs do so at once, or a group runs
+an all-reduce."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """Times of one operation over sizes."""
+    """Times of one operation for several sizes."""
 
     kind: str
     level: int
-    """Number of the level in the nesting, from 0."""
+    """Index of the level in the nesting."""
     ranks: tuple[int, ...]
-    """The two that exchange messages, or the group that reduces."""
+    """The pair that exchanges messages, or the group of the all-reduce."""
     way: str
-    """What carried it: `shared memory`, `Gloo`, `NCCL`."""
+    """Transport: `shared memory`, `Gloo` or `NCCL`."""
     samples: tuple[tuple[int, float], ...]
     """(bytes, median seconds)."""
 
     @property
     def points(self) -> list[Point]:
-        """For a fit."""
+        """The samples as points for a fit."""
         if self.kind == RING:
             return [Point.ring(len(self.ranks), size, seconds) for size, seconds in self.samples]
         return [Point.message(size, seconds) for size, seconds in self.samples]
 
 
 def fit_all(series: Sequence[Series], latency_s: float | None = None) -> Fit:
-    """One latency and bandwidth for several series, or with that latency one bandwidth."""
+    """Fit one latency and bandwidth to several series, or only a bandwidth if a latency is given."""
     return fit([point for one in series for point in one.points], latency_s)
 
 
 def cards(series: Sequence[Series], nesting: Nesting, level: int) -> dict[tuple[int, int], Fit]:
-    """What pairs of components of a level reach with all their workers, by the numbers of the components.
+    """Fits for pairs of components of a level whose workers all send at once, by the numbers of the components.
 
-    The time of a size is that of the slowest pair of workers, its bytes those of all pairs: what one component sends.
+    The time of a size is that of the slowest pair of workers, and its bytes are those of all pairs together.
     """
     home = {rank: number for number, ranks in enumerate(nesting.below(level)) for rank in ranks}
     teams: dict[tuple[int, int], list[Series]] = {}

@@ -1,4 +1,4 @@
-"""A run folder, as the executor leaves it: `summary.json` and the timelines of its workers (docs/executor.md)."""
+"""Reader for run folders of the executor: `summary.json` and the workers' timelines (docs/executor.md)."""
 
 from __future__ import annotations
 
@@ -15,73 +15,73 @@ TIMELINE_FORMAT, TIMELINE_VERSION = "pipeplan-timeline", 1
 FORWARD, BACKWARD, UPDATE, WAIT, ALL_REDUCE = "forward", "backward", "update", "wait", "all-reduce"
 KINDS = (FORWARD, BACKWARD, UPDATE, WAIT, ALL_REDUCE)
 MOST = 100_000
-"""Minibatches of a timeline, far beyond what is recorded: a replay of so many takes a minute."""
+"""Most minibatches of a timeline. Far fewer are recorded; a replay of this many takes a minute."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """What a worker did for a while. All but all-reduces, which go on in the background, come one after the other."""
+    """One activity of a worker. All-reduces run in the background; all other activities follow one another."""
 
     kind: str
-    """One of `KINDS`. A wait is for tensors of another stage, or for an all-reduce where an update comes next. A
-    backward pass may come in parts: a second forward pass, the pass, and what is left to do with its gradients."""
+    """One of `KINDS`. A wait is for tensors of another stage or, before an update, for an all-reduce. A backward pass
+    may have several parts: a second forward pass, the pass itself, and the rest of the work on its gradients."""
     number: int
-    """The minibatch, from 0 in the epoch; of an update, an all-reduce and the wait for it the group of minibatches."""
+    """The minibatch, from 0 in the epoch. For an update, an all-reduce and the wait for it, the minibatch group."""
     start_s: float
-    """Since the begin of the recorded epoch, which is the same moment for all workers."""
+    """Seconds since the beginning of the recorded epoch, which is the same moment for all workers."""
     end_s: float
 
     @property
     def duration_s(self) -> float:
-        """How long it took."""
+        """Duration in seconds."""
         return self.end_s - self.start_s
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """What one worker did for the first minibatches of an epoch."""
+    """The recorded activities of one worker in the first minibatches of an epoch."""
 
     rank: int
     stage: int
     replica: int
     epoch: int
-    """From 0."""
+    """Number of the epoch, from 0."""
     epoch_minibatches: int
-    """So many minibatches the epoch has."""
+    """Number of minibatches in the epoch."""
     first: int
-    """The first minibatch recorded: 0 but where a run went on in the middle of the epoch."""
+    """The first recorded minibatch: 0 unless the run resumed in the middle of the epoch."""
     minibatches: int
-    """So many minibatches of the pipeline are recorded."""
+    """Number of recorded minibatches of the pipeline."""
     intervals: tuple[Interval, ...]
-    """In the order of their starts."""
+    """Activities in the order of their starts."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run measured."""
+    """The measurements in a run folder."""
 
     folder: Path
     plan: str
-    """The digest of the plan that ran."""
+    """Digest of the plan that ran."""
     summary: Node
-    """All of summary.json."""
+    """The content of summary.json."""
     recorded: Mapping[int, Timeline] = field(default_factory=dict)
-    """By rank; empty where the run recorded none."""
+    """Timelines by rank; empty where the run recorded none."""
 
     @cached_property
     def timelines(self) -> dict[int, tuple[Interval, ...]]:
-        """By rank; empty where the run recorded none."""
+        """The intervals of the timelines, by rank."""
         return {rank: timeline.intervals for rank, timeline in self.recorded.items()}
 
 
 def read(folder: Path) -> Run:
-    """Read a run folder, or the latest run of a plan folder. Raises `InputError` where that is none, or is damaged."""
+    """Read a run folder, or the latest run of a plan folder. Raises `InputError` for a missing or damaged run."""
     if (folder / "plan.json").is_file():
         folder = latest(folder)
     path = folder / SUMMARY
     if not path.is_file():
-        what = _why_not(folder)
-        raise InputError(f"{folder} {what}: name the folder of a run that came to its end, as in PLAN/runs/…")
+        problem = _problem_with(folder)
+        raise InputError(f"{folder} {problem}: name the folder of a run that came to its end, as in PLAN/runs/…")
     summary = read_document(path, SUMMARY_FORMAT, SUMMARY_VERSION)
     plan = summary["plan"].text()
     timelines = [_timeline(one, plan) for one in sorted((folder / "timeline").glob("rank-*.json"))]
@@ -92,7 +92,7 @@ def read(folder: Path) -> Run:
 
 
 def read_of(plan_folder: Path, folder: Path | None = None) -> Run:
-    """Read a run of this plan, the latest unless one is named. Raises `InputError`, also where it is of another."""
+    """Read a run of a plan: `folder`, or the latest one. Raises `InputError`, also for a run of another plan."""
     run = read(plan_folder if folder is None else folder)
     stage = read_document(plan_folder / "stages" / "stage-0.json", "pipeplan-stage", 1)
     if run.plan != stage["plan"].text():
@@ -101,14 +101,14 @@ def read_of(plan_folder: Path, folder: Path | None = None) -> Run:
 
 
 def latest(plan_folder: Path) -> Path:
-    """The latest run of a plan folder that has a summary. Raises `InputError` where there is none."""
+    """The latest run of a plan folder with a summary. Raises `InputError` where there is none."""
     runs = sorted(path.parent for path in plan_folder.glob(f"runs/*/{SUMMARY}"))
     if not runs:
         raise InputError(f"{plan_folder} has no run that came to its end: run {plan_folder}/launch.sh, or name a run")
     return runs[-1]
 
 
-def _why_not(folder: Path) -> str:
+def _problem_with(folder: Path) -> str:
     if not folder.exists():
         return "does not exist"
     if not folder.is_dir():
@@ -120,7 +120,7 @@ def _why_not(folder: Path) -> str:
 
 
 def _timeline(path: Path, plan: str) -> Timeline | None:
-    """One worker's; None where it is of another plan, that the run began with."""
+    """The timeline of one worker; None where it belongs to an earlier plan of the run."""
     root = read_document(path, TIMELINE_FORMAT, TIMELINE_VERSION)
     if root["plan"].text() != plan:
         return None

@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from pipeplan.profile_data import Layer, Profile, edges
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, edges
 
 HALF = 0.5
 AS_LONG = 0.99

@@ -6,7 +6,8 @@ import json
 
 from pipeplan.picture.chains import total_s
 from pipeplan.picture.layout import layout
-from pipeplan.profile_data import Layer, Profile
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer
 from pipeplan.rendering import templating
 from pipeplan.text import one_line
 from pipeplan.units import show_size, show_time

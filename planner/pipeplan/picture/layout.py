@@ -11,7 +11,8 @@ import itertools
 from collections import defaultdict
 from dataclasses import dataclass
 
-from pipeplan.profile_data import Profile, edges
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import edges
 
 _SWEEPS = 8
 Key = tuple[str, str, int]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeplan.profile_data import Layer, Size
-from pipeplan.profile_data import Tensor as Edge
+from pipeplan.profile_layers import Layer, Size
+from pipeplan.profile_layers import Tensor as Edge
 from pipeplan.profiler.clock import median, spread
 from pipeplan.profiler.overhead import Overhead
 from pipeplan.profiler.samples import Samples

@@ -12,7 +12,8 @@ from torch import Tensor
 from pipeplan._version import __version__
 from pipeplan.devices import MEASURED
 from pipeplan.errors import InputError
-from pipeplan.profile_data import Profile, Provenance
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Provenance
 from pipeplan.profiler.clock import Clock, CPUClock, CUDAClock
 from pipeplan.profiler.company import Alone, Company
 from pipeplan.profiler.layer_run import LayerRun

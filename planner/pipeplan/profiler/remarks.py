@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeplan.profile_data import Size
+from pipeplan.profile_layers import Size
 from pipeplan_launch.trace import TracedModel
 
 AGREES = 0.1

@@ -19,7 +19,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from pipeplan.errors import InputError
-from pipeplan.profile_data import Layer, Profile, Size
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Size
 from pipeplan.profiler.company import Member
 from pipeplan.profiler.options import Options, Progress
 

@@ -9,8 +9,8 @@ from pipeplan._version import __version__
 from pipeplan.awaited import exposed_allreduce_s, waits
 from pipeplan.held import exposed_s, idle_s
 from pipeplan.links import Links
-from pipeplan.plan import INFERENCE
 from pipeplan.rendering.planned_links import planned_links
+from pipeplan.schedules import INFERENCE
 from pipeplan.stages import group_allreduce_time
 
 if TYPE_CHECKING:
@@ -69,16 +69,8 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
         "gap": outcome.gap,
         "certificate": outcome.certificate.document,
         "certificate_note": outcome.certificate.note,
-        "published": _published(outcome),
         "seconds": outcome.phases_s,
     }
-
-
-def _published(outcome: Outcome) -> dict[str, float] | None:
-    if outcome.published is None:
-        return None
-    pace, baseline = outcome.published
-    return {"minibatch_s": pace, "data_parallelism_s": baseline, "gain": baseline / pace}
 
 
 def result_document(result: Result) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from pipeplan import cluster_json
 from pipeplan._version import __version__
 from pipeplan.errors import InputError
 from pipeplan.files import Node
-from pipeplan.plan import INFERENCE, Plan
+from pipeplan.plan import Plan
+from pipeplan.schedules import INFERENCE
 from pipeplan.suggest import did_you_mean
 from pipeplan.text import one_line
 

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from pipeplan.plan import ACCUMULATING, Plan
-from pipeplan.profile_data import Layer, Profile
+from pipeplan.plan import Plan
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer
 from pipeplan.replan.lost import Left
+from pipeplan.schedules import ACCUMULATING
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pipeplan.explain import anatomy
-from pipeplan.plan import ACCUMULATING
 from pipeplan.report.document import Bound
 from pipeplan.report.source import Source
+from pipeplan.schedules import ACCUMULATING
 
 DRAINING = "filling and draining the pipeline"
 """What a batch may be bound by: two of its parts together, its first minibatch's passes and transfers."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from pipeplan.picture.chains import Chain, chains, expensive
 from pipeplan.picture.repeats import repeats
-from pipeplan.profile_data import Layer, Profile, Tensor, edges
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Tensor, edges
 
 FEW, MANY = 120, 400
 """Layers up to which each is drawn, and nodes up to which each chain is."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from pipeplan import contention
 from pipeplan.links import Links
-from pipeplan.plan import ACCUMULATING
 from pipeplan.report.document import Link
 from pipeplan.report.replayed import Simulated
 from pipeplan.report.source import Source
+from pipeplan.schedules import ACCUMULATING
 
 MOST = 200
 """Links that are listed, the busiest first."""

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pipeplan import cost
 from pipeplan.batch import batch
 from pipeplan.links import Links
-from pipeplan.plan import ACCUMULATING, FLUSHING, GPIPE, Plan
+from pipeplan.plan import Plan
 from pipeplan.problem import Problem
+from pipeplan.schedules import ACCUMULATING, FLUSHING, GPIPE
 from pipeplan.stages import StageTimes, group_allreduce_time, per_copy, stage_times
 
 

@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from pipeplan import cost
+from pipeplan import cost, schedules
 from pipeplan.cuts import Flags, Floats, Ints
 from pipeplan.links import Links
 from pipeplan.solvers.limits import SLACK, Limits
@@ -261,7 +261,7 @@ class DifferingSearch(Search):
         fixed = np.where(replicas > 1, shared[:, None], alone[:, None])
         if first is not None:
             # One version is already included.
-            versions = cost.vertical_versions(first.delay, first.replicas, replicas)
+            versions = schedules.vertical_versions(first.delay, first.replicas, replicas)
             fixed = fixed + cost.version_memory(stage.parameters[:, None], versions - 1)
             fixed[stage.targets == 0] += np.where(replicas == first.replicas, 0.0, np.inf)
         within: Flags = fixed + growing[:, None] * depth <= self.terms.runs.memory[runs] * (1 + 1e-12)

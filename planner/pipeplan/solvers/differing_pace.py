@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeplan import cost
-from pipeplan.plan import VERTICAL
+from pipeplan import cost, schedules
+from pipeplan.schedules import VERTICAL
 from pipeplan.solvers.differing import Differing
 from pipeplan.solvers.limits import SLACK, Step
 from pipeplan.solvers.terms import StageTerms
@@ -97,13 +97,13 @@ def fits(terms: Differing, steps: list[Step], pace_s: float) -> bool:
     """Whether every worker's memory suffices at the depths that a pace needs."""
     stages = placed(terms, steps)
     depths = _depths(terms, steps, stages, pace_s)
-    lag = int(cost.update_lag(steps[0].replicas * terms.problem.copies, len(steps) == 1))
+    lag = int(schedules.update_lag(steps[0].replicas * terms.problem.copies, len(steps) == 1))
     for stage, depth in zip(stages, depths, strict=True):
         replicas = stage.step.replicas
         fixed, growing = (float(part[0]) for part in stage.terms.memory(replicated=replicas > 1))
         if terms.schedule == VERTICAL and terms.training:
             # One version is already included.
-            versions = cost.vertical_versions(depths[0] + lag, steps[0].replicas, replicas)
+            versions = schedules.vertical_versions(depths[0] + lag, steps[0].replicas, replicas)
             fixed += float(cost.version_memory(stage.terms.parameters[0], versions - 1))
         if fixed + growing * depth > terms.runs.memory[stage.run] * (1 + 1e-12):
             return False

@@ -19,7 +19,7 @@ import numpy as np
 
 from pipeplan import cost
 from pipeplan.cuts import Flags, Floats, Ints
-from pipeplan.plan import GPIPE
+from pipeplan.schedules import GPIPE
 from pipeplan.solvers.limits import SLACK, Limits, OutOfTime, Step
 from pipeplan.solvers.pace import boundary_level, one_stage, span_of
 from pipeplan.solvers.replicas import Intervals

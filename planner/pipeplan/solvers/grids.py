@@ -19,8 +19,8 @@ import numpy as np
 from pipeplan import cost
 from pipeplan.cuts import Flags, Floats, Ints
 from pipeplan.grid import Shape
-from pipeplan.plan import ACCUMULATING, GPIPE
 from pipeplan.problem import Problem
+from pipeplan.schedules import ACCUMULATING, GPIPE
 from pipeplan.solvers.limits import Step
 from pipeplan.solvers.terms import Terms
 

@@ -89,8 +89,9 @@ from pipeplan import cost
 from pipeplan.evaluate import evaluate
 from pipeplan.grid import shapes, workers_alone
 from pipeplan.links import Links
-from pipeplan.plan import VERTICAL, Plan, Stage
+from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Problem
+from pipeplan.schedules import VERTICAL
 from pipeplan.solvers import backend, depths
 from pipeplan.solvers.backend import Answer
 from pipeplan.solvers.ilp_depth import Depths, TooManyChoicesError

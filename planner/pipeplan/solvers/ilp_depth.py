@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from pipeplan import cost
-from pipeplan.plan import DOUBLE_BUFFERED, GPIPE
+from pipeplan.schedules import DOUBLE_BUFFERED, GPIPE
 from pipeplan.solvers.ilp_model import Model
 from pipeplan.solvers.ilp_program import THOUSANDTHS, Term, Variable, minus, scaled, value
 from pipeplan.solvers.ilp_runs import Run

@@ -16,7 +16,7 @@ the
 from __future__ import annotations
 
 from pipeplan import cost
-from pipeplan.plan import GPIPE
+from pipeplan.schedules import GPIPE
 from pipeplan.solvers.ilp_model import Model, Place
 from pipeplan.solvers.ilp_program import THOUSANDTHS, Term, Variable, minus, scaled
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeplan.problem import Problem, shared_by_word
-from pipeplan.profile_data import edges
+from pipeplan.profile_layers import edges
 
 
 @dataclass(frozen=True)

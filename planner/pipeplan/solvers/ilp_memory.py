@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pipeplan import cost
-from pipeplan.plan import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING
 from pipeplan.problem import Problem
+from pipeplan.schedules import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING
 from pipeplan.solvers.ilp_depth import Choice, Depths
 from pipeplan.solvers.ilp_model import Model
 from pipeplan.solvers.ilp_program import THOUSANDTHS, Term, Variable

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pipeplan import cost
 from pipeplan.grid import Shape, shapes
 from pipeplan.links import Links
-from pipeplan.plan import ACCUMULATING
 from pipeplan.problem import Problem
+from pipeplan.schedules import ACCUMULATING
 from pipeplan.solvers.ilp_layers import Layers
 from pipeplan.solvers.ilp_program import NEGLIGIBLE, THOUSANDTHS, Program, Term, Variable, minus, scaled, value
 from pipeplan.solvers.ilp_runs import Run, Runs

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pipeplan.cuts import Cuts
 from pipeplan.errors import InputError
-from pipeplan.plan import VERTICAL
 from pipeplan.problem import Problem
+from pipeplan.schedules import VERTICAL
 from pipeplan.solvers import differing_pace, pace, vertical
 from pipeplan.solvers.differing import Differing, DifferingSearch
 from pipeplan.solvers.differing_flush import DifferingBatches

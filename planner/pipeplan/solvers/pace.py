@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipeplan import cost
+from pipeplan import cost, schedules
 from pipeplan.cuts import Ints
-from pipeplan.plan import VERTICAL
+from pipeplan.schedules import VERTICAL
 from pipeplan.solvers.limits import SLACK, Step
 from pipeplan.solvers.terms import First, StageTerms, Terms
 
@@ -55,7 +55,7 @@ def fits(terms: Terms, steps: list[Step], pace_s: float) -> bool:
     """Whether every worker's memory suffices at the depths that a pace needs."""
     depths = depths_of(terms, steps, pace_s)
     if terms.training and terms.schedule == VERTICAL:
-        lag = int(cost.update_lag(steps[0].replicas * terms.problem.copies, len(steps) == 1))
+        lag = int(schedules.update_lag(steps[0].replicas * terms.problem.copies, len(steps) == 1))
         terms = replace(terms, first=First(steps[0].replicas, depths[0] + lag))
     for step, depth in zip(steps, depths, strict=True):
         deepest = one_stage(terms, step).deepest_of(_ONE, np.array([float(step.replicas)]))

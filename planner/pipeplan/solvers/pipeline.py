@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from pipeplan import cost
 from pipeplan.links import Links
-from pipeplan.plan import ACCUMULATING, Plan, Stage
+from pipeplan.plan import Plan, Stage
 from pipeplan.problem import Problem
+from pipeplan.schedules import ACCUMULATING
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Self
 
 import numpy as np
 
-from pipeplan import cost
+from pipeplan import cost, schedules
 from pipeplan.cuts import Cuts, Flags, Floats, Ints
 from pipeplan.links import Links
-from pipeplan.plan import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, VERTICAL
 from pipeplan.problem import Problem
+from pipeplan.schedules import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, VERTICAL
 from pipeplan.solvers.replicas import Intervals, allowed
 from pipeplan.solvers.runs import Layout
 
@@ -273,7 +273,7 @@ class StageTerms:
         if input_stage is None:
             return np.where(replicas > 1, several[target], alone[target])
         (single, growing), (shared, _) = self.memory(replicated=False), self.memory(replicated=True)
-        versions = cost.vertical_versions(input_stage.delay, input_stage.replicas, replicas.astype(np.intp))
+        versions = schedules.vertical_versions(input_stage.delay, input_stage.replicas, replicas.astype(np.intp))
         fixed = np.where(replicas > 1, shared[target], single[target])
         # One version is already included.
         fixed = fixed + cost.version_memory(self.parameters[target], versions - 1)

@@ -1,7 +1,7 @@
 """The search under vertical sync with a memory limit, where every stage's memory depends on the input stage.
 
-The number of weight versions (`cost.vertical_versions`) grows with the replicas r and with the depth and lag of the
-input stage, which the search reaches last. So both are assumed: for every r, the search looks for the least sum of
+The number of weight versions (`schedules.vertical_versions`) grows with the replicas r and with the depth and lag of
+the input stage, which the search reaches last. So both are assumed: for every r, the search looks for the least sum of
 depth and lag for which it finds a pipeline whose input stage needs no more. It approaches that sum from below. A search
 with too small a sum shows how much is needed at least, because more versions leave less memory for everything else.
 
@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipeplan import cost
+from pipeplan import schedules
 from pipeplan.cuts import Floats
 from pipeplan.solvers.limits import Limits, Step
 from pipeplan.solvers.search import Search
@@ -72,7 +72,7 @@ def search(
             steps = once(replace(terms, first=First(replicas, delay)))
             if steps is None:
                 break
-            lag = int(cost.update_lag(replicas * terms.problem.copies, len(steps) == 1))
+            lag = int(schedules.update_lag(replicas * terms.problem.copies, len(steps) == 1))
             needed = steps[0].depth + lag
             if needed <= delay:
                 return steps

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pipeplan import alter
 from pipeplan.cluster_data import Cluster
 from pipeplan.errors import InputError
-from pipeplan.plan import INFERENCE
 from pipeplan.problem import Options
 from pipeplan.profile_data import Profile
+from pipeplan.schedules import INFERENCE
 from pipeplan.units import show_rate, show_size
 
 MOST_POINTS = 10_000

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeplan.picture.chains import expensive, total_s
-from pipeplan.profile_data import Layer, Profile, Size, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Size, Tensor
 from pipeplan.text import one_line
 from pipeplan.units import show_size, show_time
 

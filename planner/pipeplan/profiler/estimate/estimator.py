@@ -11,7 +11,8 @@ from pipeplan import devices
 from pipeplan._version import __version__
 from pipeplan.devices import DeviceModel
 from pipeplan.errors import InputError
-from pipeplan.profile_data import Layer, Profile, Provenance, Size, Tensor
+from pipeplan.profile_data import Profile
+from pipeplan.profile_layers import Layer, Provenance, Size, Tensor
 from pipeplan.profiler.estimate.building import Built, build
 from pipeplan.profiler.estimate.counting import Counts, count
 from pipeplan.profiler.estimate.timing import total

@@ -1,1 +1,0 @@
-"""Published results beside predictions: which configuration, how fast, and why not where the two differ."""

@@ -1,0 +1,158 @@
+"""One row of the table: predictions for the paper's configuration and for pipeplan's plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from pipeplan.cuts import Cuts, enumerate_cuts
+from pipeplan.evaluate import Evaluation, evaluate
+from pipeplan.plan import Plan
+from pipeplan.problem import Options, Problem
+from pipeplan.profile_data import Profile
+from pipeplan.solving import Outcome, Settings, solve
+from pipeplan.stages import one_stage
+from table1.configurations import TOLERANCE, Configurations, Rank
+from table1.efficiencies import Efficiency, cluster_of, stated
+from table1.profiles import ProfileSource
+from table1.published import PublishedRow
+
+OFF = 0.25
+"""Relative error from which on docs/table1.md gives a reason."""
+MOST_CUTS = 50_000
+PLANS = ("ours", "paper", "data parallel", "straight")
+"""Names of the plans of a row that are replayed."""
+FEWER = 2
+"""Workers that a straight pipeline may leave idle, as PipeDream's do."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A plan, its cost, and its predicted speed-up over data parallelism."""
+
+    plan: Plan
+    score: Evaluation
+    gain: float
+
+    @property
+    def config(self) -> str:
+        """Replicas of every stage."""
+        return self.plan.config
+
+    @property
+    def pace_s(self) -> float:
+        """Seconds per minibatch."""
+        return self.score.pace_s
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table."""
+
+    published: PublishedRow
+    source: ProfileSource
+    data_parallel: Predicted
+    paper: Predicted
+    rank: Rank
+    ours: Predicted
+    straight: Predicted | None
+    outcome: Outcome
+    """The solved problem of `ours`, with its proof."""
+
+    @property
+    def error(self) -> float:
+        """Predicted over published speed-up of the paper's configuration, less 1."""
+        return self.paper.gain / self.published.speedup - 1
+
+    @property
+    def off(self) -> bool:
+        """Whether the error is above `OFF`."""
+        return abs(self.error) > OFF
+
+    @property
+    def plans(self) -> dict[str, Predicted]:
+        """The plans that are replayed, by name."""
+        plans = zip(PLANS, (self.ours, self.paper, self.data_parallel, self.straight), strict=True)
+        return {name: plan for name, plan in plans if plan is not None}
+
+
+class Case:
+    """A row with a profile, for predictions with different link efficiencies. Cuts are computed once."""
+
+    def __init__(self, row: PublishedRow, profile: Profile) -> None:
+        self.row, self.profile = row, profile
+
+    def problem(self, efficiencies: Sequence[Efficiency]) -> Problem:
+        """Training with weight stashing and shared network cards, without a limit on memory."""
+        return Problem(self.profile, cluster_of(self.row, efficiencies), Options(memory=False))
+
+    @cached_property
+    def cuts(self) -> Cuts:
+        """The cuts of the profile."""
+        return enumerate_cuts(self.problem(stated()), MOST_CUTS)
+
+    @cached_property
+    def _configurations(self) -> Configurations:
+        return Configurations.of(self.problem(stated()), self.cuts)
+
+    def configurations(self, efficiencies: Sequence[Efficiency]) -> Configurations:
+        """All configurations on links with these efficiencies."""
+        return Configurations(self.problem(efficiencies), self._configurations.cuts, within=self._configurations.within)
+
+    def gain(self, efficiencies: Sequence[Efficiency], *, hidden: bool = True) -> float:
+        """Speed-up of the paper's configuration, with its best cuts, over data parallelism.
+
+        With `hidden` false, data parallelism hides nothing of its all-reduce behind compute.
+        """
+        configurations = self.configurations(efficiencies)
+        _, score = paper_plan(self.row, configurations)
+        problem = configurations.problem
+        if not hidden:
+            problem = replace(problem, options=replace(problem.options, overlap=0.0))
+        return evaluate(one_stage(problem, self.row.workers), problem).pace_s / score.pace_s
+
+
+def paper_plan(row: PublishedRow, configurations: Configurations) -> tuple[Plan, Evaluation]:
+    """The paper's configuration with its best cuts.
+
+    A straight pipeline may leave workers idle, as PipeDream's do (GNMT-8 has 10 stages on 12 workers, GNMT-16 has 14
+    on 16). The fastest number of stages is taken, and among equals the largest.
+    """
+    if row.config != "straight":
+        return configurations.best(row.replicas)
+    most = min(row.workers, configurations.most_stages)
+    paces = {stages: configurations.first((1,) * stages)[1].pace_s for stages in range(max(1, most - FEWER), most + 1)}
+    least = min(paces.values())
+    stages = max(count for count, pace in paces.items() if pace <= least * (1 + TOLERANCE))
+    return configurations.best((1,) * stages)
+
+
+def predict_row(
+    row: PublishedRow,
+    source: ProfileSource,
+    efficiencies: Sequence[Efficiency],
+    settings: Settings,
+    report: Callable[[str], None] = lambda step: None,
+) -> Row:
+    """Predict all plans of a row. `report` receives a few words about each step."""
+    configurations = Case(row, source.profile).configurations(efficiencies)
+    free = configurations.problem
+    parallel = one_stage(free, row.workers)
+    parallel_score = evaluate(parallel, free)
+
+    def scored(plan: Plan, score: Evaluation) -> Predicted:
+        return Predicted(plan, score, parallel_score.pace_s / score.pace_s)
+
+    report(f"{row.name}: the paper's configuration")
+    paper = scored(*paper_plan(row, configurations))
+    report(f"{row.name}: its rank")
+    rank = configurations.rank(paper.score.alone_s)
+    report(f"{row.name}: our plan")
+    outcome = solve(replace(free, options=replace(free.options, memory=True)), settings)
+    best = next((one for one in outcome.baselines if one.name.startswith("best straight")), None)
+    straight = None
+    if best is not None and best.plan is not None:
+        straight = scored(best.plan, evaluate(best.plan, free))
+    ours = scored(outcome.plan, outcome.evaluation)
+    return Row(row, source, scored(parallel, parallel_score), paper, rank, ours, straight, outcome)

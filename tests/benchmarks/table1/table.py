@@ -1,0 +1,59 @@
+"""The whole table: link efficiencies, rows, experiments, and inference on CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeplan.errors import InputError
+from pipeplan.solving import Settings
+from pipeplan.suggest import did_you_mean
+from table1 import inference, profiles
+from table1.efficiencies import Efficiency, fit_efficiencies
+from table1.experiments import Experiment, Variant, gain_with, run_experiments
+from table1.inference import Inference
+from table1.published import FITTED, ROWS, PublishedRow, row_named
+from table1.replays import Replay
+from table1.rows import Row, predict_row
+
+Report = Callable[[str], None]
+"""Receives a few words about the step that begins."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """All results that the benchmark prints."""
+
+    efficiencies: tuple[Efficiency, ...]
+    rows: tuple[Row, ...]
+    experiments: tuple[Experiment, ...]
+    inference: tuple[Inference, ...]
+    replays: tuple[Replay, ...] = ()
+
+
+def rows_named(names: str | None) -> tuple[PublishedRow, ...]:
+    """The rows of a comma-separated list, in the paper's order; all rows for None.
+
+    Raises `InputError` where there is no row of a name.
+    """
+    if names is None:
+        return ROWS
+    wanted = [name.strip() for name in names.split(",")]
+    for name in wanted:
+        if row_named(name) is None:
+            raise InputError(f"--rows: there is no row {name!r}; {did_you_mean(name, [row.name for row in ROWS])}")
+    return tuple(row for row in ROWS if row.name in wanted)
+
+
+def build_table(wanted: Sequence[PublishedRow], folder: Path | None, settings: Settings, report: Report) -> Table:
+    """Compute everything but the replays. The links are always fitted on the VGG-16 rows, wanted or not."""
+    fitted = {cluster: row for cluster, name in FITTED.items() if (row := row_named(name)) is not None}
+    sources = {row.name: profiles.profile_of(row, folder) for row in (*fitted.values(), *wanted)}
+    by_row = {name: source.profile for name, source in sources.items()}
+    report("the links")
+    efficiencies = fit_efficiencies(fitted, gain_with(by_row, Variant("", "")))
+    rows = [predict_row(row, sources[row.name], efficiencies, settings, report) for row in wanted]
+    experiments = run_experiments(wanted, fitted, by_row, efficiencies, report)
+    report("inference on CPUs")
+    return Table(efficiencies, tuple(rows), tuple(experiments), tuple(inference.predict()))
