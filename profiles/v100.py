@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeplan.files import write_text
-from pipeplan.profile_data import Profile
+from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler import Options, profile_model
+from pipeplan.util.files import write_text
 
 MODELS = {
     "mnist": "layer",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan import graph
+from pipeplan.util import graph
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"pipeplan": ROOT / "planner" / "pipeplan", "pipeplan_launch": ROOT / "launch" / "pipeplan_launch"}
@@ -140,7 +140,7 @@ def package_of(name: str) -> str:
 
 
 def part_of(module: str) -> str:
-    """`solvers` of `pipeplan.solvers.dp`, the empty name for the package itself."""
+    """`solvers` of `pipeplan.solvers.dp.dynamic_program`, the empty name for the package itself."""
     return [*module.split("."), ""][1]
 
 
@@ -167,8 +167,8 @@ def test_only_profiling_the_list_of_models_and_the_replay_import_the_executor() 
         & {name for name in modules() if package_of(name) == "pipeplan_launch"}
         for part in ("emulate", "simulation")
     }
-    assert theirs["simulation"] == {"pipeplan_launch.schedule"}, "what is replayed is what runs, and nothing else"
-    started_and_compared = {"pipeplan_launch.emulation.network", "pipeplan_launch.whatif"}
+    assert theirs["simulation"] == {"pipeplan_launch.plan.schedule"}, "what is replayed is what runs, and nothing else"
+    started_and_compared = {"pipeplan_launch.emulation.network_namespaces", "pipeplan_launch.telemetry.pace_model"}
     assert theirs["emulate"] == started_and_compared, "all else of a replay runs in processes of its own"
 
 
@@ -219,11 +219,11 @@ def test_solvers_neither_print_nor_write(module: str) -> None:
 
 def test_the_two_solvers_share_no_search() -> None:
     """Their agreement says nothing where they share code: formulas and the kinds of plan, but no cuts and no tables."""
-    by_program = brought_in("pipeplan.solvers.ilp_model") | brought_in("pipeplan.solvers.ilp_memory")
-    assert not by_program & {"pipeplan.cuts", "pipeplan.solvers.dp", "pipeplan.solvers.tables"}
-    by_search = brought_in("pipeplan.solvers.dp")
-    assert not {name for name in by_search if name.startswith("pipeplan.solvers.ilp")}
-    assert "pipeplan.evaluate" not in by_search
+    by_program = brought_in("pipeplan.solvers.ilp.model") | brought_in("pipeplan.solvers.ilp.memory")
+    assert not by_program & {"pipeplan.problem.cuts", "pipeplan.solvers.dp.dynamic_program", "pipeplan.solvers.tables"}
+    by_search = brought_in("pipeplan.solvers.dp.dynamic_program")
+    assert not {name for name in by_search if name.startswith("pipeplan.solvers.ilp.integer_program")}
+    assert "pipeplan.cost.evaluate" not in by_search
 
 
 @pytest.mark.parametrize("module", [name for name in of_package("pipeplan") if part_of(name) == "check"])

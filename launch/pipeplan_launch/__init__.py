@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeplan_launch.callbacks import Callback, EpochResult, MinibatchInfo, RunInfo
     from pipeplan_launch.errors import LaunchError
-    from pipeplan_launch.job import Data, Job, StageInfo
-    from pipeplan_launch.loading import load_job
+    from pipeplan_launch.job.callbacks import Callback, EpochResult, MinibatchInfo, RunInfo
+    from pipeplan_launch.job.job import Data, Job, StageInfo
+    from pipeplan_launch.job.loading import load_job
 
 __all__ = [
     "Callback",
@@ -27,15 +27,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Callback": "callbacks",
-    "Data": "job",
-    "EpochResult": "callbacks",
-    "Job": "job",
+    "Callback": "job.callbacks",
+    "Data": "job.job",
+    "EpochResult": "job.callbacks",
+    "Job": "job.job",
     "LaunchError": "errors",
-    "MinibatchInfo": "callbacks",
-    "RunInfo": "callbacks",
-    "StageInfo": "job",
-    "load_job": "loading",
+    "MinibatchInfo": "job.callbacks",
+    "RunInfo": "job.callbacks",
+    "StageInfo": "job.job",
+    "load_job": "job.loading",
 }
 
 

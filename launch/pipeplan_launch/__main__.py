@@ -8,24 +8,24 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipeplan_launch import restarts
-from pipeplan_launch.arguments import parser
-from pipeplan_launch.averaging import Averaging
+from pipeplan_launch.command_line import worker_parser
+from pipeplan_launch.elastic import restart_state
+from pipeplan_launch.elastic.signals import Interrupted, catch_signals, die_with_parent
 from pipeplan_launch.errors import LaunchError, PeerLost
-from pipeplan_launch.interrupt import Interrupted, catch_signals, die_with_parent
+from pipeplan_launch.plan.averaging_options import GradientAveraging
 
 if TYPE_CHECKING:
-    from pipeplan_launch.setup import Options
+    from pipeplan_launch.runtime.stage_setup import RunOptions
 
-INTERRUPTED = restarts.INTERRUPTED
+INTERRUPTED = restart_state.STATUS_INTERRUPTED
 
 
-def options_from(arguments: Sequence[str] | None) -> Options:
+def options_from(arguments: Sequence[str] | None) -> RunOptions:
     """Parse the command line."""
-    from pipeplan_launch.setup import Options
+    from pipeplan_launch.runtime.stage_setup import RunOptions
 
-    parsed = parser(prog="python -m pipeplan_launch").parse_args(arguments)
-    return Options(
+    parsed = worker_parser(prog="python -m pipeplan_launch").parse_args(arguments)
+    return RunOptions(
         plan_folder=parsed.plan_folder,
         epochs=parsed.epochs,
         resume=parsed.resume,
@@ -41,7 +41,7 @@ def options_from(arguments: Sequence[str] | None) -> Options:
         max_minibatches=parsed.max_minibatches,
         timeout_s=parsed.timeout,
         probe_s=parsed.probe,
-        averaging=Averaging(parsed.compress, parsed.significance),
+        averaging=GradientAveraging(parsed.compress, parsed.significance),
     )
 
 
@@ -51,45 +51,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: the worker is done. 1: an unforeseen error. 2: an error that was reported in one line. 3: a fault after which all
     workers start again. 130: the worker was interrupted.
     """
-    given_up = restarts.given_up()
+    given_up = restart_state.given_up()
     if given_up is not None:
         return given_up  # the previous attempt has printed the reason
     catch_signals()
     options = options_from(arguments)
-    from pipeplan_launch import processes, worker
-    from pipeplan_launch.gathering import AllOver
-    from pipeplan_launch.together import FailedElsewhere
+    from pipeplan_launch import worker
+    from pipeplan_launch.elastic import process_groups
+    from pipeplan_launch.elastic.process_groups import FailedElsewhere
+    from pipeplan_launch.elastic.rendezvous import LaunchOver
 
     try:
-        worker.run(options)
+        worker.run_worker(options)
     except PeerLost as error:
-        if processes.starts_again():
-            processes.leave(fault=one_line(error))
-            return restarts.LOST
+        if process_groups.will_restart():
+            process_groups.announce_end(fault=one_line(error))
+            return restart_state.STATUS_PEER_LOST
         status = _ended(2, f"error: {one_line(error)}")
     except LaunchError as error:
         status = _ended(2, f"error: {one_line(error)}")
-    except (FailedElsewhere, AllOver):
+    except (FailedElsewhere, LaunchOver):
         status = _ended(2)
     except Interrupted as signal:
-        if restarts.launched() and restarts.stop_asked() is None:
-            processes.leave()
-            return restarts.LOST  # torchrun sends this SIGTERM after another worker has ended
+        if restart_state.has_launcher() and restart_state.stop_asked() is None:
+            process_groups.announce_end()
+            return restart_state.STATUS_PEER_LOST  # torchrun sends this SIGTERM after another worker has ended
         # The launcher, where there is one, prints this line itself; otherwise a SIGTERM comes from torchrun.
-        speaks = not restarts.launched() and signal.args == ("SIGINT",) and os.environ.get("RANK", "0") == "0"
+        speaks = not restart_state.has_launcher() and signal.args == ("SIGINT",) and os.environ.get("RANK", "0") == "0"
         status = _ended(
             INTERRUPTED, f"stopped by {signal}: --resume goes on from the last checkpoint, if there is one" * speaks
         )
-    except worker.Unexpected as error:
+    except worker.UnexpectedError as error:
         status = _ended(1, f"error: {one_line(error)}")
     except Exception as error:  # no run folder exists yet for the traceback
-        from pipeplan_launch.usercode import describe
+        from pipeplan_launch.job.user_code import describe_error
 
         rank = os.environ.get("RANK", "0")
-        status = _ended(1, f"error: something failed unexpectedly (rank {rank}): {describe(error)}")
+        status = _ended(1, f"error: something failed unexpectedly (rank {rank}): {describe_error(error)}")
     else:
         return 0
-    processes.leave(over=True)
+    process_groups.announce_end(over=True)
     return status
 
 
@@ -97,7 +98,7 @@ def _ended(status: int, line: str = "") -> int:
     """Print the line, and rule out any further attempt."""
     if line:
         print(line, file=sys.stderr, flush=True)
-    restarts.give_up(status)
+    restart_state.give_up(status)
     return status
 
 

@@ -16,31 +16,31 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from pipeplan_launch import checkpoint
+from pipeplan_launch.checkpoint import checkpoint
+from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, Manifest
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.files import write_atomically
-from pipeplan_launch.manifest import MODEL, Manifest
 
 
-def state_dict(manifest: Manifest) -> dict[str, Tensor]:
+def exported_state_dict(manifest: Manifest) -> dict[str, Tensor]:
     """The model's state_dict on the CPU. Tied parameters share their memory, as in the model. Raises `LaunchError`."""
-    from pipeplan_launch import storage
+    from pipeplan_launch.checkpoint import tensor_store
 
     names = manifest.state_dict
     if not names:
         raise LaunchError(f"{manifest.folder} does not say what the model's state_dict holds: it cannot be exported")
-    saved = storage.load(manifest, [MODEL + name for name in dict.fromkeys(names.values())])
-    return {key: saved[MODEL + name] for key, name in names.items()}
+    saved = tensor_store.load_tensors(manifest, [MODEL_PREFIX + name for name in dict.fromkeys(names.values())])
+    return {key: saved[MODEL_PREFIX + name] for key, name in names.items()}
 
 
-def export(source: Path, output: Path) -> tuple[Manifest, int]:
+def export_checkpoint(source: Path, output: Path) -> tuple[Manifest, int]:
     """(the checkpoint, bytes written). `source` is the checkpoint, or a run folder, of which the last is taken.
     Raises `LaunchError`.
     """
-    manifest = checkpoint.at(source)
+    manifest = checkpoint.find_checkpoint(source)
     if output.is_dir():
         raise LaunchError(f"{output} is a folder: name the file to write")
-    content = state_dict(manifest)
+    content = exported_state_dict(manifest)
 
     def save(file: IO[bytes]) -> None:
         try:
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="file to write, e.g. model.pt")
     options = parser.parse_args(arguments)
     try:
-        manifest, size = export(options.source, options.output)
+        manifest, size = export_checkpoint(options.source, options.output)
     except LaunchError as error:
         print("error: " + " ".join(str(error).splitlines()), file=sys.stderr)
         return 2

@@ -1,29 +1,101 @@
-"""`python -m pipeplan_launch.preflight PLAN_FOLDER …`: checks whether this machine can run its part of the plan.
+"""Checks of a run's options, folders and port before its workers are started. Torch-free.
+
+Workers take seconds to start, and a mistake that ends a run at once should not wait for them.
+
+`python -m pipeplan_launch.preflight PLAN_FOLDER …`: checks whether this machine can run its part of the plan.
 
 launch.sh runs it first. It checks the stage files, compares the devices of this machine with those that one server of
 the plan needs, and prints the number of workers to start. Torch is imported only for a plan on GPUs.
 
 The launch need not know which server of the plan this machine is: ranks are assigned when all processes have started
-(`pipeplan_launch.placement`). The number of workers to start is the first of these that is known: WORKERS; the size of
-the servers, if all have the same; the number of GPUs of this machine, if a server of the plan has that size; the size
-of server NODE_RANK.
+(`pipeplan_launch.rank_mapping`). The number of workers to start is the first of these that is known: WORKERS; the
+size of the servers, if all have the same; the number of GPUs of this machine, if a server of the plan has that size;
+the size of server NODE_RANK.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
+import tempfile
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from pipeplan_launch import beginning
-from pipeplan_launch.arguments import parser
-from pipeplan_launch.config import LaunchPlan, load_plan
+from pipeplan_launch.checkpoint import checkpoint
+from pipeplan_launch.command_line import check_start_options, worker_parser
 from pipeplan_launch.errors import LaunchError, listed
+from pipeplan_launch.files import explain_errors
+from pipeplan_launch.plan.launch_plan import LaunchPlan, load_plan
+from pipeplan_launch.telemetry import run_folder
+from pipeplan_launch.torch_check import lacking
 
-NEEDED = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+MIN_FREE_BYTES = 2**20
+"""Free space below which a run folder is refused."""
 
 
-def cores() -> int:
+def check_run_start(options: Namespace, plan: LaunchPlan, environment: Mapping[str, str], launches: int) -> None:
+    """Raise `LaunchError` for options, folders or a port with which no run can begin.
+
+    `launches`: number of launch.sh processes that start the run together.
+    """
+    check_start_options(options.resume, options.resume_from, options.weights, trains=plan.mode == "training")
+    if environment.get("NODE_RANK", "0") != "0":
+        return  # only the first launch uses the folders and the port
+    run = options.run_dir or options.plan_folder / "runs"
+    with explain_errors(run, "reading"):
+        if options.resume:
+            run_folder.run_to_resume(options.plan_folder, options.run_dir)
+        elif options.run_dir is not None:
+            run_folder.check_folder_is_free(options.run_dir)
+    if not options.resume:
+        for start in filter(None, (options.resume_from, options.weights)):
+            with explain_errors(start, "reading"):
+                checkpoint.find_checkpoint(start)
+        _check_room(run)
+    if launches > 1:  # a single launch picks a free port by itself
+        _check_port(environment)
+
+
+def check_torch() -> None:
+    """Raise `LaunchError` if torch is missing or too old. Whether it can be imported shows only later."""
+    if problem := lacking():
+        raise LaunchError(f"running a plan needs torch: {problem[0]}; {problem[1]}")
+
+
+def _check_room(run: Path) -> None:
+    """Raise `LaunchError` if the disk is full or the folder cannot be written to."""
+    with explain_errors(run, "writing the run folder"):
+        if any(place.exists() and not place.is_dir() for place in (run, *run.parents)):
+            raise LaunchError(f"{run} is not a folder, nor can it be made one: choose another --run-dir")
+        existing = next(place for place in (run, *run.absolute().parents) if place.is_dir())
+        with tempfile.TemporaryFile(dir=existing) as file:
+            file.write(bytes(MIN_FREE_BYTES))
+            file.flush()
+
+
+def _check_port(environment: Mapping[str, str]) -> None:
+    """Raise `LaunchError` if the first launch cannot open MASTER_PORT, through which all launches find each other."""
+    text = environment.get("MASTER_PORT", "")
+    if not environment.get("NODE_RANK") or not text:
+        return
+    if not text.isdecimal() or not 0 < int(text) < 1 << 16:
+        raise LaunchError(f"MASTER_PORT is {text!r}: it must be a free port, 1024 to 65535")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as port:
+            port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            port.bind(("", int(text)))
+    except OSError as error:
+        raise LaunchError(
+            f"MASTER_PORT {text} cannot be used on this machine ({error.strerror}): give all launches another one"
+        ) from error
+
+
+REQUIRED_VARIABLES = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def usable_cores() -> int:
     """Number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -37,10 +109,10 @@ def gpus() -> int:
     return torch.cuda.device_count()
 
 
-def check(plan: LaunchPlan, environment: Mapping[str, str], core_count: int, gpu_count: int) -> str | None:
+def check_machine(plan: LaunchPlan, environment: Mapping[str, str], core_count: int, gpu_count: int) -> str | None:
     """A note for the user, or None. Raises `LaunchError` if the plan cannot run on this machine."""
-    launches = launches_of(plan, environment)
-    workers, fits = workers_here(plan, environment, gpu_count), gpu_count if gpu_count else max(1, core_count)
+    launches = launch_count(plan, environment)
+    workers, fits = workers_to_start(plan, environment, gpu_count), gpu_count if gpu_count else max(1, core_count)
     instead = f"for this machine: pipeplan solve --cluster local --workers {fits}"
     if plan.device == "cuda" and gpu_count < workers:
         raise LaunchError(
@@ -48,7 +120,7 @@ def check(plan: LaunchPlan, environment: Mapping[str, str], core_count: int, gpu
             f"{gpu_count or 'none'}; {instead}"
         )
     if launches > 1:
-        missing = [name for name in NEEDED if not environment.get(name)]
+        missing = [name for name in REQUIRED_VARIABLES if not environment.get(name)]
         if missing:
             several = f"NNODES is {launches}: run launch.sh {launches} times"
             if launches == plan.servers:
@@ -68,12 +140,12 @@ def check(plan: LaunchPlan, environment: Mapping[str, str], core_count: int, gpu
     return None
 
 
-def launches_of(plan: LaunchPlan, environment: Mapping[str, str]) -> int:
+def launch_count(plan: LaunchPlan, environment: Mapping[str, str]) -> int:
     """Number of times that launch.sh is run for one run of the plan: NNODES, or once on each server."""
     return _number(environment, "NNODES") or plan.servers
 
 
-def workers_here(plan: LaunchPlan, environment: Mapping[str, str], gpu_count: int) -> int:
+def workers_to_start(plan: LaunchPlan, environment: Mapping[str, str], gpu_count: int) -> int:
     """Number of workers to start on this machine: those of the largest server where nothing tells which one it is.
 
     Raises `LaunchError` for a wrong value of WORKERS.
@@ -127,14 +199,14 @@ def _count(number: int, thing: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status, which is 2 if the plan cannot run on this machine."""
     # Parses the workers' options too, so that --help and mistakes in them are printed once and before workers start.
-    options = parser(prog="launch.sh").parse_args(arguments)
+    options = worker_parser(prog="launch.sh").parse_args(arguments)
     try:
         plan = load_plan(options.plan_folder)
-        beginning.check_torch()
+        check_torch()
         gpu_count = gpus() if plan.device == "cuda" else 0
-        note = check(plan, os.environ, cores(), gpu_count)
-        beginning.check(options, plan, os.environ, launches_of(plan, os.environ))
-        print(workers_here(plan, os.environ, gpu_count))
+        note = check_machine(plan, os.environ, usable_cores(), gpu_count)
+        check_run_start(options, plan, os.environ, launch_count(plan, os.environ))
+        print(workers_to_start(plan, os.environ, gpu_count))
     except LaunchError as error:
         print("error: " + " ".join(str(error).splitlines()), file=sys.stderr)
         return 2

@@ -21,12 +21,12 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-from pipeplan_launch.torch_here import lacking
+from pipeplan_launch.torch_check import lacking
 
 PATIENCE_S = 10.0
 
 
-def report() -> dict[str, Any]:
+def torch_report() -> dict[str, Any]:
     """The content of the JSON line."""
     base: dict[str, Any] = {"torch": None, "sklearn": _version("scikit-learn")}
     if problem := lacking():
@@ -96,6 +96,6 @@ def _version(package: str) -> str | None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(report()))
+    print(json.dumps(torch_report()))
     sys.stdout.flush()
     os._exit(0)  # skips the teardown of a process group whose peer is gone

@@ -21,22 +21,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeplan_launch import children, restarts
-from pipeplan_launch.arguments import parser
+from pipeplan_launch import child_processes
+from pipeplan_launch.command_line import worker_parser
+from pipeplan_launch.elastic import restart_state
+from pipeplan_launch.elastic.signals import watch_signals
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.interrupt import watch_signals
-from pipeplan_launch.torch_here import unusable
+from pipeplan_launch.torch_check import unusable
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from pipeplan_launch.oversight import Reach
+    from pipeplan_launch.worker_monitor import StoreReachability
 
-SAID = 2  # status of a worker that has reported an error, or that ends because another worker has
-STOPPED = restarts.INTERRUPTED  # status of a worker that was asked to stop
-QUIET = (SAID, STOPPED, restarts.LOST)
+STATUS_REPORTED = 2  # status of a worker that has reported an error, or that ends because another worker has
+STATUS_STOPPED = restart_state.STATUS_INTERRUPTED  # status of a worker that was asked to stop
+EXPLAINED_STATUSES = (STATUS_REPORTED, STATUS_STOPPED, restart_state.STATUS_PEER_LOST)
 STOPPED_LINE = "stopped: --resume goes on from the last checkpoint, if there is one"
-NOTHING_YET = "stopped before any worker was started"
+STOPPED_EARLY_LINE = "stopped before any worker was started"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,14 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # torch would print a page about a lost store, which the workers report in one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
-        with restarts.remembering() as folder:
+        with restart_state.attempts_folder() as folder:
             return _launch(list(sys.argv[1:] if arguments is None else arguments), folder)
     except LaunchError as error:
         _say(f"error: {error}")
-        return SAID
+        return STATUS_REPORTED
     except KeyboardInterrupt:  # came before `watch_signals`
-        _say(NOTHING_YET)
-        return STOPPED
+        _say(STOPPED_EARLY_LINE)
+        return STATUS_STOPPED
 
 
 def _launch(arguments: list[str], folder: Path) -> int:
@@ -63,23 +64,23 @@ def _launch(arguments: list[str], folder: Path) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
-    from pipeplan_launch import oversight
+    from pipeplan_launch import worker_monitor
 
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     options = _workers_options(arguments)
-    oversight.begin(options.timeout if options else None, _reach(arguments, options))
+    worker_monitor.monitor_workers(options.timeout if options else None, _reach(arguments, options))
     watch_signals(_pass_on)
     try:
         torchrun([*_own_options(options, folder), *arguments])
     except ChildFailedError as error:
         return _end_of_failure(_report(error))
-    except oversight.NoMore:
-        return _end_of_failure(STOPPED)
+    except worker_monitor.NoFurtherAttempt:
+        return _end_of_failure(STATUS_STOPPED)
     except SignalException:  # torchrun before 2.9 always handles all signals itself
-        return _end_of_stop(STOPPED)
+        return _end_of_stop(STATUS_STOPPED)
     except DistError as error:
         _say(f"error: server 0, where the workers' common store is, cannot be reached: {_one_line(error)}")
-        return SAID
+        return STATUS_REPORTED
     except Exception as error:
         _say(f"error: torchrun ended: {type(error).__name__}: {_one_line(error)}")
         return 1
@@ -90,26 +91,26 @@ def _workers_options(arguments: Sequence[str]) -> Namespace | None:
     """The options of the workers; None where torchrun starts another program."""
     if "pipeplan_launch" not in arguments:
         return None
-    return parser(prog="launch.sh").parse_args(arguments[arguments.index("pipeplan_launch") + 1 :])
+    return worker_parser(prog="launch.sh").parse_args(arguments[arguments.index("pipeplan_launch") + 1 :])
 
 
-def _reach(arguments: Sequence[str], options: Namespace | None) -> Reach | None:
+def _reach(arguments: Sequence[str], options: Namespace | None) -> StoreReachability | None:
     """Watches the connection to the store; None on the server that keeps the store."""
-    from pipeplan_launch.oversight import Reach
+    from pipeplan_launch.worker_monitor import StoreReachability
 
     named = dict(itertools.pairwise(arguments))
     address, port = named.get("--master-addr"), named.get("--master-port", "")
     if options is None or address is None or not port.isdecimal() or named.get("--node-rank") in (None, "0"):
         return None
-    return Reach((address, int(port)), options.timeout, _cut_off)
+    return StoreReachability((address, int(port)), options.timeout, _cut_off)
 
 
 def _cut_off() -> None:
     """End the launch. Called in a separate thread, as torchrun's thread waits for the store."""
     _say("error: server 0, where the workers' common store is, cannot be reached any more")
-    children.send(children.pids(), signal.SIGKILL)
-    restarts.forget()
-    os._exit(SAID)
+    child_processes.signal_all(child_processes.child_pids(), signal.SIGKILL)
+    restart_state.remove_attempts_folder()
+    os._exit(STATUS_REPORTED)
 
 
 def _own_options(options: Namespace | None, folder: Path) -> list[str]:
@@ -127,34 +128,34 @@ _first_signal: list[float] = []
 
 def _pass_on(number: int) -> None:
     """Handle a signal. Called in a separate thread, as the main thread may be waiting for another server."""
-    workers = children.pids()
+    workers = child_processes.child_pids()
     again = bool(_first_signal) and time.monotonic() - _first_signal[0] > 1
     if workers and not again:
         if not _first_signal:
             _first_signal.append(time.monotonic())
-            restarts.ask_to_stop(number)
+            restart_state.ask_to_stop(number)
             # SIGTERM rather than SIGINT: a worker that is still starting would print a traceback for SIGINT.
-            children.send(workers, signal.SIGTERM)
+            child_processes.signal_all(workers, signal.SIGTERM)
         return
-    children.send(workers, signal.SIGKILL)
+    child_processes.signal_all(workers, signal.SIGKILL)
     _say(STOPPED_LINE)
-    restarts.forget()
-    os._exit(STOPPED)
+    restart_state.remove_attempts_folder()
+    os._exit(STATUS_STOPPED)
 
 
 def _end_of_failure(status: int) -> int:
-    if restarts.stop_asked() is None:
-        return restarts.given_up() or status
-    return _end_of_stop(restarts.given_up() or STOPPED)
+    if restart_state.stop_asked() is None:
+        return restart_state.given_up() or status
+    return _end_of_stop(restart_state.given_up() or STATUS_STOPPED)
 
 
 def _end_of_stop(status: int) -> int:
     """Print where training stopped, if it stopped; returns the exit status."""
-    line = restarts.stop_announced()
-    if line is not None and status in (0, STOPPED):
+    line = restart_state.stop_announced()
+    if line is not None and status in (0, STATUS_STOPPED):
         _say(line)
         return 0
-    if status == STOPPED:
+    if status == STATUS_STOPPED:
         _say(STOPPED_LINE)
     return status
 
@@ -162,14 +163,14 @@ def _end_of_stop(status: int) -> int:
 def _report(error: ChildFailedError) -> int:
     """Name the worker that first ended without a message, and because of which torchrun ended the others."""
     statuses = {rank: failure.exitcode for rank, failure in error.failures.items()}
-    silent = [rank for rank, status in statuses.items() if status not in QUIET]
+    silent = [rank for rank, status in statuses.items() if status not in EXPLAINED_STATUSES]
     candidates = [rank for rank in silent if statuses[rank] != -signal.SIGTERM]
     if not candidates and len(silent) == len(statuses):
         candidates = silent  # no other worker ended, so somebody else sent this SIGTERM
     if candidates:
         first = min(candidates, key=lambda rank: (error.failures[rank].timestamp, rank))
-        _say(f"error: worker {restarts.worker_of(first)} {_end_text(statuses[first])}")
-    return SAID if SAID in statuses.values() else 1
+        _say(f"error: worker {restart_state.worker_of(first)} {_end_text(statuses[first])}")
+    return STATUS_REPORTED if STATUS_REPORTED in statuses.values() else 1
 
 
 def _end_text(status: int) -> str:

@@ -10,73 +10,76 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeplan_launch import agreement, processes, runfolder, start
 from pipeplan_launch.allocator import keep_freed_memory
-from pipeplan_launch.batches import Batches
-from pipeplan_launch.config import LaunchPlan, load_plan
-from pipeplan_launch.engine import Segment
-from pipeplan_launch.epochs import EpochLoop
+from pipeplan_launch.checkpoint.manifest import Manifest
+from pipeplan_launch.checkpoint.optimizer_state import optimizer_tensors
+from pipeplan_launch.elastic import consistency_check, process_groups
+from pipeplan_launch.elastic.graceful_stop import GracefulStop, forward_stop_requests
+from pipeplan_launch.elastic.process_groups import FailedElsewhere, Groups, run_in_all
+from pipeplan_launch.elastic.signals import Interrupted, check_any_signal
 from pipeplan_launch.errors import LaunchError, PeerLost
 from pipeplan_launch.files import write_json
-from pipeplan_launch.inference import Score
-from pipeplan_launch.interrupt import Interrupted, peers_were_asked
-from pipeplan_launch.listeners import Listeners
-from pipeplan_launch.manifest import Manifest
-from pipeplan_launch.memory import peak_resident_bytes, reset_peak, resident_bytes
-from pipeplan_launch.metrics import Recorder
-from pipeplan_launch.optimizers import tensors_of
-from pipeplan_launch.placement.check import check
-from pipeplan_launch.processes import Groups
-from pipeplan_launch.progress import accuracy_text, say
-from pipeplan_launch.setup import Options, Stage
-from pipeplan_launch.start import Start
-from pipeplan_launch.stopping import Stopping, pass_requests_on
-from pipeplan_launch.summary import WorkerReport, summarise, table
-from pipeplan_launch.together import FailedElsewhere, together
-from pipeplan_launch.usercode import describe
+from pipeplan_launch.job.callback_calls import CallbackList
+from pipeplan_launch.job.user_code import describe_error
+from pipeplan_launch.link_benchmark.link_check import check_planned_links
+from pipeplan_launch.plan.launch_plan import LaunchPlan, load_plan
+from pipeplan_launch.runtime import run_start as start
+from pipeplan_launch.runtime.data import Batches
+from pipeplan_launch.runtime.engine import Segment
+from pipeplan_launch.runtime.epochs import EpochLoop
+from pipeplan_launch.runtime.inference import Score
+from pipeplan_launch.runtime.run_start import RunStart
+from pipeplan_launch.runtime.stage_setup import RunOptions, WorkerStage
+from pipeplan_launch.telemetry import run_folder
+from pipeplan_launch.telemetry.memory import peak_resident_bytes, reset_peak, resident_bytes
+from pipeplan_launch.telemetry.progress import accuracy_text, print_status
+from pipeplan_launch.telemetry.recorder import Recorder
+from pipeplan_launch.telemetry.summary import WorkerReport, summarise, summary_table
 
 
-class Unexpected(Exception):
+class UnexpectedError(Exception):
     """An error that the executor did not foresee, in one line."""
 
 
-def run(options: Options) -> None:
+def run_worker(options: RunOptions) -> None:
     """Run one worker of the plan in `options`.
 
     Raises `LaunchError` (`PeerLost` after a fault that allows a restart), `FailedElsewhere`, `Interrupted` or
-    `Unexpected`.
+    `UnexpectedError`.
     """
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     plan = load_plan(options.plan_folder)
     keep_freed_memory()
-    groups = processes.join(plan, options.timeout_s)
+    groups = process_groups.join_workers(plan, options.timeout_s)
     rank = dist.get_rank()
-    run_start = together(groups.everyone, lambda: start.decide(options, plan, groups.attempt) if rank == 0 else None)
-    run_start = processes.broadcast(run_start, 0, groups.everyone)
+    run_start = run_in_all(
+        groups.everyone, lambda: start.decide_start(options, plan, groups.attempt) if rank == 0 else None
+    )
+    run_start = process_groups.broadcast(run_start, 0, groups.everyone)
     assert run_start is not None
     if run_start.finished is not None:
         if rank == 0:
             done = f"{run_start.run} has {run_start.finished} epochs"
-            say(f"nothing left to do: {done}; give --epochs more than that to go on")
-        processes.wait_for(groups.everyone)
+            print_status(f"nothing left to do: {done}; give --epochs more than that to go on")
+        process_groups.wait_for(groups.everyone)
         dist.destroy_process_group()
         return
     try:
-        for note in check(plan, groups, options.probe_s, options.timeout_s):
-            say(note)
+        for note in check_planned_links(plan, groups, options.probe_s, options.timeout_s):
+            print_status(note)
         _work(options, plan, groups, run_start)
     except PeerLost as error:
-        peers_were_asked()  # a peer that is gone after a signal was asked to stop as well
-        if processes.starts_again() or runfolder.claim_error(run_start.run, str(error)):
+        check_any_signal()  # a peer that is gone after a signal was asked to stop as well
+        if process_groups.will_restart() or run_folder.claim_error(run_start.run, str(error)):
             raise
         raise FailedElsewhere from error
     except LaunchError as error:
-        if runfolder.claim_error(run_start.run, str(error)):
+        if run_folder.claim_error(run_start.run, str(error)):
             raise
         raise FailedElsewhere from error
     except Interrupted as signal:
-        if runfolder.has_failed(run_start.run):
+        if run_folder.has_failed(run_start.run):
             raise FailedElsewhere from signal
         raise
     except FailedElsewhere:
@@ -86,16 +89,18 @@ def run(options: Options) -> None:
     dist.destroy_process_group()
 
 
-def _work(options: Options, plan: LaunchPlan, groups: Groups, run_start: Start) -> None:
-    built = together(groups.everyone, lambda: start.build(options, plan, groups, run_start))
-    fingerprints = processes.exchange(None if built is None else built[0].fingerprint, groups.everyone)
-    together(groups.everyone, lambda: agreement.check([one for one in fingerprints if one is not None]))
+def _work(options: RunOptions, plan: LaunchPlan, groups: Groups, run_start: RunStart) -> None:
+    built = run_in_all(groups.everyone, lambda: start.build_own_stage(options, plan, groups, run_start))
+    fingerprints = process_groups.gather_everywhere(None if built is None else built[0].fingerprint, groups.everyone)
+    run_in_all(
+        groups.everyone, lambda: consistency_check.check_agreement([one for one in fingerprints if one is not None])
+    )
     if built is not None:
         stage, resumed = built
-        Runner(options, plan, groups, stage, run_start, resumed).run()
+        ActiveWorker(options, plan, groups, stage, run_start, resumed).run()
     else:
-        pass_requests_on(groups.attempt.keys)
-    processes.wait_for(groups.everyone)
+        forward_stop_requests(groups.attempt.keys)
+    process_groups.wait_for(groups.everyone)
 
 
 def _unexpected(run: Path, plan: LaunchPlan, error: Exception) -> Exception:
@@ -106,23 +111,23 @@ def _unexpected(run: Path, plan: LaunchPlan, error: Exception) -> Exception:
     rank = dist.get_rank()
     place = plan.place(rank)
     where = f"rank {rank}, {'idle' if place is None else f'stage {place[0]}'}"
-    path = runfolder.save_traceback(run, rank, "".join(traceback.format_exception(error)))
-    message = f"something failed unexpectedly ({where}): {describe(error)}"
-    if not runfolder.claim_error(run, message):
+    path = run_folder.save_traceback(run, rank, "".join(traceback.format_exception(error)))
+    message = f"something failed unexpectedly ({where}): {describe_error(error)}"
+    if not run_folder.claim_error(run, message):
         return FailedElsewhere()
-    return Unexpected(message + (f"; the traceback is in {path}" if path else ""))
+    return UnexpectedError(message + (f"; the traceback is in {path}" if path else ""))
 
 
-class Runner:
+class ActiveWorker:
     """A worker that belongs to a stage, while it trains or infers."""
 
     def __init__(
         self,
-        options: Options,
+        options: RunOptions,
         plan: LaunchPlan,
         groups: Groups,
-        stage: Stage,
-        run_start: Start,
+        stage: WorkerStage,
+        run_start: RunStart,
         resumed: Manifest | None,
     ) -> None:
         self._options = options
@@ -139,7 +144,7 @@ class Runner:
         self._speaks = place.is_last and place.replica == 0
         state = [*place.program.parameters_by_name().values(), *place.program.buffers_by_name().values()]
         if stage.training is not None:
-            state += tensors_of(stage.training.optimizer)  # state that a checkpoint may have restored
+            state += optimizer_tensors(stage.training.optimizer)  # state that a checkpoint may have restored
         reset_peak()
         self._before = resident_bytes() - sum(tensor.numel() * tensor.element_size() for tensor in state)
 
@@ -147,10 +152,10 @@ class Runner:
         """Train or infer, then report."""
         after_fault = self._groups.attempt.after_fault()
         if self._speaks and not after_fault:
-            say(f"plan {self._plan.written()}, minibatch {self._plan.minibatch}, run folder {self._start.run}")
+            print_status(f"plan {self._plan.written()}, minibatch {self._plan.minibatch}, run folder {self._start.run}")
             for sizes in (self._stage.train_sizes, self._stage.test_sizes):
                 if sizes is not None and sizes.note:
-                    say(f"note: {sizes.note}")
+                    print_status(f"note: {sizes.note}")
         extra = self._train() if self._plan.mode == "training" else self._infer()
         self._recorder.close()
         self._report(extra)
@@ -160,7 +165,7 @@ class Runner:
         return (self._stage.training or self._stage.forward).recorder
 
     def _train(self) -> dict[str, Any]:
-        stopping = Stopping(self._groups.attempt.keys, self._plan)
+        stopping = GracefulStop(self._groups.attempt.keys, self._plan)
         loop = EpochLoop(self._options, self._groups, self._stage, self._start, self._resumed, stopping)
         extra = loop.run()
         if loop.results and loop.results[-1].test_judged:
@@ -175,18 +180,18 @@ class Runner:
         passes = self._options.epochs or 1
         after_fault = self._groups.attempt.after_fault()
         if self._speaks and after_fault:
-            say(f"{after_fault}inference begins anew")
+            print_status(f"{after_fault}inference begins anew")
         self._stage.forward.on_minibatch = None
         for number in range(passes):
-            met_s = processes.meet(self._groups.active)
+            met_s = process_groups.synchronise_workers(self._groups.active)
             begun = time.perf_counter()
             score = self._infer_once(number, met_s)
             self._stage.forward.timeline.write(self._start.run)
-            total = score.of_all(processes.sum_over(score.as_list(), self._groups.active))
+            total = score.from_sum(process_groups.sum_over(score.as_list(), self._groups.active))
             taken = time.perf_counter() - begun
             self._recorder.end_epoch()
             if self._speaks:
-                say(f"pass {number + 1}/{passes}  {accuracy_text(total.correct, total.judged)}")
+                print_status(f"pass {number + 1}/{passes}  {accuracy_text(total.correct, total.judged)}")
         rate = total.samples / taken
         self._outcome = f"{accuracy_text(total.correct, total.samples)}, {rate:.1f} images/s"
         return {
@@ -209,19 +214,19 @@ class Runner:
     def _report(self, extra: dict[str, Any]) -> None:
         place = self._stage.place
         report = WorkerReport(place.rank, place.stage, place.replica, self._recorder.steady, self._peak())
-        reports = processes.collect(report, self._leader, self._groups.active)
+        reports = process_groups.gather_at(report, self._leader, self._groups.active)
         summary: dict[str, Any] | None = None
         if self._leads:
             summary = summarise(self._plan, reports) | {"seed": self._start.seed, "torch": torch.__version__} | extra
             self._print(summary)
         if place.job.callbacks and self._plan.mode == "training":
-            summary = processes.broadcast(summary, self._leader, self._groups.active)
+            summary = process_groups.broadcast(summary, self._leader, self._groups.active)
             if self._speaks and summary is not None:
-                Listeners(place.job.callbacks).end(summary)
+                CallbackList(place.job.callbacks).end(summary)
 
     def _print(self, summary: dict[str, Any]) -> None:
         write_json(self._start.run / "summary.json", summary)
-        print(table(summary))
+        print(summary_table(summary))
         if self._outcome is not None:
             print(self._outcome)
         print(f"run folder: {self._start.run}", flush=True)

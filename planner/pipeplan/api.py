@@ -17,26 +17,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeplan import bundled_profiles, cluster_file
-from pipeplan.cluster_data import Cluster
+from pipeplan.cluster_data import cluster_toml
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.local import local_cluster
 from pipeplan.errors import DisagreementError, InfeasibleError, InputError, PipeplanError
-from pipeplan.exports import written
-from pipeplan.exports.target import target as target_of
-from pipeplan.fewest import fewest_workers
-from pipeplan.files import Node
-from pipeplan.local import local
-from pipeplan.plan import Plan, Stage
-from pipeplan.posing import pose
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.rendering import launch_files, plan_folder
-from pipeplan.rendering.documents import plan_document
-from pipeplan.rendering.launchers import launcher
+from pipeplan.exports import target as written
+from pipeplan.exports.target import export_target as target_of
+from pipeplan.from_options import build_problem
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.planning.fewest_workers import fewest_workers
+from pipeplan.planning.solve import Outcome, Settings
+from pipeplan.planning.solve import solve as solve_problem
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data import profile_file
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering import plan_folder
+from pipeplan.rendering.launchers import launcher_by_name
+from pipeplan.rendering.plan_json import plan_document
 from pipeplan.simulation import scenario
-from pipeplan.simulation.simulated import Simulated
-from pipeplan.simulation.simulated import simulate as simulate_scenario
-from pipeplan.solving import Outcome, Settings
-from pipeplan.solving import solve as solve_problem
+from pipeplan.simulation.simulate import Simulated
+from pipeplan.simulation.simulate import simulate as simulate_scenario
+from pipeplan.util.files import Node
 
 __all__ = [
     "Cluster",
@@ -108,7 +109,7 @@ def profile(
 
 def read_profile(name: str | os.PathLike[str]) -> Profile:
     """Read the profile in a file, or the bundled one of that name, such as `vgg16-v100`. Raises `InputError`."""
-    return bundled_profiles.read(os.fspath(name))
+    return profile_file.load_profile(os.fspath(name))
 
 
 def cluster(
@@ -123,10 +124,10 @@ def cluster(
     if name == "local":
         if servers not in (None, 1):
             raise InputError("the cluster local is one server: leave out --servers, or give --workers")
-        return local(workers)
+        return local_cluster(workers)
     if workers is not None:
         raise InputError("--workers goes with --cluster local; for other clusters give --servers")
-    loaded = cluster_file.load(name)
+    loaded = cluster_toml.load_cluster(name)
     return loaded if servers is None else loaded.with_servers(servers)
 
 
@@ -161,7 +162,7 @@ def solve(
     if not isinstance(cluster, Cluster):
         raise InputError(f"solve takes a cluster, as pipeplan.cluster({str(cluster)!r}) is one")
     settings = settings or Settings()
-    posed = pose(
+    posed = build_problem(
         profile,
         cluster,
         minibatch=minibatch,
@@ -183,8 +184,8 @@ def simulate(plan: Outcome | str | os.PathLike[str], minibatches: int | None = N
     Raises `InputError` if the folder holds no valid plan.
     """
     if isinstance(plan, Outcome):
-        return simulate_scenario(scenario.from_document(Node(plan_document(plan), "plan.json")), minibatches)
-    return simulate_scenario(scenario.read(Path(plan)), minibatches)
+        return simulate_scenario(scenario.scenario_from_document(Node(plan_document(plan), "plan.json")), minibatches)
+    return simulate_scenario(scenario.read_scenario(Path(plan)), minibatches)
 
 
 def render(outcome: Outcome, folder: str | os.PathLike[str] = "plan", *, force: bool = False) -> Path:
@@ -209,10 +210,12 @@ def render_launcher(
     The script lies in the plan folder unless `output` names another file. `settings` are the options that
     `pipeplan render KIND --help` lists, such as `partition="gpu"`. Raises `InputError`.
     """
-    plan, found = Path(folder), launcher(kind)
-    path = launch_files.destination(plan, found, None, None if output is None else Path(output))
-    text = launch_files.text(plan, found, settings, output=path, command=f"pipeplan.render_launcher({kind!r})")
-    launch_files.write(path, text, found, force=force)
+    plan, found = Path(folder), launcher_by_name(kind)
+    path = plan_folder.launch_file_path(plan, found, None, None if output is None else Path(output))
+    text = plan_folder.launch_file_text(
+        plan, found, settings, output=path, command=f"pipeplan.render_launcher({kind!r})"
+    )
+    plan_folder.write_launch_file(path, text, found, force=force)
     return path
 
 
@@ -223,7 +226,7 @@ def export(target: str, outcome: Outcome, folder: str | os.PathLike[str] | None 
     Raises `InputError` for a plan that the trainer cannot express; `solve(..., target=...)` finds the best that it can.
     """
     place = Path("plan") / target if folder is None else Path(folder)
-    written.write(place, written.export(target_of(target), outcome.problem, outcome.plan), force=force)
+    written.write_export(place, written.export_files(target_of(target), outcome.problem, outcome.plan), force=force)
     return place
 
 

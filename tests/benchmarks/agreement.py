@@ -17,21 +17,21 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.evaluate import Evaluation, evaluate
-from pipeplan.files import Node
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.rendering.documents import plan_document
-from pipeplan.schedules import ACCUMULATING, FLUSHING, SCHEDULES
-from pipeplan.simulation.engine import replay
-from pipeplan.simulation.report import enough_minibatches, measure
-from pipeplan.simulation.scenario import from_document
-from pipeplan.solvers import depths
-from pipeplan.solving import Outcome
-from pipeplan.verdict import Verdict
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cost import depths
+from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.plan.schedules import ACCUMULATING, FLUSHING, SCHEDULES
+from pipeplan.planning.solve import Outcome
+from pipeplan.planning.verdict import Verdict
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering.plan_json import plan_document
+from pipeplan.simulation.engine import simulate_schedule
+from pipeplan.simulation.metrics import enough_minibatches, summarise_simulation
+from pipeplan.simulation.scenario import scenario_from_document
+from pipeplan.util.files import Node
 
 KINDS = ("one stage", "straight", "balanced, replicas fall and divide M", "balanced", "any")
 ENOUGH = 10**6
@@ -87,15 +87,15 @@ def _with_depths(replicas: list[int], problem: Problem) -> Plan:
     pace = score.pace_s
     if schedule not in FLUSHING:
         pace = max(max(stage.stage_s, stage.boundary_s) for stage in score.stages)
-    return depths.assign(plan, problem, pace)
+    return depths.assign_depths(plan, problem, pace)
 
 
 def difference(plan: Plan, problem: Problem) -> float:
     """Replayed over predicted pace, minus 1."""
     score = evaluate(plan, problem)
-    scenario = from_document(Node(plan_document(_outcome(plan, problem, score)), "plan.json"))
+    scenario = scenario_from_document(Node(plan_document(_outcome(plan, problem, score)), "plan.json"))
     count = enough_minibatches(scenario)
-    ratio = measure(scenario, replay(scenario, count), count).ratio
+    ratio = summarise_simulation(scenario, simulate_schedule(scenario, count), count).ratio
     assert ratio is not None
     return ratio - 1.0
 

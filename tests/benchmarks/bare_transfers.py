@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from sleeping import How, Load, depths_of, place, start
 
-from pipeplan_launch.engine import WINDOW
-from pipeplan_launch.schedule import SCHEDULES, Kind, StageShape
+from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind, StageShape
+from pipeplan_launch.runtime.engine import POSTED_RECEIVES
 
 
 def pace_s(stages: int, load: Load, minibatches: int) -> float:
@@ -68,19 +68,19 @@ def work(rank: int, world: int, port: int, folder: Path, load: Load, minibatches
     shapes = [StageShape(1, depth) for depth in depths_of([1] * world)]
     messages, done = Messages(load.floats), []
     first, last = rank == 0, rank == world - 1
-    for minibatch in range(0 if first else min(WINDOW, minibatches)):
+    for minibatch in range(0 if first else min(POSTED_RECEIVES, minibatches)):
         messages.post(0, minibatch, rank - 1)
     for action in SCHEDULES["1f1b-stashing"].stream(shapes, rank, 0, minibatches):
-        if action.kind is Kind.FORWARD:
+        if action.kind is ActionKind.FORWARD:
             if not first:
                 messages.take(0, action.index)
-                if action.index + WINDOW < minibatches:
-                    messages.post(0, action.index + WINDOW, rank - 1)
+                if action.index + POSTED_RECEIVES < minibatches:
+                    messages.post(0, action.index + POSTED_RECEIVES, rank - 1)
             time.sleep(load.forward_s)
             if not last:
                 messages.post(1, action.index, rank + 1)
                 messages.send(0, action.index, rank + 1)
-        elif action.kind is Kind.BACKWARD:
+        elif action.kind is ActionKind.BACKWARD:
             if not last:
                 messages.take(1, action.index)
             time.sleep(load.backward_s)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-from pipeplan_launch.models import BUNDLED
+from pipeplan_launch.job.bundled_models import BUNDLED
 
 GIB = 1024**3
 
@@ -24,7 +24,7 @@ GIB = 1024**3
 def measure(name: str, batch: int | None, steps: int) -> dict[str, float]:
     """Seconds and bytes of one model, in this process."""
     from pipeplan_launch import load_job
-    from pipeplan_launch.memory import peak_resident_bytes, resident_bytes
+    from pipeplan_launch.telemetry.memory import peak_resident_bytes, resident_bytes
 
     before = resident_bytes()
     job = load_job(name, seed=0)

@@ -47,8 +47,8 @@ def work(rank: int, world: int, port: int, folder: Path, millions: float, repeat
     import torch.distributed as dist
     from saved import NOTHING
 
-    from pipeplan_launch import checkpoint, storage
-    from pipeplan_launch.manifest import History, Manifest, Position
+    from pipeplan_launch.checkpoint import checkpoint, tensor_store
+    from pipeplan_launch.checkpoint.manifest import History, Manifest, Position
 
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
@@ -56,24 +56,24 @@ def work(rank: int, world: int, port: int, folder: Path, millions: float, repeat
     tensors, times = tensors_of(millions), []
     for number in range(repeats + 1):
         if rank == 0:
-            checkpoint.begin(folder)
+            checkpoint.begin_checkpoint(folder)
         dist.barrier()
         begun = time.perf_counter()
-        written = storage.write(folder / checkpoint.PART, tensors, dist.group.WORLD)
+        written = tensor_store.write_tensors(folder / checkpoint.PARTIAL_CHECKPOINT, tensors, dist.group.WORLD)
         parts: list[Any] = [None] * world
         dist.all_gather_object(parts, written)
         index = {name: one for part in parts for name, one in part.items()}
         if rank == 0:
-            part = folder / checkpoint.PART
+            part = folder / checkpoint.PARTIAL_CHECKPOINT
             files = {path.name: path.stat().st_size for path in part.iterdir()}
             at = Position(0, number, repeats + 1)
             manifest = Manifest(
                 part, at, History(), 1, 1, 0, "plan", "ref", "hash", (("a",),), {}, NOTHING, index, files
             )
-            checkpoint.commit(folder, manifest)
+            checkpoint.commit_checkpoint(folder, manifest)
         dist.barrier()
         saved = time.perf_counter()
-        storage.read(checkpoint.at(folder), {name: tensors[name] for name in tensors})
+        tensor_store.fill_tensors(checkpoint.find_checkpoint(folder), {name: tensors[name] for name in tensors})
         dist.barrier()
         times.append((saved - begun, time.perf_counter() - saved))
     if rank == 0:

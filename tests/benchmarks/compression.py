@@ -29,8 +29,8 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from pipeplan_launch.loading import load_job
-from pipeplan_launch.trace import trace
+from pipeplan_launch.job.loading import load_job
+from pipeplan_launch.tracing.trace import trace_job
 
 WAYS = (
     (),
@@ -113,7 +113,7 @@ def measure(job: str, replicas: Sequence[int], way: Sequence[str], epochs: int, 
 
 def write_plan(folder: Path, job: str, replicas: Sequence[int], minibatch: int) -> None:
     """The stage files of a plan on two servers, the first with one worker."""
-    traced = trace(load_job(job, 0), 8)
+    traced = trace_job(load_job(job, 0), 8)
     layers: list[list[str]] = [[]]
     for layer in traced.layers:
         if layer.name == CUT and len(replicas) > 1:
@@ -148,20 +148,21 @@ def write_plan(folder: Path, job: str, replicas: Sequence[int], minibatch: int) 
 def _work(rank: int, world: int, port: int, arguments: Sequence[str], log: str) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-    from pipeplan_launch import __main__, compression, reduce, significance
+    from pipeplan_launch import __main__
+    from pipeplan_launch.comm import gaia_filter, gradient_allreduce, gradient_compression
 
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     counting, updates = Counting(), [0]
-    for module in (reduce, compression, significance, default_hooks, powerSGD_hook):
+    for module in (gradient_allreduce, gradient_compression, gaia_filter, default_hooks, powerSGD_hook):
         module.dist = counting  # type: ignore[attr-defined]
-    start = reduce.GradientReducer.start
+    start = gradient_allreduce.GradientReducer.start
 
     def counted_start(self: Any, of: Any) -> None:
         updates[0] += 1
         start(self, of)
 
-    reduce.GradientReducer.start = counted_start  # type: ignore[method-assign]
+    gradient_allreduce.GradientReducer.start = counted_start  # type: ignore[method-assign]
     with open(log, "w") as sink:
         sys.stdout = sys.stderr = sink
         status = __main__.main(arguments)

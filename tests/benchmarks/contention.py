@@ -5,8 +5,8 @@
 FOLDER (or PIPEPLAN_REFERENCE) holds PipeDream's published profiles, `pipedream/vgg16.txt` and so on
 (github.com/msr-fiddle/pipedream); without them the bundled VGG-16 is planned alone. For clusters A and B, without a
 limit on memory: the plan that is best with every link alone and its pace, its pace with contention and the card that
-binds, and what `pipeplan.improve` makes of it. The gap is to the pace with every link alone, which bounds all plans.
-Then how often it binds on random chains, by how many servers and how much traffic there is.
+binds, and what `pipeplan.planning.local_search` makes of it. The gap is to the pace with every link alone, which
+bounds all plans. Then how often it binds on random chains, by how many servers and how much traffic there is.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from pipeplan import cluster_file as clusters
-from pipeplan import resources
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.cuts import enumerate_cuts
-from pipeplan.evaluate import evaluate
+from pipeplan.cluster_data import cluster_toml as clusters
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.importers import pipedream
-from pipeplan.improve import improve
-from pipeplan.plan import Plan
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.solvers import dp
+from pipeplan.plan.plan import Plan
+from pipeplan.planning.local_search import improve_plan
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.solvers.dp import dynamic_program
+from pipeplan.util import files
 
 # Profile, minibatch measured, minibatch wanted.
 PUBLISHED = [("vgg16", 128, 64), ("resnet50", 128, 128), ("alexnet", 256, 256), ("gnmt8", 64, 64), ("gnmt16", 64, 64)]
@@ -46,15 +46,18 @@ def profiles() -> Iterator[tuple[str, Profile]]:
     folder = Path(given) / "pipedream"
     if given and folder.is_dir():
         for name, measured, minibatch in PUBLISHED:
-            yield f"{name}, {minibatch}", pipedream.load(folder / f"{name}.txt", measured).rescaled(minibatch)
+            yield (
+                f"{name}, {minibatch}",
+                pipedream.read_pipedream_profile(folder / f"{name}.txt", measured).rescaled(minibatch),
+            )
     else:
-        yield "vgg16, bundled", Profile.load(resources.folder("profiles") / "vgg16-v100.json")
+        yield "vgg16, bundled", Profile.load(files.bundled_folder("profiles") / "vgg16-v100.json")
 
 
 def best_alone(problem: Problem) -> Plan:
     """The plan that the dynamic program finds with every link alone."""
     alone = replace(problem, options=replace(problem.options, contention=False))
-    plan = dp.solve(alone, enumerate_cuts(alone, 2000)).plan
+    plan = dynamic_program.solve(alone, enumerate_cuts(alone, 2000)).plan
     assert plan is not None, "without a limit on memory there is a plan"
     return plan
 
@@ -65,10 +68,10 @@ def published() -> Table:
     table = Table(*headings, title="pace in ms, with every link alone and with shared cards")
     for name, profile in profiles():
         for cluster in "AB":
-            problem = Problem(profile, clusters.load(cluster), Options(memory=False))
+            problem = Problem(profile, clusters.load_cluster(cluster), Options(memory=False))
             plan = best_alone(problem)
             score, began = evaluate(plan, problem), time.perf_counter()
-            better = improve(plan, problem)
+            better = improve_plan(plan, problem)
             seconds, found = time.perf_counter() - began, evaluate(better, problem)
             paces = [f"{value * 1e3:.3f}" for value in (score.alone_s, score.pace_s, found.pace_s)]
             gap = f"{found.pace_s / score.alone_s - 1:.1%}"
@@ -99,7 +102,7 @@ def drawn() -> Table:
                 problem = chain(random.Random(seed), traffic, servers)
                 plan = best_alone(problem)
                 bound_s = evaluate(plan, problem).alone_s
-                paces = (evaluate(one, problem).pace_s for one in (plan, improve(plan, problem)))
+                paces = (evaluate(one, problem).pace_s for one in (plan, improve_plan(plan, problem)))
                 before, after = (pace_s / bound_s - 1 for pace_s in paces)
                 gaps.append((before, after))
             row = [f"{servers}", f"{traffic:g}"]

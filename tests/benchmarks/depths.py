@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from pipeplan import cost
-from pipeplan_launch.schedule import SCHEDULES, Action, Kind, StageShape
+from pipeplan.cost import formulas
+from pipeplan_launch.plan.schedule import SCHEDULES, Action, ActionKind, StageShape
 
 MISS = 0.97
 FORWARD = 1 / 3
@@ -30,10 +30,11 @@ def planned(replicas: Replicas, transfer: float, allreduce: float) -> list[int]:
     depths = [1]
     for here, following in zip(replicas[-2::-1], replicas[:0:-1], strict=True):
         waits = [
-            float(cost.group_wait(allreduce * count if count > 1 else 0.0, 1.0, count)) for count in (here, following)
+            float(formulas.group_wait(allreduce * count if count > 1 else 0.0, 1.0, count))
+            for count in (here, following)
         ]
-        behind = cost.in_flight_behind(depths[0], following, waits[1])
-        depths.insert(0, int(cost.in_flight_depth(behind, waits[0], transfer, 1.0, here)))
+        behind = formulas.in_flight_behind(depths[0], following, waits[1])
+        depths.insert(0, int(formulas.in_flight_depth(behind, waits[0], transfer, 1.0, here)))
     return depths
 
 
@@ -86,16 +87,16 @@ class Replay:
         return moved
 
     def _takes(self, stage: int, action: Action) -> float:
-        share = {Kind.FORWARD: FORWARD, Kind.BACKWARD: 1 - FORWARD}.get(action.kind, 0.0)
+        share = {ActionKind.FORWARD: FORWARD, ActionKind.BACKWARD: 1 - FORWARD}.get(action.kind, 0.0)
         return share * self.replicas[stage]
 
     def _ready(self, stage: int, action: Action) -> float | None:
         """When what an action waits for is there; None while some of it has not begun."""
-        if action.kind == Kind.UPDATE:
-            started = self.done[stage, Action(Kind.REDUCE, action.index)]
+        if action.kind == ActionKind.UPDATE:
+            started = self.done[stage, Action(ActionKind.REDUCE, action.index)]
             whole = self.allreduce * self.replicas[stage] if self.replicas[stage] > 1 else 0.0
             return max(started) + whole if len(started) == self.replicas[stage] else None
-        neighbour = {Kind.FORWARD: stage - 1, Kind.BACKWARD: stage + 1}.get(action.kind, -1)
+        neighbour = {ActionKind.FORWARD: stage - 1, ActionKind.BACKWARD: stage + 1}.get(action.kind, -1)
         if not 0 <= neighbour < len(self.replicas):
             return 0.0
         sent = self.done[neighbour, action]

@@ -24,15 +24,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from pipeplan import cluster_file
-from pipeplan.evaluate import evaluate
+from pipeplan.cluster_data import cluster_toml
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.importers import pipedream
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer
+from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler import Options as Measure
 from pipeplan.profiler import profile_model
-from pipeplan.solving import Settings, solve
 
 MOST, CLOSE = 0.9, 0.25
 JOBS = Path(__file__).with_name("estimates_jobs.py")
@@ -97,7 +97,7 @@ def pieces_of(layers: Iterable[Layer], name_of: Callable[[Layer], str]) -> list[
 
 def published(path: Path, minibatch: int) -> list[Piece]:
     """The pieces of a published profile, in the order in which the model runs."""
-    layers = pipedream.load(path, minibatch).layers
+    layers = pipedream.read_pipedream_profile(path, minibatch).layers
     order = sorted(layers, key=lambda layer: int(layer.name.removeprefix("node")))
     return pieces_of(order, lambda layer: layer.op.partition("(")[0])
 
@@ -216,7 +216,7 @@ def plan_by(ours: Profile, pairs: Sequence[Pair], cluster: str) -> list[str]:
         # Memory is left out, as the published profiles do not say what is kept for backward; so are shared network
         # cards, with which the best plan is not always found.
         options = Options(memory=False, contention=False)
-        problems.append(Problem(replace(ours, layers=layers), cluster_file.load(cluster), options))
+        problems.append(Problem(replace(ours, layers=layers), cluster_toml.load_cluster(cluster), options))
     best, made = (solve(problem, Settings(solver="dp", certify=False)) for problem in problems)
     loss = evaluate(made.plan, problems[0]).pace_s / best.evaluation.pace_s - 1
     return [best.plan.config, made.plan.config, f"{loss:.1%}"]

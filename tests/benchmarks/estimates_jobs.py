@@ -7,19 +7,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from pipeplan_launch.job import Job
+from pipeplan_launch.job.job import Job
 from pipeplan_launch.models import resnet50
-from pipeplan_launch.models.gnmt import GNMT8, GNMT16, job
+from pipeplan_launch.models.gnmt import GNMT8, GNMT16, gnmt_job
 
 
 def gnmt8() -> Job:
     """GNMT-8 on sentences of 31 words."""
-    return job(replace(GNMT8, source=31, target=31), "gnmt8")
+    return gnmt_job(replace(GNMT8, source=31, target=31), "gnmt8")
 
 
 def gnmt16() -> Job:
     """GNMT-16 on sentences of 34 words."""
-    return job(replace(GNMT16, source=34, target=34), "gnmt16")
+    return gnmt_job(replace(GNMT16, source=34, target=34), "gnmt16")
 
 
 def resnet50_mixed() -> Job:

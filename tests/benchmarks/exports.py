@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from pipeplan import cluster_file, resources
+from pipeplan.cluster_data import cluster_toml
 from pipeplan.errors import PipeplanError
-from pipeplan.exports.target import target
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.schedules import FLUSH
-from pipeplan.solving import Settings, solve
+from pipeplan.exports.target import export_target
+from pipeplan.plan.schedules import FLUSH
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.profile import Profile
+from pipeplan.util import files
 
 PROFILES = ("vgg16", "alexnet", "resnet50", "awd-lm")
 CLUSTERS = ("A", "B")
@@ -35,7 +36,7 @@ def main() -> None:
     print(f"| profile | cluster | {' | '.join(FREEDOMS)} |")
     print("|---|---|" + "---|" * len(FREEDOMS))
     for name in given.profiles:
-        profile = Profile.load(resources.folder("profiles") / f"{name}-v100.json")
+        profile = Profile.load(files.bundled_folder("profiles") / f"{name}-v100.json")
         for cluster in CLUSTERS:
             cells = [cell(profile, cluster, freedom, given.accumulate) for freedom in FREEDOMS]
             print(f"| {name} | {cluster} | {' | '.join(cells)} |", flush=True)
@@ -45,12 +46,14 @@ def cell(profile: Profile, cluster: str, freedom: str, accumulate: int) -> str:
     """The best plan and its pace, or why there is none."""
     try:
         options = options_of(profile, freedom, accumulate)
-        found = solve(Problem(profile, cluster_file.load(cluster), options), Settings(solver="dp", certify=False))
+        found = solve(
+            Problem(profile, cluster_toml.load_cluster(cluster), options), Settings(solver="dp", certify=False)
+        )
     except PipeplanError as error:
         return str(error).split(":")[0]
     rate = profile.minibatch * found.evaluation.rate
     if freedom not in ("any", "flush", "grid"):
-        target(freedom).refuse(found.problem, found.plan)
+        export_target(freedom).refuse(found.problem, found.plan)
     return f"{rate:.0f} ({found.plan.config})"
 
 
@@ -63,7 +66,7 @@ def options_of(profile: Profile, freedom: str, accumulate: int) -> Options:
         return flush
     if freedom == "grid":
         return replace(flush, grid=True, allow_copies=False)
-    return target(freedom).restrict(profile, flush)
+    return export_target(freedom).restrict(profile, flush)
 
 
 if __name__ == "__main__":

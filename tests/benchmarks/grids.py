@@ -14,12 +14,13 @@ import statistics
 import time
 from dataclasses import replace
 
-from pipeplan import cluster_file, resources
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.schedules import FLUSH, STASHING
-from pipeplan.solving import Outcome, Settings, solve
-from pipeplan.stages import shape_of
+from pipeplan.cluster_data import cluster_toml
+from pipeplan.cost.stage_times import grid_shape_of
+from pipeplan.plan.schedules import FLUSH, STASHING
+from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.profile import Profile
+from pipeplan.util import files
 
 SCHEDULES = {STASHING: None, FLUSH: 16}
 DP = Settings(solver="dp", certify=False)
@@ -32,17 +33,17 @@ def main() -> None:
     print("| model | cluster | schedule | free plan | ms | uniform grid | ms | free is faster | CPU s | CPU s |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     lost: dict[str, list[float]] = {schedule: [] for schedule in SCHEDULES}
-    for path in sorted(resources.folder("profiles").glob("*-v100.json")):
+    for path in sorted(files.bundled_folder("profiles").glob("*-v100.json")):
         if only not in path.name:
             continue
         profile = Profile.load(path)
         for schedule, accumulate in SCHEDULES.items():
             for name in "ABC":
                 options = Options(schedule=schedule, accumulate=accumulate)
-                problem = Problem(profile, cluster_file.load(name), options)
+                problem = Problem(profile, cluster_toml.load_cluster(name), options)
                 free, took = _solved(problem)
                 grid, grid_took = _solved(replace(problem, options=replace(options, grid=True)))
-                shape = shape_of(grid.plan, problem.cluster)
+                shape = grid_shape_of(grid.plan, problem.cluster)
                 gain = grid.objective_s / free.objective_s
                 lost[schedule].append(gain)
                 print(

@@ -19,14 +19,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from pipeplan import cluster_file, resources
-from pipeplan.cluster_data import Cluster
-from pipeplan.cuts import enumerate_cuts
+from pipeplan.cluster_data import cluster_toml
+from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.importers import pipedream
-from pipeplan.problem import Problem
-from pipeplan.profile_data import Profile
-from pipeplan.solvers import dp, ilp
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.profile import Profile
+from pipeplan.solvers.dp import dynamic_program
+from pipeplan.solvers.ilp import integer_program
 from pipeplan.solvers.result import Result
+from pipeplan.util import files
 
 # Profile: minibatch measured, minibatch of Table 1 (Narayanan et al., SOSP 2019), servers by cluster.
 ROWS = {
@@ -44,7 +46,7 @@ MAXIMUM_CUTS = 20_000
 
 def instances(folder: Path | None) -> Iterator[tuple[str, Problem]]:
     """By name: the bundled profile, then the published ones."""
-    bundled = Profile.load(resources.folder("profiles") / "vgg16-v100.json")
+    bundled = Profile.load(files.bundled_folder("profiles") / "vgg16-v100.json")
     for where, servers in BUNDLED.items():
         yield f"vgg16, bundled, {where}", Problem(bundled, on(where, servers))
     small = on("B", 2)
@@ -53,14 +55,14 @@ def instances(folder: Path | None) -> Iterator[tuple[str, Problem]]:
     if folder is None:
         return
     for name, (measured, minibatch, clusters) in ROWS.items():
-        profile = pipedream.load(folder / f"{name}.txt", measured).rescaled(minibatch)
+        profile = pipedream.read_pipedream_profile(folder / f"{name}.txt", measured).rescaled(minibatch)
         for where, servers in clusters.items():
             yield f"{name}, {where}", Problem(profile, on(where, servers))
 
 
 def on(where: str, servers: int) -> Cluster:
     """A bundled cluster with so many servers."""
-    return cluster_file.load(where[0]).with_servers(servers)
+    return cluster_toml.load_cluster(where[0]).with_servers(servers)
 
 
 def row(table: Table, name: str, how: str, result: Result) -> None:
@@ -80,13 +82,13 @@ def main() -> None:
     folder = Path(arguments.folder) / "pipedream" if arguments.folder else None
     if folder and not folder.is_dir():
         parser.error(f"there is no folder {folder}")
-    limits = ilp.Limits(seconds=arguments.time_limit)
+    limits = integer_program.IlpLimits(seconds=arguments.time_limit)
     headings = ("instance", "", "variables", "rows", "s", "s/minibatch", "bound", "gap", "status", "plan")
     table, seconds, proven = Table(*headings), [], 0
     for name, problem in instances(folder):
-        first = dp.solve(problem, enumerate_cuts(problem, MAXIMUM_CUTS))
+        first = dynamic_program.solve(problem, enumerate_cuts(problem, MAXIMUM_CUTS))
         for how, cutoff in (("cold", None), ("below the DP's", first.objective_s)):
-            result = ilp.solve(problem, limits, cutoff)
+            result = integer_program.solve(problem, limits, cutoff)
             row(table, name, how, result)
             seconds.append(result.seconds)
             proven += result.status == "optimal"

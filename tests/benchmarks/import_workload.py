@@ -18,8 +18,8 @@ from foreign_formats.dnn_partitioning import read_dnn_partitioning
 from foreign_formats.piper import read_piper
 
 from pipeplan.errors import InputError
-from pipeplan.files import read_json
-from pipeplan.units import parse_rate
+from pipeplan.util.files import read_json
+from pipeplan.util.units import parse_rate
 
 
 def main() -> None:

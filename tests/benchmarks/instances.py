@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 
 GB, GIB = 1e9, 2**30
 RATES = ((100 * GB, 1e-6), (12.5 * GB, 2e-6), (6 * GB, 3e-6), (1.25 * GB, 20e-6))

@@ -28,10 +28,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from pipeplan_launch.batches import Batches, sizes_of
-from pipeplan_launch.job import Job
-from pipeplan_launch.loading import load_job
-from pipeplan_launch.trace import trace
+from pipeplan_launch.job.job import Job
+from pipeplan_launch.job.loading import load_job
+from pipeplan_launch.runtime.data import Batches, minibatch_sizes
+from pipeplan_launch.tracing.trace import trace_job
 
 JOBS = Path(__file__).with_name("learning_jobs.py")
 MICROBATCHES = 4
@@ -101,7 +101,7 @@ def one_process(task: Task, seed: int) -> Curve:
     assert job.loss is not None
     model, data = job.model, job.datasets
     optimizer = job.make_optimizer(list(model.parameters()))
-    sizes = sizes_of(data.train, task.minibatch, dynamic=True, training=True)
+    sizes = minibatch_sizes(data.train, task.minibatch, dynamic=True, training=True)
     curve = Curve([], [])
     for epoch in range(task.epochs):
         batches = Batches(data.train, sizes, seed, epoch)
@@ -159,7 +159,7 @@ def pipeline(task: Task, way: Way, seed: int) -> Curve:
 def write_plan(folder: Path, task: Task, way: Way) -> None:
     """The stage files of a plan, with the least depths that keep every stage fed."""
     job = load_job(task.ref, 0)
-    traced = trace(job, 8)
+    traced = trace_job(job, 8)
     cuts = task.cuts if len(way.replicas) == 3 else task.cuts[1:]
     layers: list[list[str]] = [[]]
     for layer in traced.layers:

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.optim import SGD, AdamW
 from torch.utils.data import TensorDataset
 
-from pipeplan_launch.job import Data, Job
+from pipeplan_launch.job.job import Data, Job
 from pipeplan_launch.models import mnist
 
 LENGTH = 48

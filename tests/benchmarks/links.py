@@ -34,14 +34,16 @@ from links_network import several
 from rich.console import Console
 from rich.table import Table
 
-from pipeplan import cli, cluster_file, cost
+from pipeplan import cli
 from pipeplan.cli.profile import links as _command  # noqa: F401  imported before the workers are forked
-from pipeplan.cluster_data import Cluster
-from pipeplan.emulate import machine
-from pipeplan.links import Links
-from pipeplan_launch.emulation.network import INSIDE as NAMESPACES
-from pipeplan_launch.emulation.network import Network, Node
-from pipeplan_launch.linkprobe import joined as _joined  # noqa: F401
+from pipeplan.cluster_data import cluster_toml
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import formulas
+from pipeplan.replay import requirements
+from pipeplan_launch.emulation.network_namespaces import OWN_NAMESPACES as NAMESPACES
+from pipeplan_launch.emulation.network_namespaces import Network, NetworkNode
+from pipeplan_launch.link_benchmark import run as _joined  # noqa: F401
 
 MBIT = 1.25e5
 SIZE = 2**21
@@ -53,7 +55,7 @@ INSIDE = "PIPEPLAN_LINKS_INSIDE"
 class Case:
     """A network, and the levels that it should be found to have."""
 
-    root: Node
+    root: NetworkNode
     counts: tuple[int, ...]
     rates: tuple[float | None, ...]
     """Of every level, Mbit/s; None where nothing was set."""
@@ -63,25 +65,29 @@ class Case:
     """Of every server, where they differ."""
 
 
-def behind(rate: str, *below: Node) -> Node:
+def behind(rate: str, *below: NetworkNode) -> NetworkNode:
     """A switch and its cable."""
-    return Node(rate, 0, below)
+    return NetworkNode(rate, 0, below)
 
 
 CASES = {
-    "two-by-two": Case(behind("", *several(2, Node("400mbit", 2))), (2, 2), (None, 400)),
+    "two-by-two": Case(behind("", *several(2, NetworkNode("400mbit", 2))), (2, 2), (None, 400)),
     "tree": Case(
-        behind("", *several(2, behind("60mbit", *several(2, behind("200mbit", *several(2, Node("400mbit", 1))))))),
+        behind(
+            "", *several(2, behind("60mbit", *several(2, behind("200mbit", *several(2, NetworkNode("400mbit", 1))))))
+        ),
         (1, 2, 2, 2),
         (None, 400, 200, 60),
     ),
     "cards": Case(
-        behind("", *several(2, Node("400mbit", 2)), *several(2, Node("100mbit", 2))),
+        behind("", *several(2, NetworkNode("400mbit", 2)), *several(2, NetworkNode("100mbit", 2))),
         (2, 4),
         (None, 400),
         cards=(400, 400, 100, 100),
     ),
-    "unequal": Case(behind("", Node("200mbit", 3), Node("200mbit", 1)), (3, 2), (None, 200), sizes=(3, 1)),
+    "unequal": Case(
+        behind("", NetworkNode("200mbit", 3), NetworkNode("200mbit", 1)), (3, 2), (None, 200), sizes=(3, 1)
+    ),
 }
 
 
@@ -167,10 +173,10 @@ def measure(name: str, run: int, keep: Path | None) -> None:
         folder = keep or Path(text)
         took = survey(network, folder / f"{name}.toml", 29500 + run)
         reduced, sent = bare(network, Path(text), 29600 + run)
-        cluster = cluster_file.load(str(folder / f"{name}.toml"))
+        cluster = cluster_toml.load_cluster(str(folder / f"{name}.toml"))
     links, top = Links.of(cluster), len(cluster.levels)
-    expected = cost.ring_allreduce_time(cluster.workers, SIZE, *links.allreduce(top, 0))
-    message = cost.transfer_time(SIZE, *links.sendrecv(top, 0))
+    expected = formulas.ring_allreduce_time(cluster.workers, SIZE, *links.allreduce(top, 0))
+    message = formulas.transfer_time(SIZE, *links.sendrecv(top, 0))
     table = Table(title=f"{name}: levels {'found' if right(case, cluster) else 'NOT found'}, {took:.0f} s", box=None)
     for heading in ("level", "joins", "set, Mbit/s", "link", "message", "all-reduce", "cards, Mbit/s"):
         table.add_column(heading, justify="left" if heading == "level" else "right")
@@ -196,7 +202,7 @@ def main() -> int:
     if os.environ.get(INSIDE):
         measure(given.names[0], given.runs, given.keep)
         return 0
-    if why := machine.lacking():
+    if why := requirements.missing_requirement():
         print(f"skipped: {why}")
         return 0
     os.environ[INSIDE] = "1"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from pipeplan_launch.emulation.network import Network, Node
+from pipeplan_launch.emulation.network_namespaces import Network, NetworkNode
 
 
-def several(count: int, node: Node) -> tuple[Node, ...]:
+def several(count: int, node: NetworkNode) -> tuple[NetworkNode, ...]:
     """So many of the same."""
     return (node,) * count
 

@@ -26,10 +26,10 @@ from torch.distributed import pipelining
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeplan_launch.allocator import keep_freed_memory
-from pipeplan_launch.batches import Batches, Sizes
-from pipeplan_launch.job import Job
-from pipeplan_launch.loading import load_job
-from pipeplan_launch.memory import peak_resident_bytes, reset_peak, resident_bytes
+from pipeplan_launch.job.job import Job
+from pipeplan_launch.job.loading import load_job
+from pipeplan_launch.runtime.data import Batches, MinibatchSizes
+from pipeplan_launch.telemetry.memory import peak_resident_bytes, reset_peak, resident_bytes
 
 SEED = 0
 
@@ -159,7 +159,7 @@ def data_parallel(job: Job, subject: str, _kind: str, _microbatches: int) -> tup
 def in_order(job: Job, minibatch: int) -> Batches:
     """The minibatches of the first epoch, in the order in which our executor reads them."""
     train: Any = job.datasets.train
-    return Batches(train, Sizes(len(train), minibatch, dynamic=True, training=True), SEED, 0)
+    return Batches(train, MinibatchSizes(len(train), minibatch, dynamic=True, training=True), SEED, 0)
 
 
 if __name__ == "__main__":

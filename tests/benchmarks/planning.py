@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 from instances import chain, cluster, inception, nasnet
 
-from pipeplan import cluster_file
-from pipeplan.cuts import enumerate_cuts
+from pipeplan.cluster_data import cluster_toml
 from pipeplan.importers import pipedream
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.solvers import dp
-from pipeplan.solving import MAXIMUM_CUTS
+from pipeplan.planning.solve import MAXIMUM_CUTS
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.profile import Profile
+from pipeplan.solvers.dp import dynamic_program
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ def cases(folder: Path | None) -> Iterator[Case]:
     else:
         yield Case(
             "ResNet-50, 2x8",
-            Problem(_published(folder, "resnet50", 128), cluster_file.load("B")),
+            Problem(_published(folder, "resnet50", 128), cluster_toml.load_cluster("B")),
             0.3,
             "PipeDream 77.5 s",
         )
         gnmt = _published(folder, "gnmt16", 64)
-        yield Case("GNMT-16, 2x8", Problem(gnmt, cluster_file.load("B")), 2, "PipeDream > 200 s")
-        yield Case("GNMT-16, 4x4", Problem(gnmt, cluster_file.load("A")), 2, "PipeDream > 1,500 s")
+        yield Case("GNMT-16, 2x8", Problem(gnmt, cluster_toml.load_cluster("B")), 2, "PipeDream > 200 s")
+        yield Case("GNMT-16, 4x4", Problem(gnmt, cluster_toml.load_cluster("A")), 2, "PipeDream > 1,500 s")
     six = cluster(6, level=3)
     yield Case("Inception-v3-like, 6", Problem(inception(), six), 10, "dnn-partitioning > 1,200 s exact")
     yield Case("NASNet-like, 6", Problem(nasnet(), six), 60)
@@ -67,14 +67,14 @@ def cases(folder: Path | None) -> Iterator[Case]:
 
 
 def _published(folder: Path, name: str, minibatch: int) -> Profile:
-    return pipedream.load(folder / f"{name}.txt", minibatch)
+    return pipedream.read_pipedream_profile(folder / f"{name}.txt", minibatch)
 
 
 def measure(case: Case) -> None:
     """Print one row: seconds for cuts and search together, memory of the process so far."""
     began = time.perf_counter()
     cuts = enumerate_cuts(case.problem, MAXIMUM_CUTS)
-    result = dp.solve(case.problem, cuts, 600, case.gap)
+    result = dynamic_program.solve(case.problem, cuts, 600, case.gap)
     seconds = time.perf_counter() - began
     stages = f"{len(result.plan.stages)} stages" if result.plan else "-"
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
@@ -109,7 +109,7 @@ def growth() -> None:
 
 def _seconds(problem: Problem, cuts: object) -> float:
     began = time.perf_counter()
-    dp.solve(problem, cuts, 600)  # type: ignore[arg-type]
+    dynamic_program.solve(problem, cuts, 600)  # type: ignore[arg-type]
     return time.perf_counter() - began
 
 

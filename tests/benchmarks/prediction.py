@@ -35,16 +35,16 @@ import torch
 from peers_load import undisturbed
 from peers_run import Here, pipeplan
 
-from pipeplan import cluster_file, local
-from pipeplan.cluster_data import Cluster
-from pipeplan.evaluate import Evaluation, evaluate
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
+from pipeplan.cluster_data import cluster_toml, local
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cost import depths
+from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.planning.solve import Outcome
+from pipeplan.planning.verdict import Verdict
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder
-from pipeplan.solvers import depths
-from pipeplan.solving import Outcome
-from pipeplan.verdict import Verdict
 
 HERE = Path(__file__).parent
 MINIBATCHES, WARM, DRAIN = 80, 24, 6
@@ -132,7 +132,7 @@ class Bench:
             undisturbed(
                 lambda: pipeplan("profile", "--links", "--workers", workers, "--budget", 10, "-o", path, "--force")
             )
-        return cluster_file.parse(path)
+        return cluster_toml.read_cluster(path)
 
     @cache  # noqa: B019
     def profile(self, name: str, workers: int) -> Profile:
@@ -194,13 +194,13 @@ def chosen(problem: Problem, shape: Shape) -> tuple[Plan, Evaluation]:
         return abs(first / (first + second) - UNEVEN)
 
     plan = min(shaped(problem, shape), key=off if shape.uneven else slowest)
-    plan = depths.assign(plan, problem, slowest(plan))
+    plan = depths.assign_depths(plan, problem, slowest(plan))
     return plan, evaluate(plan, problem)
 
 
 def machine() -> str:
     """What this runs on, as far as the system tells."""
-    here = local.processors()
+    here = local.local_processors()
     siblings = {
         path.read_text().strip()
         for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list")

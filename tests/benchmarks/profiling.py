@@ -25,12 +25,12 @@ from statistics import median
 
 import torch
 
-from pipeplan.profiler.alike import Observer
 from pipeplan.profiler.clock import CPUClock
+from pipeplan.profiler.duplicate_layers import Observer
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan_launch import load_job
 from pipeplan_launch.allocator import keep_freed_memory
-from pipeplan_launch.trace import trace
+from pipeplan_launch.tracing.trace import trace_job
 
 JOBS = Path(__file__).with_name("profiling_jobs.py")
 MODELS = {
@@ -82,7 +82,7 @@ def compared(ref: str, batch: int, passes: int) -> list[str] | None:
     assert job.loss is not None
     job.model.train()
     clock = CPUClock(1)
-    run = LayerRun(trace(job, batch), job.example_batch(batch), job.loss, batch, torch.device("cpu"))
+    run = LayerRun(trace_job(job, batch), job.example_batch(batch), job.loss, batch, torch.device("cpu"))
     run.watcher = observer = Observer(run)
     one_pass(run, clock)
     run.watcher, alike = None, observer.classes()

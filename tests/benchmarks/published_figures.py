@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.table import Table
 from table1 import pipedream_optimiser
 
-from pipeplan import cluster_file as clusters
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.cuts import enumerate_cuts
+from pipeplan.cluster_data import cluster_toml as clusters
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.importers import pipedream
-from pipeplan.problem import Options, Problem
-from pipeplan.solving import Settings, solve
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
 
 # Published optimiser: profile, levels (count, bytes/s), seconds per minibatch, speed-up over its data parallelism.
 CODE = [
@@ -42,7 +42,9 @@ def code_figures(folder: Path) -> Table:
     table = Table("profile", "levels", "s/minibatch", "published", "over DP", "published", title="pipedream-code")
     for name, levels, pace, gain in CODE:
         made = tuple(Level(f"level{number}", *level) for number, level in enumerate(levels))
-        problem = Problem(pipedream.load(folder / f"{name}.txt", 128), Cluster("", Device("", "cuda", 1), made))
+        problem = Problem(
+            pipedream.read_pipedream_profile(folder / f"{name}.txt", 128), Cluster("", Device("", "cuda", 1), made)
+        )
         result = pipedream_optimiser.solve_published(problem, enumerate_cuts(problem, 2000), "pipedream-code")
         ours = pipedream_optimiser.data_parallel_time(problem, "pipedream-code") / result.objective_s
         shape = " x ".join(f"{count} at {rate / 1e9:g} GB/s" for count, rate in levels)
@@ -56,8 +58,8 @@ def optima(folder: Path) -> Table:
     table = Table(*headings, title="pipeplan: full overlap, a/B at a boundary, no limit on memory")
     for name, measured, minibatch in MODELS:
         for cluster in "AB":
-            profile = pipedream.load(folder / f"{name}.txt", measured).rescaled(minibatch)
-            problem = Problem(profile, clusters.load(cluster), Options(memory=False))
+            profile = pipedream.read_pipedream_profile(folder / f"{name}.txt", measured).rescaled(minibatch)
+            problem = Problem(profile, clusters.load_cluster(cluster), Options(memory=False))
             outcome = solve(problem, Settings())
             pace = outcome.evaluation.pace_s
             gain = outcome.baselines[0].gain(pace)

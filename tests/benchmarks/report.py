@@ -24,12 +24,12 @@ from instances import chain, cluster
 from rich.console import Console
 from rich.table import Table
 
-from pipeplan import resources
-from pipeplan.cluster_file import load
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
+from pipeplan.cluster_data.cluster_toml import load_cluster
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder
-from pipeplan.solving import Settings, solve
+from pipeplan.util import files
 
 PIPEPLAN = [sys.executable, "-m", "pipeplan"]
 WIDTH = 110
@@ -40,8 +40,8 @@ def instances() -> Iterator[tuple[str, Problem, Settings]]:
     """What is planned, by name."""
     both, quick = Settings(), Settings(solver="dp", certify=False, gap=0.01)
     for name, where in (("vgg16", "B"), ("gnmt16", "A")):
-        profile = Profile.load(resources.folder("profiles") / f"{name}-v100.json")
-        yield f"{name} on {where}", Problem(profile, load(where)), both
+        profile = Profile.load(files.bundled_folder("profiles") / f"{name}-v100.json")
+        yield f"{name} on {where}", Problem(profile, load_cluster(where)), both
     large = chain(1000)
     wide, straight = Options(recompute=False), Options(max_replicas=1, memory=False)
     yield "1,000 layers × 1,024 workers", Problem(large, cluster(8, 128, memory_gib=110), wide), quick

@@ -26,9 +26,9 @@ from table1.sections import sections_of
 from table1.table import Report, Table, build_table, rows_named
 
 from pipeplan.errors import InputError
-from pipeplan.files import write_text
-from pipeplan.profile_data import Profile
-from pipeplan.solving import Settings
+from pipeplan.planning.solve import Settings
+from pipeplan.profile_data.profile import Profile
+from pipeplan.util.files import write_text
 
 REFERENCE = "PIPEPLAN_REFERENCE"
 
@@ -97,11 +97,11 @@ def _with_replays(table: Table, keep: Path | None, replay_plan: replays.Replayer
 def _replayer(seconds: float | None) -> replays.Replayer:
     """The function that replays a plan folder on this machine."""
     # Only --replay needs these modules.
-    from pipeplan.emulate import machine
-    from pipeplan.emulate.run import SECONDS, replay
-    from pipeplan.emulate.run import Settings as ReplaySettings
+    from pipeplan.replay import requirements
+    from pipeplan.replay.run import SECONDS, ReplaySettings
+    from pipeplan.replay.run import replay_plan as replay
 
-    machine.check()
+    requirements.check_requirements()
     settings = ReplaySettings(seconds=seconds or SECONDS)
 
     def run(folder: Path, profile: Profile) -> replays.ReplayResult:

@@ -28,14 +28,14 @@ from dataclasses import dataclass, field, replace
 from rich.console import Console
 from rich.table import Table
 
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.evaluate import evaluate
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.solvers import depths
-from pipeplan_launch.schedule import SCHEDULES, Action, Kind, StageShape
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cost import depths
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan_launch.plan.schedule import SCHEDULES, Action, ActionKind, StageShape
 
 EPSILON = 1e-12
 Card = tuple[int, bool]
@@ -175,20 +175,20 @@ class Replay:
         todo = self.todo[worker]
         while todo and worker not in self.busy:
             action = todo[-1]
-            boundary = {Kind.FORWARD: stage - 1, Kind.BACKWARD: stage}.get(action.kind)
-            waits = action.kind is Kind.UPDATE or (
+            boundary = {ActionKind.FORWARD: stage - 1, ActionKind.BACKWARD: stage}.get(action.kind)
+            waits = action.kind is ActionKind.UPDATE or (
                 boundary is not None and 0 <= boundary < len(self.setting.activation_s)
             )
             if waits and (*worker, action) not in self.here:
                 return
             todo.pop()
             self.here.discard((*worker, action))
-            if action.kind is Kind.FORWARD and stage > 0:
+            if action.kind is ActionKind.FORWARD and stage > 0:
                 self._post(worker)
-            if action.kind is Kind.REDUCE:
+            if action.kind is ActionKind.REDUCE:
                 self._reduce(stage, action.index)
-            elif action.kind is not Kind.UPDATE:
-                times = self.setting.forward_s if action.kind is Kind.FORWARD else self.setting.backward_s
+            elif action.kind is not ActionKind.UPDATE:
+                times = self.setting.forward_s if action.kind is ActionKind.FORWARD else self.setting.backward_s
                 self.busy.add(worker)
                 self._after(times[stage], lambda done=action: self._computed(worker, done))  # type: ignore[misc]
 
@@ -202,14 +202,14 @@ class Replay:
     def _computed(self, worker: tuple[int, int], action: Action) -> None:
         self.busy.discard(worker)
         stage = worker[0]
-        other = stage + 1 if action.kind is Kind.FORWARD else stage - 1
-        if action.kind is Kind.BACKWARD and stage == 0:
+        other = stage + 1 if action.kind is ActionKind.FORWARD else stage - 1
+        if action.kind is ActionKind.BACKWARD and stage == 0:
             self.ends.append(self.now)
         if 0 <= other < len(self.setting.replicas):
             receiver = other, action.index % self.setting.replicas[other]
             source, target = self.setting.server(*worker), self.setting.server(*receiver)
             cards = ((source, True), (target, False)) if source != target else ()
-            forward = action.kind is Kind.FORWARD
+            forward = action.kind is ActionKind.FORWARD
             sizes = self.setting.activation_s if forward else self.setting.gradient_s
             message_s = sizes[min(stage, other)]
 
@@ -233,7 +233,7 @@ class Replay:
 
             def done() -> None:
                 for replica in range(count):
-                    self._arrived((stage, replica), Action(Kind.UPDATE, group))
+                    self._arrived((stage, replica), Action(ActionKind.UPDATE, group))
 
             self._flow(self.setting.ring_cards(stage), self.setting.ring_s[stage] if count > 1 else 0.0, True, done)
 
@@ -264,8 +264,8 @@ def planned(setting: Setting) -> tuple[Setting, float]:
     runs = [tuple(range(*pair)) for pair in itertools.pairwise(ends)]
     plan = Plan(tuple(Stage((f"l{index}",), run, 1, 1) for index, run in enumerate(runs)))
     # Deep enough for anything first: then the pace is that of the other resources.
-    pace_s = evaluate(depths.assign(plan, problem, 1e-6), problem).pace_s
-    found = tuple(stage.depth for stage in depths.assign(plan, problem, pace_s).stages)
+    pace_s = evaluate(depths.assign_depths(plan, problem, 1e-6), problem).pace_s
+    found = tuple(stage.depth for stage in depths.assign_depths(plan, problem, pace_s).stages)
     return replace(setting, depths=found), pace_s
 
 

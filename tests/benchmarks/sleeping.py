@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from pipeplan import cost
+from pipeplan.cost import formulas
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def depths_of(replicas: Sequence[int]) -> list[int]:
     """The planner's in-flight depths for transfers that take half the pace."""
     depths = [1]
     for count, following in zip(replicas[-2::-1], replicas[:0:-1], strict=True):
-        behind = cost.in_flight_behind(depths[0], following, 0.0)
-        depths.insert(0, int(cost.in_flight_depth(behind, 0.0, 0.5, 1.0, count)))
+        behind = formulas.in_flight_behind(depths[0], following, 0.0)
+        depths.insert(0, int(formulas.in_flight_depth(behind, 0.0, 0.5, 1.0, count)))
     return depths
 
 
@@ -119,7 +119,7 @@ def write_plan(folder: Path, replicas: Sequence[int], load: Load, minibatches: i
 def work(rank: int, world: int, port: int, folder: Path, how: How) -> None:
     """Run as one worker, and write its CPU time to a file."""
     from pipeplan_launch import __main__
-    from pipeplan_launch.training import TrainingEngine
+    from pipeplan_launch.runtime.training import TrainingEngine
 
     place(rank, world, port, how)
     run_segment = TrainingEngine.run

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan import cluster_file
-from pipeplan.emulate import machine
-from pipeplan.links import Links
+from pipeplan.cluster_data import cluster_toml
+from pipeplan.cluster_data.links import Links
+from pipeplan.replay import requirements
 
 SCRIPT = Path(__file__).with_name("links.py")
 MBIT = 1.25e5
 
-LACKS = machine.lacking()
+LACKS = requirements.missing_requirement()
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(LACKS), reason=LACKS)]
 
@@ -24,7 +24,7 @@ def measured(name: str, folder: Path) -> tuple[Links, str]:
     command = [sys.executable, SCRIPT, name, "--keep", folder]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    return Links.of(cluster_file.load(str(folder / f"{name}.toml"))), done.stdout
+    return Links.of(cluster_toml.load_cluster(str(folder / f"{name}.toml"))), done.stdout
 
 
 def test_two_servers_of_two(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import pytest
 import torch
 from peers_jobs import SUBJECTS, pieces
 
-from pipeplan_launch.loading import load_job
-from pipeplan_launch.split import stage_program
-from pipeplan_launch.trace import trace
+from pipeplan_launch.job.loading import load_job
+from pipeplan_launch.tracing.split import build_stage_program
+from pipeplan_launch.tracing.trace import trace_job
 
 FEW = 2
 """Samples of a microbatch here."""
@@ -26,7 +26,7 @@ FEW = 2
 def test_both_sides_have_the_same_stages_and_the_same_first_loss(subject: str, tmp_path: Path) -> None:
     job = load_job(f"{peers_jobs.__file__}:{subject}", peers_torch.SEED)
     samples = peers_torch.in_order(job, FEW).load(0)
-    traced = trace(job, FEW)
+    traced = trace_job(job, FEW)
     profile = tmp_path / "profile.json"
     profile.write_text(json.dumps({"layers": [{"name": layer.name} for layer in traced.layers]}))
     cuts = SUBJECTS[subject].halves
@@ -36,7 +36,7 @@ def test_both_sides_have_the_same_stages_and_the_same_first_loss(subject: str, t
     place = names.index(last)
     assert names[place + 1] == first
     layers = (names[: place + 1], names[place + 1 :])
-    ours = [stage_program(traced, layers, stage, torch.device("cpu")) for stage in range(2)]
+    ours = [build_stage_program(traced, layers, stage, torch.device("cpu")) for stage in range(2)]
     for piece, program in zip(theirs, ours, strict=True):
         own = {name for name, _ in piece.named_parameters()}
         assert own == set(program.parameters_by_name())

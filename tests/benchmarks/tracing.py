@@ -79,19 +79,21 @@ def measure(name: str) -> dict[str, Any]:
     """One run, in this process."""
     import torch
 
-    from pipeplan_launch.segment import cut
-    from pipeplan_launch.trace import trace
+    from pipeplan_launch.tracing.subgraph import cut_subgraph
+    from pipeplan_launch.tracing.trace import trace_job
 
     torch.set_num_threads(1)
     build, minibatch = MODELS[name]
     job = build()
     wall, cpu = time.perf_counter(), time.thread_time()
-    traced = trace(job, minibatch)
+    traced = trace_job(job, minibatch)
     wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
     began = time.thread_time()
     for layer in traced.layers:
         received = [spec.name for spec in traced.tensors if layer.name in spec.consumers]
-        cut(traced, [layer.name], received, [spec.name for spec in traced.tensors if spec.producer == layer.name])
+        cut_subgraph(
+            traced, [layer.name], received, [spec.name for spec in traced.tensors if spec.producer == layer.name]
+        )
     return {
         "parameters": sum(one.numel() for one in job.model.parameters()),
         "layers": len(traced.layers),

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pipeplan.cluster_data import Cluster, Device, Level, Server
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Provenance, Tensor
-from pipeplan.rendering import launch_files
-from pipeplan.rendering.launchers import launcher
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Provenance, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering import plan_folder
+from pipeplan.rendering.launchers import launcher_by_name
 from pipeplan.rendering.plan_folder import write_plan
-from pipeplan.solving import Settings, solve
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = """
@@ -68,9 +68,9 @@ def small_plan(folder: Path, job: Path, sizes: Sequence[int] = (1, 1), device: s
 
 def rendered(plan: Path, kind: str, **settings: object) -> Path:
     """Render a launcher of that kind into the plan folder; returns its path."""
-    one = launcher(kind)
-    path = launch_files.destination(plan, one, None, None)
-    launch_files.write(path, launch_files.text(plan, one, settings), one)
+    one = launcher_by_name(kind)
+    path = plan_folder.launch_file_path(plan, one, None, None)
+    plan_folder.write_launch_file(path, plan_folder.launch_file_text(plan, one, settings), one)
     return path
 
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planner"))
 from decoders import chain, grid, problem
 
 from pipeplan.exports.deepspeed import CONFIG, HOSTS, MODULE, TARGET
-from pipeplan.exports.written import export, write
+from pipeplan.exports.target import export_files, write_export
 
 pytestmark = pytest.mark.deploy
 
@@ -113,7 +113,7 @@ def test_two_stages_with_two_replicas_train_as_one_process_does(version: str, tm
     profile = chain(["0", "1", "2", "3", "4", "5", "loss"])
     plan = grid(profile, ["4"], replicas=2, accumulate=6)
     plan = replace(plan, stages=(replace(plan.stages[0], recompute=True), plan.stages[1]))
-    write(tmp_path, export(TARGET, problem(profile), plan))
+    write_export(tmp_path, export_files(TARGET, problem(profile), plan))
     (tmp_path / "train.py").write_text(WORKER)
     command = [sys.executable, "train.py", str(_port())]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
@@ -134,7 +134,7 @@ def test_deepspeed_reads_the_host_file(version: str, tmp_path: Path) -> None:
     from deepspeed.launcher.runner import fetch_hostfile
 
     profile = chain(["0", "1", "loss"])
-    files = export(TARGET, problem(profile, servers=2), grid(profile, ["1"], replicas=4))
-    write(tmp_path, {HOSTS: files[HOSTS]})
+    files = export_files(TARGET, problem(profile, servers=2), grid(profile, ["1"], replicas=4))
+    write_export(tmp_path, {HOSTS: files[HOSTS]})
     assert dict(fetch_hostfile(str(tmp_path / HOSTS))) == {"server0": 4, "server1": 4}
     assert set(files) == {MODULE, CONFIG, HOSTS}

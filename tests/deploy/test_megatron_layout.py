@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planner"))
 from decoders import decoder, grid, problem
 
 from pipeplan.exports.megatron import FILE, TARGET
-from pipeplan.exports.written import export
+from pipeplan.exports.target import export_files
 
 pytestmark = pytest.mark.deploy
 
@@ -45,7 +45,7 @@ def test_every_rank_builds_the_layers_of_its_stage(cuts: list[str], blocks: list
     from megatron.core.transformer.enums import LayerType
 
     profile = decoder(12)
-    words = shlex.split(export(TARGET, problem(profile), grid(profile, cuts))[FILE].text, comments=True)
+    words = shlex.split(export_files(TARGET, problem(profile), grid(profile, cuts))[FILE].text, comments=True)
     given = dict(itertools.pairwise(words))
     stages = int(given["--pipeline-model-parallel-size"])
     config = megatron(
@@ -73,7 +73,7 @@ def test_the_batch_has_the_microbatches_of_the_plan(megatron: Any) -> None:
 
     profile = decoder(4)
     plan = grid(profile, ["h.2.ln"], replicas=2, accumulate=24)
-    words = shlex.split(export(TARGET, problem(profile), plan)[FILE].text, comments=True)
+    words = shlex.split(export_files(TARGET, problem(profile), plan)[FILE].text, comments=True)
     given = dict(itertools.pairwise(words))
     sizes = int(given["--global-batch-size"]), int(given["--micro-batch-size"])
     count = ConstantNumMicroBatchesCalculator(*sizes, data_parallel_size=2, decrease_batch_size_if_needed=False, rank=0)

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planner"))
 
 from decoders import chain, grid, problem
 
+from pipeplan.exports.target import export_files, write_export
 from pipeplan.exports.torch_pipelining import TARGET
-from pipeplan.exports.written import export, write
 
 pytestmark = pytest.mark.deploy
 
@@ -26,7 +26,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     pytest.importorskip("torch")
     profile = chain(["a", "b", "c", "loss"])
     folder = tmp_path_factory.mktemp("exported")
-    write(folder, export(TARGET, problem(profile), grid(profile, ["b", "c"])))
+    write_export(folder, export_files(TARGET, problem(profile), grid(profile, ["b", "c"])))
     spec = importlib.util.spec_from_file_location("exported_pipeline", folder / "pipeline.py")
     assert spec is not None
     assert spec.loader is not None

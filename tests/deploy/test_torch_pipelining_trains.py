@@ -16,11 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planner"))
 
 from decoders import decoder, grid, problem
 
-from pipeplan.exports.target import File
+from pipeplan.exports.target import ExportFile, export_files, write_export
 from pipeplan.exports.torch_pipelining import TARGET
-from pipeplan.exports.written import export, write
-from pipeplan.plan import Plan
-from pipeplan.profile_data import Profile
+from pipeplan.plan.plan import Plan
+from pipeplan.profile_data.profile import Profile
 
 pytestmark = pytest.mark.deploy
 
@@ -96,14 +95,14 @@ def test_fewer_microbatches_than_stages_train_too(tmp_path: Path) -> None:
     check_against_one_process(tmp_path, profile, plan)
 
 
-def check_against_one_process(tmp_path: Path, profile: Profile, plan: Plan) -> Mapping[str, File]:
+def check_against_one_process(tmp_path: Path, profile: Profile, plan: Plan) -> Mapping[str, ExportFile]:
     """Check losses and parameters against those of one process; returns the exported files."""
     torch = pytest.importorskip("torch")
     (tmp_path / "job.py").write_text(JOB)
     ref = f"{tmp_path / 'job.py'}:make"
     profile = replace(profile, model_ref=ref)
-    files = export(TARGET, problem(profile), plan)
-    write(tmp_path / "out", files)
+    files = export_files(TARGET, problem(profile), plan)
+    write_export(tmp_path / "out", files)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     command += [str(tmp_path / "out" / "train.py"), "--updates", str(UPDATES), "--save", str(tmp_path / "saved")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -127,7 +126,7 @@ def train_in_one_process(ref: str) -> tuple[list[float], dict[str, object]]:
     """The losses of the updates in one process, and the parameters after them."""
     import torch
 
-    from pipeplan_launch.loading import load_job
+    from pipeplan_launch.job.loading import load_job
 
     job = load_job(ref, 0)
     assert job.loss is not None

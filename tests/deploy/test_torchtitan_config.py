@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planner"))
 
 from decoders import decoder, grid, problem
 
+from pipeplan.exports.target import export_files, write_export
 from pipeplan.exports.torchtitan import TARGET
-from pipeplan.exports.written import export, write
-from pipeplan.plan import Plan
-from pipeplan.profile_data import Profile
+from pipeplan.plan.plan import Plan
+from pipeplan.profile_data.profile import Profile
 
 # torchtitan imports triton, which needs a GPU and a gigabyte of disk, but does not use it to read a configuration. The
 # parts of torch that look for triton are imported first, and find none.
@@ -60,7 +60,7 @@ def _torchtitan() -> None:
 
 
 def read_config(folder: Path, profile: Profile, plan: Plan) -> dict[str, Any]:
-    write(folder, export(TARGET, problem(profile), plan))
+    write_export(folder, export_files(TARGET, problem(profile), plan))
     done = subprocess.run([sys.executable, "-c", READ], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     config: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -21,7 +21,7 @@ from blocks import BEGINS
 
 import pipeplan
 from pipeplan.cli import cli
-from pipeplan_launch.arguments import parser
+from pipeplan_launch.command_line import worker_parser
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 EXAMPLES = "<!-- not run: examples of many kinds; a test has their options read -->"
@@ -113,7 +113,7 @@ def _options(context: click.Context, command: click.Command) -> str:
 def _launcher() -> list[str]:
     """The options of a plan folder's launch.sh."""
     rows = []
-    made = parser("launch.sh")
+    made = worker_parser("launch.sh")
     for action in made._actions:
         if not action.option_strings or "--help" in action.option_strings:
             continue

@@ -25,7 +25,7 @@ from test_transcripts import transcripts
 
 from pipeplan.cli import cli
 from pipeplan.errors import PipeplanError
-from pipeplan_launch.arguments import parser
+from pipeplan_launch.command_line import worker_parser
 
 OPERATORS = {"&&", "||", "|", "&", ";", ">", ">>", "<", "(", ")", "do", "done"}
 RUN = "plan/runs/20260131T120000Z"
@@ -88,7 +88,7 @@ def _parsed(words: list[str]) -> None:
                 if error.param is None or not isinstance(error.param.type, click.Path | click.File):
                     raise
     elif _is(words[0], "launch.sh"):
-        parser("launch.sh").parse_args(["plan", *words[1:]])
+        worker_parser("launch.sh").parse_args(["plan", *words[1:]])
 
 
 @pytest.mark.parametrize("block", ALL, ids=lambda block: block.where)

@@ -6,7 +6,15 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeplan_launch.schedule import SCHEDULES, Action, Kind, StageShape, one_f_one_b, update_lag, version_used
+from pipeplan_launch.plan.schedule import (
+    SCHEDULES,
+    Action,
+    ActionKind,
+    StageShape,
+    one_f_one_b,
+    update_lag,
+    version_used,
+)
 
 CONCEPTS = Path(__file__).resolve().parents[2] / "docs" / "concepts.md"
 PIPELINE = (StageShape(replicas=2, depth=2), StageShape(replicas=1, depth=1))
@@ -30,7 +38,7 @@ def timeline() -> list[str]:
             while stream and (ready := _ready(stage, stream[0], done)) is not None:
                 action = stream.pop(0)
                 start = max(clock[worker], ready)
-                takes = DURATION[stage] if action.kind in (Kind.FORWARD, Kind.BACKWARD) else 0
+                takes = DURATION[stage] if action.kind in (ActionKind.FORWARD, ActionKind.BACKWARD) else 0
                 clock[worker] = start + takes
                 done.setdefault((stage, action), []).append(clock[worker])
                 for slot in range(start, min(start + takes, SLOTS)):
@@ -43,12 +51,12 @@ def timeline() -> list[str]:
 
 def _ready(stage: int, action: Action, done: dict[tuple[int, Action], list[int]]) -> int | None:
     """When everything that the action waits for is there; None as long as some of it is not."""
-    if action.kind == Kind.FORWARD and stage > 0:
+    if action.kind == ActionKind.FORWARD and stage > 0:
         return _last(done.get((stage - 1, action), []), 1)
-    if action.kind == Kind.BACKWARD and stage + 1 < len(PIPELINE):
+    if action.kind == ActionKind.BACKWARD and stage + 1 < len(PIPELINE):
         return _last(done.get((stage + 1, action), []), 1)
-    if action.kind == Kind.UPDATE:
-        started = done.get((stage, Action(Kind.REDUCE, action.index)), [])
+    if action.kind == ActionKind.UPDATE:
+        started = done.get((stage, Action(ActionKind.REDUCE, action.index)), [])
         return _last(started, PIPELINE[stage].replicas)
     return 0
 

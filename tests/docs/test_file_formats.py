@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from pipeplan import cluster_file as clusters
-from pipeplan.cluster_data import Cluster, Device, Level, Server
-from pipeplan.files import Node
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Provenance, Tensor
-from pipeplan.rendering import documents, plan_folder
-from pipeplan.solving import Outcome, solve
-from pipeplan_launch.config import LaunchPlan, Prediction, StagePlacement, load_plan
+from pipeplan.cluster_data import cluster_toml as clusters
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.planning.solve import Outcome, solve
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Provenance, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering import plan_folder, plan_json
+from pipeplan.util.files import Node
+from pipeplan_launch.plan.launch_plan import LaunchPlan, Prediction, StagePlacement, load_plan
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "file-formats.md"
 WIDTH = 108
@@ -66,7 +66,7 @@ def profile(tmp_path: Path) -> Profile:
 def cluster(tmp_path: Path) -> Cluster:
     path = tmp_path / "lab.toml"
     path.write_text(example("Cluster files", "toml"), encoding="utf-8")
-    return clusters.parse(path)
+    return clusters.read_cluster(path)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_the_servers_that_differ_are_read_and_say_everything(tmp_path: Path) -> 
     text = example("Servers that differ", "toml")
     path = tmp_path / "mixed.toml"
     path.write_text(text, encoding="utf-8")
-    mixed = clusters.parse(path)
+    mixed = clusters.read_cluster(path)
     assert (mixed.uniform, mixed.server_sizes, mixed.price_per_hour) == (False, (4, 4, 2), 25.98)
     assert mixed.speed_of(range(mixed.workers)) == 0.4
     names = {"count", *(WRITTEN_AS.get(field.name, field.name) for kind in (Level, Server) for field in fields(kind))}
@@ -102,7 +102,7 @@ def test_the_servers_that_differ_are_read_and_say_everything(tmp_path: Path) -> 
 
 
 def test_the_plan_is_what_solving_the_examples_gives(outcome: Outcome) -> None:
-    written, made = json.loads(example("plan.json")), json.loads(json.dumps(documents.plan_document(outcome)))
+    written, made = json.loads(example("plan.json")), json.loads(json.dumps(plan_json.plan_document(outcome)))
     assert list(paths(written)) == list(paths(made))
     for part in ("format", "version", "profile", "cluster", "options", "plan"):
         assert written[part] == made[part], part
@@ -112,14 +112,14 @@ def test_the_plan_is_what_solving_the_examples_gives(outcome: Outcome) -> None:
 
 
 def test_the_stage_file_is_what_solving_the_examples_gives(outcome: Outcome) -> None:
-    written, made = json.loads(example("stages/stage-N.json")), documents.stage_documents(outcome)[0]
+    written, made = json.loads(example("stages/stage-N.json")), plan_json.stage_documents(outcome)[0]
     assert list(paths(written)) == list(paths(made))
     assert {**written, "prediction": None} == {**made, "prediction": None}
     assert written["prediction"] == pytest.approx(made["prediction"])
 
 
 def test_the_executor_loads_the_stage_file(outcome: Outcome, tmp_path: Path) -> None:
-    files = [json.loads(example("stages/stage-N.json")), *documents.stage_documents(outcome)[1:]]
+    files = [json.loads(example("stages/stage-N.json")), *plan_json.stage_documents(outcome)[1:]]
     for index, document in enumerate(files):
         plan_folder.write_json(tmp_path / "stages" / f"stage-{index}.json", document)
     plan = load_plan(tmp_path)
@@ -205,11 +205,11 @@ def main() -> None:
         path = Path(folder)
         (path / "profile.json").write_text(example("profile.json"), encoding="utf-8")
         (path / "lab.toml").write_text(example("Cluster files", "toml"), encoding="utf-8")
-        made = solve(Problem(Profile.load(path / "profile.json"), clusters.parse(path / "lab.toml"), Options()))
+        made = solve(Problem(Profile.load(path / "profile.json"), clusters.read_cluster(path / "lab.toml"), Options()))
     text = DOCUMENT.read_text(encoding="utf-8")
     for title, document in (
-        ("plan.json", documents.plan_document(made)),
-        ("stages/stage-N.json", documents.stage_documents(made)[0]),
+        ("plan.json", plan_json.plan_document(made)),
+        ("stages/stage-N.json", plan_json.stage_documents(made)[0]),
     ):
         text = text.replace(example(title), compact(document) + "\n")
     DOCUMENT.write_text(text, encoding="utf-8")

@@ -16,7 +16,7 @@ from typing import Any
 
 from test_transcripts import DOCS, printed_here
 
-from pipeplan.replan.options import RELAXED
+from pipeplan.replanning.replan import RELAXED
 
 PAGE = DOCS / "replan.md"
 BLOCK = re.compile(r"(```console\n\$ (pipeplan solve [^\n]*)\n…\n\$ (pipeplan replan [^\n]*)\n…\n)(.*?)```", re.DOTALL)

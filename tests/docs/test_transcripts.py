@@ -17,13 +17,13 @@ from unittest import mock
 import pytest
 
 from pipeplan.cli import main as command_line
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.problem import Options
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer
-from pipeplan.sweep.grid import Point
-from pipeplan.sweep.rows import Row, records
-from pipeplan.sweep.run import Answer
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.problem.problem import Options
+from pipeplan.profile_data.layers import Layer
+from pipeplan.profile_data.profile import Profile
+from pipeplan.sweeps.points import SweepPoint
+from pipeplan.sweeps.rows import SweepRow, row_records
+from pipeplan.sweeps.sweep import PointAnswer
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ("explain.md", "profiles.md", "sweep.md")
@@ -90,7 +90,9 @@ def test_every_column_of_a_sweep_is_described(row_of_a_sweep: dict[str, object])
 @pytest.fixture
 def row_of_a_sweep() -> dict[str, object]:
     cluster = Cluster("c", Device("d", "cpu", 1), (Level("server", 1, 0.0),))
-    return records([Row(Point(Profile((Layer("a", 1.0, 1.0, 0, 0),), (), 1), cluster, Options()), Answer())])[0]
+    return row_records(
+        [SweepRow(SweepPoint(Profile((Layer("a", 1.0, 1.0, 0, 0),), (), 1), cluster, Options()), PointAnswer())]
+    )[0]
 
 
 def main() -> None:

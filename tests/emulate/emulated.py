@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder
-from pipeplan.solving import Settings, solve
 
 PROFILE = Profile(
     layers=(Layer("a", 0.020, 0.040, 1000, 4_000_000), Layer("b", 0.010, 0.020, 500, 8_000_000)),

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan.emulate import machine
-from pipeplan.emulate.carry import last_line, scratch
 from pipeplan.errors import InputError
+from pipeplan.replay import requirements
+from pipeplan.replay.process import last_line, working_folder
 
 COMMANDS = ("unshare", "ip", "tc", "sysctl")
 
@@ -35,7 +35,7 @@ def script(folder: Path, name: str, text: str) -> None:
 
 def complaint(processes: bool = False) -> str:
     with pytest.raises(InputError) as raised:
-        machine.check(processes)
+        requirements.check_requirements(processes)
     text = str(raised.value)
     assert text.startswith("plans cannot be replayed here: ")
     assert "\n" not in text
@@ -43,8 +43,8 @@ def complaint(processes: bool = False) -> str:
 
 
 def test_nothing_is_missing(commands: Path) -> None:
-    machine.check()
-    machine.check(processes=True)
+    requirements.check_requirements()
+    requirements.check_requirements(processes=True)
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
@@ -82,17 +82,20 @@ def test_what_the_kernel_does_not_have(commands: Path, fails: str, what: str) ->
 
 def test_launchers_need_to_see_their_processes(commands: Path) -> None:
     script(commands, "unshare", 'case "$*" in *"mount -t proc"*) echo "mount: permission denied" >&2; exit 32;; esac')
-    machine.check()
+    requirements.check_requirements()
     assert "a /proc of its own: mount: permission denied" in complaint(processes=True)
 
 
 def test_what_is_kept_needs_an_empty_folder(tmp_path: Path) -> None:
-    with scratch(tmp_path / "a" / "b") as room:
+    with working_folder(tmp_path / "a" / "b") as room:
         (room / "file").touch()
     assert (tmp_path / "a" / "b" / "file").exists()
-    with pytest.raises(InputError, match="has something in it"), scratch(tmp_path / "a"):
+    with pytest.raises(InputError, match="has something in it"), working_folder(tmp_path / "a"):
         pass
-    with pytest.raises(InputError, match="choose another folder for --keep"), scratch(tmp_path / "a" / "b" / "file"):
+    with (
+        pytest.raises(InputError, match="choose another folder for --keep"),
+        working_folder(tmp_path / "a" / "b" / "file"),
+    ):
         pass
 
 
@@ -100,7 +103,7 @@ def test_what_is_not_kept_goes_whatever_happens() -> None:
     rooms = []
 
     def work() -> None:
-        with scratch(None) as room:
+        with working_folder(None) as room:
             (room / "run").mkdir()
             rooms.append(room)
             raise KeyboardInterrupt

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from emulated import GIGABIT, PROFILE, cluster, two_servers, write
 
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.emulate.outcome import LinkUse
-from pipeplan.emulate.predicted import beside, unshaped
-from pipeplan.emulate.prepared import prepare
-from pipeplan.emulate.rings import Rings
-from pipeplan.emulate.scaling import Scaling
-from pipeplan.emulate.servers import Part, network, parts_of
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InputError
-from pipeplan.files import read_document
-from pipeplan.plan import Plan, Stage
-from pipeplan_launch.config import load_plan
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.replay.emulated_network import NetworkPart, network_tree, parts_of
+from pipeplan.replay.outcome import LinkUse
+from pipeplan.replay.predicted_links import unshaped_levels, with_predictions
+from pipeplan.replay.ring_traffic import Rings
+from pipeplan.replay.run import prepare_replay
+from pipeplan.replay.scaling import Scaling
+from pipeplan.util.files import read_document
+from pipeplan_launch.plan.launch_plan import load_plan
 
 
 def cables(on: Cluster) -> list[tuple[str, float]]:
@@ -30,13 +30,13 @@ def test_servers_have_a_cable_each_and_their_insides_none() -> None:
     on = two_servers(each=4)
     assert cables(on) == [("server 0", 10 * GIGABIT), ("server 1", 10 * GIGABIT)]
     assert [part.workers for part in parts_of(on).leaves] == [(0, 1, 2, 3), (4, 5, 6, 7)]
-    assert unshaped(on, parts_of(on)) == ("server",)
+    assert unshaped_levels(on, parts_of(on)) == ("server",)
 
 
 def test_a_single_server_has_a_cable_for_every_worker() -> None:
     on = cluster(("server", 3, GIGABIT))
     assert cables(on) == [(f"worker {number}", GIGABIT) for number in range(3)]
-    assert unshaped(on, parts_of(on)) == ()
+    assert unshaped_levels(on, parts_of(on)) == ()
 
 
 def test_racks_have_cables_above_those_of_servers() -> None:
@@ -46,7 +46,7 @@ def test_racks_have_cables_above_those_of_servers() -> None:
     assert cables(on) == [("rack 0", five), *((one, ten) for one in servers[:2]), ("rack 1", five)] + [
         (one, ten) for one in servers[2:]
     ]
-    assert unshaped(on, parts_of(on)) == (), "one worker a server: nothing is inside"
+    assert unshaped_levels(on, parts_of(on)) == (), "one worker a server: nothing is inside"
     assert [leaf.workers for leaf in parts_of(on).leaves] == [(0,), (1,), (2,), (3,)]
 
 
@@ -70,10 +70,10 @@ def test_a_ring_carries_more_where_it_is_less_efficient_than_messages() -> None:
 
 
 def test_rates_are_divided_by_both_scales() -> None:
-    tree = network(parts_of(two_servers()), Scaling(bytes_by=100, time_by=3))
+    tree = network_tree(parts_of(two_servers()), Scaling(bytes_by=100, time_by=3))
     # 10 Gbit/s / 100 / 3, rounded to bits/s.
     assert tree["below"][0] == {"name": "server 0", "workers": 1, "rate": "33333333bit"}
-    alone = network(Part("server 0", math.inf, (0, 1)), Scaling(100, 3))
+    alone = network_tree(NetworkPart("server 0", math.inf, (0, 1)), Scaling(100, 3))
     assert alone == {"name": "", "below": [{"name": "server 0", "workers": 2}]}, "the root is a switch"
 
 
@@ -88,7 +88,7 @@ def test_what_a_straight_plan_sends_is_predicted(tmp_path: Path) -> None:
     root = read_document(folder / "plan.json", "pipeplan-plan", 1)
     servers = parts_of(two_servers())
     uses = [LinkUse("server 0", 10 * GIGABIT, way, 0.0, 0.0) for way in ("out", "in")]
-    out, back = beside(uses, servers, root)
+    out, back = with_predictions(uses, servers, root)
     assert out.predicted_bytes == pytest.approx(2_000_000), "activations leave the first server"
     assert back.predicted_bytes == pytest.approx(1_000_000), "gradients come back"
     assert out.predicted_busy == pytest.approx(2_000_000 / (10 * GIGABIT) / root["prediction"]["minibatch_s"].number())
@@ -97,13 +97,13 @@ def test_what_a_straight_plan_sends_is_predicted(tmp_path: Path) -> None:
 def test_what_data_parallelism_sends_is_predicted(tmp_path: Path) -> None:
     folder = write(tmp_path / "plan", two_servers(), stages=1)
     root = read_document(folder / "plan.json", "pipeplan-plan", 1)
-    (use,) = beside([LinkUse("server 1", 10 * GIGABIT, "out", 0.0, 0.0)], parts_of(two_servers()), root)
+    (use,) = with_predictions([LinkUse("server 1", 10 * GIGABIT, "out", 0.0, 0.0)], parts_of(two_servers()), root)
     # Of a ring of two each sends the 1500 bytes of the parameters once, for every two minibatches.
     assert use.predicted_bytes == pytest.approx(1500 / 2)
 
 
 def test_the_executor_reads_the_emulation_and_it_sleeps_as_long_as_the_plan_says(tmp_path: Path) -> None:
-    ready = prepare(write(tmp_path / "plan", two_servers(), stages=2), PROFILE, 5.0)
+    ready = prepare_replay(write(tmp_path / "plan", two_servers(), stages=2), PROFILE, 5.0)
     (tmp_path / "room").mkdir()
     order = ready.order(tmp_path / "room", 60.0, ["--log-every", "0"])
     plan = load_plan(tmp_path / "room" / "plan")
@@ -127,6 +127,6 @@ def test_the_executor_reads_the_emulation_and_it_sleeps_as_long_as_the_plan_says
 
 def test_more_workers_than_the_machine_can_emulate_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
-    prepare(write(tmp_path / "most", two_servers(each=16), stages=1), PROFILE, 5.0)
+    prepare_replay(write(tmp_path / "most", two_servers(each=16), stages=1), PROFILE, 5.0)
     with pytest.raises(InputError, match="the cluster has 34 workers, and this machine can emulate 32"):
-        prepare(write(tmp_path / "more", two_servers(each=17), stages=1), PROFILE, 5.0)
+        prepare_replay(write(tmp_path / "more", two_servers(each=17), stages=1), PROFILE, 5.0)

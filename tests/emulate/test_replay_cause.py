@@ -6,55 +6,57 @@ from dataclasses import replace
 
 import pytest
 
-from pipeplan.emulate.cause import first_cause
-from pipeplan.emulate.outcome import LinkUse, Replayed, StageTimes
-from pipeplan.emulate.scaling import Scaling
+from pipeplan.replay.cause import replay_cause
+from pipeplan.replay.outcome import LinkUse, ReplayedStage, ReplayResult
+from pipeplan.replay.scaling import Scaling
 
-FAST = StageTimes(1, 0.050, 0.02, 0.03, 0.0, 0.0, 0.05, 0.0)
-STAGE = StageTimes(2, 0.200, 0.08, 0.12, 0.0, 0.0, 0.0, 0.0)
+FAST = ReplayedStage(1, 0.050, 0.02, 0.03, 0.0, 0.0, 0.05, 0.0)
+STAGE = ReplayedStage(2, 0.200, 0.08, 0.12, 0.0, 0.0, 0.0, 0.0)
 LINK = LinkUse("server 1", 1e9, "in", 5e7, 0.5, 5e7, 0.5)
-REPLAYED = Replayed("2-1", 0.1, 0.1, 0.12, 0.001, 100, Scaling(100, 3), (STAGE, FAST), (LINK,), 20.0, cores_busy=0.5)
+REPLAYED = ReplayResult(
+    "2-1", 0.1, 0.1, 0.12, 0.001, 100, Scaling(100, 3), (STAGE, FAST), (LINK,), 20.0, cores_busy=0.5
+)
 """Two replicas that need 0.2 s each set the pace of 0.1 s; 0.12 s were measured."""
 
 
 def test_a_small_difference_has_no_cause() -> None:
-    assert first_cause(replace(REPLAYED, measured_s=0.1029)) == "As predicted, within 3%."
+    assert replay_cause(replace(REPLAYED, measured_s=0.1029)) == "As predicted, within 3%."
 
 
 def test_a_machine_that_is_full_comes_first() -> None:
-    assert "97% of the time, so that workers waited" in first_cause(replace(REPLAYED, cores_busy=0.97))
+    assert "97% of the time, so that workers waited" in replay_cause(replace(REPLAYED, cores_busy=0.97))
 
 
 def test_a_replay_that_varies_says_so() -> None:
-    assert "Parts of the replay differ by as much (± 6.0%)" in first_cause(replace(REPLAYED, spread=0.06))
+    assert "Parts of the replay differ by as much (± 6.0%)" in replay_cause(replace(REPLAYED, spread=0.06))
 
 
 def test_a_stage_that_computes_for_too_long() -> None:
     slow = replace(STAGE, backward_s=0.16)
-    assert first_cause(replace(REPLAYED, stages=(slow, FAST))) == (
+    assert replay_cause(replace(REPLAYED, stages=(slow, FAST))) == (
         "Stage 1 took 240 ms to compute a minibatch, not the 200 ms that it was asked to sleep; that explains 100% of "
         "the difference."
     )
 
 
 def test_a_stage_that_is_held_up_by_its_all_reduces() -> None:
-    text = first_cause(replace(REPLAYED, stages=(replace(STAGE, sync_s=0.03), FAST)))
+    text = replay_cause(replace(REPLAYED, stages=(replace(STAGE, sync_s=0.03), FAST)))
     assert text.startswith("Stage 1 was held up by its all-reduces for 30 ms of every minibatch; that explains 75%")
 
 
 def test_a_link_that_carries_more_than_was_thought() -> None:
     busy = replace(LINK, busy=0.98, predicted_busy=0.8)
-    text = first_cause(replace(REPLAYED, links=(busy,)))
+    text = replay_cause(replace(REPLAYED, links=(busy,)))
     assert text.startswith("The link of server 1 was busy 118 ms a minibatch (in), where 80 ms was predicted")
 
 
 def test_what_the_order_alone_explains() -> None:
-    text = first_cause(replace(REPLAYED, simulated_s=0.118))
+    text = replay_cause(replace(REPLAYED, simulated_s=0.118))
     assert text.startswith("The order of passes and messages alone gives 118 ms")
 
 
 def test_what_nothing_explains_is_waiting() -> None:
-    text = first_cause(replace(REPLAYED, stages=(replace(STAGE, wait_s=0.04), FAST)))
+    text = replay_cause(replace(REPLAYED, stages=(replace(STAGE, wait_s=0.04), FAST)))
     assert text.startswith("Nothing is busy all the time")
     assert "stage 1, the busiest, computes 83% of the time and waits 40 ms a minibatch for messages" in text
     assert "of server 1, carries 50%" in text
@@ -62,7 +64,7 @@ def test_what_nothing_explains_is_waiting() -> None:
 
 def test_what_is_faster_names_what_took_less() -> None:
     quick = replace(STAGE, backward_s=0.08)
-    text = first_cause(replace(REPLAYED, measured_s=0.085, stages=(quick, FAST)))
+    text = replay_cause(replace(REPLAYED, measured_s=0.085, stages=(quick, FAST)))
     assert text.endswith("stage 1 computed for 80 ms a minibatch, not 100 ms.")
 
 

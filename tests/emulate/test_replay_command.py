@@ -12,9 +12,9 @@ from rich.console import Console
 from test_replay_cause import REPLAYED
 
 from pipeplan.cli import main
-from pipeplan.emulate import carry, machine, show
-from pipeplan.emulate.outcome import LinkUse, StageTimes
-from pipeplan.emulate.watching import minibatches_done
+from pipeplan.replay import process, requirements, terminal
+from pipeplan.replay.outcome import LinkUse, ReplayedStage
+from pipeplan.replay.run import minibatches_done
 
 
 @pytest.fixture
@@ -25,9 +25,9 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise AssertionError("something was started")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(machine, "check", lambda processes=False: None)
-    monkeypatch.setattr(carry.subprocess, "Popen", started)
-    monkeypatch.setattr(machine, "_try", started)
+    monkeypatch.setattr(requirements, "check_requirements", lambda processes=False: None)
+    monkeypatch.setattr(process.subprocess, "Popen", started)
+    monkeypatch.setattr(requirements, "_try", started)
     PROFILE.save(Path("profile.json"))
     return write(tmp_path / "plan", two_servers(), stages=2)
 
@@ -106,10 +106,10 @@ def test_an_inference_has_no_faults(
 
 
 def test_what_is_printed_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    stages = (StageTimes(12, 0.9999, 0.3, 0.6, 1e-4, 0.0333, 0.0777, 2e-8),) * 3
+    stages = (ReplayedStage(12, 0.9999, 0.3, 0.6, 1e-4, 0.0333, 0.0777, 2e-8),) * 3
     links = (LinkUse("server 12", 1.25e9, "out", 987654321.0, 0.99, 987654321.0, 1.0),)
     found = REPLAYED.__class__(**vars(REPLAYED) | {"stages": stages, "links": links, "unshaped": ("server",)})
-    show.show(found, Console(width=80, highlight=False, markup=False))
+    terminal.show_replay(found, Console(width=80, highlight=False, markup=False))
     out = capsys.readouterr().out
     tables = [line for line in out.splitlines() if line.startswith((" ", "server 12", "1", "2", "3"))]
     assert max(map(len, tables)) <= 80

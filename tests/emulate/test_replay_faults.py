@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from emulated import cluster, two_servers
 
-from pipeplan.emulate.faults import Fault, parse
-from pipeplan.emulate.promises import Expected, FaultReplayed, judge
-from pipeplan.emulate.servers import parts_of
 from pipeplan.errors import InputError
+from pipeplan.replay.emulated_network import parts_of
+from pipeplan.replay.fault_contract import ExpectedReplay, FaultReplayed, judge_fault_replay
+from pipeplan.replay.faults import Fault, parse_fault
 
 SERVERS = parts_of(two_servers(each=2))
 ACTIVE = (0, 1, 2, 3)
@@ -32,7 +32,7 @@ ACTIVE = (0, 1, 2, 3)
     ],
 )
 def test_a_fault_is_understood(text: str, fault: Fault) -> None:
-    assert parse(text, ACTIVE, SERVERS) == fault
+    assert parse_fault(text, ACTIVE, SERVERS) == fault
 
 
 @pytest.mark.parametrize(
@@ -56,20 +56,20 @@ def test_a_fault_is_understood(text: str, fault: Fault) -> None:
 )
 def test_a_fault_that_cannot_be_is_refused(text: str, why: str) -> None:
     with pytest.raises(InputError) as raised:
-        parse(text, ACTIVE, SERVERS)
+        parse_fault(text, ACTIVE, SERVERS)
     assert why in str(raised.value)
     assert str(raised.value).startswith(f"--fault {text}: ")
 
 
 def test_a_single_server_has_links_of_workers() -> None:
     servers = parts_of(cluster(("server", 3, 1e9)))
-    assert parse("cut:worker1", (0, 1, 2), servers).target == "worker 1"
+    assert parse_fault("cut:worker1", (0, 1, 2), servers).target == "worker 1"
     with pytest.raises(InputError, match="cutting it parts nothing"):
-        parse("cut", (0,), parts_of(cluster(("server", 1, 0.0))))
+        parse_fault("cut", (0,), parts_of(cluster(("server", 1, 0.0))))
 
 
-def expected(fault: Fault, timeout_s: float = 10.0, minibatches: int = 4) -> Expected:
-    return Expected("1-1", fault, timeout_s, 3, minibatches, last_stage=1, longest_s=0.5)
+def expected(fault: Fault, timeout_s: float = 10.0, minibatches: int = 4) -> ExpectedReplay:
+    return ExpectedReplay("1-1", fault, timeout_s, 3, minibatches, last_stage=1, longest_s=0.5)
 
 
 def life(rank: int, began: float, ended: float | None) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def restarted(noticed: float, ended: float, victim: float = 100.1) -> dict[str, 
 
 
 def judged(fault: Fault, found: dict[str, Any], *times: float, **changes: Any) -> FaultReplayed:
-    return judge(expected(fault, **changes), found, steps(*times), 3.0, 60.0)
+    return judge_fault_replay(expected(fault, **changes), found, steps(*times), 3.0, 60.0)
 
 
 def test_a_killed_worker_that_comes_back_is_as_promised() -> None:
@@ -139,7 +139,7 @@ def test_what_is_not_as_promised(found: dict[str, Any], times: tuple[float, ...]
 
 def test_a_minibatch_that_counts_twice_is_not_as_promised() -> None:
     lines = [*steps(95.0, 96.0, 112.0, 113.0), {"stage": 1, "minibatch": 3, "time_s": 114.0}]
-    result = judge(expected(Fault("kill", "worker 1", 1)), restarted(100.2, 100.2), lines, 3.0, 60.0)
+    result = judge_fault_replay(expected(Fault("kill", "worker 1", 1)), restarted(100.2, 100.2), lines, 3.0, 60.0)
     assert result.broken == ("4 of 4 minibatches were finished, in 5 lines of metrics",)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from emulated import PROFILE, two_servers, write
 
-from pipeplan.emulate import machine, run
 from pipeplan.errors import InputError
+from pipeplan.replay import requirements, run
 from pipeplan_launch.emulation import __main__ as emulation
 
 ENDLESS, FAILING, WELL = "import time; time.sleep(100)", "raise SystemExit(3)", ""
@@ -61,10 +61,10 @@ def test_what_is_said_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         limits.append(order["limit_s"])
         return {"statuses": [-9, -9], "late": True}
 
-    monkeypatch.setattr(machine, "check", lambda: None)
-    monkeypatch.setattr(run, "carry_out", too_slow)
+    monkeypatch.setattr(requirements, "check_requirements", lambda: None)
+    monkeypatch.setattr(run, "run_order", too_slow)
     with pytest.raises(InputError) as raised:
-        run.replay(write(tmp_path / "plan", two_servers(), stages=2), PROFILE, run.Settings(seconds=7.0))
+        run.replay_plan(write(tmp_path / "plan", two_servers(), stages=2), PROFILE, run.ReplaySettings(seconds=7.0))
     text = str(raised.value)
     assert text.startswith(f"the replay took longer than {limits[0]:.0f} s, for 7 s of training: ")
     assert "less to do" in text

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from emulated import PROFILE, two_servers, write
 
-from pipeplan.emulate import machine
+from pipeplan.replay import requirements
 
-LACKS = machine.lacking(processes=True)
+LACKS = requirements.missing_requirement(processes=True)
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(LACKS), reason=LACKS)]
 REPLAY = [sys.executable, "-m", "pipeplan", "replay", "plan"]
 PATIENCE_S = 120.0

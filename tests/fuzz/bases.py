@@ -9,8 +9,8 @@ from typing import Any
 
 from drive import call
 
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 
 
 def profile(rng: random.Random) -> dict[str, Any]:

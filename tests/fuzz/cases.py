@@ -16,8 +16,8 @@ import click
 from mutations import as_json, as_toml, damaged, damaged_text
 
 from pipeplan.cli import _COMMANDS
-from pipeplan.problem import BOUNDARIES
-from pipeplan.schedules import ACCUMULATING, SCHEDULES
+from pipeplan.plan.schedules import ACCUMULATING, SCHEDULES
+from pipeplan.problem.problem import BOUNDARIES
 
 INTEGERS = ["1", "2", "2", "3", "4", "0", "-1", "16", "1000000", str(10**24), "x", "", "1.5", "nan"]
 FLOATS = ["0", "1", "0.5", "2", "-1", "nan", "inf", "-inf", "1e300", "1e-300", "x", ""]

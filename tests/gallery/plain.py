@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from pipeplan_launch.batches import Batches, Sizes
-from pipeplan_launch.job import Job, StageInfo
-from pipeplan_launch.loading import load_job
+from pipeplan_launch.job.job import Job, StageInfo
+from pipeplan_launch.job.loading import load_job
+from pipeplan_launch.runtime.data import Batches, MinibatchSizes
 
 
 @dataclass
@@ -39,7 +39,7 @@ def plain(ref: str, epochs: int, minibatches: int = 1, seed: int = 0) -> Curve:
     whole = StageInfo(named_parameters=tuple(model.named_parameters()))
     optimizer = job.make_optimizer(list(model.parameters()), whole)
     scheduler = job.scheduler(optimizer) if job.scheduler else None
-    sizes = Sizes(len(train), job.minibatch * minibatches, dynamic=True, training=True)  # type: ignore[arg-type]
+    sizes = MinibatchSizes(len(train), job.minibatch * minibatches, dynamic=True, training=True)  # type: ignore[arg-type]
     curve = Curve()
     for epoch in range(epochs):
         batches = Batches(train, sizes, seed, epoch)

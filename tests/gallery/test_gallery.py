@@ -17,8 +17,8 @@ import torch
 from plain import accuracy, plain
 from shown import missing, transcripts
 
-from pipeplan_launch.export import export
-from pipeplan_launch.loading import load_job
+from pipeplan_launch.export import export_checkpoint
+from pipeplan_launch.job.loading import load_job
 
 GALLERY = Path(__file__).resolve().parents[2] / "docs" / "gallery"
 LEARNED = {"mnist": 0.80, "resnet50": 0.70, "gpt": 0.33, "lstm": 0.70}
@@ -68,7 +68,7 @@ def _the_weights_do_as_well_in_the_module(file: Path, run_folder: Path, expected
     torch.set_num_threads(1)
     job = load_job(f"{file}:job", seed=7)
     before = accuracy(job)
-    export(run_folder, file.with_suffix(".pt"))
+    export_checkpoint(run_folder, file.with_suffix(".pt"))
     job.model.load_state_dict(torch.load(file.with_suffix(".pt"), weights_only=True))
     assert before < expected / 2
     assert accuracy(job) == pytest.approx(expected, abs=0.01)

@@ -34,21 +34,21 @@ def run_command_line() -> None:
 
 def launch_parser() -> argparse.ArgumentParser:
     """The parser of `python -m pipeplan_launch`, which `launch.sh --help` shows."""
-    from pipeplan_launch.arguments import parser
+    from pipeplan_launch.command_line import worker_parser
 
-    return parser("launch.sh")
+    return worker_parser("launch.sh")
 
 
 def schedules() -> dict[str, Any]:
     """Every schedule of the executor, by its name."""
-    from pipeplan_launch.schedule import SCHEDULES
+    from pipeplan_launch.plan.schedule import SCHEDULES
 
     return dict(SCHEDULES)
 
 
 def stage_shape(replicas: int, depth: int, accumulate: int | None) -> Any:
     """One stage, as a schedule takes it."""
-    from pipeplan_launch.schedule import StageShape
+    from pipeplan_launch.plan.schedule import StageShape
 
     return StageShape(replicas, depth, accumulate)
 
@@ -81,10 +81,10 @@ def random_problem(seed: int, draw: Any) -> Any:
 
 def feasible(problem: Any) -> bool:
     """Whether a problem has any plan, without the diagnosis of why not, which can take minutes."""
-    from pipeplan.cuts import enumerate_cuts
-    from pipeplan.solvers import dp
+    from pipeplan.problem.cuts import enumerate_cuts
+    from pipeplan.solvers.dp import dynamic_program
 
-    return dp.feasible(problem, enumerate_cuts(problem, 10_000))
+    return dynamic_program.is_feasible(problem, enumerate_cuts(problem, 10_000))
 
 
 def _instances() -> Any:

@@ -20,8 +20,8 @@ from preloaded import PRELOADED
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from toy_workers import Ended, Toy
 
-from pipeplan_launch import restarts
-from pipeplan_launch.placement.where import SERVER
+from pipeplan_launch.elastic import restart_state
+from pipeplan_launch.rank_mapping.host_identity import SERVER_VARIABLE
 
 
 def run_attempts(
@@ -46,7 +46,7 @@ def run_attempts(
     ended = []
     for attempt, toy in enumerate(toys):
         environment = {
-            restarts.VARIABLE: str(launcher),
+            restart_state.VARIABLE: str(launcher),
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
             "TORCHELASTIC_MAX_RESTARTS": str(len(toys) - 1),
         }
@@ -55,7 +55,8 @@ def run_attempts(
             context.Process(
                 target=_worker,
                 args=(
-                    environment | ({SERVER: servers[attempt][rank], "GLOO_SOCKET_IFNAME": "lo"} if servers else {}),
+                    environment
+                    | ({SERVER_VARIABLE: servers[attempt][rank], "GLOO_SOCKET_IFNAME": "lo"} if servers else {}),
                     _cut(cut_off, attempt, rank),
                     rank,
                     world,

@@ -15,15 +15,16 @@ from preloaded import PRELOADED
 from torch import Tensor
 from toy_workers import stage_contents, write_plan
 
-from pipeplan_launch import load_job, storage
-from pipeplan_launch.checkpoint import latest
-from pipeplan_launch.manifest import MODEL
-from pipeplan_launch.trace import TracedModel, trace
+from pipeplan_launch import load_job
+from pipeplan_launch.checkpoint import tensor_store
+from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
+from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX
+from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 
 def traced(name: str) -> TracedModel:
     job = load_job(reference(name), 0)
-    return trace(job, job.minibatch)
+    return trace_job(job, job.minibatch)
 
 
 def reference(name: str) -> str:
@@ -83,7 +84,7 @@ def _work(rank: int, world: int, port: int, arguments: list[str], folder: Path) 
 
 def trained(run: Path) -> dict[str, Tensor]:
     """The model's state in a run's last checkpoint."""
-    manifest = latest(run)
+    manifest = latest_checkpoint(run)
     assert manifest is not None
-    found = storage.load(manifest, [name for name in manifest.tensors if name.startswith(MODEL)])
-    return {name.removeprefix(MODEL): value for name, value in found.items()}
+    found = tensor_store.load_tensors(manifest, [name for name in manifest.tensors if name.startswith(MODEL_PREFIX)])
+    return {name.removeprefix(MODEL_PREFIX): value for name, value in found.items()}

@@ -33,7 +33,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, default_collate
 
-from pipeplan_launch.seeds import mix, seed_forward
+from pipeplan_launch.job.seeds import mix_seed, seed_forward
 
 State = dict[str, Tensor]
 
@@ -208,7 +208,7 @@ def train_on_whole_batches(
 
 def _minibatches(data: Any, recipe: Recipe, epoch: int) -> Iterator[list[int]]:
     """The samples of each minibatch; the last may have fewer."""
-    generator = torch.Generator().manual_seed(mix("order", recipe.seed, epoch))
+    generator = torch.Generator().manual_seed(mix_seed("order", recipe.seed, epoch))
     order = torch.randperm(len(data), generator=generator).tolist()
     for start in range(0, len(order), recipe.minibatch):
         yield order[start : start + recipe.minibatch]

@@ -13,15 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 from toy_workers import stage_contents, write_plan
 
-from pipeplan_launch.batches import Batches, sizes_of
-from pipeplan_launch.config import load_plan
-from pipeplan_launch.engine import Place, Segment
-from pipeplan_launch.job import Job
-from pipeplan_launch.metrics import Recorder
-from pipeplan_launch.program import Program
-from pipeplan_launch.slots import Wire
-from pipeplan_launch.training import TrainingEngine
-from pipeplan_launch.transport import Direction, Transport
+from pipeplan_launch.comm.p2p import Direction, Transport
+from pipeplan_launch.comm.ring_buffer import MessageTensor
+from pipeplan_launch.job.job import Job
+from pipeplan_launch.plan.launch_plan import load_plan
+from pipeplan_launch.runtime.data import Batches, minibatch_sizes
+from pipeplan_launch.runtime.engine import Segment, WorkerPlace
+from pipeplan_launch.runtime.training import TrainingEngine
+from pipeplan_launch.telemetry.recorder import Recorder
+from pipeplan_launch.tracing.stage_program import Program
 
 BATCH = 4
 
@@ -36,9 +36,9 @@ class Neighbours(Transport):
         self.leaving: set[tuple[Direction, int]] = set()
         self.most_leaving = self.most_awaited = 0
         """Most activations that were sent and not settled, and most gradients that were awaited, at once."""
-        self._wires: dict[tuple[Direction, int], list[Wire]] = {}
+        self._wires: dict[tuple[Direction, int], list[MessageTensor]] = {}
 
-    def post(self, direction: Direction, minibatch: int, source: int, wires: Sequence[Wire]) -> None:
+    def post(self, direction: Direction, minibatch: int, source: int, wires: Sequence[MessageTensor]) -> None:
         assert (direction, minibatch) not in self._wires
         self._wires[direction, minibatch] = list(wires)
         self.most_awaited = max(self.most_awaited, sum(one is Direction.GRADIENTS for one, _ in self._wires))
@@ -95,10 +95,10 @@ def engine(
     contents = stage_contents([1] * len(depths), depths, BATCH, recompute=[recompute] * len(depths))
     plan = load_plan(write_plan(folder, contents))
     neighbours = Neighbours()
-    place = Place(plan, stage, 0, stage, torch.device("cpu"), program, job)
+    place = WorkerPlace(plan, stage, 0, stage, torch.device("cpu"), program, job)
     return TrainingEngine(place, neighbours, Recorder(None, stage, stage, 0, 1, 0), None), neighbours
 
 
 def segment(inputs: Tensor, targets: Tensor) -> Segment:
     data = TensorDataset(inputs, targets)
-    return Segment(0, Batches(data, sizes_of(data, BATCH, dynamic=True, training=True), 0, 0))
+    return Segment(0, Batches(data, minibatch_sizes(data, BATCH, dynamic=True, training=True), 0, 0))

@@ -7,7 +7,7 @@ PRELOADED = [
     "torch._dynamo",
     "pipeplan_launch.worker",
     # A worker imports this beside its start, which takes a third of all that a small one computes.
-    "pipeplan_launch.storage",
+    "pipeplan_launch.checkpoint.tensor_store",
     "torch.profiler._cupti_monitor",
     "torch.utils.serialization",
     "multiprocessing.synchronize",

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from preloaded import PRELOADED
 from torch import Tensor, nn
 
-from pipeplan_launch import buckets
-from pipeplan_launch.buckets import Exchange, Round
-from pipeplan_launch.reduce import GradientReducer
+from pipeplan_launch.comm import buckets
+from pipeplan_launch.comm.buckets import BucketExchange, UpdateGroup
+from pipeplan_launch.comm.gradient_allreduce import GradientReducer
 
 WIDTH, RATE = 12, 0.1
 Minibatch = tuple[Tensor, float, bool]
@@ -97,11 +97,11 @@ def train(rank: int, given: Sequence[Group], bucket_bytes: int, early: bool, exc
     model = Model()
     parameters = dict(model.named_parameters())
     group: Any = dist.group.WORLD
-    other: Exchange | None = None if exchange is None else exchange(group, parameters)
+    other: BucketExchange | None = None if exchange is None else exchange(group, parameters)
     reducer = GradientReducer(parameters, group, other)
     for number, update in enumerate(given):
         total = sum(share for replica in update for _, share, _ in replica)
-        of = Round(total, number, whole=number == len(given) - 1)
+        of = UpdateGroup(total, number, whole=number == len(given) - 1)
         for position, (inputs, share, uses) in enumerate(update[rank]):
             final = of if early and position == len(update[rank]) - 1 else None
             with reducer.backward(parameters, share, final):

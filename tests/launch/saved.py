@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeplan_launch import checkpoint, storage
-from pipeplan_launch.manifest import MODEL, History, Manifest, Position
+from pipeplan_launch.checkpoint import checkpoint, tensor_store
+from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, History, Manifest, Position
 
 NOTHING: dict[str, Any] = {"groups": [], "state": {}}
 MIDDLE = Position(0, 4, 10)
@@ -27,8 +27,8 @@ def save(
     history: History | None = None,
 ) -> Path:
     """Write a checkpoint into a run folder, as one worker that holds everything would; returns its folder."""
-    folder = checkpoint.begin(run)
-    written = storage.write(folder, tensors, None)
+    folder = checkpoint.begin_checkpoint(run)
+    written = tensor_store.write_tensors(folder, tensors, None)
     manifest = Manifest(
         folder=folder,
         position=position,
@@ -45,18 +45,18 @@ def save(
         tensors=written,
         files={path.name: path.stat().st_size for path in sorted(folder.iterdir())},
     )
-    return checkpoint.commit(run, manifest)
+    return checkpoint.commit_checkpoint(run, manifest)
 
 
 def model_of(manifest: Manifest) -> dict[str, Tensor]:
     """The parameters and buffers of a checkpoint, by the model's names."""
-    found = storage.load(manifest, [name for name in manifest.tensors if name.startswith(MODEL)])
-    return {name.removeprefix(MODEL): value for name, value in found.items()}
+    found = tensor_store.load_tensors(manifest, [name for name in manifest.tensors if name.startswith(MODEL_PREFIX)])
+    return {name.removeprefix(MODEL_PREFIX): value for name, value in found.items()}
 
 
 def marks(run: Path) -> dict[str, Any]:
     """All that a run's last checkpoint says, where two are equal if all their tensors are, bit by bit."""
-    manifest = checkpoint.latest(run)
+    manifest = checkpoint.latest_checkpoint(run)
     assert manifest is not None
     content = manifest.as_json()
     for key in ("plan", "stages", "files"):

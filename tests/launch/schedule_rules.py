@@ -1,5 +1,5 @@
-"""Rules for streams of actions, and pipelines to hold to them: `pipeplan_launch.replay`, which guards the executor, is
-not asked.
+"""Rules for streams of actions, and pipelines to hold to them: `pipeplan_launch.plan.schedule_check`, which guards
+the executor, is not asked.
 
 A worker does its actions in order. A forward waits for the stage before, a backward for the stage after, an update for
 the all-reduce of every replica; sending never waits. Whoever still waits when nobody can go on is in a deadlock.
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from literal import Recipe
 
-from pipeplan_launch.schedule import SCHEDULES, Action, Kind, Schedule, StageShape
+from pipeplan_launch.plan.schedule import SCHEDULES, Action, ActionKind, Schedule, StageShape
 
 Worker = tuple[int, int]
 """(stage, replica)."""
@@ -35,9 +35,9 @@ def streams_of(schedule: Schedule, pipeline: Sequence[StageShape], count: int) -
 
 def deadlocked(streams: Streams, pipeline: Sequence[StageShape]) -> dict[Worker, Action]:
     """The workers that wait for ever, and where."""
-    done: set[tuple[Kind, int, int]] = set()
+    done: set[tuple[ActionKind, int, int]] = set()
     joined: Counter[tuple[int, int]] = Counter()
-    waiting: dict[tuple[Kind, int, int], list[Worker]] = defaultdict(list)
+    waiting: dict[tuple[ActionKind, int, int], list[Worker]] = defaultdict(list)
     position = dict.fromkeys(streams, 0)
     ready = deque(streams)
     while ready:
@@ -50,7 +50,7 @@ def deadlocked(streams: Streams, pipeline: Sequence[StageShape]) -> dict[Worker,
                 break
             position[worker] += 1
             fact = (action.kind, stage, action.index)
-            if action.kind is Kind.REDUCE:
+            if action.kind is ActionKind.REDUCE:
                 joined[stage, action.index] += 1
                 if joined[stage, action.index] < pipeline[stage].replicas:
                     continue
@@ -59,13 +59,13 @@ def deadlocked(streams: Streams, pipeline: Sequence[StageShape]) -> dict[Worker,
     return {worker: stream[position[worker]] for worker, stream in streams.items() if position[worker] < len(stream)}
 
 
-def _needed(action: Action, stage: int, stages: int) -> tuple[Kind, int, int] | None:
-    if action.kind is Kind.FORWARD and stage > 0:
-        return Kind.FORWARD, stage - 1, action.index
-    if action.kind is Kind.BACKWARD and stage < stages - 1:
-        return Kind.BACKWARD, stage + 1, action.index
-    if action.kind is Kind.UPDATE:
-        return Kind.REDUCE, stage, action.index
+def _needed(action: Action, stage: int, stages: int) -> tuple[ActionKind, int, int] | None:
+    if action.kind is ActionKind.FORWARD and stage > 0:
+        return ActionKind.FORWARD, stage - 1, action.index
+    if action.kind is ActionKind.BACKWARD and stage < stages - 1:
+        return ActionKind.BACKWARD, stage + 1, action.index
+    if action.kind is ActionKind.UPDATE:
+        return ActionKind.REDUCE, stage, action.index
     return None
 
 
@@ -85,24 +85,24 @@ def check_stream(stream: Iterable[Action], formula: Recipe, stage: int, replica:
     begun = finished = reduced = updated = collected = 0
     for action in stream:
         match action.kind:
-            case Kind.FORWARD:
+            case ActionKind.FORWARD:
                 assert action.index == own[begun]
                 owed = formula.version(stage, action.index)
                 newest = formula.semantics in ("1f1b-stashing", "gpipe", "1f1b-flush")
                 assert owed == updated if newest else owed <= updated, f"{action} is owed {owed} of {updated}"
                 begun += 1
                 assert begun - finished <= formula.depths[stage]
-            case Kind.BACKWARD:
+            case ActionKind.BACKWARD:
                 assert action.index == own[finished]
                 assert finished < begun
                 assert formula.group_of(stage, action.index) == reduced  # what comes before R belongs to it
                 finished += 1
                 collected += 1
-            case Kind.REDUCE:
+            case ActionKind.REDUCE:
                 assert action.index == reduced == updated  # one all-reduce under way, no more
                 assert collected == members[reduced]
                 reduced, collected = reduced + 1, 0
-            case Kind.UPDATE:
+            case ActionKind.UPDATE:
                 assert action.index == updated
                 assert updated < reduced
                 updated += 1
@@ -115,7 +115,7 @@ def check_links(streams: Streams, pipeline: Sequence[StageShape]) -> None:
     for stage in range(len(pipeline) - 1):
         before, after = pipeline[stage].replicas, pipeline[stage + 1].replicas
         for one, other in itertools.product(range(before), range(after)):
-            for kind in (Kind.FORWARD, Kind.BACKWARD):
+            for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
                 ends = [
                     [a.index for a in streams[stage + side, mine] if a.kind is kind and a.index % peers == theirs]
                     for side, mine, peers, theirs in ((0, one, after, other), (1, other, before, one))

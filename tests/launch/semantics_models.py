@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import Dataset, TensorDataset
 
-from pipeplan_launch.job import Data, Job
+from pipeplan_launch.job.job import Data, Job
 
 CLASSES = 4
 

@@ -27,9 +27,9 @@ from preloaded import PRELOADED
 from semantics_models import SUBJECTS, job_of
 from torch import Tensor
 
-from pipeplan_launch import split
-from pipeplan_launch.split import StageProgram
-from pipeplan_launch.trace import TracedModel, trace
+from pipeplan_launch.tracing import split
+from pipeplan_launch.tracing.split import StageProgram
+from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 HUNG_AFTER_S = 60
 
@@ -105,7 +105,7 @@ def _host(requests: Connection) -> None:
         folder, case, port = request
         key = case.subject, case.dropout
         if key not in traced:
-            traced[key] = trace(job_of(SUBJECTS[case.subject], case.optimizer, 6, case.dropout), case.minibatch)
+            traced[key] = trace_job(job_of(SUBJECTS[case.subject], case.optimizer, 6, case.dropout), case.minibatch)
         _write_plan(folder, case, traced[key])
         gc.collect()
         gc.freeze()  # what the fork shares need not be searched, nor copied, by every worker
@@ -147,7 +147,8 @@ def _wait(children: Sequence[int]) -> list[int]:
 
 def _work(folder: Path, case: Case, traced: TracedModel, port: int, rank: int) -> int:
     """Be one worker, and leave its parameters and buffers in a file."""
-    from pipeplan_launch import __main__, setup
+    from pipeplan_launch import __main__
+    from pipeplan_launch.runtime import stage_setup
 
     for number, end in ((1, "out"), (2, "err")):
         os.dup2(os.open(folder / f"{rank}.{end}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
@@ -165,12 +166,12 @@ def _work(folder: Path, case: Case, traced: TracedModel, port: int, rank: int) -
     kept: list[StageProgram] = []
 
     def stage_program(*arguments: Any) -> StageProgram:
-        kept.append(split.stage_program(*arguments))
+        kept.append(split.build_stage_program(*arguments))
         return kept[-1]
 
-    setup.load_job = lambda *_: job
-    setup.trace = lambda *_: traced
-    setup.stage_program = stage_program
+    stage_setup.load_job = lambda *_: job
+    stage_setup.trace_job = lambda *_: traced
+    stage_setup.build_stage_program = stage_program
     given = [
         "--run-dir",
         folder / "run",

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeplan_launch.split import StageProgram, stage_program
-from pipeplan_launch.trace import TracedModel
+from pipeplan_launch.tracing.split import StageProgram, build_stage_program
+from pipeplan_launch.tracing.trace import TracedModel
 
 
 def random_pipeline(traced: TracedModel, stages: int, seed: int) -> list[list[str]]:
@@ -50,7 +50,7 @@ def consecutive_pipeline(traced: TracedModel, stages: int, seed: int) -> list[li
 
 
 def programs(traced: TracedModel, pipeline: Sequence[Sequence[str]]) -> list[StageProgram]:
-    return [stage_program(traced, pipeline, stage) for stage in range(len(pipeline))]
+    return [build_stage_program(traced, pipeline, stage) for stage in range(len(pipeline))]
 
 
 def forward(

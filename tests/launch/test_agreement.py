@@ -9,7 +9,7 @@ import torch
 from toy_workers import Toy, run_plan, stage_contents, write_plan
 
 from pipeplan_launch import load_job
-from pipeplan_launch.agreement import Fingerprint, check, data_marks, digest
+from pipeplan_launch.elastic.consistency_check import Fingerprint, check_agreement, data_fingerprint, digest
 from pipeplan_launch.errors import LaunchError
 
 RANDOM_JOB = """
@@ -42,16 +42,16 @@ def test_the_same_seed_gives_the_same_job(tmp_path: Path) -> None:
 
 def test_says_what_differs() -> None:
     samples = [(torch.tensor([float(number)]), number) for number in range(5)]
-    marks = data_marks("training", samples, 0)
+    marks = data_fingerprint("training", samples, 0)
     assert list(marks) == ["the number of training samples", *(f"training sample {n}" for n in (0, 2, 4))]
-    check([Fingerprint(rank, rank, data_marks("training", samples, 0), "") for rank in range(3)])
-    changed = data_marks("training", [*samples[:4], (samples[4][0], 3)], 0)
+    check_agreement([Fingerprint(rank, rank, data_fingerprint("training", samples, 0), "") for rank in range(3)])
+    changed = data_fingerprint("training", [*samples[:4], (samples[4][0], 3)], 0)
     with pytest.raises(LaunchError, match=r"training sample 4 is not the same at ranks 0 and 2: make data\(\) deter"):
-        check([Fingerprint(0, 0, marks), Fingerprint(1, 1, marks), Fingerprint(2, 2, changed)])
+        check_agreement([Fingerprint(0, 0, marks), Fingerprint(1, 1, marks), Fingerprint(2, 2, changed)])
     with pytest.raises(LaunchError, match=r"the number of training samples .* \(5 and 4\)"):
-        check([Fingerprint(0, 0, marks), Fingerprint(1, 1, data_marks("training", samples[:4], 0))])
+        check_agreement([Fingerprint(0, 0, marks), Fingerprint(1, 1, data_fingerprint("training", samples[:4], 0))])
     with pytest.raises(LaunchError, match="initial weights of stage 1 differ between its replicas, ranks 1 and 2"):
-        check([Fingerprint(0, 0, marks, ""), Fingerprint(1, 1, marks, "a"), Fingerprint(2, 1, marks, "b")])
+        check_agreement([Fingerprint(0, 0, marks, ""), Fingerprint(1, 1, marks, "a"), Fingerprint(2, 1, marks, "b")])
 
 
 def test_digests_tell_tensors_apart() -> None:

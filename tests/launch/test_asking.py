@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from pipeplan_launch import gathering, succession
-from pipeplan_launch.asking import StoreClient, Unanswered
+from pipeplan_launch.elastic import rendezvous
+from pipeplan_launch.elastic.rendezvous import Attempt
+from pipeplan_launch.elastic.store import StoreClient, StoreTimeout
 from pipeplan_launch.errors import PeerLost
-from pipeplan_launch.gathering import Attempt
-from pipeplan_launch.oversight import Reach
+from pipeplan_launch.worker_monitor import StoreReachability
 
 PATIENCE_S = 30.0
 """For what should come at once, on a loaded machine."""
@@ -47,7 +47,7 @@ def answered(asked: StoreClient, key: str) -> int:
     while True:
         try:
             return asked.add(key, 7)
-        except Unanswered:
+        except StoreTimeout:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
@@ -56,7 +56,7 @@ def test_a_store_that_does_not_answer_is_asked_once_until_it_does() -> None:
     silent = Silent()
     asked = StoreClient(silent, patience_s=0.05)
     for _ in range(3):
-        with pytest.raises(Unanswered, match=r"did not answer within 0\.05 s"):
+        with pytest.raises(StoreTimeout, match=r"did not answer within 0\.05 s"):
             asked.under("b").add("a", 1)
     assert silent.asked == ["b/a"]
     silent.heals.set()
@@ -70,7 +70,7 @@ def test_who_asks_a_silent_store_waits_no_longer_than_who_asked_first() -> None:
     ends: list[float] = []
 
     def ask() -> None:
-        with pytest.raises(Unanswered):
+        with pytest.raises(StoreTimeout):
             asked.add("first", 1)
         ends.append(time.monotonic())
 
@@ -78,7 +78,7 @@ def test_who_asks_a_silent_store_waits_no_longer_than_who_asked_first() -> None:
     first.start()
     assert silent.is_asked.wait(PATIENCE_S)
     time.sleep(0.8)
-    with pytest.raises(Unanswered):
+    with pytest.raises(StoreTimeout):
         asked.add("second", 1)
     end = time.monotonic()
     first.join(PATIENCE_S)
@@ -103,9 +103,9 @@ def test_workers_are_as_patient_as_their_timeout(store: Any, monkeypatch: pytest
             patience.append(patience_s)
             super().__init__(base, patience_s)
 
-    monkeypatch.setattr(gathering, "rendezvous", lambda *given, **named: iter([(store, 0, 1)]))
-    monkeypatch.setattr(gathering, "StoreClient", Noted)
-    assert gathering.gather(600.0).number == 1
+    monkeypatch.setattr(rendezvous, "rendezvous", lambda *given, **named: iter([(store, 0, 1)]))
+    monkeypatch.setattr(rendezvous, "StoreClient", Noted)
+    assert rendezvous.join_attempt(600.0).number == 1
     assert patience == [600.0]
 
 
@@ -117,7 +117,7 @@ def test_answers_and_errors_are_those_of_the_store(store: Any) -> None:
     assert asked.get("name") == b"second"
     assert asked.check(["name", "number"])
     assert not asked.check(["another"])
-    assert gathering._under("b", gathering._under("a", store)).get("name") == b"second", "torch's keys are the same"
+    assert rendezvous._under("b", rendezvous._under("a", store)).get("name") == b"second", "torch's keys are the same"
 
 
 class Broken:
@@ -134,15 +134,15 @@ def test_what_asking_raises_is_raised() -> None:
 
 def attempt_of(store: Any, number: int, rank: int) -> Attempt:
     launch = StoreClient(store, PATIENCE_S)
-    return Attempt(number, gathering._under(str(number), store), launch, rank, 2)
+    return Attempt(number, rendezvous._under(str(number), store), launch, rank, 2)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_who_waits_for_a_worker_that_was_started_again_is_told(
     store: Any, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(succession, "EVERY_S", 0.01)
-    monkeypatch.setattr(succession, "GRACE_S", 0.01)
+    monkeypatch.setattr(rendezvous, "EVERY_S", 0.01)
+    monkeypatch.setattr(rendezvous, "GRACE_S", 0.01)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     store.add("attempt", 1)
@@ -150,7 +150,7 @@ def test_who_waits_for_a_worker_that_was_started_again_is_told(
     told = threading.Event()
     attempt = attempt_of(store, 1, 1 - rank)
     assert not attempt.is_succeeded()
-    succession.watch(attempt, told.set)
+    rendezvous.watch_for_restart(attempt, told.set)
     assert not told.wait(0.1)
     arrival = threading.Thread(target=_arrive, args=(store, rank), daemon=True)
     arrival.start()
@@ -172,14 +172,14 @@ class Succeeded:
 
 
 def test_watching_goes_on_once_the_store_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(succession, "EVERY_S", 0.0)
-    monkeypatch.setattr(succession, "GRACE_S", 0.0)
+    monkeypatch.setattr(rendezvous, "EVERY_S", 0.0)
+    monkeypatch.setattr(rendezvous, "GRACE_S", 0.0)
     told: list[str] = []
-    attempt: Any = Succeeded(False, Unanswered("silent"), Unanswered("silent"), False, True)
-    succession._watch(attempt, lambda: told.append("over"))
+    attempt: Any = Succeeded(False, StoreTimeout("silent"), StoreTimeout("silent"), False, True)
+    rendezvous._watch(attempt, lambda: told.append("over"))
     assert told == ["over"]
     lost: Any = Succeeded(False, RuntimeError("connection closed"))
-    succession._watch(lost, lambda: told.append("lost"))
+    rendezvous._watch(lost, lambda: told.append("lost"))
     assert told == ["over"], "the main thread finds out"
 
 
@@ -187,19 +187,19 @@ def _arrive(store: Any, rank: int) -> None:
     client = dist.TCPStore("127.0.0.1", store.port)  # type: ignore[attr-defined]
     with suppress(PeerLost):  # nobody comes to its attempt
         if rank:
-            gathering._come(client, rank, deadline=0.0, mine="")
+            rendezvous._come(client, rank, deadline=0.0, mine="")
         else:
-            gathering._call_together(client, 2, deadline=0.0, mine="")
+            rendezvous._call_together(client, 2, deadline=0.0, mine="")
 
 
 def test_a_launcher_gives_up_on_a_store_that_is_out_of_reach() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
         gave_up = threading.Event()
-        reach = Reach(address, 0.2, gave_up.set)
+        reach = StoreReachability(address, 0.2, gave_up.set)
         reach.ask(True)
         assert not gave_up.wait(0.5), "it can be reached"
     assert gave_up.wait(PATIENCE_S)
     unasked = threading.Event()
-    Reach(address, 0.0, unasked.set)
+    StoreReachability(address, 0.0, unasked.set)
     assert not unasked.wait(0.3), "nobody wants to know"

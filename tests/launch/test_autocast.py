@@ -15,7 +15,7 @@ from traced_zoo import build
 
 from pipeplan_launch import Job
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.trace import trace
+from pipeplan_launch.tracing.trace import trace_job
 
 torch.set_num_threads(1)
 BATCH = 6
@@ -40,7 +40,7 @@ def under_autocast() -> torch.autocast:
 def test_split_equals_whole(name: str) -> None:
     """Training, its gradients, and evaluation, for random cuts and another minibatch size."""
     job = mixed(name)
-    traced = trace(job, BATCH)
+    traced = trace_job(job, BATCH)
     assert any(spec.dtype is torch.bfloat16 for spec in traced.tensors)
     for seed in range(3):
         stages = programs(traced, random_pipeline(traced, stages=2 + seed, seed=seed))
@@ -85,7 +85,7 @@ def assert_same(ours, theirs) -> None:
 
 
 def test_what_crosses_a_cut_is_half_as_large() -> None:
-    plain, half = trace(build("resnet-tiny"), BATCH), trace(mixed("resnet-tiny"), BATCH)
+    plain, half = trace_job(build("resnet-tiny"), BATCH), trace_job(mixed("resnet-tiny"), BATCH)
     assert [one.name for one in plain.tensors] == [one.name for one in half.tensors]
     assert all(
         2 * one.bytes(BATCH) == other.bytes(BATCH) for one, other in zip(half.tensors, plain.tensors, strict=True)

@@ -13,13 +13,13 @@ import torch.distributed as dist
 from replicas import RATE, Group, Minibatch, Model, groups, mean_gradients, run, step, train, train_literally
 from torch import Tensor, nn
 
-from pipeplan_launch import buckets
-from pipeplan_launch.averaging import Compression
-from pipeplan_launch.buckets import Bucket, Round, make_buckets
-from pipeplan_launch.compression import compressed
+from pipeplan_launch.comm import buckets
+from pipeplan_launch.comm.buckets import Bucket, UpdateGroup, make_buckets
+from pipeplan_launch.comm.gaia_filter import ReplicasByServer, SignificanceFilter, StepSizes
+from pipeplan_launch.comm.gradient_allreduce import GradientReducer
+from pipeplan_launch.comm.gradient_compression import compressed_exchange
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.reduce import GradientReducer
-from pipeplan_launch.significance import Servers, SignificanceFilter, StepSizes
+from pipeplan_launch.plan.averaging_options import Compression
 
 State = dict[str, Tensor]
 ONE_EACH, ONE_BUCKET = 1, 2**20
@@ -68,9 +68,9 @@ def watch(rank: int, given: list[Group]) -> list[str]:
     dist.all_reduce = all_reduce
     reducer = GradientReducer(parameters, dist.group.WORLD)  # type: ignore[arg-type]
     for number, _ in enumerate(given):
-        with reducer.backward(parameters, 1.0, Round(2.0, number)):
+        with reducer.backward(parameters, 1.0, UpdateGroup(2.0, number)):
             model(torch.ones(2, 4)).sum().backward()
-        reducer.start(Round(2.0, number))
+        reducer.start(UpdateGroup(2.0, number))
         reducer.finish()
         events.append("updated")
     return events
@@ -85,9 +85,9 @@ def cut_short(rank: int) -> State:
     """The group was to have three minibatches on two replicas; the segment ended after two, one on each."""
     parameter = nn.Parameter(torch.zeros(3))
     reducer = GradientReducer({"w": parameter}, dist.group.WORLD)  # type: ignore[arg-type]
-    with reducer.backward({"w": parameter}, 1.0, Round(3.0)):
+    with reducer.backward({"w": parameter}, 1.0, UpdateGroup(3.0)):
         (parameter * float(rank + 1)).sum().backward()
-    reducer.start(Round(3.0))
+    reducer.start(UpdateGroup(3.0))
     return reducer.finish()
 
 
@@ -116,10 +116,10 @@ def twice(rank: int, bytes_: int) -> str:
     weights = {"first": nn.Parameter(torch.zeros(3)), "w": nn.Parameter(torch.zeros(3))}
     reducer = GradientReducer(weights, dist.group.WORLD)  # type: ignore[arg-type]
     try:
-        with reducer.backward(weights, 1.0, Round(2.0)):
+        with reducer.backward(weights, 1.0, UpdateGroup(2.0)):
             later = weights["first"].sum()  # its backward comes after that of what is computed after it
             (later + Again.apply(weights["w"], weights["w"])).backward()  # type: ignore[no-untyped-call]
-        reducer.start(Round(2.0))
+        reducer.start(UpdateGroup(2.0))
         return str(reducer.finish()["w"].tolist())
     except LaunchError as error:
         return str(error)
@@ -142,11 +142,11 @@ def test_types_do_not_share_a_bucket_and_buckets_come_in_the_order_of_backward()
 
 
 def bf16(group: dist.ProcessGroup, _parameters: object) -> Any:
-    return compressed(group, Compression("bf16"))
+    return compressed_exchange(group, Compression("bf16"))
 
 
 def powersgd(group: dist.ProcessGroup, _parameters: object) -> Any:
-    return compressed(group, Compression("powersgd", rank=2, exact=2))
+    return compressed_exchange(group, Compression("powersgd", rank=2, exact=2))
 
 
 @pytest.mark.parametrize("bytes_", [ONE_EACH, ONE_BUCKET])
@@ -194,9 +194,9 @@ def by_us(rank: int, given: list[Group]) -> State:
     reducer = GradientReducer(parameters, dist.group.WORLD, powersgd(dist.group.WORLD, None))  # type: ignore[arg-type]
     for number, update in enumerate(given):
         ((inputs, _, _),) = update[rank]
-        with reducer.backward(parameters, 1.0, Round(2.0, number)):
+        with reducer.backward(parameters, 1.0, UpdateGroup(2.0, number)):
             model(inputs).square().mean().backward()
-        reducer.start(Round(2.0, number))
+        reducer.start(UpdateGroup(2.0, number))
         step(parameters, reducer.finish())
     return {name: parameter.detach() for name, parameter in parameters.items()}
 
@@ -259,7 +259,7 @@ def sums(rank: int, given: list[Group], make: Any, servers: list[list[int]]) -> 
     delivered = []
     for number, update in enumerate(given):
         ((inputs, _, _),) = update[rank]
-        of = Round(float(len(update)), number, whole=number == len(given) - 1)
+        of = UpdateGroup(float(len(update)), number, whole=number == len(given) - 1)
         with reducer.backward(parameters, 1.0, of):
             model(inputs).backward()
         reducer.start(of)
@@ -268,11 +268,11 @@ def sums(rank: int, given: list[Group], make: Any, servers: list[list[int]]) -> 
 
 
 def make_powersgd(group: dist.ProcessGroup, _servers: object, _rank: int) -> Any:
-    return compressed(group, Compression("powersgd", rank=1, exact=0))
+    return compressed_exchange(group, Compression("powersgd", rank=1, exact=0))
 
 
 def make_filter(group: dist.ProcessGroup, servers: list[list[int]], rank: int) -> Any:
-    return SignificanceFilter(Servers(servers, rank, group), 0.5, lambda _: 0.1)
+    return SignificanceFilter(ReplicasByServer(servers, rank, group), 0.5, lambda _: 0.1)
 
 
 def whole_groups(world: int, updates: int) -> list[Group]:
@@ -343,7 +343,7 @@ def filtered_literally(given: list[Group], servers: list[list[int]], share: floa
 
 
 def make_servers_filter(group: dist.ProcessGroup, _parameters: object) -> Any:
-    return SignificanceFilter(Servers([[0, 1], [2]], dist.get_rank(), group), 0.1, lambda _: RATE)
+    return SignificanceFilter(ReplicasByServer([[0, 1], [2]], dist.get_rank(), group), 0.1, lambda _: RATE)
 
 
 @pytest.mark.parametrize("bytes_", [ONE_EACH, ONE_BUCKET])
@@ -356,9 +356,9 @@ def test_the_filter_follows_its_rule(tmp_path: Path, bytes_: int) -> None:
 
 def make_sparse_filter(group: dist.ProcessGroup, parameters: Mapping[str, Tensor]) -> Any:
     """Never all of a bucket, however small it is: the rule is then that of single entries."""
-    from pipeplan_launch import significance
+    from pipeplan_launch.comm import gaia_filter
 
-    significance._INDEX_BYTES = -100
+    gaia_filter._INDEX_BYTES = -100
     return make_servers_filter(group, parameters)
 
 
@@ -376,9 +376,9 @@ def bytes_between(rank: int, share: float) -> tuple[list[int], int]:
     weight = nn.Parameter(torch.ones(1000))
     (bucket,) = make_buckets({"w": weight})
     group: Any = dist.group.WORLD
-    exchange = SignificanceFilter(Servers([[0], [1]], rank, group), share, lambda _: 1.0)
+    exchange = SignificanceFilter(ReplicasByServer([[0], [1]], rank, group), share, lambda _: 1.0)
     bucket.values.copy_(torch.arange(1000.0) / 1000)
-    exchange(bucket, Round())
+    exchange(bucket, UpdateGroup())
     return sent, sum(int((one != 0).sum()) for one in exchange._held.values())
 
 
@@ -391,7 +391,7 @@ def test_few_entries_travel_alone_and_many_all_together(tmp_path: Path) -> None:
 
 
 def test_a_hook_sees_what_ddp_would_give_it() -> None:
-    from pipeplan_launch.compression import HookBucket
+    from pipeplan_launch.comm.gradient_compression import HookBucket
 
     weights = {"number": nn.Parameter(torch.tensor(1.0)), "matrix": nn.Parameter(torch.ones(2, 3))}
     bucket = Bucket(weights, 4, True)

@@ -14,14 +14,14 @@ from test_engine import State, assert_close, train_literally, trained
 from torch import Tensor, nn
 from toy_workers import Toy, run_plan, stage_contents, write_plan
 
-from pipeplan_launch import buckets, exchanges
 from pipeplan_launch.__main__ import options_from
-from pipeplan_launch.averaging import Averaging, Compression
-from pipeplan_launch.buckets import Round
-from pipeplan_launch.config import load_plan
+from pipeplan_launch.comm import buckets, gradient_exchange
+from pipeplan_launch.comm.buckets import UpdateGroup
+from pipeplan_launch.comm.gradient_allreduce import GradientReducer
+from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.errors import PeerLost
-from pipeplan_launch.reduce import GradientReducer
-from pipeplan_launch.transport import explained
+from pipeplan_launch.plan.averaging_options import Compression, GradientAveraging
+from pipeplan_launch.plan.launch_plan import load_plan
 
 
 def apart(world: int) -> dict[str, Any]:
@@ -84,37 +84,37 @@ def test_what_is_held_back_does_not_matter_to_a_checkpoint(
 @pytest.mark.parametrize(
     ("option", "meant"),
     [
-        (["--compress", "bf16"], Averaging(Compression("bf16"))),
-        (["--compress", "powersgd"], Averaging(Compression("powersgd", 1, 10))),
-        (["--compress", "powersgd:4"], Averaging(Compression("powersgd", 4, 10))),
-        (["--compress", "powersgd:4:0"], Averaging(Compression("powersgd", 4, 0))),
-        (["--significance", "1%"], Averaging(significance=0.01)),
-        (["--significance", "0.5"], Averaging(significance=0.5)),
-        ([], Averaging()),
+        (["--compress", "bf16"], GradientAveraging(Compression("bf16"))),
+        (["--compress", "powersgd"], GradientAveraging(Compression("powersgd", 1, 10))),
+        (["--compress", "powersgd:4"], GradientAveraging(Compression("powersgd", 4, 10))),
+        (["--compress", "powersgd:4:0"], GradientAveraging(Compression("powersgd", 4, 0))),
+        (["--significance", "1%"], GradientAveraging(significance=0.01)),
+        (["--significance", "0.5"], GradientAveraging(significance=0.5)),
+        ([], GradientAveraging()),
     ],
     ids=str,
 )
-def test_options_mean(option: list[str], meant: Averaging) -> None:
+def test_options_mean(option: list[str], meant: GradientAveraging) -> None:
     assert options_from(["plan", *option]).averaging == meant
 
 
 @pytest.mark.parametrize(
     ("replicas", "averaging", "said"),
     [
-        ([1, 1, 1], Averaging(Compression("bf16")), "--compress changes nothing"),
-        ([2, 1], Averaging(Compression("bf16")), None),
-        ([1, 2], Averaging(significance=0.1), "--significance changes nothing"),
-        ([2, 1], Averaging(significance=0.1), None),
-        ([1, 1, 1], Averaging(), None),
+        ([1, 1, 1], GradientAveraging(Compression("bf16")), "--compress changes nothing"),
+        ([2, 1], GradientAveraging(Compression("bf16")), None),
+        ([1, 2], GradientAveraging(significance=0.1), "--significance changes nothing"),
+        ([2, 1], GradientAveraging(significance=0.1), None),
+        ([1, 1, 1], GradientAveraging(), None),
     ],
     ids=str,
 )
 def test_an_option_that_changes_nothing_is_said(
-    tmp_path: Path, replicas: list[int], averaging: Averaging, said: str | None
+    tmp_path: Path, replicas: list[int], averaging: GradientAveraging, said: str | None
 ) -> None:
     servers = apart(sum(replicas))
     plan = load_plan(write_plan(tmp_path, [content | servers for content in stage_contents(replicas)]))
-    noted = exchanges.note(averaging, plan)
+    noted = gradient_exchange.note_on_unused_option(averaging, plan)
     assert noted is None if said is None else said in str(noted)
 
 
@@ -150,13 +150,13 @@ def break_off(rank: int, folder: Path) -> None:
     reducer = GradientReducer(parameters, dist.group.WORLD)  # type: ignore[arg-type]
     said = ""
     try:
-        with explained("the gradients did not come"), reducer.backward(parameters, 1.0, Round(2.0)):
+        with peer_loss_explained("the gradients did not come"), reducer.backward(parameters, 1.0, UpdateGroup(2.0)):
             hidden = first * 2
             if rank == 1:
                 hidden.register_hook(fail)
             (hidden * last).sum().backward()
-        with explained("the gradients did not come"):
-            reducer.start(Round(2.0))
+        with peer_loss_explained("the gradients did not come"):
+            reducer.start(UpdateGroup(2.0))
             reducer.finish()
     except (PeerLost, ValueError) as error:
         said = f"{type(error).__name__}: {error}"

@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from pipeplan_launch import Data, Job
-from pipeplan_launch.batches import Batches, order_of_job, sizes_of
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.runtime.data import Batches, minibatch_sizes, order_of_samples
 
 
 class Numbers(Dataset[Any]):
@@ -33,7 +33,7 @@ def seen(batches: Batches) -> list[list[int]]:
 
 
 def test_every_sample_once_in_an_order_of_the_epoch() -> None:
-    sizes = sizes_of(Numbers(), 4, dynamic=True, training=True)
+    sizes = minibatch_sizes(Numbers(), 4, dynamic=True, training=True)
     first, again, second = (seen(Batches(Numbers(), sizes, 1, epoch)) for epoch in (0, 0, 1))
     assert [len(batch) for batch in first] == [4, 4, 2]
     assert sorted(index for batch in first for index in batch) == list(range(10))
@@ -44,19 +44,19 @@ def test_every_sample_once_in_an_order_of_the_epoch() -> None:
 
 
 def test_a_fixed_size_drops_the_rest_in_training_and_says_so() -> None:
-    sizes = sizes_of(Numbers(), 4, dynamic=False, training=True)
+    sizes = minibatch_sizes(Numbers(), 4, dynamic=False, training=True)
     assert (sizes.count, sizes.padded_samples(1), sizes.real_samples(1)) == (2, 4, 4)
     assert "the last 2 of 10 samples are left out" in (sizes.note or "")
 
 
 def test_a_fixed_size_fills_the_last_minibatch_in_evaluation() -> None:
-    sizes = sizes_of(Numbers(), 4, dynamic=False, training=False)
+    sizes = minibatch_sizes(Numbers(), 4, dynamic=False, training=False)
     assert (sizes.count, sizes.padded_samples(2), sizes.real_samples(2)) == (3, 4, 2)
     assert seen(Batches(Numbers(), sizes, 0, 0))[2] == [8, 9, 9, 9]
 
 
 def test_augmentation_is_the_same_wherever_a_minibatch_is_read() -> None:
-    sizes = sizes_of(Numbers(), 4, dynamic=True, training=True)
+    sizes = minibatch_sizes(Numbers(), 4, dynamic=True, training=True)
     one, other = Batches(Numbers(), sizes, 1, 0), Batches(Numbers(), sizes, 1, 0)
     other.load(0)
     torch.rand(3)
@@ -66,7 +66,7 @@ def test_augmentation_is_the_same_wherever_a_minibatch_is_read() -> None:
 
 def test_tensors_are_read_as_samples_would_be() -> None:
     data = TensorDataset(torch.arange(10.0)[:, None], torch.arange(10))
-    sizes = sizes_of(data, 3, dynamic=True, training=True)
+    sizes = minibatch_sizes(data, 3, dynamic=True, training=True)
     batches = Batches(data, sizes, 4, 2)
     for minibatch in range(sizes.count):
         batch = batches.load(minibatch)
@@ -74,11 +74,11 @@ def test_tensors_are_read_as_samples_would_be() -> None:
 
 
 def test_a_limit_and_too_few_samples() -> None:
-    assert sizes_of(Numbers(), 4, dynamic=True, training=True, limit=1).count == 1
+    assert minibatch_sizes(Numbers(), 4, dynamic=True, training=True, limit=1).count == 1
     with pytest.raises(LaunchError, match="10 samples, too few for one minibatch of 16"):
-        sizes_of(Numbers(), 16, dynamic=False, training=True)
+        minibatch_sizes(Numbers(), 16, dynamic=False, training=True)
     with pytest.raises(LaunchError, match="map-style"):
-        sizes_of(iter([]), 4, dynamic=True, training=True)
+        minibatch_sizes(iter([]), 4, dynamic=True, training=True)
 
 
 def ahead(batches: Batches, wanted: list[int]) -> list[Any]:
@@ -88,7 +88,7 @@ def ahead(batches: Batches, wanted: list[int]) -> list[Any]:
 
 def test_reading_ahead_reads_the_same() -> None:
     """Random augmentation too, whichever process reads; the order of random numbers here stays as it was."""
-    sizes = sizes_of(Numbers(), 3, dynamic=True, training=True)
+    sizes = minibatch_sizes(Numbers(), 3, dynamic=True, training=True)
     plain, several = (Batches(Numbers(), sizes, 1, 0, Data(Numbers(), processes=count)) for count in (0, 2))
     torch.manual_seed(3)
     with several.prefetch([0, 2, 3]):
@@ -112,7 +112,7 @@ class Broken(Numbers):
 
 def test_what_fails_while_reading_ahead_is_one_line() -> None:
     data = Data(Broken(), processes=1)
-    batches = Batches(data.train, sizes_of(data.train, 4, dynamic=True, training=True), 0, 0, data)
+    batches = Batches(data.train, minibatch_sizes(data.train, 4, dynamic=True, training=True), 0, 0, data)
     says = r"the job's data for minibatch 1 failed: KeyError: 'no such picture' \(.*test_batches\.py:.*raise KeyError"
     with pytest.raises(LaunchError, match=says) as caught:
         ahead(batches, [1])
@@ -137,7 +137,7 @@ def padded(samples: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("processes", [0, 1])
 def test_the_users_own_collate(processes: int) -> None:
     data = Data(Described(), collate=padded, processes=processes)
-    sizes = sizes_of(data.train, 4, dynamic=True, training=False)
+    sizes = minibatch_sizes(data.train, 4, dynamic=True, training=False)
     first, second = ahead(Batches(data.train, sizes, 0, 0, data), [0, 1])
     assert first.inputs[0].tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
     assert second.target.tolist() == [0, 1]
@@ -162,20 +162,20 @@ def test_the_users_own_order() -> None:
     """The same for the same seed and epoch whatever was drawn before; what is drawn after is as it was."""
     data = Data(Numbers(), order=shuffled_halves)
     drawn = []
-    for call in (lambda: None, lambda: drawn.append(sorted(order_of_job(data, 0, 1)))):
+    for call in (lambda: None, lambda: drawn.append(sorted(order_of_samples(data, 0, 1)))):
         random.seed(1)
         torch.manual_seed(1)
         call()
         drawn.append((random.random(), torch.rand(()).item()))
     assert drawn[1] == [1, 3, 5, 7, 9]
     assert drawn[0] == drawn[2]
-    sizes = sizes_of(order_of_job(data, 7, 0), 2, dynamic=True, training=True)
+    sizes = minibatch_sizes(order_of_samples(data, 7, 0), 2, dynamic=True, training=True)
     assert (sizes.samples, sizes.count) == (5, 3)
     first = seen(Batches(Numbers(), sizes, 7, 2, data))
     assert first == seen(Batches(Numbers(), sizes, 7, 2, data))
     assert sorted(index for batch in first for index in batch) == [0, 2, 4, 6, 8]
     assert first not in (seen(Batches(Numbers(), sizes, 7, 0, data)), seen(Batches(Numbers(), sizes, 8, 2, data)))
-    evaluated = sizes_of(Numbers(), 4, dynamic=True, training=False)
+    evaluated = minibatch_sizes(Numbers(), 4, dynamic=True, training=False)
     assert seen(Batches(Numbers(), evaluated, 0, 0, data))[0] == [0, 1, 2, 3]
 
 
@@ -189,7 +189,7 @@ def test_the_users_own_order() -> None:
     ],
 )
 def test_an_order_that_cannot_be(order: Any, says: str) -> None:
-    sizes = sizes_of(range(5), 2, dynamic=True, training=True)
+    sizes = minibatch_sizes(range(5), 2, dynamic=True, training=True)
     with pytest.raises(LaunchError, match=says):
         Batches(Numbers(), sizes, 0, 1, Data(Numbers(), order=order))
 
@@ -203,7 +203,7 @@ class Slow(Numbers):
 def test_a_request_to_stop_does_not_end_what_is_read() -> None:
     """A launcher sends it to every process that there is; the worker then still drains."""
     data = Data(Slow(), processes=2)
-    batches = Batches(data.train, sizes_of(data.train, 1, dynamic=True, training=False), 0, 0, data)
+    batches = Batches(data.train, minibatch_sizes(data.train, 1, dynamic=True, training=False), 0, 0, data)
     with batches.prefetch(range(8)):
         batches.load(0)
         for reader in multiprocessing.active_children():

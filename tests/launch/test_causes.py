@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeplan_launch.causes import first_cause
+from pipeplan_launch.telemetry.slowdown_cause import first_cause
 
 PAIRS = ("forward_s", "backward_s", "update_s", "sync_s")
 OWN = ("load_s", "send_s", "other_s")

@@ -18,29 +18,28 @@ import torch
 from saved import model_of, save
 from torch import Tensor
 
-from pipeplan_launch import checkpoint, storage
+from pipeplan_launch.checkpoint import checkpoint, tensor_store
+from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, History, Manifest, Position, read_manifest
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.manifest import MODEL, History, Manifest, Position
-from pipeplan_launch.manifest_reader import read_manifest
 
 
 def tensors(value: float = 1.0) -> dict[str, Tensor]:
     return {
-        f"{MODEL}a": torch.full((300, 3), value),
-        f"{MODEL}b": torch.full((2,), value, dtype=torch.bfloat16),
+        f"{MODEL_PREFIX}a": torch.full((300, 3), value),
+        f"{MODEL_PREFIX}b": torch.full((2,), value, dtype=torch.bfloat16),
         "optim.state.a.step": torch.tensor(value),
     }
 
 
 def latest(run: Path) -> Manifest:
-    manifest = checkpoint.latest(run)
+    manifest = checkpoint.latest_checkpoint(run)
     assert manifest is not None
     return manifest
 
 
 def test_the_latest_complete_one_is_found(tmp_path: Path) -> None:
     """In order of the samples, whatever minibatches they came in; two are kept."""
-    assert checkpoint.latest(tmp_path) is None
+    assert checkpoint.latest_checkpoint(tmp_path) is None
     save(tmp_path, tensors(1), Position(0, 9, 10), minibatch_samples=2)
     save(tmp_path, tensors(2), Position(0, 10, 10), minibatch_samples=2, history=History([{"epoch": 1}]))
     third = save(tmp_path, tensors(3), Position(10, 3, 10), minibatch_samples=200)
@@ -51,10 +50,10 @@ def test_the_latest_complete_one_is_found(tmp_path: Path) -> None:
     assert torch.equal(model_of(manifest)["a"], torch.full((300, 3), 4.0))
     assert model_of(manifest)["b"].dtype == torch.bfloat16
     assert sorted((tmp_path / "checkpoints").iterdir()) == [third, fourth]
-    assert checkpoint.at(third).position == Position(10, 3, 10)
-    assert checkpoint.at(tmp_path) == manifest
+    assert checkpoint.find_checkpoint(third).position == Position(10, 3, 10)
+    assert checkpoint.find_checkpoint(tmp_path) == manifest
     with pytest.raises(LaunchError, match="neither a checkpoint nor a run folder"):
-        checkpoint.at(tmp_path / "checkpoints")
+        checkpoint.find_checkpoint(tmp_path / "checkpoints")
 
 
 def test_a_loss_that_was_lost_stays_lost(tmp_path: Path) -> None:
@@ -78,13 +77,15 @@ def test_ended_between_any_two_steps(tmp_path: Path) -> None:
         found = latest(tmp_path)
         assert found.position.epoch in (before, before + 1)
         assert torch.equal(model_of(found)["a"], torch.full((300, 3), float(found.position.epoch)))
-        assert len(checkpoint.complete(tmp_path)) >= 2
+        assert len(checkpoint.complete_checkpoints(tmp_path)) >= 2
     assert status == 0
     assert steps > 15
     assert found.position.epoch == before + 1
-    assert len(checkpoint.complete(tmp_path)) == checkpoint.KEPT
+    assert len(checkpoint.complete_checkpoints(tmp_path)) == checkpoint.KEPT_CHECKPOINTS
     save(tmp_path, tensors(), Position(before + 2, 0, 10))
-    assert len(list((tmp_path / "checkpoints").iterdir())) == checkpoint.KEPT, "what was half removed is gone"
+    assert len(list((tmp_path / "checkpoints").iterdir())) == checkpoint.KEPT_CHECKPOINTS, (
+        "what was half removed is gone"
+    )
 
 
 def _save_until(run: Path, steps: int, value: int) -> None:
@@ -125,7 +126,7 @@ def test_a_write_cut_off_at_any_byte(tmp_path: Path, killed: bool) -> None:
         _save_within(tmp_path, max(sizes.values()) + 10_000, killed)
     assert os.waitpid(child, 0)[1] == 0
     assert latest(tmp_path).position.epoch == 1
-    assert not (tmp_path / checkpoint.PART).exists()
+    assert not (tmp_path / checkpoint.PARTIAL_CHECKPOINT).exists()
 
 
 def _save_within(run: Path, limit: int, killed: bool) -> None:
@@ -160,7 +161,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
         data.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
         with suppress(LaunchError):
             # Not every byte says something about a tensor.
-            assert torch.equal(model_of(latest(tmp_path))["a"], tensors()[f"{MODEL}a"])
+            assert torch.equal(model_of(latest(tmp_path))["a"], tensors()[f"{MODEL_PREFIX}a"])
             continue
         refused += 1
     assert refused > 30
@@ -239,7 +240,7 @@ def test_loading_runs_no_code(
 ) -> None:
     """Whichever file holds a pickle that would run something: one line, or the file is not read at all."""
     monkeypatch.chdir(tmp_path)
-    folder = save(tmp_path, {**tensors(), f"{MODEL}large": torch.zeros(2000)})
+    folder = save(tmp_path, {**tensors(), f"{MODEL_PREFIX}large": torch.zeros(2000)})
     manifest = latest(tmp_path)
     for path in sorted(folder.iterdir()):
         whole = path.read_bytes()
@@ -272,7 +273,7 @@ def test_a_manifest_that_calls_a_tensor_what_it_is_not(tmp_path: Path, caplog: p
         ({"crc32": 1}, "was damaged or exchanged"),
     ):
         changed = json.loads(json.dumps(content))
-        changed["tensors"][f"{MODEL}a"] |= change
+        changed["tensors"][f"{MODEL_PREFIX}a"] |= change
         path.write_text(json.dumps(changed))
         with pytest.raises(LaunchError, match=message):
             model_of(latest(tmp_path))
@@ -292,7 +293,7 @@ def test_other_versions_are_refused(tmp_path: Path, version: int, message: str) 
     old = tmp_path / "checkpoints" / "epoch-0001"
     path.parent.rename(old)
     with pytest.raises(LaunchError, match=message):
-        checkpoint.latest(tmp_path)
+        checkpoint.latest_checkpoint(tmp_path)
     path = old / "manifest.json"
     path.write_text(json.dumps({"format": "something"}))
     with pytest.raises(LaunchError, match="is not the manifest of a checkpoint"):
@@ -301,20 +302,20 @@ def test_other_versions_are_refused(tmp_path: Path, version: int, message: str) 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
     save(tmp_path, tensors())
-    checkpoint.check_fits(latest(tmp_path), "toy", "sha256:toy")
+    checkpoint.check_same_model(latest(tmp_path), "toy", "sha256:toy")
     with pytest.raises(LaunchError, match="of another model, or another version of 'toy'"):
-        checkpoint.check_fits(latest(tmp_path), "toy", "sha256:other")
+        checkpoint.check_same_model(latest(tmp_path), "toy", "sha256:other")
 
 
 def test_tensors_must_fit(tmp_path: Path) -> None:
     save(tmp_path, tensors())
     targets: Mapping[str, Tensor]
     for targets, message in (
-        ({f"{MODEL}c": torch.zeros(2)}, "has no 'c'"),
-        ({f"{MODEL}b": torch.zeros(3)}, r"'b' is \(2,\), the model's is \(3,\)"),
+        ({f"{MODEL_PREFIX}c": torch.zeros(2)}, "has no 'c'"),
+        ({f"{MODEL_PREFIX}b": torch.zeros(3)}, r"'b' is \(2,\), the model's is \(3,\)"),
     ):
         with pytest.raises(LaunchError, match=message):
-            storage.read(latest(tmp_path), targets)
+            tensor_store.fill_tensors(latest(tmp_path), targets)
 
 
 def test_tensors_are_taken_into_other_dtypes_and_strides(tmp_path: Path) -> None:
@@ -324,7 +325,7 @@ def test_tensors_are_taken_into_other_dtypes_and_strides(tmp_path: Path) -> None
     last = last.to(memory_format=torch.channels_last)
     for target in (double, last):
         number = torch.tensor(0)
-        storage.read(latest(tmp_path), {"model.w": target, "model.n": number})
+        tensor_store.fill_tensors(latest(tmp_path), {"model.w": target, "model.n": number})
         assert torch.equal(target.float(), value)
         assert number == 3
     assert last.is_contiguous(memory_format=torch.channels_last)
@@ -337,7 +338,7 @@ def test_torchs_own_tools_read_it(tmp_path: Path) -> None:
     folder = save(tmp_path, tensors(3.0))
     dcp_to_torch_save(folder, tmp_path / "all.pt")
     found = torch.load(tmp_path / "all.pt", weights_only=True)
-    assert torch.equal(found[f"{MODEL}a"], torch.full((300, 3), 3.0))
+    assert torch.equal(found[f"{MODEL_PREFIX}a"], torch.full((300, 3), 3.0))
 
 
 def test_no_room_to_write_in_is_one_line(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from pipeplan_launch.clipping import Clipping
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.runtime.stage_optimizer import GradientClipping
 
 
 def gradients(scale: float) -> list[torch.Tensor]:
@@ -26,19 +26,19 @@ def test_equals_torchs_own(scale: float) -> None:
         parameter.grad = gradient
     expected = clip_grad_norm_(parameters, 0.5)
     ours = gradients(scale)
-    assert Clipping(0.5, None, warns=True, where="").clip(ours) == pytest.approx(float(expected), rel=1e-12)
+    assert GradientClipping(0.5, None, warns=True, where="").clip(ours) == pytest.approx(float(expected), rel=1e-12)
     for one, parameter in zip(ours, parameters, strict=True):
         torch.testing.assert_close(one, parameter.grad, rtol=1e-12, atol=0)
 
 
 def test_nothing_to_clip() -> None:
-    assert Clipping(0.5, None, warns=True, where="").clip([]) == 0.0
+    assert GradientClipping(0.5, None, warns=True, where="").clip([]) == 0.0
 
 
 @pytest.mark.parametrize(("bad", "left"), [(math.nan, math.nan), (math.inf, 0.0)])
 def test_a_norm_that_is_not_finite_is_said_once(bad: float, left: float, capsys: pytest.CaptureFixture[str]) -> None:
     """What is left is what torch would leave: training goes on, and its loss tells the rest."""
-    clipping, silent = (Clipping(0.5, None, warns=warns, where="of stage 2 ") for warns in (True, False))
+    clipping, silent = (GradientClipping(0.5, None, warns=warns, where="of stage 2 ") for warns in (True, False))
     for one in (clipping, clipping, silent):
         given = [torch.tensor([1.0, bad]), torch.tensor([2.0])]
         one.clip(given)
@@ -48,4 +48,4 @@ def test_a_norm_that_is_not_finite_is_said_once(bad: float, left: float, capsys:
 
 def test_sparse_gradients_are_refused() -> None:
     with pytest.raises(LaunchError, match="sparse gradients cannot be clipped"):
-        Clipping(0.5, None, warns=True, where="").clip([torch.eye(3).to_sparse()])
+        GradientClipping(0.5, None, warns=True, where="").clip([torch.eye(3).to_sparse()])

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from toy_workers import stage_contents, write_plan
 
-from pipeplan_launch.config import load_plan
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.plan.launch_plan import load_plan
 
 Change = Callable[[list[dict[str, Any]]], object]
 

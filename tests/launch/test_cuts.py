@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from traced_zoo import build
 
 from pipeplan_launch import Job
-from pipeplan_launch.trace import TracedModel, trace
+from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 torch.set_num_threads(1)
 BATCH = 6
@@ -32,7 +32,7 @@ def every_cut(traced: TracedModel) -> Iterator[list[list[str]]]:
 def test_a_smaller_last_minibatch_at_every_cut(name: str) -> None:
     """One sample, or a few: outputs and gradients are those of the whole, shapes are as the receiver expects them."""
     job = build(name)
-    traced = trace(job, BATCH)
+    traced = trace_job(job, BATCH)
     assert traced.dynamic_batch
     cuts = list(every_cut(traced))
     assert len(cuts) > 2

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 from pipeplan_launch import load_job
-from pipeplan_launch.split import stage_program
-from pipeplan_launch.trace import trace
+from pipeplan_launch.tracing.split import build_stage_program
+from pipeplan_launch.tracing.trace import trace_job
 
 torch.set_num_threads(1)
 DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
@@ -21,10 +21,10 @@ def test_the_job_file_of_the_documentation(tmp_path: Path) -> None:
     assert len(source.splitlines()) <= 20
     (tmp_path / "circles.py").write_text(source)
     job = load_job(f"{tmp_path / 'circles.py'}:make", seed=0)
-    traced = trace(job, job.minibatch)
+    traced = trace_job(job, job.minibatch)
     assert [layer.name for layer in traced.layers] == ["0", "1", "2", "3", "4", "loss"]
     stages = [["0", "1"], ["2", "3", "4", "loss"]]
-    first, second = (stage_program(traced, stages, stage) for stage in range(2))
+    first, second = (build_stage_program(traced, stages, stage) for stage in range(2))
     optimizers = [job.make_optimizer(list(stage.parameters())) for stage in (first, second)]
     points, labels = (tensor[:512] for tensor in job.datasets.train.tensors)
     for _ in range(60):

@@ -28,10 +28,10 @@ from toy_workers import (
     write_plan,
 )
 
-from pipeplan_launch import storage
-from pipeplan_launch.checkpoint import latest
-from pipeplan_launch.manifest import MODEL
-from pipeplan_launch.seeds import mix, seed_forward
+from pipeplan_launch.checkpoint import tensor_store
+from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
+from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX
+from pipeplan_launch.job.seeds import mix_seed, seed_forward
 
 State = dict[str, Tensor]
 
@@ -93,7 +93,7 @@ def train_literally(
     inputs, targets = samples(toy.samples + 23)
     for epoch in range(epochs):
         begun = [len(stage.versions) - 1 for stage in stages]
-        order = torch.randperm(toy.samples, generator=torch.Generator().manual_seed(mix("order", 0, epoch)))
+        order = torch.randperm(toy.samples, generator=torch.Generator().manual_seed(mix_seed("order", 0, epoch)))
         chunks = [chunk for chunk in order.split(minibatch) if toy.dynamic or len(chunk) == minibatch]
         for number, chunk in enumerate(chunks):
             versions = [VERSIONS[schedule](replicas, accumulate or 1, s, number) for s in range(len(stages))]
@@ -127,10 +127,10 @@ def agree(replicas: list[State]) -> None:
 
 def trained(run: Path) -> tuple[State, State]:
     """(weights, buffers) of a run's last checkpoint."""
-    manifest = latest(run)
+    manifest = latest_checkpoint(run)
     assert manifest is not None
-    found = storage.load(manifest, [name for name in manifest.tensors if name.startswith(MODEL)])
-    state = {name.removeprefix(MODEL): value for name, value in found.items()}
+    found = tensor_store.load_tensors(manifest, [name for name in manifest.tensors if name.startswith(MODEL_PREFIX)])
+    state = {name.removeprefix(MODEL_PREFIX): value for name, value in found.items()}
     known = {name for layer in initial_buffers() for name in layer}
     return (
         {name: value for name, value in state.items() if name not in known},

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from traced_zoo import build
 
-from pipeplan_launch import Job, checkpoint, export, saving
+from pipeplan_launch import Job, export
+from pipeplan_launch.checkpoint import checkpoint
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.split import StageProgram, stage_program
-from pipeplan_launch.trace import TracedModel, trace
+from pipeplan_launch.runtime import stage_checkpoint
+from pipeplan_launch.tracing.split import StageProgram, build_stage_program
+from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 
 class Odd(nn.Module):
@@ -55,7 +57,7 @@ def cuts(traced: TracedModel) -> list[list[list[str]]]:
     for at in range(1, len(layers)):
         pipeline = [layers[:at], layers[at:]]
         try:
-            stage_program(traced, pipeline, 0)
+            build_stage_program(traced, pipeline, 0)
         except LaunchError:
             continue
         found.append(pipeline)
@@ -63,16 +65,16 @@ def cuts(traced: TracedModel) -> list[list[list[str]]]:
 
 
 def stages(traced: TracedModel, pipeline: list[list[str]]) -> list[StageProgram]:
-    return [stage_program(traced, pipeline, stage) for stage in range(len(pipeline))]
+    return [build_stage_program(traced, pipeline, stage) for stage in range(len(pipeline))]
 
 
 def state_of(programs: list[StageProgram]) -> dict[str, Tensor]:
-    return {name: value for program in programs for name, value in saving.model_state(program).items()}
+    return {name: value for program in programs for name, value in stage_checkpoint.model_state(program).items()}
 
 
 def trained(name: str) -> tuple[nn.Module, list[StageProgram]]:
     """A model whose parameters and buffers are those of no fresh one, and its stages."""
-    traced = trace(job_of(name, 1), 2)
+    traced = trace_job(job_of(name, 1), 2)
     programs = stages(traced, cuts(traced)[0])
     with torch.no_grad():
         for number, tensor in enumerate(traced.model.state_dict().values()):
@@ -106,10 +108,10 @@ def test_the_users_own_module_takes_it_strictly(tmp_path: Path, capsys: pytest.C
 def test_tied_tensors_are_written_once(tmp_path: Path) -> None:
     model, programs = trained("gpt")
     save(tmp_path, state_of(programs), state_dict=programs[0].naming.state_dict)
-    manifest = checkpoint.at(tmp_path)
+    manifest = checkpoint.find_checkpoint(tmp_path)
     assert manifest.state_dict["head.weight"] == "tokens.weight"
     assert "model.head.weight" not in manifest.tensors
-    content = export.state_dict(manifest)
+    content = export.exported_state_dict(manifest)
     assert content["head.weight"].data_ptr() == content["tokens.weight"].data_ptr()
     assert content.keys() == model.state_dict().keys()
 
@@ -121,13 +123,13 @@ def test_the_stages_of_another_cut_take_it(tmp_path: Path, name: str) -> None:
     """Also those of one process."""
     model, programs = trained(name)
     save(tmp_path, state_of(programs))
-    manifest = checkpoint.at(tmp_path)
-    traced = trace(job_of(name, 2), 2)
+    manifest = checkpoint.find_checkpoint(tmp_path)
+    traced = trace_job(job_of(name, 2), 2)
     whole = [[layer.name for layer in traced.layers]]
     for pipeline in (whole, cuts(traced)[-1]):
-        other = trace(job_of(name, 2), 2)
+        other = trace_job(job_of(name, 2), 2)
         for program in stages(other, pipeline):
-            saving.load_weights(manifest, program)
+            stage_checkpoint.load_weights(manifest, program)
         everything = (*other.model.named_parameters(), *other.model.named_buffers())
         assert dict(everything).keys() == {*dict(model.named_parameters()), *dict(model.named_buffers())}
         expected = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -167,7 +169,7 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
         try:
-            export.export(tmp_path / "run", output)
+            export.export_checkpoint(tmp_path / "run", output)
         except LaunchError as error:
             os._exit(2 if str(error) == f"writing {output} failed: File too large" else 3)
         os._exit(0)

@@ -14,8 +14,8 @@ import pytest
 from launching import curve
 from toy_workers import Toy, run_plan, stage_contents, write_plan
 
-from pipeplan_launch.arguments import parser
-from pipeplan_launch.checkpoint import latest
+from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
+from pipeplan_launch.command_line import worker_parser
 
 
 def errors(text: str) -> list[str]:
@@ -139,7 +139,7 @@ def test_a_signal_to_some_stops_all_at_a_checkpoint(tmp_path: Path, replicas: li
     watcher.join()
     assert ended.statuses == [0] * world, ended.err
     (line,) = [line for line in ended.err.splitlines() if "--resume" in line]
-    last = latest(run)
+    last = latest_checkpoint(run)
     assert last is not None
     assert line == f"stopped after {last.position}: --resume goes on from there"
     assert "Traceback" not in ended.err
@@ -208,9 +208,9 @@ def test_what_nobody_foresaw_is_one_line_and_a_traceback_in_the_run_folder(tmp_p
 )
 def test_options_are_bounded(option: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parser("prog").parse_args(["plan", *option])
+        worker_parser("prog").parse_args(["plan", *option])
     assert message in capsys.readouterr().err
-    assert parser("prog").parse_args(["plan", "--seed", str(2**63 - 1)]).seed == 2**63 - 1
+    assert worker_parser("prog").parse_args(["plan", "--seed", str(2**63 - 1)]).seed == 2**63 - 1
 
 
 def test_an_empty_test_set_is_none_in_training(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from feature_workers import cut_before, reference, run, traced, trained
 from torch import Tensor
 
 from pipeplan_launch import load_job
-from pipeplan_launch.precision import autocast
-from pipeplan_launch.seeds import mix
+from pipeplan_launch.job.autocast import autocast
+from pipeplan_launch.job.seeds import mix_seed
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -22,7 +22,8 @@ CPU = torch.device("cpu")
 def orders(epochs: int) -> list[Tensor]:
     """The samples of each epoch, in their order."""
     return [
-        torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(mix("order", 0, one))) for one in range(epochs)
+        torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(mix_seed("order", 0, one)))
+        for one in range(epochs)
     ]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pipeplan_launch.hazards import _unbound
+from pipeplan_launch.tracing.export_hazards import _unbound
 
 
 class Doubled(torch.autograd.Function):

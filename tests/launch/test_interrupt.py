@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan_launch import interrupt, restarts
+from pipeplan_launch.elastic import restart_state, signals
 
-CHILD = "from pipeplan_launch.interrupt import die_with_parent as d; print(d(), flush=True); input()"
+CHILD = "from pipeplan_launch.elastic.signals import die_with_parent as d; print(d(), flush=True); input()"
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
 
 
@@ -57,9 +57,9 @@ class Worker:
     """A process that runs some code, and is sent signals once it is ready."""
 
     def __init__(self, code: str, launcher: Path | None = None) -> None:
-        environment = {name: value for name, value in os.environ.items() if name != restarts.VARIABLE}
+        environment = {name: value for name, value in os.environ.items() if name != restart_state.VARIABLE}
         if launcher is not None:
-            environment[restarts.VARIABLE] = str(launcher)
+            environment[restart_state.VARIABLE] = str(launcher)
         self.process = subprocess.Popen(
             [sys.executable, "-c", BEGIN + code], stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -135,28 +135,28 @@ def test_a_sigterm_that_the_launcher_knows_nothing_of_follows_a_fault(tmp_path: 
     words = "interrupt.last_words(lambda over: print('left', over, flush=True))\n"
     worker = Worker(GRACEFUL + words + BLOCK, tmp_path)
     worker.send(signal.SIGTERM)
-    assert worker.end() == (restarts.LOST, "left False")
+    assert worker.end() == (restart_state.STATUS_PEER_LOST, "left False")
     assert not list(tmp_path.iterdir())
 
 
 def test_last_words_do_not_keep_a_worker(tmp_path: Path) -> None:
     worker = Worker(GRACEFUL + "interrupt.last_words(lambda over: time.sleep(1000))\n" + BLOCK, tmp_path)
     worker.send(signal.SIGTERM)
-    assert worker.end() == (restarts.LOST, "")
+    assert worker.end() == (restart_state.STATUS_PEER_LOST, "")
 
 
 @pytest.mark.parametrize("code", ["", GRACEFUL], ids=["before training", "in training"])
 def test_one_that_it_knows_is_a_request(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(restarts.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(restart_state.VARIABLE, str(tmp_path))
     worker = Worker(code + BLOCK, tmp_path)
     worker.send(signal.SIGTERM)
-    restarts.ask_to_stop(signal.SIGTERM)  # it may come a moment later
+    restart_state.ask_to_stop(signal.SIGTERM)  # it may come a moment later
     assert worker.end() == ((0, "asked done") if code else (130, ""))
-    assert restarts.given_up() == (None if code else 130)
+    assert restart_state.given_up() == (None if code else 130)
 
 
 def test_a_lost_peer_after_a_request_was_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupt.peers_were_asked()
-    monkeypatch.setattr(interrupt, "_requested", [(int(signal.SIGTERM), 0.0)])
-    with pytest.raises(interrupt.Interrupted, match="SIGTERM"):
-        interrupt.peers_were_asked()
+    signals.check_any_signal()
+    monkeypatch.setattr(signals, "_requested", [(int(signal.SIGTERM), 0.0)])
+    with pytest.raises(signals.Interrupted, match="SIGTERM"):
+        signals.check_any_signal()

@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
 
 from pipeplan_launch import Callback, Data, Job, StageInfo
-from pipeplan_launch.engine import map_tensors
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job import collate
+from pipeplan_launch.job.job import collate_samples
+from pipeplan_launch.runtime.engine import map_tensors
 
 SAMPLES = TensorDataset(torch.arange(12.0).view(6, 2), torch.arange(6))
 
@@ -44,7 +44,7 @@ def test_data_sets_are_built_once() -> None:
 
 
 def test_several_inputs() -> None:
-    batch = collate([((torch.ones(2), torch.zeros(3)), 1), ((torch.ones(2), torch.zeros(3)), 0)])
+    batch = collate_samples([((torch.ones(2), torch.zeros(3)), 1), ((torch.ones(2), torch.zeros(3)), 0)])
     assert [tuple(one.shape) for one in batch.inputs] == [(2, 2), (2, 3)]
     assert batch.target.tolist() == [1, 0]
 
@@ -56,9 +56,9 @@ def test_no_targets_without_data() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: collate([torch.ones(2)]), "must be a pair"),
-        (lambda: collate([({"x": "text"}, 1)]), "a dictionary of tensors, not a dictionary with 'x' list"),
-        (lambda: collate([({}, 1)]), "a dictionary of tensors, not an empty dictionary"),
+        (lambda: collate_samples([torch.ones(2)]), "must be a pair"),
+        (lambda: collate_samples([({"x": "text"}, 1)]), "a dictionary of tensors, not a dictionary with 'x' list"),
+        (lambda: collate_samples([({}, 1)]), "a dictionary of tensors, not an empty dictionary"),
         (lambda: job(data=lambda: Data([])).example_batch(1), "is empty"),
         (lambda: job(data=lambda: SAMPLES).datasets, "must return pipeplan_launch.Data, not TensorDataset"),
         (lambda: job(inputs=lambda n: [n]).example_inputs(1), "the job's `inputs` must be"),
@@ -114,10 +114,10 @@ def test_an_optimiser_is_told_its_stage_if_it_asks() -> None:
 
     for build in (asks, may_ask, Asks(), partial(asks)):
         assert job(optimizer=build).make_optimizer(parameters, info).param_groups[0]["lr"] == pytest.approx(0.3)
-        assert job(optimizer=build).rate_depends_on_stage
+        assert job(optimizer=build).learning_rate_depends_on_plan
     for build in (SGD, partial(SGD, lr=0.001), lambda p: SGD(p), lambda p, rate=0.001: SGD(p, lr=rate)):
         assert job(optimizer=build).make_optimizer(parameters, info).param_groups[0]["lr"] == 0.001
-        assert not job(optimizer=build).rate_depends_on_stage
+        assert not job(optimizer=build).learning_rate_depends_on_plan
 
 
 @pytest.mark.parametrize(("rule", "factor"), [("linear", 9.0), ("sqrt", 3.0), (None, 1.0)])
@@ -231,11 +231,11 @@ def test_inputs_by_keyword_are_in_the_order_of_their_names() -> None:
     batch = by_name.example(3)
     assert (batch.names, by_name.input_names) == (("a", "b"), ("a", "b"))
     assert [tuple(one.shape) for one in batch.inputs] == [(3, 2), (3, 1)]
-    batch = collate(WORDS[:2])
+    batch = collate_samples(WORDS[:2])
     assert batch.names == ("ids", "labels")
     assert torch.equal(batch.inputs[0], torch.tensor([[0, 1, 2], [1, 2, 3]]))
     assert torch.equal(batch.target["labels"], batch.inputs[1])
-    batch = collate([(sample, 1) for sample in WORDS[:2]])
+    batch = collate_samples([(sample, 1) for sample in WORDS[:2]])
     assert (batch.names, batch.target.tolist()) == (("ids", "labels"), [1, 1])
 
 
@@ -244,11 +244,11 @@ def test_a_model_is_called_by_keyword() -> None:
         def forward(self, *, labels, ids):
             return ids - labels
 
-    assert torch.equal(collate(WORDS[:2]).call(Model()), torch.tensor([[0, 1, 2], [0, 1, 2]]))
+    assert torch.equal(collate_samples(WORDS[:2]).call(Model()), torch.tensor([[0, 1, 2], [0, 1, 2]]))
 
 
 def test_every_minibatch_has_the_same_names() -> None:
     one = job(inputs=None, data=lambda: Data(WORDS))
-    one.check_names(collate(WORDS[2:4]))
+    one.check_names(collate_samples(WORDS[2:4]))
     with pytest.raises(LaunchError, match="a minibatch has the inputs ids, and the model was traced with ids, labels"):
-        one.check_names(collate([{"ids": torch.arange(3)}]))
+        one.check_names(collate_samples([{"ids": torch.arange(3)}]))

@@ -13,15 +13,15 @@ from torch import nn
 
 from pipeplan_launch import Job
 from pipeplan_launch.models import awd_lm, gnmt, s2vt
-from pipeplan_launch.models.generated import generated_text, sentence_pair
-from pipeplan_launch.models.words import BEGIN, END, FIRST_WORD, PAD, loss, right
-from pipeplan_launch.trace import TracedModel, trace
+from pipeplan_launch.models.synthetic_data import generated_text, sentence_pair
+from pipeplan_launch.models.text_loss import BEGIN, END, FIRST_WORD, PAD, right_words, text_loss
+from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 torch.set_num_threads(1)
 
-TINY_GNMT = gnmt.Size(layers=3, source=5, target=4, vocabulary=13, width=4)
-TINY_AWD = awd_lm.Size(embedding=5, hidden=6, layers=2, tied=False, vocabulary=13, length=4)
-TINY_S2VT = s2vt.Size(steps=8, features=32, embedding=5, hidden=4, vocabulary=13)
+TINY_GNMT = gnmt.GNMTSize(layers=3, source=5, target=4, vocabulary=13, width=4)
+TINY_AWD = awd_lm.AWDLMSize(embedding=5, hidden=6, layers=2, tied=False, vocabulary=13, length=4)
+TINY_S2VT = s2vt.S2VTSize(steps=8, features=32, embedding=5, hidden=4, vocabulary=13)
 
 
 def in_order(traced: TracedModel, stages: int) -> list[list[str]]:
@@ -36,7 +36,7 @@ def check_stages(job: Job, minibatch: int, stages: int) -> None:
     torch.manual_seed(0)
     for parameter in job.model.parameters():
         nn.init.normal_(parameter, std=0.5)  # So that every parameter shows in the loss.
-    traced = trace(job, minibatch)
+    traced = trace_job(job, minibatch)
     assert traced.dynamic_batch
     assert traced.evaluation_problem is None
     pieces = programs(traced, in_order(traced, stages))
@@ -61,15 +61,15 @@ def check_stages(job: Job, minibatch: int, stages: int) -> None:
 
 @pytest.mark.slow
 def test_gnmt_splits() -> None:
-    check_stages(gnmt.job(TINY_GNMT, "tiny"), minibatch=3, stages=4)
+    check_stages(gnmt.gnmt_job(TINY_GNMT, "tiny"), minibatch=3, stages=4)
 
 
 def test_awd_lm_splits() -> None:
-    check_stages(awd_lm.job(TINY_AWD, "tiny", minibatch=3), minibatch=3, stages=3)
+    check_stages(awd_lm.awd_lm_job(TINY_AWD, "tiny", minibatch=3), minibatch=3, stages=3)
 
 
 def test_s2vt_splits() -> None:
-    check_stages(s2vt.job(TINY_S2VT, "tiny"), minibatch=3, stages=3)
+    check_stages(s2vt.s2vt_job(TINY_S2VT, "tiny"), minibatch=3, stages=3)
 
 
 def test_attention_is_the_formula() -> None:
@@ -94,13 +94,13 @@ def test_words_that_are_padding_do_not_count() -> None:
     target = torch.tensor([[5, END, PAD, PAD], [7, 8, 9, END]])
     words = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (1, 3)]
     losses = [-scores[a, b].log_softmax(0)[target[a, b]] for a, b in words]
-    torch.testing.assert_close(loss(scores, target), sum(losses) / 8)
+    torch.testing.assert_close(text_loss(scores, target), sum(losses) / 8)
     best = nn.functional.one_hot(target, 13).float()
-    assert right(best, target) == 2
+    assert right_words(best, target) == 2
     best[1, 2] = best[1, 0]
-    assert right(best, target) == 1.75
+    assert right_words(best, target) == 1.75
     best[0, 3] = best[1, 0]
-    assert right(best, target) == 1.75
+    assert right_words(best, target) == 1.75
 
 
 def lstm_by_hand(x: torch.Tensor, parameters: list[torch.Tensor]) -> torch.Tensor:
@@ -175,7 +175,7 @@ def test_generated_pairs() -> None:
 
 
 def test_generated_text_goes_on_by_one_word() -> None:
-    train = awd_lm.job(TINY_AWD, "tiny", 3).datasets.train
+    train = awd_lm.awd_lm_job(TINY_AWD, "tiny", 3).datasets.train
     ids = set()
     for index in range(100):
         text, following = train[index]
@@ -186,7 +186,7 @@ def test_generated_text_goes_on_by_one_word() -> None:
 
 
 def test_generated_videos_say_words_after_their_frames() -> None:
-    train = s2vt.job(TINY_S2VT, "tiny").datasets.train
+    train = s2vt.s2vt_job(TINY_S2VT, "tiny").datasets.train
     seen = set()
     for (frames, said), target in (train[index] for index in range(60)):
         assert (frames.shape, said.shape, target.shape) == ((8, 32), (8,), (8,))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from toy_workers import stage_contents, write_plan
 
-from pipeplan.rendering.templating import template
+from pipeplan.rendering.templates import load_template
 
 HOSTILE = "x'y\"z $(touch pwned) `touch pwned`\nrm -rf pwned; #"
 
@@ -23,7 +23,7 @@ def render(folder: Path, **variables: Any) -> Path:
     values = {"title": "a plan", "servers": 1, "workers_per_server": 2, "device": "cpu", "python": sys.executable}
     values |= {"server_sizes": (), "uneven": False, "threads": 1, "version": "0", "command": "a test", "folder": ""}
     script = folder / "launch.sh"
-    script.write_text(template("launch.sh.j2").render(values | variables))
+    script.write_text(load_template("launch.sh.j2").render(values | variables))
     script.chmod(0o755)
     return script
 

@@ -13,7 +13,7 @@ from launching import Launch, curve, is_free
 from test_launch_script import render
 from toy_workers import stage_contents, write_plan
 
-from pipeplan_launch.checkpoint import latest
+from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
 
@@ -77,7 +77,7 @@ def test_goes_on_after_a_kill_and_stops_when_asked(script: Path, tmp_path: Path)
     assert said[0].startswith(f"worker 1 was lost; restart 1 of 3: resumed from {run}/checkpoints/")
     assert said[1].startswith("stopped after ")
     assert {path.name for path in (tmp_path / "temporary").iterdir()} <= {f"torchinductor_{getpass.getuser()}"}
-    last = latest(run)
+    last = latest_checkpoint(run)
     assert last is not None
     losses = curve(run)  # every minibatch up to the checkpoint of the stop, once, and no other
     assert max(losses) == (last.position.epoch, last.position.minibatch - 1)

@@ -14,22 +14,26 @@ import torch
 import torch.distributed as dist
 
 from pipeplan_launch.errors import LaunchError, PeerLost
-from pipeplan_launch.linkprobe import meeting
-from pipeplan_launch.linkprobe.here import measure_here
-from pipeplan_launch.linkprobe.joined import measure_joined
-from pipeplan_launch.linkprobe.meeting import Hello, Meeting, Silent, meet
-from pipeplan_launch.linkprobe.parting import Parting
-from pipeplan_launch.linkprobe.settings import Found, Settings
-from pipeplan_launch.linkprobe.traffic import CONNECT, FEWEST, WARM, Limits, over_sizes
+from pipeplan_launch.link_benchmark import rendezvous
+from pipeplan_launch.link_benchmark.config import BenchmarkSettings, PairRates
+from pipeplan_launch.link_benchmark.rendezvous import (
+    LossDetector,
+    Participants,
+    ReportedElsewhere,
+    WorkerDescription,
+    meet_workers,
+)
+from pipeplan_launch.link_benchmark.run import measure_on_this_machine, measure_under_torchrun
+from pipeplan_launch.link_benchmark.traffic import CONNECT, FEWEST, WARM, TimeLimits, time_over_sizes
 
-HELLO = Hello("place", "machine", "host", "cpu", 0, {})
+HELLO = WorkerDescription("place", "machine", "host", "cpu", 0, {})
 
 
 def nothing(done: int, total: int, what: str) -> None:
     pass
 
 
-def all_at_once(found: Found) -> tuple[tuple[tuple[int, ...], ...], ...]:
+def all_at_once(found: PairRates) -> tuple[tuple[tuple[int, ...], ...], ...]:
     return ((tuple(range(len(found.places))),),)
 
 
@@ -48,29 +52,29 @@ class Slow:
 
 
 def timed(
-    sizes: list[int], limits: Limits, monkeypatch: pytest.MonkeyPatch
+    sizes: list[int], limits: TimeLimits, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[tuple[int, float]], int, list[str]]:
     clock, log = [0.0], []  # type: ignore[var-annotated]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    samples, number = over_sizes(sizes, limits, lambda value: value, lambda size, _: Slow(size, clock, log))
+    samples, number = time_over_sizes(sizes, limits, lambda value: value, lambda size, _: Slow(size, clock, log))
     return list(samples), number, log
 
 
 def test_sizes_go_on_while_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples, number, log = timed([1, 4, 16, 64], Limits(200.0), monkeypatch)
+    samples, number, log = timed([1, 4, 16, 64], TimeLimits(200.0), monkeypatch)
     assert samples == [(1, 1.0), (4, 4.0), (16, 16.0)], "64 would take another 64 · 4"
     assert log.count("end") == 3
     assert number == len(log)
 
 
 def test_two_sizes_are_measured_however_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples, number, _ = timed([1, 4, 16], Limits(0.1), monkeypatch)
+    samples, number, _ = timed([1, 4, 16], TimeLimits(0.1), monkeypatch)
     assert [size for size, _ in samples] == [1, 4]
     assert number == CONNECT + 2 * (WARM + FEWEST + 1)
 
 
 def test_a_size_that_is_enough_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples, _, _ = timed([1, 4, 16, 64], Limits(1e6, enough_s=3.0), monkeypatch)
+    samples, _, _ = timed([1, 4, 16, 64], TimeLimits(1e6, enough_s=3.0), monkeypatch)
     assert [size for size, _ in samples] == [1, 4]
 
 
@@ -84,9 +88,11 @@ def test_who_has_no_part_counts_as_many_operations(monkeypatch: pytest.MonkeyPat
         said.append(value)
         return value
 
-    _, number = over_sizes([1, 4, 16], Limits(100.0), speak, lambda size, _: Slow(size, clock, log))
+    _, number = time_over_sizes([1, 4, 16], TimeLimits(100.0), speak, lambda size, _: Slow(size, clock, log))
     heard = iter(said)
-    samples, idle = over_sizes([1, 4, 16], Limits(100.0), lambda value: max(value, next(heard)), lambda size, _: None)
+    samples, idle = time_over_sizes(
+        [1, 4, 16], TimeLimits(100.0), lambda value: max(value, next(heard)), lambda size, _: None
+    )
     assert (samples, idle) == ((), number)
 
 
@@ -96,31 +102,31 @@ def test_missing_ranks_are_named() -> None:
 
     def other() -> None:
         try:
-            meet(store, 2, 5, HELLO, 0.3)
-        except Silent as error:
+            meet_workers(store, 2, 5, HELLO, 0.3)
+        except ReportedElsewhere as error:
             waiting.append(error)
 
     thread = threading.Thread(target=other)
     thread.start()
     with pytest.raises(LaunchError, match=r"^ranks 1, 3 and 4 of 5 did not come within 0.3 s; nothing was written"):
-        meet(store, 0, 5, HELLO, 0.3)
+        meet_workers(store, 0, 5, HELLO, 0.3)
     thread.join(20)
     assert len(waiting) == 1, "only rank 0 says so"
 
 
 def test_rank_0_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "GRACE_S", 0.1)
+    monkeypatch.setattr(rendezvous, "GRACE_S", 0.1)
     with pytest.raises(LaunchError, match=r"^rank 0 did not come within 0.1 s"):
-        meet(dist.HashStore(), 1, 2, HELLO, 0.1)
+        meet_workers(dist.HashStore(), 1, 2, HELLO, 0.1)
 
 
 def test_one_that_cannot_take_part_is_quoted_by_rank_0() -> None:
     store = dist.HashStore()
     store.set("here/1", '"no CUDA device"')
     with pytest.raises(LaunchError, match=r"^rank 1: no CUDA device$"):
-        meet(store, 0, 2, HELLO, 5.0)
-    with pytest.raises(Silent):
-        meet(store, 1, 2, "no CUDA device", 5.0)
+        meet_workers(store, 0, 2, HELLO, 5.0)
+    with pytest.raises(ReportedElsewhere):
+        meet_workers(store, 1, 2, "no CUDA device", 5.0)
 
 
 def test_everyone_learns_what_all_said() -> None:
@@ -128,7 +134,7 @@ def test_everyone_learns_what_all_said() -> None:
     hellos = [replace(HELLO, place=f"place {rank}", facts={"cores": rank}) for rank in range(3)]
 
     def come(rank: int) -> None:
-        met[rank] = meet(store, rank, 3, hellos[rank], 20.0)
+        met[rank] = meet_workers(store, rank, 3, hellos[rank], 20.0)
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in range(3)]
     for thread in threads:
@@ -171,12 +177,12 @@ def test_who_was_lost_is_said_once(
     rank: int, alive: tuple[int, ...], errors: tuple[int, ...], error: LaunchError, said: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("pipeplan_launch.linkprobe.parting.ANSWER_S", 0.05)
-    parting = Parting(Meeting(Answering(alive, errors), rank, (HELLO,) * 4))
+    monkeypatch.setattr("pipeplan_launch.link_benchmark.rendezvous.ANSWER_S", 0.05)
+    parting = LossDetector(Participants(Answering(alive, errors), rank, (HELLO,) * 4))
     parting.end()
     explained = parting.explain(error)
     if said is None:
-        assert isinstance(explained, Silent)
+        assert isinstance(explained, ReportedElsewhere)
     else:
         assert isinstance(explained, LaunchError)
         assert str(explained) == said
@@ -202,12 +208,14 @@ def test_an_environment_that_makes_no_sense(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(LaunchError, match=said):
-        measure_joined(Settings(timeout_s=0.2), all_at_once, nothing)
+        measure_under_torchrun(BenchmarkSettings(timeout_s=0.2), all_at_once, nothing)
 
 
 def test_two_workers_of_this_machine() -> None:
     steps: list[tuple[int, int, str]] = []
-    found = measure_here(2, Settings(budget_s=0.5, facts={"cores": 5}), all_at_once, lambda *step: steps.append(step))
+    found = measure_on_this_machine(
+        2, BenchmarkSettings(budget_s=0.5, facts={"cores": 5}), all_at_once, lambda *step: steps.append(step)
+    )
     assert len(set(found.found.places)) == 1
     assert found.found.pairs.keys() == {(0, 1)}
     assert found.facts == ({"cores": 5},) * 2
@@ -224,25 +232,25 @@ def test_two_workers_of_this_machine() -> None:
 
 
 def test_what_finding_levels_raises_comes_out() -> None:
-    def refuse(found: Found) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    def refuse(found: PairRates) -> tuple[tuple[tuple[int, ...], ...], ...]:
         raise ValueError("no such levels")
 
     with pytest.raises(ValueError, match="no such levels"):
-        measure_here(2, Settings(budget_s=0.2), refuse, nothing)
+        measure_on_this_machine(2, BenchmarkSettings(budget_s=0.2), refuse, nothing)
     assert not multiprocessing.active_children()
 
 
 def test_a_worker_that_is_killed_is_named() -> None:
     earlier = children(os.getpid())  # of other tests in this process
 
-    def strike(found: Found) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    def strike(found: PairRates) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """In worker 0, whose parent's other new child is worker 1."""
         (other,) = (pid for pid in children(os.getppid()) if pid not in (*earlier, os.getpid()))
         os.kill(other, signal.SIGKILL)
         return all_at_once(found)
 
     with pytest.raises(LaunchError, match=r"^worker 1 was ended by SIGKILL; nothing was written$"):
-        measure_here(2, Settings(budget_s=0.2), strike, nothing)
+        measure_on_this_machine(2, BenchmarkSettings(budget_s=0.2), strike, nothing)
     assert not multiprocessing.active_children()
 
 
@@ -253,10 +261,10 @@ def children(parent: int) -> list[int]:
 
 def test_one_worker_has_no_links() -> None:
     with pytest.raises(LaunchError, match="there is no link with 1 worker"):
-        measure_here(1, Settings(), all_at_once, nothing)
+        measure_on_this_machine(1, BenchmarkSettings(), all_at_once, nothing)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_no_device_is_said() -> None:
     with pytest.raises(LaunchError, match="torch finds no CUDA device"):
-        measure_here(2, Settings(device="cuda"), all_at_once, nothing)
+        measure_on_this_machine(2, BenchmarkSettings(device="cuda"), all_at_once, nothing)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from pipeplan_launch.linkprobe import turns
+from pipeplan_launch.link_benchmark import pair_schedule
 
 
 def places(*sizes: int) -> list[str]:
@@ -23,7 +23,7 @@ def connected(pairs: set[tuple[int, int]], workers: int) -> bool:
 
 @pytest.mark.parametrize("players", [2, 3, 4, 7, 8])
 def test_in_a_tournament_everyone_meets_everyone_once(players: int) -> None:
-    rounds = turns.tournament(range(players))
+    rounds = pair_schedule.round_robin(range(players))
     for one in rounds:
         assert len(set(itertools.chain(*one))) == 2 * len(one)
     met = Counter(tuple(sorted(pair)) for one in rounds for pair in one)
@@ -33,7 +33,7 @@ def test_in_a_tournament_everyone_meets_everyone_once(players: int) -> None:
 @pytest.mark.parametrize("sizes", [(4,), (4, 4), (3, 1, 2), (8,) * 16, (40,), (1,) * 20], ids=str)
 def test_pairs_connect_all_workers_and_share_no_machine(sizes: tuple[int, ...]) -> None:
     where = places(*sizes)
-    rounds = turns.pair_rounds(where, where)
+    rounds = pair_schedule.pair_rounds(where, where)
     pairs = [pair for one in rounds for pair in one]
     assert len(set(pairs)) == len(pairs)
     assert all(one < other for one, other in pairs)
@@ -43,19 +43,19 @@ def test_pairs_connect_all_workers_and_share_no_machine(sizes: tuple[int, ...]) 
     assert connected(set(pairs), len(where))
     between = {frozenset((where[a], where[b])) for a, b in pairs if where[a] != where[b]}
     assert len(between) == len(sizes) * (len(sizes) - 1) // 2, "every two servers meet"
-    if len(where) <= turns.ALL_PAIRS:
+    if len(where) <= pair_schedule.MAX_WORKERS_ALL_PAIRS:
         assert set(pairs) == set(itertools.combinations(range(len(where)), 2))
 
 
 def test_servers_of_one_machine_take_turns() -> None:
-    rounds = turns.pair_rounds(places(2, 2, 2), ["one machine"] * 6)
+    rounds = pair_schedule.pair_rounds(places(2, 2, 2), ["one machine"] * 6)
     assert {len(one) for one in rounds} == {1}
 
 
 def test_few_pairs_of_servers_run_alone() -> None:
     """They might share a cable behind their switches."""
     where = places(*(4,) * 6)
-    for one in turns.pair_rounds(where, where):
+    for one in pair_schedule.pair_rounds(where, where):
         across = [pair for pair in one if where[pair[0]] != where[pair[1]]]
         assert len(across) <= 1
 
@@ -63,7 +63,7 @@ def test_few_pairs_of_servers_run_alone() -> None:
 def test_jobs_of_two_servers_of_four() -> None:
     where = places(4, 4)
     partitions = (((0, 1, 2, 3), (4, 5, 6, 7)), (tuple(range(8)),))
-    jobs = turns.jobs(partitions, where)
+    jobs = pair_schedule.level_jobs(partitions, where)
     for job in jobs:
         ranks = list(itertools.chain(*job.teams))
         assert len(set(ranks)) == len(ranks)
@@ -84,7 +84,7 @@ def test_every_server_of_many_is_measured_with_two_others() -> None:
     partitions = (tuple((rank, rank + 1) for rank in range(0, 10, 2)), (tuple(range(10)),))
     met = Counter(
         where[rank]
-        for job in turns.jobs(partitions, where)
+        for job in pair_schedule.level_jobs(partitions, where)
         if (job.kind, job.level) == ("message", 1)
         for team in job.teams
         for rank in team
@@ -94,4 +94,4 @@ def test_every_server_of_many_is_measured_with_two_others() -> None:
 
 def test_levels_that_join_one_component_have_no_jobs() -> None:
     partitions = (((0,), (1,)), ((0, 1),))
-    assert {job.level for job in turns.jobs(partitions, places(1, 1))} == {1}
+    assert {job.level for job in pair_schedule.level_jobs(partitions, places(1, 1))} == {1}

@@ -11,17 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeplan_launch.doors import Door, near
-from pipeplan_launch.links import AT_ONCE_BYTES, Link
-from pipeplan_launch.slots import Slots, Wire, layout
+from pipeplan_launch.comm.ring_buffer import MessageTensor, SlotPool, tensor_offsets
+from pipeplan_launch.comm.shared_memory import AT_ONCE_BYTES, LocalListener, SharedMemoryChannel, can_connect_locally
 
 SIZES = (1, 1000, AT_ONCE_BYTES // 8 + 1)
 """Numbers of 8 bytes; the last is more than is written at once."""
 
 
-def pair(timeout_s: float = 20.0) -> tuple[Link, Link]:
+def pair(timeout_s: float = 20.0) -> tuple[SharedMemoryChannel, SharedMemoryChannel]:
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return Link(one, 1, timeout_s), Link(other, 0, timeout_s)
+    return SharedMemoryChannel(one, 1, timeout_s), SharedMemoryChannel(other, 0, timeout_s)
 
 
 def message(numbers: int, value: int) -> list[Tensor]:
@@ -31,12 +30,12 @@ def message(numbers: int, value: int) -> list[Tensor]:
 class Receiver:
     """Offers slots at one end and takes what comes."""
 
-    def __init__(self, link: Link) -> None:
-        self.link, self.slots, self.offered = link, Slots(), {}
+    def __init__(self, link: SharedMemoryChannel) -> None:
+        self.link, self.slots, self.offered = link, SlotPool(), {}
 
     def offer(self, minibatch: int, numbers: int) -> None:
-        wires = [Wire((numbers,), torch.int64), Wire((2,), torch.bool)]
-        size = layout([wire.size for wire in wires])[-1]
+        wires = [MessageTensor((numbers,), torch.int64), MessageTensor((2,), torch.bool)]
+        size = tensor_offsets([wire.size for wire in wires])[-1]
         self.offered[minibatch] = (self.slots.take(size), wires)
         self.link.offer((0, minibatch), self.offered[minibatch][0], size)
 
@@ -99,7 +98,7 @@ def test_both_directions_at_once() -> None:
     assert seen == {0: list(range(20)), 1: list(range(20))}
 
 
-def closed(link: Link) -> None:
+def closed(link: SharedMemoryChannel) -> None:
     link._socket.shutdown(socket.SHUT_RDWR)
 
 
@@ -126,7 +125,7 @@ def test_what_came_before_the_end_is_still_taken() -> None:
 
 
 @pytest.mark.parametrize("wait", [lambda link: link.wait_for((0, 0)), lambda link: link.settle(link.send((0, 0), []))])
-def test_an_end_that_is_silent(wait: Callable[[Link], None]) -> None:
+def test_an_end_that_is_silent(wait: Callable[[SharedMemoryChannel], None]) -> None:
     here, _other = pair(timeout_s=0.05)
     with pytest.raises(TimeoutError, match=r"timed out after 0.05 s"):
         wait(here)
@@ -140,10 +139,10 @@ def test_a_message_of_another_size_is_an_error() -> None:
 
 
 def test_three_workers_find_each_other() -> None:
-    doors = [Door() for _ in range(3)]
+    doors = [LocalListener() for _ in range(3)]
     addresses = {rank: door.address for rank, door in enumerate(doors)}
-    assert all(near(addresses[0], address) for address in addresses.values())
-    found: dict[int, dict[int, Link]] = {}
+    assert all(can_connect_locally(addresses[0], address) for address in addresses.values())
+    found: dict[int, dict[int, SharedMemoryChannel]] = {}
 
     def knock(rank: int) -> None:
         others = {peer: address for peer, address in addresses.items() if peer != rank}
@@ -162,11 +161,11 @@ def test_three_workers_find_each_other() -> None:
 
 
 def test_other_machines_are_not_near() -> None:
-    door = Door()
+    door = LocalListener()
     machine, _, name = door.address.rpartition("/")
-    assert near(door.address, f"{machine}/000ff")
-    assert not near(door.address, f"other/{name}")
-    assert not near(door.address, "")
+    assert can_connect_locally(door.address, f"{machine}/000ff")
+    assert not can_connect_locally(door.address, f"other/{name}")
+    assert not can_connect_locally(door.address, "")
 
 
 def test_no_room_for_another_open_file_is_said() -> None:

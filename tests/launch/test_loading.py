@@ -12,7 +12,7 @@ from torch import nn
 
 from pipeplan_launch import Job, load_job
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.loading import canonical_ref
+from pipeplan_launch.job.loading import canonical_reference
 
 JOB_FILE = """
 import torch
@@ -144,13 +144,13 @@ def test_error_while_importing(tmp_path: Path) -> None:
 
 def test_canonical_ref(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert canonical_ref("job.py:make") == f"{tmp_path / 'job.py'}:make"
-    assert canonical_ref("mnist") == "mnist"
-    assert canonical_ref("package.module:make") == "package.module:make"
+    assert canonical_reference("job.py:make") == f"{tmp_path / 'job.py'}:make"
+    assert canonical_reference("mnist") == "mnist"
+    assert canonical_reference("package.module:make") == "package.module:make"
 
 
 def test_package_root_needs_no_torch() -> None:
-    code = "import sys, pipeplan_launch, pipeplan_launch.models; assert 'torch' not in sys.modules"
+    code = "import sys, pipeplan_launch, pipeplan_launch.job.bundled_models; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -19,7 +19,7 @@ from launching import Launch
 from toy_workers import stage_contents, write_plan
 
 import pipeplan
-from pipeplan import init
+from pipeplan.first_steps import init
 from pipeplan_launch import torchrun
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "mistakes.md"
@@ -144,7 +144,7 @@ def test_a_full_disk_is_said_before_anything_is_computed(folder: Path) -> None:
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `pipeplan init` writes, measured and planned for two workers."""
     place = tmp_path_factory.mktemp("small")
-    init.write(place, init.files(2))
+    init.write_starter_files(place, init.starter_files(2))
     command = ["profile", "job.py:build", "--repeats", "2", "--granularity", "module", "-q"]
     subprocess.run([sys.executable, "-m", "pipeplan", *command], cwd=place, check=True, timeout=120)
     profile = pipeplan.read_profile(place / "profile.json")

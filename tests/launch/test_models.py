@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from pipeplan_launch import Job, load_job
-from pipeplan_launch.models import BUNDLED
-from pipeplan_launch.models.generated import generated_images
+from pipeplan_launch.job.bundled_models import BUNDLED
+from pipeplan_launch.models.synthetic_data import generated_images
 
 torch.set_num_threads(1)
 

@@ -13,7 +13,7 @@ from saved import save
 from torch import Tensor, nn
 from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RMSprop, Rprop, SparseAdam
 
-from pipeplan_launch import checkpoint, optimizers, plain, storage
+from pipeplan_launch.checkpoint import checkpoint, optimizer_state, tensor_store
 from pipeplan_launch.errors import LaunchError
 
 Parameters = dict[str, nn.Parameter]
@@ -45,19 +45,21 @@ def step(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], count: in
         optimizer.step()
 
 
-def through_disk(run: Path, stages: Sequence[tuple[Optimizer, Parameters]]) -> tuple[dict[str, Any], optimizers.Loader]:
+def through_disk(
+    run: Path, stages: Sequence[tuple[Optimizer, Parameters]]
+) -> tuple[dict[str, Any], optimizer_state.TensorLoader]:
     """What a checkpoint holds of the stages' optimisers, and how to load its tensors."""
     tensors: dict[str, Tensor] = {}
     parts = []
     for optimizer, parameters in stages:
-        content, mine = optimizers.optimizer_state(optimizer, parameters)
+        content, mine = optimizer_state.optimizer_state(optimizer, parameters)
         parts.append(content)
         assert not tensors.keys() & mine.keys()
         tensors |= mine
-    save(run, tensors or {"nothing": torch.zeros(1)}, optimizer=optimizers.merge(parts))
-    manifest = checkpoint.latest(run)
+    save(run, tensors or {"nothing": torch.zeros(1)}, optimizer=optimizer_state.merge_optimizer_states(parts))
+    manifest = checkpoint.latest_checkpoint(run)
     assert manifest is not None
-    return manifest.optimizer, lambda names: storage.load(manifest, list(names))
+    return manifest.optimizer, lambda names: tensor_store.load_tensors(manifest, list(names))
 
 
 def assert_goes_on_alike(
@@ -95,7 +97,7 @@ def test_it_goes_on_bit_by_bit_under_any_cut(
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(trained[name])
-        optimizers.load_optimizer(optimizer, parameters, saved, load, "there")
+        optimizer_state.load_optimizer(optimizer, parameters, saved, load, "there")
     assert_goes_on_alike(ours, theirs)
 
 
@@ -119,11 +121,11 @@ def test_groups_take_the_settings_of_their_members(tmp_path: Path) -> None:
     saved, load = through_disk(tmp_path, ours)
     parameters = weights("abc")
     other = two_rates(parameters)
-    optimizers.load_optimizer(other, parameters, saved, load, "there")
+    optimizer_state.load_optimizer(other, parameters, saved, load, "there")
     assert [group["lr"] for group in other.param_groups] == [0.1, 0.25]
     assert [len(group["params"]) for group in other.param_groups] == [2, 1]
     kept = two_rates(parameters)
-    optimizers.load_optimizer(kept, parameters, saved, load, "there", own={"lr"})
+    optimizer_state.load_optimizer(kept, parameters, saved, load, "there", own={"lr"})
     assert [group["lr"] for group in kept.param_groups] == [0.1, 0.5]
 
 
@@ -135,8 +137,8 @@ def test_members_with_different_settings_make_no_group(tmp_path: Path) -> None:
     saved, load = through_disk(tmp_path, ours)
     parameters = weights("ab")
     with pytest.raises(LaunchError, match=r"'a' and 'b' into one group, and they were saved with 'lr' 1\.0 and 2\.0"):
-        optimizers.load_optimizer(SGD(parameters.values(), lr=1.0), parameters, saved, load, "there")
-    optimizers.load_optimizer(SGD(parameters.values(), lr=1.0), parameters, saved, load, "there", own={"lr"})
+        optimizer_state.load_optimizer(SGD(parameters.values(), lr=1.0), parameters, saved, load, "there")
+    optimizer_state.load_optimizer(SGD(parameters.values(), lr=1.0), parameters, saved, load, "there", own={"lr"})
 
 
 def test_another_optimiser_or_parameter_is_refused(tmp_path: Path) -> None:
@@ -148,8 +150,8 @@ def test_another_optimiser_or_parameter_is_refused(tmp_path: Path) -> None:
     ):
         parameters = weights(names)
         with pytest.raises(LaunchError, match=message):
-            optimizers.load_optimizer(make(parameters.values()), parameters, saved, load, "there")
-    optimizers.load_optimizer(None, {}, saved, load, "there")
+            optimizer_state.load_optimizer(make(parameters.values()), parameters, saved, load, "there")
+    optimizer_state.load_optimizer(None, {}, saved, load, "there")
 
 
 class HighPrecision(SGD):
@@ -173,7 +175,7 @@ def test_state_keeps_its_dtype_and_what_is_no_tensor(tmp_path: Path) -> None:
     saved, load = through_disk(tmp_path, [(optimizer, ours)])
     theirs = weights(dtype=torch.bfloat16)
     other = HighPrecision(theirs.values())
-    optimizers.load_optimizer(other, theirs, saved, load, "there")
+    optimizer_state.load_optimizer(other, theirs, saved, load, "there")
     for name, parameter in theirs.items():
         state, expected = other.state[parameter], optimizer.state[ours[name]]
         assert state["moment"].dtype == torch.float64
@@ -191,7 +193,7 @@ def test_a_count_of_steps_that_is_no_tensor(tmp_path: Path) -> None:
     saved, load = through_disk(tmp_path, [(optimizer, ours)])
     theirs = weights("a")
     other = SparseAdam(theirs.values(), lr=0.1)
-    optimizers.load_optimizer(other, theirs, saved, load, "there")
+    optimizer_state.load_optimizer(other, theirs, saved, load, "there")
     assert other.state[theirs["a"]]["step"] == 1
 
 
@@ -202,7 +204,7 @@ def test_a_parameter_without_state_has_none(tmp_path: Path) -> None:
     saved, load = through_disk(tmp_path, [(optimizer, ours)])
     theirs = weights("ab")
     other = MAKE["adamw"](theirs.values())
-    optimizers.load_optimizer(other, theirs, saved, load, "there")
+    optimizer_state.load_optimizer(other, theirs, saved, load, "there")
     assert set(other.state) == {theirs["a"]}
     assert other.state[theirs["a"]]["step"].dtype == torch.float32
 
@@ -212,11 +214,11 @@ def test_what_a_checkpoint_cannot_hold_is_refused() -> None:
     optimizer = SGD(parameters.values(), lr=0.1)
     optimizer.param_groups[0]["schedule"] = lambda: 0
     with pytest.raises(LaunchError, match="the optimiser's 'schedule' is a function, which a checkpoint cannot hold"):
-        optimizers.optimizer_state(optimizer, parameters)
+        optimizer_state.optimizer_state(optimizer, parameters)
     optimizer = SGD(parameters.values(), lr=0.1)
     optimizer.state["global"]["count"] = 1  # type: ignore[index]
     with pytest.raises(LaunchError, match="SGD keeps state that belongs to no parameter"):
-        optimizers.optimizer_state(optimizer, parameters)
+        optimizer_state.optimizer_state(optimizer, parameters)
 
 
 def test_damaged_settings_are_one_line(tmp_path: Path) -> None:
@@ -229,7 +231,7 @@ def test_damaged_settings_are_one_line(tmp_path: Path) -> None:
         changed["state"]["a"]["step"] = bad
         theirs = weights("a")
         with pytest.raises(LaunchError, match=r"has no 'absent'|the optimiser's state is damaged"):
-            optimizers.load_optimizer(MAKE["adamw"](theirs.values()), theirs, changed, load, "there")
+            optimizer_state.load_optimizer(MAKE["adamw"](theirs.values()), theirs, changed, load, "there")
 
 
 class Picky(SGD):
@@ -241,7 +243,7 @@ def test_an_optimiser_that_does_not_take_its_state_is_one_line(tmp_path: Path) -
     ours = weights("a")
     saved, load = through_disk(tmp_path, [(Picky(ours.values(), lr=0.1), ours)])
     with pytest.raises(LaunchError, match="the job's optimizer, which takes its saved state, failed: KeyError: 'no 0'"):
-        optimizers.load_optimizer(Picky(ours.values(), lr=0.1), ours, saved, load, "there")
+        optimizer_state.load_optimizer(Picky(ours.values(), lr=0.1), ours, saved, load, "there")
 
 
 VALUES: list[Any] = [None, True, 0, -1.5, float("-inf"), "x", (1, (2, [3])), [], (), {"a": {"b": (None,)}}]
@@ -250,10 +252,10 @@ VALUES: list[Any] = [None, True, 0, -1.5, float("-inf"), "x", (1, (2, [3])), [],
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_values_come_back_as_they_were(value: Any) -> None:
     tensors: dict[str, Tensor] = {}
-    encoded = plain.encode({"value": value, "tensor": torch.ones(2)}, "name", tensors)
+    encoded = optimizer_state.encode_value({"value": value, "tensor": torch.ones(2)}, "name", tensors)
     encoded = json.loads(json.dumps(encoded, allow_nan=False))
-    assert list(plain.tensors_in(encoded)) == ["name.tensor"] == list(tensors)
-    decoded = plain.decode(encoded, tensors)
+    assert list(optimizer_state.tensor_names_in(encoded)) == ["name.tensor"] == list(tensors)
+    decoded = optimizer_state.decode_value(encoded, tensors)
     assert decoded["value"] == value
     assert type(decoded["value"]) is type(value)
     assert torch.equal(decoded["tensor"], torch.ones(2))

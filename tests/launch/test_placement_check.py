@@ -12,15 +12,17 @@ import pytest
 import torch.distributed as dist
 from toy_workers import stage_contents, write_plan
 
-from pipeplan_launch import processes
-from pipeplan_launch.config import LaunchPlan, load_plan
-from pipeplan_launch.placement import check as checking
-from pipeplan_launch.placement.levels import Level, Levels
-from pipeplan_launch.placement.probe import Task
-from pipeplan_launch.placement.seats import Seats
-from pipeplan_launch.placement.where import Where
+from pipeplan_launch.elastic import process_groups
+from pipeplan_launch.link_benchmark import link_check as checking
+from pipeplan_launch.link_benchmark.link_probe import ProbeTask
+from pipeplan_launch.plan.launch_plan import LaunchPlan, load_plan
+from pipeplan_launch.plan.planned_links import PlannedLevel, PlannedLinks
+from pipeplan_launch.rank_mapping.host_identity import Location
+from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
 
-LINKS = Levels((Level((0, 1, 2), (1e9, 1e9), (1e9, 1e9), (0.0, 0.0)), Level((0, 2), (1e8,), (1e8,), (0.0,))))
+LINKS = PlannedLinks(
+    (PlannedLevel((0, 1, 2), (1e9, 1e9), (1e9, 1e9), (0.0, 0.0)), PlannedLevel((0, 2), (1e8,), (1e8,), (0.0,)))
+)
 
 
 class Workers:
@@ -29,10 +31,10 @@ class Workers:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.store: dict[str, str] = {}
         """Stands for the store that all attempts share."""
-        self.probed: list[tuple[int, Task]] = []
+        self.probed: list[tuple[int, ProbeTask]] = []
         self.rank, self.shared = 0, None
         patch.setattr(dist, "get_rank", lambda: self.rank)
-        patch.setattr(processes, "broadcast", self._share)
+        patch.setattr(process_groups, "broadcast", self._share)
         patch.setattr(checking, "probe_links", lambda plan, task, *_: self.probed.append((self.rank, task)) or {})
 
     def _share(self, value: Any, source: int, group: object) -> Any:
@@ -40,7 +42,7 @@ class Workers:
             self.shared = value
         return self.shared
 
-    def check(self, options: Sequence[tuple[LaunchPlan, float]], hosts: str) -> list[tuple[int, Task]]:
+    def check(self, options: Sequence[tuple[LaunchPlan, float]], hosts: str) -> list[tuple[int, ProbeTask]]:
         """What they measure, of the plan and option that each has."""
         self.probed = []
         launch = SimpleNamespace(
@@ -48,10 +50,10 @@ class Workers:
             get=lambda key: self.store[key].encode(),
             check=lambda keys: all(key in self.store for key in keys),
         )
-        seats = Seats.of([1, 1], [Where(host, host, "") for host in hosts])
+        seats = RankAssignment.of([1, 1], [Location(host, host, "") for host in hosts])
         groups: Any = SimpleNamespace(seats=seats, everyone=None, attempt=SimpleNamespace(launch=launch))
         for self.rank, (plan, probe_s) in enumerate(options):
-            checking.check(plan, groups, probe_s, 1.0)
+            checking.check_planned_links(plan, groups, probe_s, 1.0)
         return self.probed
 
 

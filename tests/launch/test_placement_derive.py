@@ -9,10 +9,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from pipeplan_launch.placement.derive import Path, derive, server_of_workers
-from pipeplan_launch.placement.packing import EXACT, pack
-from pipeplan_launch.placement.seats import Seats
-from pipeplan_launch.placement.where import SERVER, Where, all_read, all_written, here, written
+from pipeplan_launch.rank_mapping.host_identity import (
+    SERVER_VARIABLE,
+    Location,
+    location_json,
+    locations_json,
+    own_location,
+    read_locations,
+)
+from pipeplan_launch.rank_mapping.rank_assignment import Path, RankAssignment, assign_workers, server_of_workers
+from pipeplan_launch.rank_mapping.server_packing import EXACT_LIMIT, pack_parts
 
 
 def composition(draw: random.Random, total: int) -> list[int]:
@@ -46,7 +52,7 @@ def test_as_few_pieces_as_any_order_has() -> None:
     for _ in range(150):
         sizes, paths = drawn(draw)
         hosts = [path[:2] for path in paths]
-        workers = derive(sizes, paths)
+        workers = assign_workers(sizes, paths)
         assert sorted(workers) == list(range(len(paths)))
         fewest = min(pieces(sizes, hosts, order) for order in itertools.permutations(range(len(paths))))
         assert pieces(sizes, hosts, workers) == fewest, (sizes, paths)
@@ -57,7 +63,7 @@ def test_nothing_changes_where_the_natural_order_is_as_good() -> None:
     kept = 0
     for _ in range(300):
         sizes, paths = drawn(draw)
-        natural, workers = tuple(range(len(paths))), derive(sizes, paths)
+        natural, workers = tuple(range(len(paths))), assign_workers(sizes, paths)
         if workers != natural:
             depths = [pieces(sizes, [path[:depth] for path in paths], workers) for depth in (2, 1, 3)]
             assert depths < [pieces(sizes, [path[:depth] for path in paths], natural) for depth in (2, 1, 3)]
@@ -81,13 +87,13 @@ def test_nothing_changes_where_the_natural_order_is_as_good() -> None:
     ],
 )
 def test_places(sizes: tuple[int, ...], hosts: str, expected: tuple[int, ...]) -> None:
-    assert derive(sizes, [(host, host, host) for host in hosts]) == expected
+    assert assign_workers(sizes, [(host, host, host) for host in hosts]) == expected
 
 
 def test_containers_of_a_machine_hold_one_server_where_none_holds_it_alone() -> None:
     """Pods of four on machines of eight, in turn: servers of eight go to both pods of a machine."""
     pods = [(f"machine {pod % 2}", f"pod {pod}", "") for pod in range(4) for _ in range(4)]
-    workers = derive([8, 8], pods)
+    workers = assign_workers([8, 8], pods)
     meant = server_of_workers([8, 8])
     assert len({(meant[worker], pod[0]) for worker, pod in zip(workers, pods, strict=True)}) == 2
 
@@ -99,8 +105,8 @@ def test_many_servers_are_packed_by_rules() -> None:
         bins = [draw.choice([6, 8]) for _ in range(12)]
         parts = [part for size in bins for part in draw.choice([(size // 2, size // 2), (size - 2, 1, 1)])]
         draw.shuffle(parts)
-        assert len(parts) + len(bins) > EXACT
-        amounts = pack(parts, bins)
+        assert len(parts) + len(bins) > EXACT_LIMIT
+        amounts = pack_parts(parts, bins)
         assert [sum(one.values()) for one in amounts] == parts
         filled = Counter[int]()
         for one in amounts:
@@ -110,53 +116,55 @@ def test_many_servers_are_packed_by_rules() -> None:
 
 
 def test_what_processes_say_comes_through_the_store() -> None:
-    said = [Where("boot", f"host {number // 3}", "net", str(number // 3), number % 3, 4, "0,1") for number in range(7)]
-    text = all_written([written(one) for one in said])
-    assert all_read(text) == tuple(said)
+    said = [
+        Location("boot", f"host {number // 3}", "net", str(number // 3), number % 3, 4, "0,1") for number in range(7)
+    ]
+    text = locations_json([location_json(one) for one in said])
+    assert read_locations(text) == tuple(said)
     assert text.count("host 0") == 1
 
 
 def test_a_process_finds_out_where_it_is() -> None:
-    mine = here({"GROUP_RANK": "3", "LOCAL_RANK": "2", "CUDA_VISIBLE_DEVICES": "4,5"}, ["u", "v"])
+    mine = own_location({"GROUP_RANK": "3", "LOCAL_RANK": "2", "CUDA_VISIBLE_DEVICES": "4,5"}, ["u", "v"])
     assert mine.cards == "u v"
-    assert here({}, ["u", ""]).cards == ""
+    assert own_location({}, ["u", ""]).cards == ""
     assert (mine.launcher, mine.local, mine.devices, mine.visible) == ("3", 2, 2, "4,5")
-    assert here({}).server == mine.server
-    assert here({SERVER: "a"}).server == here({SERVER: "a"}).server != mine.server
+    assert own_location({}).server == mine.server
+    assert own_location({SERVER_VARIABLE: "a"}).server == own_location({SERVER_VARIABLE: "a"}).server != mine.server
 
 
-def on(hosts: str, devices: int = 0, **more: str) -> list[Where]:
-    return [Where(host, host, "", devices=devices, **more) for host in hosts]
+def on(hosts: str, devices: int = 0, **more: str) -> list[Location]:
+    return [Location(host, host, "", devices=devices, **more) for host in hosts]
 
 
 def test_devices_are_taken_in_turn_by_those_who_see_the_same() -> None:
-    seats = Seats.of([2, 2], on("ABAB", devices=2))
+    seats = RankAssignment.of([2, 2], on("ABAB", devices=2))
     assert [seats.device(process) for process in range(4)] == [0, 0, 1, 1]
     assert seats.own_device_each()
-    assert not Seats.of([3], on("AAA", devices=2)).own_device_each()
-    one_each = [Where("A", "A", "", devices=1, visible=text) for text in "01"]
-    assert [Seats.of([2], one_each).device(process) for process in range(2)] == [0, 0]
-    assert Seats.of([2], one_each).own_device_each()
+    assert not RankAssignment.of([3], on("AAA", devices=2)).own_device_each()
+    one_each = [Location("A", "A", "", devices=1, visible=text) for text in "01"]
+    assert [RankAssignment.of([2], one_each).device(process) for process in range(2)] == [0, 0]
+    assert RankAssignment.of([2], one_each).own_device_each()
 
 
 def test_seats_know_who_is_apart_and_what_servers_are_called() -> None:
-    seats = Seats.of([2, 2], on("ABBB"))
+    seats = RankAssignment.of([2, 2], on("ABBB"))
     assert seats.apart == ((0, 1),)
     assert not seats.is_one_server
     assert [seats.name(server) for server in (0, 1)] == ["A", "B"]
     assert seats.started() == "1 on A and 3 on B"
-    twins = Seats.of([1, 1], [Where("boot 1", "node", ""), Where("boot 2", "node", "")])
+    twins = RankAssignment.of([1, 1], [Location("boot 1", "node", ""), Location("boot 2", "node", "")])
     assert [twins.name(server) for server in (0, 1)] == ["node (1)", "node (2)"]
-    assert Seats.of([2, 1], on("AAA")).is_one_server
+    assert RankAssignment.of([2, 1], on("AAA")).is_one_server
 
 
-def pods(cards: Sequence[str], networks: str) -> Seats:
+def pods(cards: Sequence[str], networks: str) -> RankAssignment:
     """A worker each, on machines that their user says are one server; numbers of devices begin at 0 in each."""
     wheres = [
-        Where("boot", f"pod {number}", network, devices=1, cards=card, named="node")
+        Location("boot", f"pod {number}", network, devices=1, cards=card, named="node")
         for number, (card, network) in enumerate(zip(cards, networks, strict=True))
     ]
-    return Seats.of([len(wheres)], wheres)
+    return RankAssignment.of([len(wheres)], wheres)
 
 
 def test_pods_that_count_as_one_server_have_networks_of_their_own() -> None:
@@ -171,10 +179,10 @@ def test_a_device_is_known_by_its_uuid_whatever_its_number_and_container() -> No
     assert pods(["u", "v"], "AB").own_device_each()
     assert pods(["", ""], "AB").own_device_each(), "a container has devices of its own, as far as is known"
     assert not pods(["u", "u"], "AB").own_device_each(), "time-slicing"
-    both = [Where("boot", f"pod {number}", "", devices=2, cards="u v") for number in range(2)]
-    seats = Seats.of([1, 1], both)
+    both = [Location("boot", f"pod {number}", "", devices=2, cards="u v") for number in range(2)]
+    seats = RankAssignment.of([1, 1], both)
     assert [seats.device(process) for process in range(2)] == [0, 1]
     assert seats.own_device_each()
     # A step of SLURM that shows every task its own one, as number 0.
-    tasks = [Where("boot", "node", "", devices=1, visible="0", cards=card) for card in "uv"]
-    assert Seats.of([2], tasks).own_device_each()
+    tasks = [Location("boot", "node", "", devices=1, visible="0", cards=card) for card in "uv"]
+    assert RankAssignment.of([2], tasks).own_device_each()

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from toy_workers import stage_contents, write_plan
 
-from pipeplan_launch.arguments import parser
-from pipeplan_launch.config import LaunchPlan, load_plan
+from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.placement.crossing import Team, teams
-from pipeplan_launch.placement.notes import gbit, notes
-from pipeplan_launch.placement.seats import Seats
-from pipeplan_launch.placement.where import Where
+from pipeplan_launch.link_benchmark.link_check import format_rate, link_notes
+from pipeplan_launch.link_benchmark.link_probe import CommunicatingTeam, teams_across_servers
+from pipeplan_launch.plan.launch_plan import LaunchPlan, load_plan
+from pipeplan_launch.rank_mapping.host_identity import Location
+from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
 
 PREDICTION = {"minibatch_s": 0.02, "sync_s": 0.0, "parameter_bytes": 1_000_000, "boundary_s": 0.0}
 INSIDE = {"name": "server", "span": [2, 1], "sendrecv": [1e10, None], "allreduce": [1e10, None]}
@@ -37,60 +37,60 @@ def straight(folder: Path, **changes: Any) -> LaunchPlan:
     return loaded(folder, [1, 1, 1], [{"boundary_s": 0.003}, {"boundary_s": 0.01}, {}], **changes)
 
 
-def seats_of(plan: LaunchPlan, hosts: Sequence[str] = ()) -> Seats:
+def seats_of(plan: LaunchPlan, hosts: Sequence[str] = ()) -> RankAssignment:
     """Workers as planned, or on the hosts that are given by process."""
     sizes = [plan.workers_on(server) for server in range(plan.servers)]
     hosts = hosts or [f"host {server}" for server, size in enumerate(sizes) for _ in range(size)]
-    return Seats.of(sizes, [Where(host, host, "") for host in hosts])
+    return RankAssignment.of(sizes, [Location(host, host, "") for host in hosts])
 
 
 def test_workers_that_are_apart_are_named_with_planned_and_measured_rates(tmp_path: Path) -> None:
     plan = straight(tmp_path)
-    assert notes(plan, seats_of(plan), {}) == []
-    assert notes(plan, seats_of(plan, "ABB"), {}) == []  # the sizes say which server is which
+    assert link_notes(plan, seats_of(plan), {}) == []
+    assert link_notes(plan, seats_of(plan, "ABB"), {}) == []  # the sizes say which server is which
     apart = seats_of(plan, "ABC")
-    (line,) = notes(plan, apart, {Team((0, 1), 0, False, 0.15): 5e8})
+    (line,) = link_notes(plan, apart, {CommunicatingTeam((0, 1), 0, False, 0.15): 5e8})
     assert line == (
         "note: workers 0 and 1, meant to share a server, are on different machines (A, B): planned 80 Gbit/s, measured "
         "4 Gbit/s, 20 times slower; start as many workers on each server as the plan has there, or solve again for "
         "these servers"
     )
-    assert notes(plan, apart, {Team((0, 1), 0, False, 0.15): 9e9}) == []  # apart, and still fast
+    assert link_notes(plan, apart, {CommunicatingTeam((0, 1), 0, False, 0.15): 9e9}) == []  # apart, and still fast
     # Without a measurement the note has no rates, whether the plan says its rates or not.
     bare = straight(tmp_path / "bare", links=None)
     for unmeasured in (plan, bare):
-        (line,) = notes(unmeasured, seats_of(unmeasured, "ABC"), {})
+        (line,) = link_notes(unmeasured, seats_of(unmeasured, "ABC"), {})
         assert "are on different machines (A, B); start as many workers" in line
 
 
 def test_the_slow_link_that_the_plan_keeps_busiest_is_named(tmp_path: Path) -> None:
     plan = straight(tmp_path)
     seats = seats_of(plan)
-    (team,) = teams(plan, seats)
+    (team,) = teams_across_servers(plan, seats)
     assert (team.workers, team.stage, team.is_ring, team.share) == ((1, 2), 1, False, 0.5)
-    (line,) = notes(plan, seats, {team: 2.5e8})
+    (line,) = link_notes(plan, seats, {team: 2.5e8})
     assert line == (
         "note: the link between host 0 and host 1: planned 8 Gbit/s, measured 2 Gbit/s, 4 times slower; check the "
         "network, or measure it with pipeplan profile --links and solve again"
     )
     # A little slower is not worth a note, faster is no news, and nor is a link that carries next to nothing.
-    assert notes(plan, seats, {team: 9e8}) == notes(plan, seats, {team: 1e12}) == []
-    assert notes(plan, seats, {Team((1, 2), 1, False, 0.001): 2.5e8}) == []
+    assert link_notes(plan, seats, {team: 9e8}) == link_notes(plan, seats, {team: 1e12}) == []
+    assert link_notes(plan, seats, {CommunicatingTeam((1, 2), 1, False, 0.001): 2.5e8}) == []
 
 
 def test_what_keeps_links_busiest_is_measured_first(tmp_path: Path) -> None:
     plan = loaded(tmp_path, [3], [{"sync_s": 0.02}])
-    (ring,) = teams(plan, seats_of(plan))
+    (ring,) = teams_across_servers(plan, seats_of(plan))
     assert (ring.is_ring, ring.workers) == (True, (0, 1, 2))
-    (line,) = notes(plan, seats_of(plan), {ring: 1e7})
+    (line,) = link_notes(plan, seats_of(plan), {ring: 1e7})
     assert line.startswith(
         "note: all-reduces of stage 0 between servers: planned 4 Gbit/s, measured 80 Mbit/s, 50 times slower; "
     )
     several = loaded(tmp_path / "several", [2, 1], [{"sync_s": 0.001, "boundary_s": 0.01}, {}], server_sizes=[1, 2])
-    found = teams(several, seats_of(several))
+    found = teams_across_servers(several, seats_of(several))
     assert [team.is_ring for team in found] == [False, True]
     assert found[0].share > found[1].share
-    assert not teams(several, seats_of(several, "A" * several.world))
+    assert not teams_across_servers(several, seats_of(several, "A" * several.world))
 
 
 @pytest.mark.parametrize(
@@ -112,15 +112,15 @@ def test_rates_that_cannot_be_read_are_refused(links: list[Any], message: str, t
 
 
 def test_rates_for_people_and_seconds_from_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [gbit(rate) for rate in (1.25e9, 2.375e8, 1.25e7, 1e3)] == [
+    assert [format_rate(rate) for rate in (1.25e9, 2.375e8, 1.25e7, 1e3)] == [
         "10 Gbit/s",
         "1.9 Gbit/s",
         "100 Mbit/s",
         "8 Kbit/s",
     ]
-    assert parser("x").parse_args(["plan"]).probe == 2.0
-    assert parser("x").parse_args(["plan", "--probe", "0"]).probe == 0.0
+    assert worker_parser("x").parse_args(["plan"]).probe == 2.0
+    assert worker_parser("x").parse_args(["plan", "--probe", "0"]).probe == 0.0
     for wrong in ("-1", "x", "nan", "1e9"):
         with pytest.raises(SystemExit):
-            parser("x").parse_args(["plan", "--probe", wrong])
+            worker_parser("x").parse_args(["plan", "--probe", wrong])
     assert "is not a number of seconds from 0 (no probe) to 600" in capsys.readouterr().err

@@ -17,10 +17,10 @@ import pytest
 from test_launch_script import JOB, render
 from toy_workers import stage_contents, write_plan
 
-from pipeplan.emulate import machine
 from pipeplan.errors import InputError
-from pipeplan_launch.emulation.network import INSIDE
-from pipeplan_launch.placement.where import SERVER
+from pipeplan.replay import requirements
+from pipeplan_launch.emulation.network_namespaces import OWN_NAMESPACES
+from pipeplan_launch.rank_mapping.host_identity import SERVER_VARIABLE
 
 pytestmark = pytest.mark.slow
 LAYERS = {1: [["0", "1", "2", "loss"]], 2: [["0", "1"], ["2", "loss"]]}
@@ -72,7 +72,12 @@ def launch(plan: Path, environments: Sequence[dict[str, str]], *options: str) ->
 
 
 def node(number: int, workers: int, server: str, **more: str) -> dict[str, str]:
-    return {"NODE_RANK": str(number), "WORKERS": str(workers), SERVER: server, "WHO": f"{server}/{number}"} | more
+    return {
+        "NODE_RANK": str(number),
+        "WORKERS": str(workers),
+        SERVER_VARIABLE: server,
+        "WHO": f"{server}/{number}",
+    } | more
 
 
 def who(folder: Path) -> list[str]:
@@ -167,7 +172,7 @@ sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _ in pids
 def test_a_slow_link_between_networks_is_said_before_training(tmp_path: Path) -> None:
     """One worker on each of two servers, whose cable carries 20 Mbit/s where the plan was made for 1 Gbit/s."""
     try:
-        machine.check()
+        requirements.check_requirements()
     except InputError as error:
         pytest.skip(str(error))
     plan = plan_of(tmp_path, [1, 1], [1, 1], links=[LINK], prediction=SENDS)
@@ -175,7 +180,7 @@ def test_a_slow_link_between_networks_is_said_before_training(tmp_path: Path) ->
     found = []
     for number, options in enumerate(([], ["--probe", "0"])):
         command = [
-            *INSIDE,
+            *OWN_NAMESPACES,
             sys.executable,
             tmp_path / "one_each.py",
             "20mbit",

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from toy_workers import stage_contents, write_plan
 
-from pipeplan_launch import beginning, preflight
-from pipeplan_launch.arguments import parser
-from pipeplan_launch.config import LaunchPlan, load_plan
+from pipeplan_launch import preflight
+from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.preflight import check, main
+from pipeplan_launch.plan.launch_plan import LaunchPlan, load_plan
+from pipeplan_launch.preflight import check_machine, main
 
 
 @pytest.fixture
@@ -27,27 +27,27 @@ def plan(tmp_path: Path) -> LaunchPlan:
 
 
 def test_cpu_workers_may_share_cores_and_it_says_so(plan: LaunchPlan) -> None:
-    assert check(plan, {}, core_count=4, gpu_count=0) is None
-    assert "3 workers share 2 cores" in (check(plan, {}, core_count=2, gpu_count=0) or "")
+    assert check_machine(plan, {}, core_count=4, gpu_count=0) is None
+    assert "3 workers share 2 cores" in (check_machine(plan, {}, core_count=2, gpu_count=0) or "")
 
 
 def test_too_few_gpus_names_what_does_run(plan: LaunchPlan) -> None:
     plan = replace(plan, device="cuda")
-    assert check(plan, {}, core_count=4, gpu_count=3) is None
+    assert check_machine(plan, {}, core_count=4, gpu_count=3) is None
     with pytest.raises(LaunchError, match=r"3 CUDA devices, and this machine has 2; .*--cluster local --workers 2"):
-        check(plan, {}, core_count=4, gpu_count=2)
+        check_machine(plan, {}, core_count=4, gpu_count=2)
     with pytest.raises(LaunchError, match=r"this machine has none; .*--workers 4"):
-        check(plan, {}, core_count=4, gpu_count=0)
+        check_machine(plan, {}, core_count=4, gpu_count=0)
 
 
 def test_several_servers_need_to_know_each_other(plan: LaunchPlan) -> None:
     plan = replace(plan, servers=2)
     there = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-    assert check(plan, there, core_count=8, gpu_count=0) is None
+    assert check_machine(plan, there, core_count=8, gpu_count=0) is None
     with pytest.raises(LaunchError, match="not set: MASTER_PORT"):
-        check(plan, there | {"MASTER_PORT": ""}, core_count=8, gpu_count=0)
+        check_machine(plan, there | {"MASTER_PORT": ""}, core_count=8, gpu_count=0)
     with pytest.raises(LaunchError, match="NODE_RANK is '2'"):
-        check(plan, there | {"NODE_RANK": "2"}, core_count=8, gpu_count=0)
+        check_machine(plan, there | {"NODE_RANK": "2"}, core_count=8, gpu_count=0)
 
 
 def test_the_command_says_one_line_without_torch(tmp_path: Path) -> None:
@@ -68,10 +68,10 @@ def test_a_torch_that_is_missing_or_broken_is_said_before_devices(
 ) -> None:
     folder = write_plan(tmp_path, [content | {"device": "cuda"} for content in stage_contents([1])])
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setattr(beginning, "lacking", lambda: None)
+    monkeypatch.setattr(preflight, "lacking", lambda: None)
     assert main([str(folder)]) == 2
     assert "running a plan needs torch, and importing it failed: " in capsys.readouterr().err
-    monkeypatch.setattr(beginning, "lacking", lambda: ("torch is not installed", "pip install it"))
+    monkeypatch.setattr(preflight, "lacking", lambda: ("torch is not installed", "pip install it"))
     monkeypatch.setattr(preflight, "gpus", lambda: 0)
     assert main([str(folder)]) == 2
     assert capsys.readouterr().err == "error: running a plan needs torch: torch is not installed; pip install it\n"
@@ -93,21 +93,21 @@ def nobody() -> Iterator[None]:
 def test_folders_that_may_not_be_entered(option: str, tmp_path: Path) -> None:
     plan, closed = write_plan(tmp_path / "plan", stage_contents([1])), tmp_path / "closed"
     closed.mkdir()
-    given = parser(prog="launch.sh").parse_args([str(plan), option, str(closed / "a" / "b")])
+    given = worker_parser(prog="launch.sh").parse_args([str(plan), option, str(closed / "a" / "b")])
     known = load_plan(plan)
     closed.chmod(0)
     try:
         with nobody(), pytest.raises(LaunchError, match="failed: Permission denied"):
-            beginning.check(given, known, {}, 1)
+            preflight.check_run_start(given, known, {}, 1)
     finally:
         closed.chmod(0o700)
 
 
 def test_a_port_that_is_not_used_may_be_taken(tmp_path: Path) -> None:
     plan = write_plan(tmp_path, stage_contents([1]))
-    given, known = parser(prog="launch.sh").parse_args([str(plan)]), load_plan(plan)
+    given, known = worker_parser(prog="launch.sh").parse_args([str(plan)]), load_plan(plan)
     with socket.create_server(("", 0)) as taken:
         environment = {"NODE_RANK": "0", "MASTER_PORT": str(taken.getsockname()[1])}
-        beginning.check(given, known, environment, 1)
+        preflight.check_run_start(given, known, environment, 1)
         with pytest.raises(LaunchError, match="cannot be used on this machine"):
-            beginning.check(given, known, environment, 2)
+            preflight.check_run_start(given, known, environment, 2)

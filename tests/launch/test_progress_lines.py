@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeplan_launch.callbacks import EpochResult
-from pipeplan_launch.progress import epoch_line
+from pipeplan_launch.job.callbacks import EpochResult
+from pipeplan_launch.telemetry.progress import epoch_line
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from torch import nn
 from torch.optim import SGD, AdamW, lr_scheduler
 
 from pipeplan_launch import Job, StageInfo
+from pipeplan_launch.checkpoint.optimizer_state import load_optimizer, merge_optimizer_states, optimizer_state
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.optimizers import load_optimizer, merge, optimizer_state
-from pipeplan_launch.rates import Rates
+from pipeplan_launch.runtime.stage_optimizer import LearningRates
 
 SCHEDULERS: dict[str, Any] = {
     "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (1 + n)),
@@ -38,10 +38,10 @@ def job(**more: Any) -> Job:
     return Job(nn.Linear(2, 2), inputs=lambda n: torch.ones(n, 2), **more)
 
 
-def made(job: Job, optimizer: Any = MOMENTUM) -> tuple[Any, Rates]:
+def made(job: Job, optimizer: Any = MOMENTUM) -> tuple[Any, LearningRates]:
     parameters = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]
     built = optimizer([{"params": [parameters[0]]}, {"params": [parameters[1]], "lr": 0.05}], lr=0.1)
-    return built, Rates(job, built, StageInfo())
+    return built, LearningRates(job, built, StageInfo())
 
 
 def settings(optimizer: Any) -> list[dict[str, Any]]:
@@ -126,7 +126,7 @@ def test_plateau_follows_the_test_loss() -> None:
 def test_a_rate_that_is_a_tensor() -> None:
     parameter = nn.Parameter(torch.ones(2))
     optimizer = AdamW([parameter], lr=torch.tensor(0.1), fused=True)
-    rates = Rates(job(scheduler=SCHEDULERS["lambda"], scheduler_interval="minibatch"), optimizer, StageInfo())
+    rates = LearningRates(job(scheduler=SCHEDULERS["lambda"], scheduler_interval="minibatch"), optimizer, StageInfo())
     rates.catch_up(3, [])
     assert rates.current == pytest.approx(0.025)
     assert "lr" in rates.keys
@@ -156,17 +156,17 @@ def test_a_checkpoint_of_two_stages_with_rates_of_their_own() -> None:
     for name, rate in (("a", 0.2), ("b", 0.1)):
         parameter = nn.Parameter(torch.ones(2))
         optimizer = SGD([(name, parameter)], lr=rate, momentum=0.9)
-        Rates(job(scheduler=SCHEDULERS["lambda"]), optimizer, StageInfo())
+        LearningRates(job(scheduler=SCHEDULERS["lambda"]), optimizer, StageInfo())
         parameter.grad = torch.full((2,), rate)
         optimizer.step()
         saved.append(optimizer_state(optimizer, {name: parameter}))
     tensors = saved[0][1] | saved[1][1]
     both = {name: nn.Parameter(torch.ones(2)) for name in "ab"}
     optimizer = SGD(list(both.items()), lr=0.4, momentum=0.9)
-    rates = Rates(job(scheduler=SCHEDULERS["lambda"]), optimizer, StageInfo())
+    rates = LearningRates(job(scheduler=SCHEDULERS["lambda"]), optimizer, StageInfo())
 
     def load(own: frozenset[str]) -> None:
-        whole = merge(content for content, _ in saved)
+        whole = merge_optimizer_states(content for content, _ in saved)
         load_optimizer(optimizer, both, whole, lambda names: {name: tensors[name] for name in names}, "here", own)
 
     with pytest.raises(LaunchError, match=r"were saved with '(initial_)?lr'"):

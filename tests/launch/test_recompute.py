@@ -18,13 +18,13 @@ from torch.nn import functional
 from torch.optim import SGD
 from toy_workers import Toy
 
+from pipeplan_launch.comm.p2p import Direction
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job import Job
-from pipeplan_launch.recompute import awaits_gradient
-from pipeplan_launch.schedule import SCHEDULES, Kind, StageShape
-from pipeplan_launch.split import StageProgram, stage_program
-from pipeplan_launch.trace import trace
-from pipeplan_launch.transport import Direction
+from pipeplan_launch.job.job import Job
+from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind, StageShape
+from pipeplan_launch.runtime.recompute import gradient_receive_posted
+from pipeplan_launch.tracing.split import StageProgram, build_stage_program
+from pipeplan_launch.tracing.trace import trace_job
 
 WIDTH = 8
 MINIBATCHES = 6
@@ -83,12 +83,12 @@ def test_a_gradient_is_thought_awaited_only_where_its_receive_is_posted(replicas
     for replica in range(replicas):
         posted, missed = set(), 0
         for action in SCHEDULES["1f1b-stashing"].stream(shapes, 0, replica, 20):
-            if action.kind is Kind.BACKWARD:
+            if action.kind is ActionKind.BACKWARD:
                 posted.add(action.index + replicas)
-            if action.kind is Kind.FORWARD:
+            if action.kind is ActionKind.FORWARD:
                 posted |= {action.index} if action.index < replicas else set()
                 sent = range(replica, action.index + 1, replicas)
-                thought = {one for one in sent if awaits_gradient(one, action.index, replicas, depth)}
+                thought = {one for one in sent if gradient_receive_posted(one, action.index, replicas, depth)}
                 assert thought <= posted
                 missed += len(posted & set(sent) - thought)
         assert missed == 0, "and wherever it is"
@@ -159,10 +159,10 @@ def job_of(middle: str) -> Job:
 
 def middle_stage(middle: str) -> tuple[StageProgram, Job]:
     job = job_of(middle)
-    traced = trace(job, BATCH)
+    traced = trace_job(job, BATCH)
     names = [layer.name for layer in traced.layers]
     pipeline = [names[:1], names[1:-2], names[-2:]]
-    return stage_program(traced, pipeline, 1), job
+    return build_stage_program(traced, pipeline, 1), job
 
 
 def whole_segment() -> Any:

@@ -11,11 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeplan_launch import buckets
-from pipeplan_launch.buckets import Round
+from pipeplan_launch.comm import buckets
+from pipeplan_launch.comm.buckets import UpdateGroup
+from pipeplan_launch.comm.gradient_allreduce import GradientReducer, average_buffers
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.reduce import GradientReducer
-from pipeplan_launch.running_statistics import average_buffers
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ def test_buckets_give_back_what_they_were_given(
     reducer = GradientReducer(parameters(), group)
     for _ in range(2):  # the buckets are used again
         reducer.add(gradients())
-        reducer.start(Round())
+        reducer.start(UpdateGroup())
         averaged = reducer.finish()
         assert averaged.keys() == gradients().keys()
         assert all(torch.equal(averaged[name], value) for name, value in gradients().items())
@@ -55,7 +54,7 @@ def test_buckets_give_back_what_they_were_given(
 
 def test_a_replica_without_a_minibatch_joins_with_zeros(group: dist.ProcessGroup) -> None:
     reducer = GradientReducer(parameters(), group)
-    reducer.start(Round())
+    reducer.start(UpdateGroup())
     assert reducer.finish() == {}
 
 
@@ -63,7 +62,7 @@ def test_alone_nothing_is_copied() -> None:
     reducer = GradientReducer(parameters(), None)
     given = gradients()
     reducer.add(given)
-    reducer.start(Round())
+    reducer.start(UpdateGroup())
     assert all(value is given[name] for name, value in reducer.finish().items())
     assert reducer.finish() == {}
 
@@ -74,7 +73,7 @@ def test_minibatches_count_by_their_share(group: dist.ProcessGroup, alone: bool)
     reducer = GradientReducer(parameters(), None if alone else group)
     for factor, share in ((1.0, 1.0), (4.0, 0.25), (2.0, 1.0)):
         reducer.add({name: one * factor for name, one in gradients().items()}, share)
-    reducer.start(Round())
+    reducer.start(UpdateGroup())
     averaged = reducer.finish()
     assert averaged.keys() == gradients().keys()
     for name, value in gradients().items():

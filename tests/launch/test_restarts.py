@@ -17,13 +17,13 @@ from attempts import run_attempts
 from launching import curve
 from toy_workers import Toy, run_plan, stage_contents, write_plan
 
-from pipeplan_launch import gathering, restarts
+from pipeplan_launch.elastic import rendezvous, restart_state
+from pipeplan_launch.elastic.rendezvous import Attempt, LaunchOver
 from pipeplan_launch.errors import PeerLost
-from pipeplan_launch.gathering import AllOver, Attempt
-from pipeplan_launch.placement.where import Where, written
+from pipeplan_launch.rank_mapping.host_identity import Location, location_json
 from pipeplan_launch.torchrun import main
 
-HERE = written(Where("a machine", "a name", "a network"))
+HERE = location_json(Location("a machine", "a name", "a network"))
 OPTIONS = ("--epochs", "2", "--checkpoint-minibatches", "6", "--log-every", "0")
 
 
@@ -113,8 +113,8 @@ def stores(count: int) -> list[Any]:
 def come(store: Any, rank: int, world: int, timeout_s: float = 10.0) -> int:
     deadline = time.monotonic() + timeout_s
     if rank == 0:
-        return gathering._call_together(store, world, deadline, mine=HERE)
-    return gathering._come(store, rank, deadline, mine=HERE)
+        return rendezvous._call_together(store, world, deadline, mine=HERE)
+    return rendezvous._come(store, rank, deadline, mine=HERE)
 
 
 class Arrival(threading.Thread):
@@ -130,7 +130,7 @@ class Arrival(threading.Thread):
     def run(self) -> None:
         try:
             self.number = come(*self._given)
-        except (PeerLost, AllOver) as error:
+        except (PeerLost, LaunchOver) as error:
             self.error = error
 
 
@@ -171,8 +171,8 @@ def test_who_is_missing_is_said_and_who_is_over_ends() -> None:
     clients[0].set("1/here/2", HERE)
     with pytest.raises(PeerLost, match="workers 1 and 3 did not come"):
         come(clients[0], 0, 4, timeout_s=0.05)
-    clients[0].set(gathering.OVER, "")
-    with pytest.raises(AllOver):
+    clients[0].set(rendezvous.OVER_KEY, "")
+    with pytest.raises(LaunchOver):
         come(clients[1], 1, 4)
 
 
@@ -180,7 +180,7 @@ def test_the_next_attempt_knows_who_was_lost() -> None:
     (store,) = stores(1)
 
     def attempt(number: int, rank: int) -> Attempt:
-        return Attempt(number, gathering._under(str(number), store), store, rank, 3)
+        return Attempt(number, rendezvous._under(str(number), store), store, rank, 3)
 
     assert attempt(1, 0).last_fault() is None
     assert attempt(2, 0).last_fault() == "not all workers started"
@@ -198,26 +198,26 @@ def test_the_next_attempt_knows_who_was_lost() -> None:
 def test_what_the_launcher_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    with restarts.remembering() as folder:
+    with restart_state.attempts_folder() as folder:
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
         monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
-        assert restarts.may_restart()
-        assert restarts.run_of_last_attempt() is None
-        restarts.remember_run(tmp_path / "a run")
-        assert restarts.run_of_last_attempt() == tmp_path / "a run"
-        restarts.give_up(2)
-        restarts.give_up(1)
-        assert restarts.given_up() == 1
-        assert not restarts.may_restart()
+        assert restart_state.may_restart()
+        assert restart_state.run_of_last_attempt() is None
+        restart_state.remember_run(tmp_path / "a run")
+        assert restart_state.run_of_last_attempt() == tmp_path / "a run"
+        restart_state.give_up(2)
+        restart_state.give_up(1)
+        assert restart_state.given_up() == 1
+        assert not restart_state.may_restart()
     assert not folder.exists()
-    assert restarts.given_up() is None
-    assert not restarts.may_restart()
+    assert restart_state.given_up() is None
+    assert not restart_state.may_restart()
 
 
 def test_a_worker_that_is_not_to_begin_ends_without_torch(tmp_path: Path) -> None:
     (tmp_path / "final-2").touch()
     code = "import sys\nfrom pipeplan_launch.__main__ import main\nprint(main(['plan']), 'torch' in sys.modules)"
-    environment = os.environ | {restarts.VARIABLE: str(tmp_path)}
+    environment = os.environ | {restart_state.VARIABLE: str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert (done.stdout, done.stderr) == ("2 False\n", "")
 

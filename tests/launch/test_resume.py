@@ -19,13 +19,16 @@ import torch
 from saved import marks, model_of, save
 from toy_workers import Toy, initial, initial_buffers, run_plan, stage_contents, write_plan
 
-from pipeplan_launch import checkpoint, export, runfolder, start
-from pipeplan_launch.batches import Sizes
-from pipeplan_launch.config import load_plan
-from pipeplan_launch.epochs import position_in, segment_end
+from pipeplan_launch import export
+from pipeplan_launch.checkpoint import checkpoint
+from pipeplan_launch.checkpoint.manifest import History, Position
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.manifest import History, Position
-from pipeplan_launch.setup import Options
+from pipeplan_launch.plan.launch_plan import load_plan
+from pipeplan_launch.runtime import run_start
+from pipeplan_launch.runtime.data import MinibatchSizes
+from pipeplan_launch.runtime.epochs import position_in, segment_end
+from pipeplan_launch.runtime.stage_setup import RunOptions
+from pipeplan_launch.telemetry import run_folder
 
 EVERY = ("--checkpoint-minibatches", "6")
 TOY = Toy("adamw-fused")  # 20 minibatches of 2
@@ -75,7 +78,7 @@ def test_equals_a_run_that_nothing_interrupted(tmp_path: Path, whole: Path, call
     """
     statuses, _ = launch(tmp_path, replace(TOY, die=(1, calls)), [2, 1], "--epochs", "2", *EVERY)
     assert statuses[1] == 9
-    found = checkpoint.latest(tmp_path / "run")
+    found = checkpoint.latest_checkpoint(tmp_path / "run")
     passes, evaluated = divmod(calls, 16)
     done = 20 if evaluated >= 10 else 6 * (2 * evaluated // 6)
     expected = (passes, done) if done else (passes - 1, 20)
@@ -117,13 +120,13 @@ def test_the_loss_of_an_epoch_is_of_all_of_it(whole: Path) -> None:
 @pytest.mark.parametrize("replicas", [[1], [1, 2], [1, 1, 1]], ids=str)
 def test_goes_on_under_any_plan_in_a_new_run(tmp_path: Path, whole: Path, replicas: list[int]) -> None:
     """In the middle of an epoch; the new run holds what it began from, and then its own."""
-    (middle, _) = checkpoint.complete(whole)
-    source = checkpoint.at(middle)
+    (middle, _) = checkpoint.complete_checkpoints(whole)
+    source = checkpoint.find_checkpoint(middle)
     assert (source.position.epoch, source.position.minibatch) == (1, 18)
     said = train(tmp_path, TOY, replicas, "--epochs", "2", "--resume-from", str(middle), "--max-minibatches", "18")
     run = tmp_path / "run"
     assert f"resumed from {middle}, after epoch 2, minibatch 18" in said
-    manifest = checkpoint.latest(run)
+    manifest = checkpoint.latest_checkpoint(run)
     assert manifest is not None
     # With only 18 minibatches in an epoch nothing was left to train: what was taken over was written again as it was.
     ours, theirs = marks(run), json.loads(json.dumps(source.as_json()))
@@ -154,8 +157,8 @@ def test_a_plan_may_change_within_a_run(tmp_path: Path) -> None:
 def test_minibatches_of_another_size(tmp_path: Path) -> None:
     """12 samples are done, which is two minibatches of 5 and a rest."""
     train(tmp_path, TOY, [1], "--epochs", "1", *EVERY)
-    (middle, _) = checkpoint.complete(tmp_path / "run")
-    assert checkpoint.at(middle).position.minibatch == 18
+    (middle, _) = checkpoint.complete_checkpoints(tmp_path / "run")
+    assert checkpoint.find_checkpoint(middle).position.minibatch == 18
     said = train(tmp_path / "other", TOY, [1], "--epochs", "1", "--resume-from", str(middle), minibatch=5)
     assert "note: with minibatches of 5, 1 samples of this epoch are run again" in said
     assert [number for _, number, _ in lines(tmp_path / "other" / "run", 0)] == [7]
@@ -164,7 +167,9 @@ def test_minibatches_of_another_size(tmp_path: Path) -> None:
 def test_evaluations_as_often_as_asked(tmp_path: Path) -> None:
     train(tmp_path, TOY, [1, 1], "--epochs", "5", "--evaluate-every", "2", "--checkpoint-every", "4")
     assert [one["test_accuracy"] is not None for one in epochs(tmp_path / "run")] == [False, True, False, True, True]
-    found = [checkpoint.at(path).position.epoch for path in checkpoint.complete(tmp_path / "run")]
+    found = [
+        checkpoint.find_checkpoint(path).position.epoch for path in checkpoint.complete_checkpoints(tmp_path / "run")
+    ]
     assert found == [3, 4]
 
 
@@ -176,7 +181,7 @@ def test_a_request_to_stop_leaves_a_checkpoint(tmp_path: Path) -> None:
     stopper.start()
     said = train(tmp_path, toy, [2, 1], "--epochs", "1000")
     stopper.join()
-    found = checkpoint.latest(run)
+    found = checkpoint.latest_checkpoint(run)
     assert found is not None
     assert f"stopped after {found.position}: --resume goes on from there" in said
     summary = json.loads((run / "summary.json").read_text())
@@ -220,33 +225,33 @@ def test_refusals_come_before_anything_is_made(
     plan = load_plan(write_plan(tmp_path / "plan", stage_contents([1], mode=given.pop("mode", "training"))))
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(LaunchError, match=message):
-        start.decide(Options(tmp_path / "plan", run_dir=tmp_path / "run", **given), plan)
+        run_start.decide_start(RunOptions(tmp_path / "plan", run_dir=tmp_path / "run", **given), plan)
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_nothing_left_to_do_elsewhere(tmp_path: Path, whole: Path) -> None:
     plan = load_plan(write_plan(tmp_path / "plan", stage_contents([1])))
-    options = Options(tmp_path / "plan", epochs=2, run_dir=tmp_path / "run", resume_from=whole)
-    assert start.decide(options, plan).finished == 2
+    options = RunOptions(tmp_path / "plan", epochs=2, run_dir=tmp_path / "run", resume_from=whole)
+    assert run_start.decide_start(options, plan).finished == 2
     assert not (tmp_path / "run").exists()
-    assert start.decide(replace(options, epochs=3), plan).finished is None
+    assert run_start.decide_start(replace(options, epochs=3), plan).finished is None
     assert (tmp_path / "run").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     """What should become the folder of checkpoints is a file."""
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / checkpoint.PART).write_text("in the way")
+    (tmp_path / "run" / checkpoint.PARTIAL_CHECKPOINT).write_text("in the way")
     statuses, said = launch(tmp_path, TOY, [2, 1], "--epochs", "1")
     assert statuses == [2, 2, 2]
     (line,) = [line for line in said.splitlines() if line.startswith("error")]
-    assert f"making {tmp_path}/run/{checkpoint.PART} failed" in line
+    assert f"making {tmp_path}/run/{checkpoint.PARTIAL_CHECKPOINT} failed" in line
 
 
 def test_a_disk_that_is_full_for_one_worker_is_one_line(tmp_path: Path) -> None:
     """The others learn of it; the checkpoint before is whole, and nothing of the new one is left."""
     train(tmp_path, TOY, [2, 1], "--epochs", "1")
-    before = checkpoint.complete(tmp_path / "run")
+    before = checkpoint.complete_checkpoints(tmp_path / "run")
     limiter = threading.Thread(target=_limit_file_size, args=(tmp_path / "worker-1.pid", 9000))
     (tmp_path / "worker-1.pid").unlink()
     limiter.start()
@@ -254,10 +259,10 @@ def test_a_disk_that_is_full_for_one_worker_is_one_line(tmp_path: Path) -> None:
     limiter.join()
     assert statuses == [2, 2, 2]
     (line,) = [line for line in said.splitlines() if line.startswith("error")]
-    assert line == f"error: writing {tmp_path}/run/{checkpoint.PART} failed: File too large"
-    assert checkpoint.complete(tmp_path / "run") == before
-    assert checkpoint.at(before[0]).position == Position(0, 20, 20)
-    assert not (tmp_path / "run" / checkpoint.PART).exists()
+    assert line == f"error: writing {tmp_path}/run/{checkpoint.PARTIAL_CHECKPOINT} failed: File too large"
+    assert checkpoint.complete_checkpoints(tmp_path / "run") == before
+    assert checkpoint.find_checkpoint(before[0]).position == Position(0, 20, 20)
+    assert not (tmp_path / "run" / checkpoint.PARTIAL_CHECKPOINT).exists()
 
 
 def _limit_file_size(process: Path, size: int) -> None:
@@ -271,7 +276,7 @@ def test_a_run_becomes_a_state_dict(tmp_path: Path, whole: Path) -> None:
     """What replicas and stages wrote together."""
     assert export.main([str(whole), "-o", str(tmp_path / "model.pt")]) == 0
     content = torch.load(tmp_path / "model.pt", weights_only=True)
-    manifest = checkpoint.latest(whole)
+    manifest = checkpoint.latest_checkpoint(whole)
     assert manifest is not None
     expected = model_of(manifest)
     assert list(content) == [name for state in (*initial(), *initial_buffers()) for name in state]
@@ -284,7 +289,7 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path: Path, whole: Path) -> None:
     """In every stage, and only one says so."""
     copy = tmp_path / "copy"
     shutil.copytree(whole, copy)
-    (path,) = checkpoint.complete(copy)[-1].glob("__2_*.distcp")
+    (path,) = checkpoint.complete_checkpoints(copy)[-1].glob("__2_*.distcp")
     path.write_bytes(bytes(path.stat().st_size))
     statuses, said = launch(tmp_path, TOY, [2, 1], "--epochs", "3", "--resume", "--run-dir", str(copy))
     assert statuses == [2, 2, 2]
@@ -310,16 +315,16 @@ def test_positions_in_epochs_of_other_minibatches(
 ) -> None:
     results = [{"epoch": epoch + 1} for epoch in range(at.epoch)]
     save(tmp_path, {"x": torch.zeros(1)}, at, minibatch_samples=2, samples=40, history=History(results))
-    manifest = checkpoint.latest(tmp_path)
+    manifest = checkpoint.latest_checkpoint(tmp_path)
     assert manifest is not None
-    found = position_in(manifest, Sizes(40, 40 // count, True, True))
+    found = position_in(manifest, MinibatchSizes(40, 40 // count, True, True))
     assert (found.epoch, found.minibatch, found.minibatches) == (*expected, count)
     if at.whole:
         evaluated = replace(manifest, history=History([*results, {"epoch": at.epoch + 1}]))
-        assert position_in(evaluated, Sizes(40, 2, True, True)) == Position(at.epoch + 1, 0, 20)
+        assert position_in(evaluated, MinibatchSizes(40, 2, True, True)) == Position(at.epoch + 1, 0, 20)
     else:
         with pytest.raises(LaunchError, match=r"in the middle of an epoch over 40 samples, .* data has 38"):
-            position_in(manifest, Sizes(38, 2, True, True))
+            position_in(manifest, MinibatchSizes(38, 2, True, True))
 
 
 def test_segments_end_at_multiples() -> None:
@@ -337,18 +342,18 @@ def test_metrics_are_cut_off_where_training_goes_on(tmp_path: Path) -> None:
     ]
     for end, kept in (((1, 7), 15004), ((1, 0), 15000), ((0, 1), 1), ((0, 0), 0), ((5, 0), 30000)):
         path.write_text("".join(made) + '{"epoch": 1, "minib')
-        runfolder.reopen(tmp_path, *end)
+        run_folder.reopen_run(tmp_path, *end)
         assert path.read_text() == "".join(made[:kept])
     for text in ("", "\n", "no JSON\n", "no end", "x" * 3_000_000):
         path.write_text(text)
-        runfolder.reopen(tmp_path, 3, 0)
+        run_folder.reopen_run(tmp_path, 3, 0)
         assert path.read_text() == ""
 
 
 def test_weights_alone_go_to_any_plan(tmp_path: Path, whole: Path) -> None:
     """A new training from them: its own seed, optimiser and epochs."""
     train(tmp_path, TOY, [1, 1], "--epochs", "1", "--seed", "5", "--weights", str(whole))
-    manifest, source = checkpoint.latest(tmp_path / "run"), checkpoint.latest(whole)
+    manifest, source = checkpoint.latest_checkpoint(tmp_path / "run"), checkpoint.latest_checkpoint(whole)
     assert manifest is not None
     assert source is not None
     assert (manifest.seed, manifest.position.epoch) == (5, 0)

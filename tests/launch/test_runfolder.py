@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan_launch import runfolder
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.usercode import user_code
+from pipeplan_launch.job.user_code import user_code_errors
+from pipeplan_launch.telemetry import run_folder
 
 HOLD = "import sys; from pathlib import Path; from pipeplan_launch import runfolder\n"
 HOLD += "runfolder.hold(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
@@ -22,26 +22,26 @@ def test_a_run_belongs_to_one_launch_until_that_has_ended(tmp_path: Path) -> Non
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with pytest.raises(LaunchError, match="in use by another launch"):
-            runfolder.hold(tmp_path, patience_s=0.0)
+            run_folder.lock_run(tmp_path, patience_s=0.0)
         other.kill()
-    runfolder.hold(tmp_path)
+    run_folder.lock_run(tmp_path)
 
 
 def test_a_start_that_failed_leaves_the_folder_for_the_next(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    runfolder.new_run(tmp_path, run)
-    assert runfolder.claim_error(run, "the job is wrong")
-    assert runfolder.new_run(tmp_path, run) == run
-    assert not runfolder.has_failed(run)
+    run_folder.new_run(tmp_path, run)
+    assert run_folder.claim_error(run, "the job is wrong")
+    assert run_folder.new_run(tmp_path, run) == run
+    assert not run_folder.has_failed(run)
     (run / "metrics" / "rank-0.jsonl").write_text("{}\n")
     with pytest.raises(LaunchError, match="ended before its first checkpoint: choose another --run-dir"):
-        runfolder.new_run(tmp_path, run)
+        run_folder.new_run(tmp_path, run)
     (run / "checkpoints" / "epoch-0001").mkdir(parents=True)
     (run / "checkpoints" / "epoch-0001" / "manifest.json").write_text("{}")
     with pytest.raises(LaunchError, match="already holds a run: add --resume"):
-        runfolder.new_run(tmp_path, run)
+        run_folder.new_run(tmp_path, run)
 
 
 def test_a_job_that_ends_the_process_is_named() -> None:
-    with pytest.raises(LaunchError, match=r"the job's loss failed: SystemExit: 5"), user_code("the job's loss"):
+    with pytest.raises(LaunchError, match=r"the job's loss failed: SystemExit: 5"), user_code_errors("the job's loss"):
         raise SystemExit(5)

@@ -1,4 +1,4 @@
-"""Every rank's stream, as pictures, by its formulas, and replayed by `pipeplan_launch.replay`.
+"""Every rank's stream, as pictures, by its formulas, and replayed by `pipeplan_launch.plan.schedule_check`.
 
 `test_schedule_oracle.py` holds the streams to rules of its own.
 """
@@ -16,11 +16,10 @@ from dataclasses import replace
 
 import pytest
 
-from pipeplan_launch.replay import ReplayError, replay
-from pipeplan_launch.schedule import (
+from pipeplan_launch.plan.schedule import (
     SCHEDULES,
     Action,
-    Kind,
+    ActionKind,
     Schedule,
     StageShape,
     group_count,
@@ -29,6 +28,7 @@ from pipeplan_launch.schedule import (
     update_lag,
     version_used,
 )
+from pipeplan_launch.plan.schedule_check import ReplayError, replay_schedule
 
 STASHING = SCHEDULES["1f1b-stashing"]
 FORWARD = SCHEDULES["forward-only"]
@@ -83,7 +83,7 @@ def test_streams_as_pictures() -> None:
 
 
 def test_actions_round_trip() -> None:
-    for kind in Kind:
+    for kind in ActionKind:
         for index in (0, 7, 10, 12345):
             action = Action(kind, index)
             assert Action.parse(str(action)) == action
@@ -103,7 +103,7 @@ def test_every_small_pipeline_finishes_within_its_depth(extra: int) -> None:
     for replicas in every_pipeline():
         pipeline = shapes(replicas, extra)
         for minibatches in (1, max(replicas) + 1, 3 * max(replicas) - 1):
-            peaks = replay(STASHING, pipeline, minibatches)
+            peaks = replay_schedule(STASHING, pipeline, minibatches)
             assert all(peak <= pipeline[stage].depth for (stage, _), peak in peaks.items())
 
 
@@ -111,7 +111,7 @@ def test_every_small_pipeline_serves_forward_only() -> None:
     for replicas in every_pipeline():
         pipeline = shapes(replicas)
         for minibatches in (0, 1, 2 * max(replicas) + 1):
-            assert set(replay(FORWARD, pipeline, minibatches).values()) <= {0}
+            assert set(replay_schedule(FORWARD, pipeline, minibatches).values()) <= {0}
 
 
 def stream(schedule: Schedule, pipeline: list[StageShape], stage: int, replica: int, minibatches: int) -> str:
@@ -133,10 +133,10 @@ def test_accumulating_streams_as_pictures() -> None:
 
 def test_two_versions_do_for_no_more_than_a_group_in_flight() -> None:
     with pytest.raises(ValueError, match="2bw needs at least as many minibatches per update"):
-        replay(SCHEDULES["2bw"], [StageShape(2, 2, 3), StageShape(1, 1, 3)], 9)
+        replay_schedule(SCHEDULES["2bw"], [StageShape(2, 2, 3), StageShape(1, 1, 3)], 9)
     for schedule in ACCUMULATING:
         with pytest.raises(ValueError, match="needs a number of minibatches per update"):
-            replay(schedule, [StageShape(1, 1)], 3)
+            replay_schedule(schedule, [StageShape(1, 1)], 3)
     with pytest.raises(ValueError, match="at least one minibatch"):
         StageShape(1, 1, 0)
 
@@ -153,7 +153,7 @@ def runs(schedule: Schedule, replicas: tuple[int, ...]) -> Iterator[tuple[list[S
 
 
 def check(schedule: Schedule, pipeline: list[StageShape], minibatches: int) -> None:
-    peaks = replay(schedule, pipeline, minibatches)
+    peaks = replay_schedule(schedule, pipeline, minibatches)
     for (stage, _), peak in peaks.items():
         assert peak <= pipeline[stage].depth
         if schedule.trains and minibatches >= pipeline[stage].replicas * pipeline[stage].depth:
@@ -197,9 +197,9 @@ def updates_at_forward(schedule: Schedule, pipeline: list[StageShape], stage: in
     for replica in range(pipeline[stage].replicas):
         updates = 0
         for action in schedule.stream(pipeline, stage, replica, count):
-            if action.kind is Kind.FORWARD:
+            if action.kind is ActionKind.FORWARD:
                 found[action.index] = updates
-            updates += action.kind is Kind.UPDATE
+            updates += action.kind is ActionKind.UPDATE
     return found
 
 
@@ -246,8 +246,8 @@ def versions_kept(schedule: Schedule, pipeline: list[StageShape], stage: int, re
     own = list(range(replica, minibatches, pipeline[stage].replicas))
     done = updates = most = 0
     for action in schedule.stream(pipeline, stage, replica, minibatches):
-        done += action.kind is Kind.BACKWARD
-        updates += action.kind is Kind.UPDATE
+        done += action.kind is ActionKind.BACKWARD
+        updates += action.kind is ActionKind.UPDATE
         oldest = schedule.version(pipeline, stage, own[done]) if done < len(own) else updates
         most = max(most, updates - oldest + 1)
     return most
@@ -269,7 +269,7 @@ def test_vertical_sync_keeps_what_the_input_stage_has_in_flight() -> None:
 def test_weights_that_do_not_exist_yet_are_found() -> None:
     eager = replace(SCHEDULES["gpipe"], version=lambda _pipeline, _stage, minibatch: minibatch)
     with pytest.raises(ReplayError, match="on version 1, but has made 0 updates"):
-        replay(eager, [StageShape(1, 3, 3)], 3)
+        replay_schedule(eager, [StageShape(1, 3, 3)], 3)
 
 
 def test_versions_follow_the_formula() -> None:
@@ -281,10 +281,10 @@ def test_versions_follow_the_formula() -> None:
         for minibatches, replica in itertools.product((1, 7, 12), range(replicas)):
             updates = 0
             for action in one_f_one_b(pipeline, 0, replica, minibatches):
-                if action.kind is Kind.FORWARD:
+                if action.kind is ActionKind.FORWARD:
                     assert updates == max(0, action.index // replicas - depth + 1 - late)
                     assert updates == version_used(action.index, shape, late)
-                elif action.kind is Kind.UPDATE:
+                elif action.kind is ActionKind.UPDATE:
                     assert action.index == updates
                     updates += 1
             assert updates == group_count(replicas, minibatches)
@@ -307,7 +307,7 @@ def test_messages_between_neighbours_agree() -> None:
             for side, seen in ((stage, sent), (stage + 1, taken)):
                 for replica in range(pipeline[side].replicas):
                     for action in one_f_one_b(pipeline, side, replica, 9):
-                        if action.kind is Kind.FORWARD:
+                        if action.kind is ActionKind.FORWARD:
                             pair = (action.index % replicas[stage], action.index % replicas[stage + 1])
                             assert pair[side - stage] == replica
                             seen.add((action.index, *pair))
@@ -317,9 +317,10 @@ def test_messages_between_neighbours_agree() -> None:
 
 def test_too_shallow_a_depth_is_a_deadlock() -> None:
     with pytest.raises(ReplayError, match="deadlocks"):
-        replay(STASHING, [StageShape(1, 1), StageShape(2, 2)], 6)
+        replay_schedule(STASHING, [StageShape(1, 1), StageShape(2, 2)], 6)
 
 
 def test_the_schedule_does_not_import_torch() -> None:
-    code = "import sys, pipeplan_launch.schedule, pipeplan_launch.replay; sys.exit('torch' in sys.modules)"
+    modules = "pipeplan_launch.plan.schedule, pipeplan_launch.plan.schedule_check"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -21,9 +21,9 @@ from schedule_rules import (
     steady,
 )
 
-from pipeplan_launch.batches import Batches, Sizes
-from pipeplan_launch.engine import Engine, Segment
-from pipeplan_launch.schedule import SCHEDULES, Action, Kind, Schedule, StageShape
+from pipeplan_launch.plan.schedule import SCHEDULES, Action, ActionKind, Schedule, StageShape
+from pipeplan_launch.runtime.data import Batches, MinibatchSizes
+from pipeplan_launch.runtime.engine import Engine, Segment
 
 
 class Noted(Engine):
@@ -43,7 +43,7 @@ class Noted(Engine):
             is_last=False,
         )
         self.actions: list[Action] = []
-        handlers = {kind: lambda index, kind=kind: self.actions.append(Action(kind, index)) for kind in Kind}
+        handlers = {kind: lambda index, kind=kind: self.actions.append(Action(kind, index)) for kind in ActionKind}
         super().__init__(place, schedule, _Silent(), None, handlers)  # type: ignore[arg-type]
 
 
@@ -56,7 +56,7 @@ class _Silent:
 def ended_early(schedule: Schedule, pipeline: Sequence[StageShape], count: int, end: int) -> Streams:
     """What every worker does in a segment of `count` minibatches that is told to end before minibatch `end`."""
     dataset: Any = range(count)
-    batches = Batches(dataset, Sizes(count, 1, dynamic=True, training=False), seed=0, epoch=0)
+    batches = Batches(dataset, MinibatchSizes(count, 1, dynamic=True, training=False), seed=0, epoch=0)
     found = {}
     for worker in itertools.chain(*([(stage, one) for one in range(s.replicas)] for stage, s in enumerate(pipeline))):
         engine = Noted(schedule, pipeline, worker)

@@ -22,8 +22,8 @@ from schedule_rules import (
     streams_of,
 )
 
-from pipeplan_launch.replay import ReplayError, replay
-from pipeplan_launch.schedule import SCHEDULES, Action, StageShape
+from pipeplan_launch.plan.schedule import SCHEDULES, Action, StageShape
+from pipeplan_launch.plan.schedule_check import ReplayError, replay_schedule
 
 
 @pytest.mark.parametrize("name", ACCUMULATING)
@@ -97,7 +97,7 @@ def test_both_replays_find_the_same_deadlocks() -> None:
         count = chance.randint(1, 20)
         ours = bool(deadlocked(streams_of(schedule, pipeline, count), pipeline))
         try:
-            replay(schedule, pipeline, count)
+            replay_schedule(schedule, pipeline, count)
             theirs = False
         except ReplayError as error:
             theirs = "deadlocks" in str(error)

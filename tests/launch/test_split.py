@@ -12,10 +12,10 @@ from traced_zoo import ZOO, build
 
 from pipeplan_launch import Job
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job import call_model
-from pipeplan_launch.outputs import plain
-from pipeplan_launch.split import stage_program
-from pipeplan_launch.trace import trace
+from pipeplan_launch.job.job import call_model
+from pipeplan_launch.tracing.model_outputs import without_unknown_objects
+from pipeplan_launch.tracing.split import build_stage_program
+from pipeplan_launch.tracing.trace import trace_job
 
 torch.set_num_threads(1)
 BATCH = 6
@@ -40,7 +40,7 @@ def inputs_of(job, batch):
 
 def call(job, model, inputs):
     """What the model returns, less what no stage can send."""
-    return plain(call_model(model, inputs, job.input_names), {})
+    return without_unknown_objects(call_model(model, inputs, job.input_names), {})
 
 
 def target_of(job, batch):
@@ -50,7 +50,7 @@ def target_of(job, batch):
 @pytest.mark.parametrize("name", ZOO)
 def test_split_equals_whole(name: str) -> None:
     job = build(name)
-    traced = trace(job, BATCH)
+    traced = trace_job(job, BATCH)
     batches = [BATCH, BATCH + 3] if traced.dynamic_batch else [BATCH]
     for seed in range(4):
         pipeline = random_pipeline(traced, stages=2 + seed, seed=seed)
@@ -100,8 +100,8 @@ def check_evaluation(model, job, stages, batch):
 
 
 def program_of(name: str, *stages: list[str]):
-    traced = trace(build(name), BATCH)
-    return [stage_program(traced, stages, index) for index in range(len(stages))]
+    traced = trace_job(build(name), BATCH)
+    return [build_stage_program(traced, stages, index) for index in range(len(stages))]
 
 
 MNIST = [["conv1", "relu"], ["conv2", "relu#2", "fc1", "relu#3", "fc2"], ["relu#4", "out", "loss"]]
@@ -120,7 +120,7 @@ def test_a_stage_holds_its_own_parameters_only() -> None:
 
 def test_parameters_are_the_models_own_objects() -> None:
     job = build("mnist")
-    stage = stage_program(trace(job, BATCH), [[layer for stage in MNIST for layer in stage]], 0)
+    stage = build_stage_program(trace_job(job, BATCH), [[layer for stage in MNIST for layer in stage]], 0)
     for name, parameter in job.model.named_parameters():
         assert stage.parameters_by_name()[name] is parameter
 
@@ -136,11 +136,11 @@ def test_other_parameters_can_be_given() -> None:
 
 def test_relayed_tensors_pass_through() -> None:
     job = build("resnet-tiny")
-    traced = trace(job, BATCH)
+    traced = trace_job(job, BATCH)
     names = [layer.name for layer in traced.layers]
     first, last = names.index("stages.0.0.conv1"), names.index("stages.0.0.add")
     stages = [names[:first], names[first:last], names[last:]]
-    middle = stage_program(traced, stages, 1)
+    middle = build_stage_program(traced, stages, 1)
     assert [one.name for one in middle.receives] == ["relu"]
     assert [one.name for one in middle.sends] == ["relu", "stages.0.0.bn2"]
     skip = torch.randn(BATCH, 16, 32, 32)
@@ -148,9 +148,9 @@ def test_relayed_tensors_pass_through() -> None:
 
 
 def test_a_stage_of_the_loss_alone_returns_the_output() -> None:
-    traced = trace(build("two-towers"), BATCH)
+    traced = trace_job(build("two-towers"), BATCH)
     names = [layer.name for layer in traced.layers]
-    last = stage_program(traced, [names[:-1], ["loss"]], 1)
+    last = build_stage_program(traced, [names[:-1], ["loss"]], 1)
     assert last.model_inputs == (1,)
     received = [torch.zeros(spec.shape(BATCH)) for spec in last.receives]
     given = torch.ones(BATCH, 3)
@@ -162,7 +162,7 @@ def test_a_stage_of_the_loss_alone_returns_the_output() -> None:
 
 
 def test_buffers_that_only_batches_of_training_move() -> None:
-    (stage,) = program_of("resnet-tiny", [layer.name for layer in trace(build("resnet-tiny"), BATCH).layers])
+    (stage,) = program_of("resnet-tiny", [layer.name for layer in trace_job(build("resnet-tiny"), BATCH).layers])
     x = torch.randn(BATCH, 3, 32, 32)
     stage.train()([], [x], BATCH)
     stage.eval()([], [x], BATCH)
@@ -170,15 +170,15 @@ def test_buffers_that_only_batches_of_training_move() -> None:
 
 
 def test_constants_follow_the_device() -> None:
-    traced = trace(build("regions"), BATCH)
-    stage = stage_program(traced, [[layer.name for layer in traced.layers]], 0, device="meta")
+    traced = trace_job(build("regions"), BATCH)
+    stage = build_stage_program(traced, [[layer.name for layer in traced.layers]], 0, device="meta")
     assert stage([], [torch.randn(BATCH, 6, device="meta")], BATCH).device.type == "meta"
     assert {one.device.type for one in stage.parameters()} == {"meta"}
 
 
 def test_non_persistent_buffers_stay_out_of_checkpoints() -> None:
-    traced = trace(build("keeps-state"), BATCH)
-    stage = stage_program(traced, [[layer.name for layer in traced.layers]], 0)
+    traced = trace_job(build("keeps-state"), BATCH)
+    stage = build_stage_program(traced, [[layer.name for layer in traced.layers]], 0)
     assert "scale" in stage.buffers_by_name()
     assert "scale" not in stage.state_dict()
     assert "seen" in stage.state_dict()
@@ -191,8 +191,8 @@ class Doubles(torch.nn.Linear):
 
 
 def test_refuses_to_evaluate_what_it_cannot() -> None:
-    traced = trace(Job(Doubles(2, 2), inputs=lambda n: torch.randn(n, 2)), BATCH)
-    stage = stage_program(traced, [[layer.name for layer in traced.layers]], 0)
+    traced = trace_job(Job(Doubles(2, 2), inputs=lambda n: torch.randn(n, 2)), BATCH)
+    stage = build_stage_program(traced, [[layer.name for layer in traced.layers]], 0)
     stage.train()
     with pytest.raises(LaunchError, match="Doubles does other work in evaluation mode"):
         stage.eval()
@@ -210,9 +210,9 @@ def test_refuses_to_evaluate_what_it_cannot() -> None:
     ],
 )
 def test_pipelines_that_do_not_fit(name: str, change, says: str) -> None:
-    traced = trace(build(name), BATCH)
+    traced = trace_job(build(name), BATCH)
     with pytest.raises(LaunchError, match=says):
-        stage_program(traced, change([layer.name for layer in traced.layers]), 0)
+        build_stage_program(traced, change([layer.name for layer in traced.layers]), 0)
 
 
 def test_inputs_of_another_shape_are_refused() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import SGD, AdamW, Optimizer
 
-from pipeplan_launch.stash import WeightVersions
+from pipeplan_launch.runtime.weight_stash import WeightVersions
 
 MINIBATCHES = 12
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {

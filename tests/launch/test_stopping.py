@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from test_schedule import fitted, least
 
-from pipeplan_launch import interrupt
-from pipeplan_launch.engine import Engine
-from pipeplan_launch.replay import replay
-from pipeplan_launch.schedule import SCHEDULES, Action, Schedule, StageShape, own_minibatches
-from pipeplan_launch.stopping import AHEAD_S, STOP, Stopping
+from pipeplan_launch.elastic import signals
+from pipeplan_launch.elastic.graceful_stop import AHEAD_S, STOP_KEY, GracefulStop
+from pipeplan_launch.plan.schedule import SCHEDULES, Action, Schedule, StageShape, own_minibatches
+from pipeplan_launch.plan.schedule_check import replay_schedule
+from pipeplan_launch.runtime.engine import Engine
 
 
 def stopped_at(schedule: Schedule, planned: int, end: int) -> Schedule:
@@ -36,7 +36,7 @@ def stopped_at(schedule: Schedule, planned: int, end: int) -> Schedule:
 def replay_all_ends(schedule: Schedule, replicas: tuple[int, ...], accumulate: int, planned: int) -> None:
     pipeline = fitted(schedule, replicas, accumulate)
     for end in range(planned + 1):
-        replay(stopped_at(schedule, planned, end), pipeline, end)
+        replay_schedule(stopped_at(schedule, planned, end), pipeline, end)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=lambda schedule: schedule.name)
@@ -56,7 +56,7 @@ def test_nor_do_samples_of_large_pipelines(schedule: Schedule) -> None:
         accumulate = least(schedule, replicas) + draw.randint(0, 5)
         pipeline, planned = fitted(schedule, replicas, accumulate), draw.randint(1, 3 * accumulate)
         for end in draw.sample(range(planned + 1), k=min(6, planned)):
-            replay(stopped_at(schedule, planned, end), pipeline, end)
+            replay_schedule(stopped_at(schedule, planned, end), pipeline, end)
 
 
 @dataclass
@@ -90,19 +90,19 @@ class Memory:
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What signals would be handed to."""
     handed: list[Any] = []
-    monkeypatch.setattr(interrupt, "handle_requests_with", handed.append)
+    monkeypatch.setattr(signals, "handle_requests_with", handed.append)
     return handed
 
 
-def worker(store: Memory, accumulate: int = 1, seconds: float = 0.0) -> Stopping:
+def worker(store: Memory, accumulate: int = 1, seconds: float = 0.0) -> GracefulStop:
     """One worker's view; every time that it looks at its clock, so many seconds have passed."""
     ticks = itertools.count()
     plan: Any = SimpleNamespace(accumulate=accumulate, schedule=SimpleNamespace(accumulates=accumulate > 1))
-    return Stopping(store, plan, clock=lambda: next(ticks) * seconds)
+    return GracefulStop(store, plan, clock=lambda: next(ticks) * seconds)
 
 
 def run_together(
-    seed: int, workers: list[Stopping], replicas: list[tuple[int, int]], planned: int, signal_at: int
+    seed: int, workers: list[GracefulStop], replicas: list[tuple[int, int]], planned: int, signal_at: int
 ) -> list[tuple[bool, int]]:
     """All workers' forwards, in a random order; at some moment one is asked to stop. What each is told at its end."""
     draw = random.Random(seed)
@@ -138,7 +138,7 @@ def test_all_workers_stop_at_the_same_minibatch(accumulate: int) -> None:
         ((stop, end),) = set(ends)
         assert end == 24 or end % accumulate == 0
         assert stop or end == 24
-        assert STOP in store.values or not stop
+        assert STOP_KEY in store.values or not stop
         early += end < 24
     assert early > 50
 
@@ -163,7 +163,7 @@ def test_asking_is_rare_and_as_far_ahead_as_the_pace_says() -> None:
     store = Memory()
     seconds = [0.0]
     plan: Any = SimpleNamespace(accumulate=None, schedule=SCHEDULES["1f1b-stashing"])
-    stopping = Stopping(store, plan, clock=lambda: seconds[0])
+    stopping = GracefulStop(store, plan, clock=lambda: seconds[0])
     stopping.begin()
     for index in range(1000):
         assert stopping.limit(index) is None
@@ -179,4 +179,4 @@ def test_a_signal_is_a_request(requests: list[Any]) -> None:
     assert stopping.limit(0) is None
     requests[0]()
     assert stopping.limit(1) == 1
-    assert STOP in store.values
+    assert STOP_KEY in store.values

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from toy_workers import stage_contents, write_plan
 
-from pipeplan_launch import corewait, metrics
-from pipeplan_launch.config import load_plan
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.metrics import Recorder, Steady
-from pipeplan_launch.summary import WorkerReport, covers, summarise, table
+from pipeplan_launch.plan.launch_plan import load_plan
+from pipeplan_launch.telemetry import recorder as corewait
+from pipeplan_launch.telemetry import recorder as metrics
+from pipeplan_launch.telemetry.recorder import Recorder, SteadyState
+from pipeplan_launch.telemetry.summary import WorkerReport, covers_epochs, summarise, summary_table
 
 
 def test_the_fill_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,9 +51,9 @@ def test_waiting_for_a_core_is_the_kernels_account(tmp_path: Path, monkeypatch: 
         recorder.begin(0, waited)
         assert recorder.end(waited).core_wait_s == pytest.approx(0.25 if waited < 1.5e9 else 0.5)
     account.write_text("nothing known")
-    assert corewait.CoreWait().total_s() == 0.0
+    assert corewait.RunQueueWait().total_s() == 0.0
     monkeypatch.setattr(corewait, "_PATH", str(tmp_path / "absent"))
-    assert corewait.CoreWait().total_s() == 0.0
+    assert corewait.RunQueueWait().total_s() == 0.0
 
 
 def test_short_epochs_count_the_fill_and_say_so() -> None:
@@ -89,26 +90,26 @@ def test_the_fill_of_every_segment_is_left_out() -> None:
 
 
 def test_a_summary_covers_the_epochs_that_it_has(tmp_path: Path) -> None:
-    assert not covers(tmp_path, 0)
+    assert not covers_epochs(tmp_path, 0)
     for text in ("", "[]", "{}", '{"epochs": 3}', "[" * 100_000):
         (tmp_path / "summary.json").write_text(text)
-        assert not covers(tmp_path, 1)
+        assert not covers_epochs(tmp_path, 1)
     (tmp_path / "summary.json").write_text('{"epochs": [{}, {}]}')
-    assert [covers(tmp_path, epochs) for epochs in (1, 2, 3)] == [True, True, False]
+    assert [covers_epochs(tmp_path, epochs) for epochs in (1, 2, 3)] == [True, True, False]
 
 
 def test_predicted_beside_measured(tmp_path: Path) -> None:
     plan = load_plan(write_plan(tmp_path, stage_contents([2, 1])))
 
     def report(rank: int, stage: int, replica: int, forward_s: float) -> WorkerReport:
-        seconds = dict.fromkeys(metrics.TIMES, 0.0) | {"forward_s": forward_s}
-        return WorkerReport(rank, stage, replica, Steady(4, seconds, span_s=1.0, intervals=50), 2**20)
+        seconds = dict.fromkeys(metrics.TIME_FIELDS, 0.0) | {"forward_s": forward_s}
+        return WorkerReport(rank, stage, replica, SteadyState(4, seconds, span_s=1.0, intervals=50), 2**20)
 
     summary = summarise(plan, [report(0, 0, 0, 0.012), report(1, 0, 1, 0.02), report(2, 1, 0, 0.004)])
     assert summary["minibatch_s"] == {"predicted": 0.01, "measured": 0.02, "ratio": 2.0}
     assert summary["stages"][0]["forward_s"] == {"predicted": 0.002, "measured": 0.004, "ratio": 2.0}
     assert summary["stages"][0]["sync_s"]["predicted"] is None
-    lines = table(summary).splitlines()
+    lines = summary_table(summary).splitlines()
     assert "0-1" in lines[2]
     assert "2 -> 4" in lines[2]
     assert lines[-1].startswith("first cause: the executor's own work at stage 0 takes 36 ms a minibatch")
@@ -120,14 +121,14 @@ def test_the_table_has_waiting_beside_its_prediction(tmp_path: Path) -> None:
     contents = stage_contents([2, 1])
     contents[1]["prediction"] = contents[1]["prediction"] | {"wait_s": 0.0031, "exposed_s": 0.0009, "sync_s": 0.005}
     plan = load_plan(write_plan(tmp_path, contents))
-    seconds = dict.fromkeys(metrics.SUMS, 0.0) | {"forward_s": 0.008, "wait_s": 0.05}
-    reports = [WorkerReport(2, 1, 0, Steady(4, seconds, span_s=0.5, intervals=50), 2**20)]
+    seconds = dict.fromkeys(metrics.SUMMED_FIELDS, 0.0) | {"forward_s": 0.008, "wait_s": 0.05}
+    reports = [WorkerReport(2, 1, 0, SteadyState(4, seconds, span_s=0.5, intervals=50), 2**20)]
     summary = summarise(plan, reports)
     assert summary["stages"][0]["wait_s"] == {"predicted": pytest.approx(0.014), "measured": None, "ratio": None}
     last = summary["stages"][1]
     assert last["wait_s"] == {"predicted": 0.0031, "measured": 0.0125, "ratio": pytest.approx(0.0125 / 0.0031)}
     assert last["sync_s"]["predicted"] == 0.0009
-    lines = table(summary).splitlines()
+    lines = summary_table(summary).splitlines()
     assert " ".join(lines[1].split()) == "stage workers forward backward update sync waiting memory MiB load send other"
     assert "3.1 -> 12.5" in lines[3]
     assert lines[-1] == "as predicted, within 3%"
@@ -135,8 +136,8 @@ def test_the_table_has_waiting_beside_its_prediction(tmp_path: Path) -> None:
 
 def test_the_table_of_inference_has_what_there_is(tmp_path: Path) -> None:
     plan = load_plan(write_plan(tmp_path, stage_contents([1], mode="inference")))
-    seconds = dict.fromkeys(metrics.SUMS, 0.0) | {"forward_s": 0.08}
-    summary = summarise(plan, [WorkerReport(0, 0, 0, Steady(4, seconds, span_s=0.8, intervals=40), 2**20)])
-    lines = table(summary).splitlines()
+    seconds = dict.fromkeys(metrics.SUMMED_FIELDS, 0.0) | {"forward_s": 0.08}
+    summary = summarise(plan, [WorkerReport(0, 0, 0, SteadyState(4, seconds, span_s=0.8, intervals=40), 2**20)])
+    lines = summary_table(summary).splitlines()
     assert " ".join(lines[1].split()) == "stage workers forward waiting memory MiB load send other"
     assert lines[-1].startswith("first cause: stage 0's forward takes 10.00 times the predicted time (20 ms")

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 from toy_workers import Toy, depths, run_plan, stage_contents, write_plan
 
-from pipeplan.measured.run import BACKWARD, FORWARD, KINDS, UPDATE, Run, read
-from pipeplan.simulation.engine import replay
-from pipeplan.simulation.scenario import Hop, Load, Scenario
-from pipeplan.simulation.trace import overlaid_document
-from pipeplan_launch import processes
+from pipeplan.run_data.run_folder import BACKWARD, FORWARD, KINDS, UPDATE, MeasuredRun, read_run
+from pipeplan.simulation.engine import simulate_schedule
+from pipeplan.simulation.perfetto import overlaid_document
+from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
+from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.files import write_json
-from pipeplan_launch.metrics import Lap
-from pipeplan_launch.schedule import SCHEDULES
-from pipeplan_launch.timeline import RECORDED, Timeline
+from pipeplan_launch.plan.schedule import SCHEDULES
+from pipeplan_launch.telemetry.recorder import Stopwatch
+from pipeplan_launch.telemetry.timeline import RECORDED_MINIBATCHES, Timeline
 
 MINIBATCHES = 10
 WHOSE = ("sha256:plan", 3, 1, 0)
 
 
-def _ran(folder: Path, *arguments: str, **contents: Any) -> Run:
+def _ran(folder: Path, *arguments: str, **contents: Any) -> MeasuredRun:
     """A run of the toy, with 10 minibatches an epoch unless told otherwise."""
     files = stage_contents(**contents)
     write_plan(folder, files)
@@ -37,25 +37,25 @@ def _ran(folder: Path, *arguments: str, **contents: Any) -> Run:
     toy = Toy(samples=2 * MINIBATCHES, test_samples=2 * MINIBATCHES)
     ended = run_plan(folder, ["--run-dir", str(run), "--epochs", "2", *arguments], toy, world)
     assert ended.statuses == [0] * world, ended.errors
-    return read(run)
+    return read_run(run)
 
 
 def _scenario(replicas: list[int], schedule: str, accumulate: int | None, depth: list[int] | None = None) -> Scenario:
     loads, worker = [], 0
     for count, deep in zip(replicas, depth or depths(replicas), strict=True):
         workers = tuple(range(worker, worker + count))
-        loads.append(Load(workers, deep, 1e-3, 2e-3, 1e-3 if count > 1 else 0.0, update_share=0.1))
+        loads.append(StageLoad(workers, deep, 1e-3, 2e-3, 1e-3 if count > 1 else 0.0, update_share=0.1))
         worker += count
-    hops = tuple((Hop(1e-4, 1e-4),) for _ in replicas[1:])
+    hops = tuple((StageBoundary(1e-4, 1e-4),) for _ in replicas[1:])
     return Scenario("x", tuple(loads), hops, SCHEDULES[schedule], 1.0, 1.0, workers_per_server=2, accumulate=accumulate)
 
 
-def _of_the_metrics(run: Run, rank: int, epoch: int) -> dict[int, dict[str, float]]:
+def _of_the_metrics(run: MeasuredRun, rank: int, epoch: int) -> dict[int, dict[str, float]]:
     lines = (run.folder / "metrics" / f"rank-{rank}.jsonl").read_text().splitlines()
     return {line["minibatch"]: line for line in map(json.loads, lines) if line["epoch"] == epoch}
 
 
-def _has_causes_before_effects(run: Run) -> None:
+def _has_causes_before_effects(run: MeasuredRun) -> None:
     """A pass begins when that of the stage before, or after, is done: workers of one machine have one clock."""
     done: dict[tuple[str, int, int], float] = {}
     begun: dict[tuple[str, int, int], float] = {}
@@ -161,16 +161,16 @@ def test_workers_of_one_machine_meet_at_one_moment(monkeypatch: pytest.MonkeyPat
         for tensor, change in zip(into, ((0, 0), (0, -1), (1, -4)), strict=True):
             tensor.copy_(mine + torch.tensor(change))
 
-    monkeypatch.setattr(processes, "wait_for", lambda group: None)
-    monkeypatch.setattr(processes.time, "perf_counter", lambda: 5.0)
-    monkeypatch.setattr(processes, "_lost_peers", nullcontext)
-    monkeypatch.setattr(processes.dist, "get_world_size", lambda group: 3)
-    monkeypatch.setattr(processes.dist, "all_gather", gather)
-    assert processes.meet(None) == 4.0  # type: ignore[arg-type]
+    monkeypatch.setattr(process_groups, "wait_for", lambda group: None)
+    monkeypatch.setattr(process_groups.time, "perf_counter", lambda: 5.0)
+    monkeypatch.setattr(process_groups, "_lost_peers", nullcontext)
+    monkeypatch.setattr(process_groups.dist, "get_world_size", lambda group: 3)
+    monkeypatch.setattr(process_groups.dist, "all_gather", gather)
+    assert process_groups.synchronise_workers(None) == 4.0  # type: ignore[arg-type]
 
 
-def _lap(start_s: float, end_s: float) -> Lap:
-    lap = Lap()
+def _lap(start_s: float, end_s: float) -> Stopwatch:
+    lap = Stopwatch()
     lap.start_s, lap.end_s = start_s, end_s
     return lap
 
@@ -187,11 +187,11 @@ def test_only_the_first_minibatches_are_recorded_and_only_once_begun(tmp_path: P
     assert _written(tmp_path, timeline)["intervals"] == []
     zero = 7.0
     timeline.begin(4, 100, 1000, zero)
-    for minibatch in (100, 99 + RECORDED, 100 + RECORDED):
+    for minibatch in (100, 99 + RECORDED_MINIBATCHES, 100 + RECORDED_MINIBATCHES):
         timeline.note("forward", minibatch, _lap(zero + 1, zero + 2))
-    timeline.note("wait", 101, _lap(zero, zero + 1e-5), even_brief=False)
+    timeline.note("wait", 101, _lap(zero, zero + 1e-5), keep_brief=False)
     timeline.note_group("all-reduce", 50, 100, _lap(zero + 2, zero + 3), since_s=zero + 0.5)
-    timeline.note_group("update", 178, 100 + RECORDED, _lap(zero + 2, zero + 3))
+    timeline.note_group("update", 178, 100 + RECORDED_MINIBATCHES, _lap(zero + 2, zero + 3))
     written = _written(tmp_path, timeline)
     assert written == {
         "format": "pipeplan-timeline",
@@ -203,7 +203,7 @@ def test_only_the_first_minibatches_are_recorded_and_only_once_begun(tmp_path: P
         "epoch": 4,
         "epoch_minibatches": 1000,
         "first": 100,
-        "minibatches": RECORDED,
+        "minibatches": RECORDED_MINIBATCHES,
         "intervals": [["all-reduce", 50, 0.5, 3.0], ["forward", 100, 1.0, 2.0], ["forward", 355, 1.0, 2.0]],
     }
 
@@ -221,7 +221,7 @@ def test_what_was_written_is_read_and_what_another_plan_left_is_not(tmp_path: Pa
     timeline.note("backward", 2, _lap(7.25, 7.75))
     timeline.write(run)
     Timeline("sha256:before", 0, 0, 0).write(run)
-    found = read(run)
+    found = read_run(run)
     assert list(found.timelines) == [3]
     (interval,) = found.timelines[3]
     assert (interval.kind, interval.number, interval.start_s, interval.end_s) == ("backward", 2, 0.25, 0.75)
@@ -235,15 +235,15 @@ def test_a_replay_of_the_same_plan_has_as_many_minibatches_as_were_recorded(tmp_
     for rank in (0, 1):
         timeline = Timeline("sha256:plan", rank, rank, 0)
         timeline.begin(0, 40, 1000, 0.0)
-        for minibatch in range(40, 40 + RECORDED):
+        for minibatch in range(40, 40 + RECORDED_MINIBATCHES):
             timeline.note("forward", minibatch, _lap(minibatch, minibatch + 0.5))
         timeline.write(run)
-    events = overlaid_document(scenario, read(run))["traceEvents"]
+    events = overlaid_document(scenario, read_run(run))["traceEvents"]
     forwards = [e for e in events if e["ph"] == "X" and e["cat"] == "forward" and e["args"]["stage"] == 2]
     by_process = defaultdict(set)
     for event in forwards:
         by_process[event["pid"]].add(event["args"]["minibatch"])
-    assert list(by_process.values()) == [set(range(40, 40 + RECORDED))] * 2
+    assert list(by_process.values()) == [set(range(40, 40 + RECORDED_MINIBATCHES))] * 2
     # Nothing drains at their end, as the epoch goes on.
     ends = [e["ts"] + e["dur"] for e in events if e["ph"] == "X" and e["cat"] == "backward" and e["pid"] < 10]
-    assert max(ends) < 1e6 * replay(scenario, RECORDED + 3).end_s
+    assert max(ends) < 1e6 * simulate_schedule(scenario, RECORDED_MINIBATCHES + 3).end_s

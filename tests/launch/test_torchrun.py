@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from pipeplan_launch import children, restarts
+from pipeplan_launch import child_processes
+from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.torchrun import _own_options, _report, _workers_options
 
 
@@ -71,9 +72,9 @@ def test_restarts_are_those_of_the_workers_options(tmp_path: Path) -> None:
 @pytest.fixture
 def overseer() -> Iterator[Any]:
     """What torchrun's metrics go to, in a launcher."""
-    from pipeplan_launch.oversight import _Overseer
+    from pipeplan_launch.worker_monitor import _Overseer
 
-    with restarts.remembering():
+    with restart_state.attempts_folder():
         yield _Overseer(None)
 
 
@@ -85,25 +86,25 @@ def tell(overseer: Any, left: int, state: str) -> None:
 
 @pytest.mark.parametrize("why", ["an error", "a stop"])
 def test_nothing_is_started_again_in_vain(overseer: Any, why: str) -> None:
-    from pipeplan_launch.oversight import NoMore
+    from pipeplan_launch.worker_monitor import NoFurtherAttempt
 
     tell(overseer, 2, "failed")  # a fault
     if why == "an error":
-        restarts.give_up(2)
+        restart_state.give_up(2)
     else:
-        restarts.ask_to_stop(signal.SIGTERM)
+        restart_state.ask_to_stop(signal.SIGTERM)
     tell(overseer, 2, "healthy")
     tell(overseer, 0, "failed")  # torchrun then ends by itself, and names the worker
-    with pytest.raises(NoMore):
+    with pytest.raises(NoFurtherAttempt):
         tell(overseer, 1, "failed")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
 def test_children_that_are_stopped_for_long_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "EVERY_S", 0.0)
+    monkeypatch.setattr(child_processes, "EVERY_S", 0.0)
     sleepers = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
-    watch = children.Stopped(patience_s=0.2)
-    assert {sleeper.pid for sleeper in sleepers} <= set(children.pids())
+    watch = child_processes.StoppedChildren(patience_s=0.2)
+    assert {sleeper.pid for sleeper in sleepers} <= set(child_processes.child_pids())
     os.kill(sleepers[0].pid, signal.SIGSTOP)
     deadline = time.monotonic() + 30
     while sleepers[0].poll() is None and time.monotonic() < deadline:
@@ -111,6 +112,8 @@ def test_children_that_are_stopped_for_long_are_ended(monkeypatch: pytest.Monkey
         time.sleep(0.02)
     assert sleepers[0].wait() == -signal.SIGKILL
     assert sleepers[1].poll() is None
-    children.send([sleepers[1].pid, sleepers[0].pid], signal.SIGTERM)  # the first is gone: that is no error
+    child_processes.signal_all(
+        [sleepers[1].pid, sleepers[0].pid], signal.SIGTERM
+    )  # the first is gone: that is no error
     assert sleepers[1].wait() == -signal.SIGTERM
-    assert not {sleeper.pid for sleeper in sleepers} & set(children.pids())
+    assert not {sleeper.pid for sleeper in sleepers} & set(child_processes.child_pids())

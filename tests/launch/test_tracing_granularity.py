@@ -13,7 +13,7 @@ from test_split import check_evaluation, check_training
 from torch import Tensor, nn
 
 from pipeplan_launch import Job
-from pipeplan_launch.trace import TracedModel, trace
+from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 torch.set_num_threads(1)
 BATCH = 6
@@ -57,7 +57,7 @@ def nested() -> Job:
 
 
 def test_modules_in_containers_are_layers_whatever_is_inside() -> None:
-    traced = trace(nested(), BATCH, "module")
+    traced = trace_job(nested(), BATCH, "module")
     assert names(traced) == [
         "stem.0",
         "stem.1.0",
@@ -78,7 +78,7 @@ def test_modules_in_containers_are_layers_whatever_is_inside() -> None:
 
 
 def test_blocks_of_the_zoo() -> None:
-    resnet = trace(traced_zoo.build("resnet-tiny"), BATCH, "module")
+    resnet = trace_job(traced_zoo.build("resnet-tiny"), BATCH, "module")
     assert names(resnet) == [
         "conv",
         "bn",
@@ -90,7 +90,7 @@ def test_blocks_of_the_zoo() -> None:
         "fc",
         "loss",
     ]
-    routed = trace(traced_zoo_whole.build("routed"), BATCH, "module")
+    routed = trace_job(traced_zoo_whole.build("routed"), BATCH, "module")
     assert names(routed) == ["first", "blocks.0", "blocks.1", "blocks.2", "blocks.2#2", "last", "loss"]
     assert routed.how == "torch.export; taken whole: blocks.0.router, blocks.1.router, blocks.2.router"
 
@@ -98,7 +98,7 @@ def test_blocks_of_the_zoo() -> None:
 @pytest.mark.parametrize("name", ["gpt", pytest.param("resnet-tiny", marks=pytest.mark.slow)])
 def test_coarser_layers_are_made_of_finer_ones(name: str) -> None:
     """Parameters are read by layers of their modules, and what crosses between coarse layers crosses fine ones."""
-    traced = [trace(traced_zoo.build(name), BATCH, granularity) for granularity in ("module", "layer", "op")]
+    traced = [trace_job(traced_zoo.build(name), BATCH, granularity) for granularity in ("module", "layer", "op")]
     assert [len(one.layers) for one in traced] == sorted(len(one.layers) for one in traced)
     assert len({one.graph_hash for one in traced}) == 3
     crossing = [[(tensor.shape(BATCH), tensor.dtype) for tensor in one.tensors] for one in traced]
@@ -116,7 +116,7 @@ def check(name: str, granularity: str, count: int) -> None:
         job = nested()
     else:
         job = traced_zoo_whole.build(name) if name in traced_zoo_whole.ZOO else traced_zoo.build(name)
-    traced = trace(job, BATCH, granularity)
+    traced = trace_job(job, BATCH, granularity)
     for seed in range(count):
         stages = programs(traced, random_pipeline(traced, stages=2 + seed, seed=seed))
         check_training(name, job, stages, BATCH)

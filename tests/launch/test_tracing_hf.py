@@ -12,8 +12,8 @@ from test_split import check_evaluation, check_training
 from traced_zoo_hf import ZOO, build
 
 from pipeplan_launch import load_job
-from pipeplan_launch.job import collate
-from pipeplan_launch.trace import trace
+from pipeplan_launch.job.job import collate_samples
+from pipeplan_launch.tracing.trace import trace_job
 
 torch.set_num_threads(1)
 BATCH = 4
@@ -30,7 +30,7 @@ HOW = {
 
 def check(name: str, granularity: str, count: int) -> None:
     job = build(name)
-    traced = trace(job, BATCH, granularity)
+    traced = trace_job(job, BATCH, granularity)
     assert traced.how == HOW.get(name, HOW["gpt2"])
     assert traced.dynamic_batch
     # Where there are two branches, other pipelines draw the random numbers of dropout in another order.
@@ -62,7 +62,7 @@ def test_the_job_of_the_documentation(tmp_path: Path) -> None:
     _, source = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), flags=re.DOTALL)
     (tmp_path / "counting.py").write_text(source)
     job = load_job(f"{tmp_path / 'counting.py'}:make", seed=0)
-    traced = trace(job, 16, "module")
+    traced = trace_job(job, 16, "module")
     names = [layer.name for layer in traced.layers]
     blocks = [f"model.layers.{number}" for number in range(4)]
     assert [name for name in names if name in blocks] == blocks
@@ -72,7 +72,7 @@ def test_the_job_of_the_documentation(tmp_path: Path) -> None:
     data = job.datasets.train
     losses = []
     for step in range(12):
-        batch = collate([data[(16 * step + index) % len(data)] for index in range(16)])
+        batch = collate_samples([data[(16 * step + index) % len(data)] for index in range(16)])
         output, received, made = forward(stages, batch.inputs, 16)
         loss = job.loss(output, batch.target)
         backward(loss, received, made)

@@ -17,8 +17,8 @@ from traced_zoo_whole import ZOO, Router, build
 
 from pipeplan_launch import Data, Job
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.split import stage_program
-from pipeplan_launch.trace import trace
+from pipeplan_launch.tracing.split import build_stage_program
+from pipeplan_launch.tracing.trace import trace_job
 
 torch.set_num_threads(1)
 BATCH = 6
@@ -33,7 +33,7 @@ HOW = {
 @pytest.mark.parametrize("name", ZOO)
 def test_split_equals_whole(name: str) -> None:
     job = build(name)
-    traced = trace(job, BATCH)
+    traced = trace_job(job, BATCH)
     assert traced.how == HOW.get(name, "torch.export")
     assert traced.dynamic_batch
     pipelines = [random_pipeline(traced, stages=3, seed=seed) for seed in range(9)]
@@ -48,7 +48,7 @@ def test_split_equals_whole(name: str) -> None:
 def test_under_autocast(name: str) -> None:
     """Bit by bit what the whole computes in bfloat16, where it does."""
     job = replace(build(name), autocast=torch.bfloat16)
-    traced = trace(job, BATCH)
+    traced = trace_job(job, BATCH)
     assert any(spec.dtype is torch.bfloat16 for spec in traced.tensors)
     whole = copy.deepcopy(job.model).train()
     (x,) = job.example_inputs(BATCH)
@@ -68,14 +68,14 @@ def test_under_autocast(name: str) -> None:
 
 
 def test_the_layer_holds_the_parameters_and_buffers_of_the_module() -> None:
-    traced = trace(build("routed"), BATCH)
+    traced = trace_job(build("routed"), BATCH)
     layer = next(one for one in traced.layers if one.name == "blocks.1.router")
     assert (layer.module, layer.op) == ("blocks.1.router", "Router")
     assert set(layer.parameters) == {f"blocks.1.router.{name}" for name, _ in Router(6).named_parameters()}
     assert layer.buffers == ("blocks.1.router.load",)
     names = [one.name for one in traced.layers]
     at = names.index("blocks.1.router")
-    stage = stage_program(traced, [names[:at], [*names[at:]]], 1)
+    stage = build_stage_program(traced, [names[:at], [*names[at:]]], 1)
     assert "blocks.1.router.load" in stage.changing_state()
     # Called twice, it writes its buffer twice, and so both calls are in one stage.
     assert ("blocks.2.router", "blocks.2.router#2") in traced.together
@@ -84,7 +84,7 @@ def test_the_layer_holds_the_parameters_and_buffers_of_the_module() -> None:
 def test_other_parameters_can_be_given() -> None:
     """Weight versions: the module computes with what it is given, and its own stay as they are."""
     job = build("routed")
-    traced = trace(job, BATCH)
+    traced = trace_job(job, BATCH)
     (stage,) = programs(traced, [[one.name for one in traced.layers]])
     x, own = job.example_inputs(BATCH), dict(job.model.named_parameters())
     given = {name: one * 0.5 for name, one in stage.parameters_by_name().items()}
@@ -101,7 +101,7 @@ def test_tracing_leaves_the_model_and_the_random_numbers_alone() -> None:
     before = {name: one.clone() for name, one in job.model.state_dict().items()}
     apply, hook = torch.autograd.Function.__dict__["apply"], torch.Tensor.register_hook
     torch.manual_seed(5)
-    trace(job, BATCH)
+    trace_job(job, BATCH)
     after = torch.rand(3)
     torch.manual_seed(5)
     assert torch.equal(torch.rand(3), after)
@@ -158,7 +158,7 @@ class Around(nn.Module):
 def test_what_cannot_be_one_layer_is_taken_with_what_is_around_it(kind: type) -> None:
     torch.manual_seed(0)
     job = Job(Around(kind), inputs=lambda n: torch.randn(n, 3), loss=lambda output, target: output.square().mean())
-    traced = trace(job, BATCH)
+    traced = trace_job(job, BATCH)
     assert traced.how == "torch.export; taken whole: holder"
     assert [layer.name for layer in traced.layers] == ["first", "holder", "last", "loss"]
     for at in (1, 2, 3):
@@ -181,7 +181,7 @@ def test_what_cannot_be_one_layer_is_taken_with_what_is_around_it(kind: type) ->
 def test_what_the_model_itself_does_with_it_is_an_error(kind: type, says: str) -> None:
     torch.manual_seed(0)
     with pytest.raises(LaunchError, match=says) as caught:
-        trace(Job(Holder(kind), inputs=lambda n: torch.randn(n, 3)), BATCH)
+        trace_job(Job(Holder(kind), inputs=lambda n: torch.randn(n, 3)), BATCH)
     assert "\n" not in str(caught.value)
 
 
@@ -191,7 +191,7 @@ def test_data_that_decides_in_the_model_itself() -> None:
             return super().forward(x) if x.sum() > 0 else x
 
     with pytest.raises(LaunchError, match=r"depends on the data .*move it into a submodule of its own, which is then"):
-        trace(Job(Decides(2, 2), inputs=lambda n: torch.randn(n, 2)), BATCH)
+        trace_job(Job(Decides(2, 2), inputs=lambda n: torch.randn(n, 2)), BATCH)
 
 
 class Grows(nn.Module):
@@ -205,7 +205,7 @@ class Grows(nn.Module):
 
 def test_a_module_that_changes_its_mind() -> None:
     model = nn.Sequential(nn.Linear(3, 3), Grows(), nn.Linear(3, 2))
-    traced = trace(Job(model, inputs=lambda n: torch.randn(n, 3)), BATCH)
+    traced = trace_job(Job(model, inputs=lambda n: torch.randn(n, 3)), BATCH)
     assert traced.how == "torch.export; taken whole: 1"
     (stage,) = programs(traced, [[one.name for one in traced.layers]])
     assert stage([], [torch.randn(4, 3)], 4).shape == (2, 4, 2)
@@ -237,7 +237,7 @@ def test_checkpoints_keep_their_gradients(reentrant: bool) -> None:
         inputs=lambda n: torch.randn(n, 3),
         loss=lambda output, target: output.square().mean(),
     )
-    traced = trace(job, BATCH)
+    traced = trace_job(job, BATCH)
     names = [one.name for one in traced.layers]
     assert names == ["0", "1.part.0", "1.part.1", "1.last", "loss"]
     for at in range(1, 5):
@@ -247,12 +247,14 @@ def test_checkpoints_keep_their_gradients(reentrant: bool) -> None:
 def test_a_loss_that_needs_what_no_stage_can_send() -> None:
     samples = [({"left": torch.randn(4), "also": torch.randn(4)}, 0)] * BATCH
     job = replace(build("cache"), loss=lambda output, target: output["cache"].kept[0].sum())
-    assert trace(job, BATCH).how.endswith("left out of what it returns: Cache"), "without targets nobody asks the loss"
+    assert trace_job(job, BATCH).how.endswith("left out of what it returns: Cache"), (
+        "without targets nobody asks the loss"
+    )
     job = replace(job, data=lambda: Data(samples))
     with pytest.raises(
         LaunchError, match=r"returns an object of class Cache, .* and the loss needs it \(AttributeError"
     ):
-        trace(job, BATCH)
+        trace_job(job, BATCH)
 
 
 class Draws(nn.Linear):
@@ -270,10 +272,10 @@ class DrawsNumpy(Draws):
 
 @pytest.mark.parametrize("kind", [Draws, DrawsNumpy])
 def test_random_numbers_of_others_are_drawn_for_every_minibatch(kind: type) -> None:
-    traced = trace(Job(nn.Sequential(nn.Linear(2, 2), kind(2, 2)), inputs=lambda n: torch.randn(n, 2)), BATCH)
+    traced = trace_job(Job(nn.Sequential(nn.Linear(2, 2), kind(2, 2)), inputs=lambda n: torch.randn(n, 2)), BATCH)
     assert traced.how == "torch.export; taken whole: 1"
     (stage,) = programs(traced, [[one.name for one in traced.layers]])
     x = torch.ones(3, 2)
     assert not torch.equal(stage([], [x], 3), stage([], [x], 3))
     with pytest.raises(LaunchError, match=r"Draws.*\.forward\(\) draws random numbers of Python or NumPy"):
-        trace(Job(kind(2, 2), inputs=lambda n: torch.randn(n, 2)), BATCH)
+        trace_job(Job(kind(2, 2), inputs=lambda n: torch.randn(n, 2)), BATCH)

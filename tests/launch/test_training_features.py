@@ -27,8 +27,8 @@ from toy_workers import (
     write_plan,
 )
 
-from pipeplan_launch.checkpoint import complete
-from pipeplan_launch.seeds import mix, seed_forward
+from pipeplan_launch.checkpoint.checkpoint import complete_checkpoints
+from pipeplan_launch.job.seeds import mix_seed, seed_forward
 
 torch.set_num_threads(1)
 
@@ -44,7 +44,7 @@ def train_whole(toy: Toy, replicas: list[int], accumulate: int, limit: float) ->
     ]
     optimizer, norms = OPTIMIZERS[toy.optimizer](list(live.values())), []
     inputs, targets = samples(toy.samples + toy.test_samples)
-    chunks = torch.randperm(toy.samples, generator=torch.Generator().manual_seed(mix("order", 0, 0))).split(2)
+    chunks = torch.randperm(toy.samples, generator=torch.Generator().manual_seed(mix_seed("order", 0, 0))).split(2)
     for start in range(0, len(chunks), accumulate):
         group = chunks[start : start + accumulate]
         optimizer.zero_grad()
@@ -127,7 +127,7 @@ def test_a_run_that_goes_on_equals_one_that_was_not_interrupted(tmp_path: Path, 
     """From the middle of the last epoch, bit by bit."""
     toy, every = Toy("sgd", samples=30, features=features), ["--checkpoint-minibatches", "9"]
     whole = train(tmp_path / "whole", toy, [2, 1], "--epochs", "3", *every)
-    middle = complete(whole)[-2]
+    middle = complete_checkpoints(whole)[-2]
     part = train(tmp_path / "part", toy, [2, 1], "--epochs", "3", *every, "--resume-from", str(middle))
     for ours, theirs in zip(trained(part), trained(whole), strict=True):
         assert ours.keys() == theirs.keys()
@@ -145,7 +145,7 @@ def test_a_run_that_goes_on_under_another_plan_has_that_plans_rates(tmp_path: Pa
     """From 1-2 to 2-1 in mid-epoch: the scaled rate of the last stage is halved, the schedule goes on."""
     toy, every = Toy("sgd", samples=30, features="lambda-scaled"), ["--epochs", "2", "--checkpoint-minibatches", "10"]
     whole = train(tmp_path / "whole", toy, [1, 2], *every)
-    middle = complete(whole)[-2]
+    middle = complete_checkpoints(whole)[-2]
     part = train(tmp_path / "part", toy, [2, 1], *every, "--resume-from", str(middle))
     # An update's rate is that of its first minibatch, which replica 0 of the last stage had.
     firsts = [minibatch for start in (0, 15) for minibatch in range(start, start + 15, 2)]

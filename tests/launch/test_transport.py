@@ -11,10 +11,10 @@ import pytest
 import torch
 from toy_workers import Toy, run_plan, stage_contents, write_plan
 
-from pipeplan_launch import storage
-from pipeplan_launch.checkpoint import latest
-from pipeplan_launch.manifest import MODEL
-from pipeplan_launch.transport import Direction, Transport, _tag
+from pipeplan_launch.checkpoint import tensor_store
+from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
+from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX
+from pipeplan_launch.comm.p2p import Direction, Transport, _tag
 
 
 def test_tags_of_messages_under_way_differ() -> None:
@@ -41,9 +41,11 @@ def test_the_way_does_not_change_what_is_trained(tmp_path: Path, replicas: list[
         run = folder / "run"
         ended = run_plan(folder, ["--run-dir", str(run), "--epochs", "2"], Toy(shared_memory=shared), sum(replicas))
         assert ended.statuses == [0] * sum(replicas), ended.err
-        manifest = latest(run)
+        manifest = latest_checkpoint(run)
         assert manifest is not None
-        trained.append(storage.load(manifest, [name for name in manifest.tensors if name.startswith(MODEL)]))
+        trained.append(
+            tensor_store.load_tensors(manifest, [name for name in manifest.tensors if name.startswith(MODEL_PREFIX)])
+        )
         losses.append([one["loss"] for one in json.loads((run / "summary.json").read_text())["epochs"]])
     assert losses[0] == losses[1]
     assert trained[0].keys() == trained[1].keys()

@@ -14,9 +14,9 @@ import pytest
 from test_launch_script import render
 from toy_workers import stage_contents, write_plan
 
-from pipeplan_launch.config import LaunchPlan, load_plan
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.preflight import check, workers_here
+from pipeplan_launch.plan.launch_plan import LaunchPlan, load_plan
+from pipeplan_launch.preflight import check_machine, workers_to_start
 
 THERE = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 JOB = """
@@ -64,45 +64,47 @@ def test_a_worker_beyond_the_last_server_is_refused(tmp_path: Path) -> None:
 
 
 def test_preflight_asks_for_the_workers_of_this_server(plan: LaunchPlan) -> None:
-    assert check(plan, THERE, core_count=1, gpu_count=0) is None
-    assert "2 workers share 1 core" in (check(plan, THERE | {"NODE_RANK": "0"}, core_count=1, gpu_count=0) or "")
+    assert check_machine(plan, THERE, core_count=1, gpu_count=0) is None
+    assert "2 workers share 1 core" in (
+        check_machine(plan, THERE | {"NODE_RANK": "0"}, core_count=1, gpu_count=0) or ""
+    )
     with pytest.raises(LaunchError, match=r"spans 2 servers of 2 and 1 workers: run launch\.sh on each"):
-        check(plan, {}, core_count=4, gpu_count=0)
+        check_machine(plan, {}, core_count=4, gpu_count=0)
     with pytest.raises(LaunchError, match="NODE_RANK is '2'"):
-        check(plan, THERE | {"NODE_RANK": "2"}, core_count=4, gpu_count=0)
+        check_machine(plan, THERE | {"NODE_RANK": "2"}, core_count=4, gpu_count=0)
 
 
 def test_preflight_counts_the_gpus_of_this_server(tmp_path: Path) -> None:
     plan = load_plan(write_plan(tmp_path, _contents(device="cuda")))
-    assert check(plan, THERE, core_count=4, gpu_count=1) is None
+    assert check_machine(plan, THERE, core_count=4, gpu_count=1) is None
     with pytest.raises(LaunchError, match="needs 2 CUDA devices on server 0, and this machine has none"):
-        check(plan, THERE | {"NODE_RANK": "0"}, core_count=4, gpu_count=0)
+        check_machine(plan, THERE | {"NODE_RANK": "0"}, core_count=4, gpu_count=0)
     with pytest.raises(LaunchError, match="needs 2 CUDA devices on its largest server"):
-        check(plan, {}, core_count=4, gpu_count=0)
+        check_machine(plan, {}, core_count=4, gpu_count=0)
 
 
 def test_how_many_workers_start_here(tmp_path: Path) -> None:
     """WORKERS; else the size of the server that has so many GPUs; else that of server NODE_RANK."""
     plan = load_plan(write_plan(tmp_path, _contents(device="cuda")))
     first = THERE | {"NODE_RANK": "0"}
-    assert [workers_here(plan, first, gpus) for gpus in (1, 2, 3)] == [1, 2, 2]
-    assert [workers_here(plan, THERE, gpus) for gpus in (0, 1, 2, 8)] == [1, 1, 2, 1]
-    assert workers_here(plan, {}, 0) == 2
-    assert workers_here(plan, THERE | {"WORKERS": "3"}, 1) == 3
+    assert [workers_to_start(plan, first, gpus) for gpus in (1, 2, 3)] == [1, 2, 2]
+    assert [workers_to_start(plan, THERE, gpus) for gpus in (0, 1, 2, 8)] == [1, 1, 2, 1]
+    assert workers_to_start(plan, {}, 0) == 2
+    assert workers_to_start(plan, THERE | {"WORKERS": "3"}, 1) == 3
     for wrong in ("0", "two", "-1", "4"):
         with pytest.raises(LaunchError, match="WORKERS is"):
-            workers_here(plan, THERE | {"WORKERS": wrong}, 1)
+            workers_to_start(plan, THERE | {"WORKERS": wrong}, 1)
 
 
 def test_one_launch_for_every_worker(plan: LaunchPlan) -> None:
     third = THERE | {"NODE_RANK": "2", "NNODES": "3", "WORKERS": "1"}
-    assert check(plan, third, core_count=1, gpu_count=0) is None
+    assert check_machine(plan, third, core_count=1, gpu_count=0) is None
     with pytest.raises(LaunchError, match="NODE_RANK is '3': it must be this server's number, 0 to 2"):
-        check(plan, third | {"NODE_RANK": "3"}, core_count=1, gpu_count=0)
+        check_machine(plan, third | {"NODE_RANK": "3"}, core_count=1, gpu_count=0)
     with pytest.raises(LaunchError, match="NNODES is 'x'"):
-        check(plan, third | {"NNODES": "x"}, core_count=1, gpu_count=0)
+        check_machine(plan, third | {"NNODES": "x"}, core_count=1, gpu_count=0)
     with pytest.raises(LaunchError, match="the plan has 3 workers, and this launch alone would start 1"):
-        check(plan, {"NNODES": "1", "WORKERS": "1"}, core_count=1, gpu_count=0)
+        check_machine(plan, {"NNODES": "1", "WORKERS": "1"}, core_count=1, gpu_count=0)
 
 
 def test_the_script_is_clean_for_shellcheck(tmp_path: Path) -> None:

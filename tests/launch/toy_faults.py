@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Optimizer
 
-from pipeplan_launch.job import Job
+from pipeplan_launch.job.job import Job
 
 Fault = tuple[str, int, int]
 """(what fails: forward, backward, step, metric, vector or load; stage; at which call)."""

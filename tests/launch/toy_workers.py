@@ -26,8 +26,8 @@ from torch.utils.data import TensorDataset
 from toy_faults import LOSSES, Fault, plant
 from toy_features import FEATURES
 
-from pipeplan_launch.job import Data, Job
-from pipeplan_launch.naming import Naming
+from pipeplan_launch.job.job import Data, Job
+from pipeplan_launch.tracing.split import StateDictNames
 
 WIDTH, CLASSES = 6, 4
 HASH = "sha256:toy"
@@ -132,7 +132,7 @@ class ToyStage(nn.Module):
         self.model_inputs = (0,) if layers[0] == 0 else ()
         self._weights = {n: nn.Parameter(w) for layer in layers for n, w in initial()[layer].items()}
         self._state = {n: b for layer in layers for n, b in initial_buffers()[layer].items()}
-        self.naming = Naming({name: name for state in (*initial(), *initial_buffers()) for name in state})
+        self.naming = StateDictNames({name: name for state in (*initial(), *initial_buffers()) for name in state})
         self._die_at, self._freeze = die_at, freeze
         self._calls = 0
 
@@ -280,9 +280,10 @@ def run_plan(folder: Path, arguments: Sequence[str], toy: Toy, world: int) -> En
 
 
 def _worker(rank: int, world: int, port: int, arguments: list[str], toy: Toy, log: str) -> None:
-    from pipeplan_launch import __main__, setup
-    from pipeplan_launch.config import LaunchPlan
+    from pipeplan_launch import __main__
     from pipeplan_launch.errors import LaunchError
+    from pipeplan_launch.plan.launch_plan import LaunchPlan
+    from pipeplan_launch.runtime import stage_setup
 
     gc.freeze()  # what the fork shares need not be searched, nor copied, by every worker
     for number, end in ((1, ".out"), (2, ".err")):
@@ -308,7 +309,7 @@ def _worker(rank: int, world: int, port: int, arguments: list[str], toy: Toy, lo
         program = ToyStage(layers, die_at, toy.freeze)
         return plant(toy.fault, stage, toy_job(mine), program), program, HASH, toy.dynamic
 
-    setup.load_stage = load_stage  # type: ignore[assignment]
+    stage_setup.load_stage = load_stage  # type: ignore[assignment]
     status = __main__.main([*arguments, "--threads", "1"])
     sys.stdout.flush()
     sys.stderr.flush()

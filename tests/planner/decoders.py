@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.schedules import FLUSH
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.plan.schedules import FLUSH
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 
 MS = 1e-3
 

@@ -11,12 +11,12 @@ from typing import Any
 from brute_force import Best
 from brute_machines import Instance, Machine
 
-from pipeplan.cluster_data import Cluster, Device, Level, Server
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 
 ACCUMULATING = ("2bw", "gpipe", "1f1b-flush")
 ALL_SCHEDULES = ("1f1b-stashing", "vertical-sync", *ACCUMULATING)

@@ -7,24 +7,24 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeplan import resources
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.cluster_file import load
-from pipeplan.files import Node
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.rendering import documents
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cluster_data.cluster_toml import load_cluster
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering import plan_json
 from pipeplan.report.build import build
 from pipeplan.report.source import Source, read
-from pipeplan.solving import Settings, solve
+from pipeplan.util import files
+from pipeplan.util.files import Node
 
 Document = dict[str, Any]
 
 
 def vgg() -> Profile:
     """The bundled VGG-16."""
-    return Profile.load(resources.folder("profiles") / "vgg16-v100.json")
+    return Profile.load(files.bundled_folder("profiles") / "vgg16-v100.json")
 
 
 def branching(layers: int = 8) -> Profile:
@@ -55,9 +55,9 @@ def document_of(
     profile: Profile, cluster: Cluster | str, options: Options | None = None, solver: str = "dp"
 ) -> Document:
     """Its plan.json."""
-    where = load(cluster) if isinstance(cluster, str) else cluster
+    where = load_cluster(cluster) if isinstance(cluster, str) else cluster
     outcome = solve(Problem(profile, where, options or Options()), Settings(solver=solver, certify=False))
-    found: Document = json.loads(json.dumps(documents.plan_document(outcome)))
+    found: Document = json.loads(json.dumps(plan_json.plan_document(outcome)))
     return found
 
 

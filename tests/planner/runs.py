@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 
 NAMES = ("forward_s", "backward_s", "update_s", "sync_s")
 OWN = ("load_s", "send_s", "other_s", "wait_s")

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 from runs import chain, cluster
 
-from pipeplan.calibrate.calibrate import Calibrated, calibrate
-from pipeplan.calibrate.observed import Busy, Observed
-from pipeplan.calibrate.waits import transfers_s
+from pipeplan.calibration.calibrate import Calibrated, calibrate
+from pipeplan.calibration.measured_stages import BusyTimes, ObservedRun, transfers_s
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
-from pipeplan.evaluate import evaluate
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Size
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Size
+from pipeplan.profile_data.profile import Profile
 
 
 def plan_of(profile: Profile, cuts: list[int], replicas: list[int], depths: list[int] | None = None) -> Plan:
@@ -33,9 +32,9 @@ def plan_of(profile: Profile, cuts: list[int], replicas: list[int], depths: list
     return Plan(tuple(stages))
 
 
-def observed(plan: Plan, pace_s: float, *stages: Busy, overlap: float = 0.0, **options: Any) -> Observed:
+def observed(plan: Plan, pace_s: float, *stages: BusyTimes, overlap: float = 0.0, **options: Any) -> ObservedRun:
     shares = (1.0,) * len(stages)
-    return Observed("run", plan, Options(overlap=overlap, **options), pace_s, 1.0, 50, stages, shares)
+    return ObservedRun("run", plan, Options(overlap=overlap, **options), pace_s, 1.0, 50, stages, shares)
 
 
 def sums(profile: Profile, stage: Stage) -> tuple[float, ...]:
@@ -43,9 +42,9 @@ def sums(profile: Profile, stage: Stage) -> tuple[float, ...]:
     return tuple(sum(getattr(one, what) for one in own) for what in ("forward_s", "backward_s", "update_s"))
 
 
-def busy(times: tuple[float, ...], **more: float) -> Busy:
+def busy(times: tuple[float, ...], **more: float) -> BusyTimes:
     forward, backward, update = times
-    return Busy(forward, backward, update, **({"sync_s": 0.0, "load_s": 0.0, "own_s": 0.0} | more))
+    return BusyTimes(forward, backward, update, **({"sync_s": 0.0, "load_s": 0.0, "own_s": 0.0} | more))
 
 
 def predicted(found: Calibrated, plan: Plan, overlap: float = 0.0) -> float:
@@ -87,7 +86,7 @@ def test_what_ran_is_predicted_as_it_was_measured(seed: int) -> None:
     cuts = sorted(rng.sample(range(1, len(times)), count - 1))
     plan = plan_of(profile, cuts, replicas, [400, 40, 1][-count:])
     stages = [
-        Busy(*(rng.uniform(0.1, 0.5) for _ in range(3)), rng.uniform(0, 0.1) if r > 1 else 0.0, 0.02, 0.03)
+        BusyTimes(*(rng.uniform(0.1, 0.5) for _ in range(3)), rng.uniform(0, 0.1) if r > 1 else 0.0, 0.02, 0.03)
         for r in replicas
     ]
     overlap = rng.choice([0.0, 0.5, 1.0])

@@ -19,17 +19,17 @@ from certificates import certificate
 from commandline import Run
 from instances import drawn, mixed_instance, random_instance, unequal_instance
 
-from pipeplan.check.dominance import stands_for
-from pipeplan.check.rates import Rates
-from pipeplan.check.verify import Finding, verify
-from pipeplan.cluster_data import Cluster, Device, Level
+from pipeplan.checker.link_rates import UniformRates
+from pipeplan.checker.states import dominates
+from pipeplan.checker.verify import CheckResult, verify_plan
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.files import Node
-from pipeplan.problem import Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.rendering import documents
-from pipeplan.solving import Settings, solve
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering import plan_json
+from pipeplan.util.files import Node
 
 Document = dict[str, Any]
 Case = tuple[Instance, Problem, Document]
@@ -38,12 +38,12 @@ Case = tuple[Instance, Problem, Document]
 def _document(problem: Problem) -> Document:
     """plan.json of the best plan, as it is read from a file."""
     outcome = solve(problem, Settings(solver="dp"))
-    read: Document = json.loads(json.dumps(documents.plan_document(outcome)))
+    read: Document = json.loads(json.dumps(plan_json.plan_document(outcome)))
     return read
 
 
-def _checked(document: Document, problem: Problem) -> dict[str, Finding]:
-    return {found.what: found for found in verify(Node(document, "plan.json"), problem.profile)}
+def _checked(document: Document, problem: Problem) -> dict[str, CheckResult]:
+    return {found.what: found for found in verify_plan(Node(document, "plan.json"), problem.profile)}
 
 
 def _certified(instance: Instance, problem: Problem) -> Case | None:
@@ -358,11 +358,11 @@ def test_no_odd_value_is_more_than_a_complaint(case: Case) -> None:
     assert complaints > 100
 
 
-def _rates(*counts: int) -> Rates:
-    return Rates.of(Cluster("test", Device("d", "cpu", 1), tuple(Level(f"n{n}", n, 1.0) for n in counts)))
+def _rates(*counts: int) -> UniformRates:
+    return UniformRates.of(Cluster("test", Device("d", "cpu", 1), tuple(Level(f"n{n}", n, 1.0) for n in counts)))
 
 
-def _fronts(rates: Rates, state: tuple[int, int], most: int) -> Iterator[tuple[tuple[int, int, int], ...]]:
+def _fronts(rates: UniformRates, state: tuple[int, int], most: int) -> Iterator[tuple[tuple[int, int, int], ...]]:
     """All ways to put so many stages, or fewer, in front: back to front, the replicas, their level, the boundary's."""
     first, span = state
     yield ()
@@ -383,7 +383,7 @@ def test_what_fits_in_front_of_a_state_fits_in_front_of_those_that_stand_for_it(
     fronts = {state: set(_fronts(rates, state, 2)) for state in states}
     moved = 0
     for mine, other in itertools.product(states, states):
-        if not stands_for(rates, other, mine):
+        if not dominates(rates, other, mine):
             continue
         moved += rates.level(mine[0], other[0]) > max(mine[1], 1)
         for front in fronts[mine]:
@@ -400,8 +400,8 @@ def _no_slower(its: tuple[tuple[int, int, int], ...], front: tuple[tuple[int, in
 def test_a_nearer_place_alone_does_not_stand_for_another() -> None:
     rates = _rates(2, 2)
     # Worker 2 begins a server: what is in front of it is across the slow link, unlike what is in front of worker 1.
-    assert not stands_for(rates, (2, 0), (1, 0))
-    assert stands_for(rates, (3, 0), (1, 0))
+    assert not dominates(rates, (2, 0), (1, 0))
+    assert dominates(rates, (3, 0), (1, 0))
 
 
 def _save(folder: Path) -> None:

@@ -13,21 +13,21 @@ import pytest
 from brute_force import Instance
 from instances import ALL_SCHEDULES, drawn, mixed_instance, unequal_instance
 
-from pipeplan.check.verify import verify
-from pipeplan.evaluate import Evaluation, evaluate
-from pipeplan.files import Node
-from pipeplan.links import Links
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Problem
-from pipeplan.solvers.pipeline import spaces
-from pipeplan.stages import group_allreduce_time
+from pipeplan.checker.verify import verify_plan
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.cost.stage_times import group_allreduce_time
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.plan_space import plan_spaces
+from pipeplan.util.files import Node
 
 
 def _random_plan(problem: Problem, rng: random.Random) -> Plan:
     """Any stages, workers and depths: in one pipeline workers in any order, in copies the same run in each."""
     # Under 2BW no copy goes without a minibatch.
     most = problem.options.accumulate if problem.options.schedule == "2bw" else None
-    space = rng.choice([space for space in spaces(problem) if space.copies <= (most or math.inf)])
+    space = rng.choice([space for space in plan_spaces(problem) if space.copies <= (most or math.inf)])
     size = problem.cluster.workers // space.copies
     count = rng.randint(1, min(len(problem.units), size, 4))
     ends = sorted(rng.sample(range(1, len(problem.units)), count - 1))
@@ -105,7 +105,7 @@ def test_checker_and_evaluator_find_the_same_costs(draw: Callable[..., Instance]
         endless = math.isinf(score.pace_s)
         if endless:
             score = replace(score, pace_s=1.0, batch=score.batch and replace(score.batch, steady_s=1.0))
-        found = {one.what: one for one in verify(Node(_document(problem, plan, score), "p"), problem.profile)}
+        found = {one.what: one for one in verify_plan(Node(_document(problem, plan, score), "p"), problem.profile)}
         assert found["structure"].holds, (seed, found)
         if endless:
             assert "to keep any pace" in found["pace"].text, (seed, found)

@@ -12,9 +12,9 @@ import pytest
 from commandline import Run as Call
 from runs import chain, cluster, summary_of, write_run
 
-from pipeplan import cluster_file, cluster_write
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Provenance
+from pipeplan.cluster_data import cluster_toml
+from pipeplan.profile_data.layers import Provenance
+from pipeplan.profile_data.profile import Profile
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def plan_folder(run: Call, tmp_path: Path) -> Path:
     """A plan of a small chain on two workers, solved in an empty folder, with its profile above it."""
     profile = chain([(0.1, 0.2, 0.01), (0.1, 0.1, 0.01), (0.1, 0.2, 0.01)])
     replace(profile, provenance=Provenance(notes=("kept",), how="stopwatch")).save(tmp_path / "profile.json")
-    cluster_write.save(cluster(2, bandwidth=1e9), tmp_path / "here.toml")
+    cluster_toml.write_cluster(cluster(2, bandwidth=1e9), tmp_path / "here.toml")
     ran = run("solve", "profile.json", "--cluster", "here.toml", "--straight", "--overlap", "0")
     assert ran.code == 0, ran.err
     return tmp_path / "plan"
@@ -63,7 +63,7 @@ def test_the_new_profile_says_where_it_is_from(run: Call, plan_folder: Path, tmp
     assert "proportion to a profile that was measured (stopwatch)" in origin.how
     assert origin.notes[0] == "kept"
     assert sum("run one, stage " in note for note in origin.notes) == 2
-    assert cluster_file.load(str(tmp_path / "c2.toml")).levels[0].source == "nominal"
+    assert cluster_toml.load_cluster(str(tmp_path / "c2.toml")).levels[0].source == "nominal"
     assert "calibrated by runs on" in " ".join(run("profile", "show", "c2.json").out.split())
 
 
@@ -196,7 +196,7 @@ def test_what_cannot_be_used_is_refused_in_a_line(
 
 def test_runs_of_other_models_and_clusters_are_refused(run: Call, plan_folder: Path, tmp_path: Path) -> None:
     a_run(plan_folder)
-    cluster_write.save(cluster(3, bandwidth=1e9), tmp_path / "three.toml")
+    cluster_toml.write_cluster(cluster(3, bandwidth=1e9), tmp_path / "three.toml")
     assert run("solve", "profile.json", "--cluster", "three.toml", "--straight", "-o", "wide").code == 0
     chain([(0.1, 0.2, 0.0), (0.1, 0.2, 0.0)]).save(tmp_path / "two.json")
     assert run("solve", "two.json", "--cluster", "here.toml", "--straight", "-o", "short").code == 0
@@ -240,4 +240,4 @@ def test_damaged_summaries_end_in_files_or_in_a_line(run: Call, plan_folder: Pat
     assert len(written) == (2 if ran.code == 0 else 0)
     if written:
         Profile.load(tmp_path / "calibrated.json")
-        cluster_file.load(str(tmp_path / "calibrated.toml"))
+        cluster_toml.load_cluster(str(tmp_path / "calibrated.toml"))

@@ -12,12 +12,12 @@ import pytest
 from commandline import Run
 from reported import branching, small_cluster, write_run
 
-from pipeplan import stored
-from pipeplan.cluster_write import save
-from pipeplan.problem import Options, Problem
+from pipeplan.cluster_data.cluster_toml import write_cluster
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem import plan_file
+from pipeplan.problem.problem import Options, Problem
 from pipeplan.rendering import plan_folder
 from pipeplan.report.source import Source, read
-from pipeplan.solving import Settings, solve
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def solved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("solved")
     profile, cluster = branching(), small_cluster()
     profile.save(folder / "profile.json")
-    save(cluster, folder / "tiny.toml")
+    write_cluster(cluster, folder / "tiny.toml")
     outcome = solve(Problem(profile, cluster, Options()), Settings(solver="dp", certify=False))
     plan_folder.write_plan(outcome, folder / "plan")
     return folder
@@ -40,7 +40,7 @@ def planned(run: Run, solved: Path) -> Path:
 
 
 def _source(plan: Path) -> Source:
-    return read(stored.document(plan), None)
+    return read(plan_file.read_plan_document(plan), None)
 
 
 class _Page(HTMLParser):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from commandline import Run
 
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 
 WIDTH = 80
 

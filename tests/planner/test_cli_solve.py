@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from commandline import Run
 
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 
 
 def _save(path: Path = Path("profile.json"), saved: int = 6) -> None:

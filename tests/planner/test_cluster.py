@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan import cluster_file as cluster
-from pipeplan.cluster_data import Cluster, Device, Level
+from pipeplan.cluster_data import cluster_toml as cluster
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cluster_data.links import Links
+from pipeplan.cluster_data.local import local_cluster
 from pipeplan.errors import InputError
-from pipeplan.links import Links
-from pipeplan.local import local
 
 GOOD = """
 format = "pipeplan-cluster"
@@ -35,18 +35,20 @@ def three_levels() -> Cluster:
 
 
 def test_the_papers_clusters_are_bundled() -> None:
-    assert cluster.bundled_names() == ["A", "B", "C"]
-    sizes = {name: (cluster.load(name).servers, cluster.load(name).workers_per_server) for name in "ABC"}
+    assert cluster.bundled_cluster_names() == ["A", "B", "C"]
+    sizes = {
+        name: (cluster.load_cluster(name).servers, cluster.load_cluster(name).workers_per_server) for name in "ABC"
+    }
     assert sizes == {"A": (4, 4), "B": (2, 8), "C": (4, 1)}
-    rates = {name: cluster.load(name).levels[-1].bandwidth * 8 / 1e9 for name in "ABC"}
+    rates = {name: cluster.load_cluster(name).levels[-1].bandwidth * 8 / 1e9 for name in "ABC"}
     assert rates == {"A": 10, "B": 25, "C": 40}
-    assert all(level.source for name in "ABC" for level in cluster.load(name).levels if level.count > 1)
+    assert all(level.source for name in "ABC" for level in cluster.load_cluster(name).levels if level.count > 1)
 
 
 def test_a_file_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(GOOD)
-    found = cluster.load(str(path))
+    found = cluster.load_cluster(str(path))
     assert (found.workers, found.servers, found.workers_per_server) == (6, 3, 2)
     level = found.levels[1]
     assert (level.name, level.count, level.bandwidth, level.allreduce_efficiency) == ("cluster", 3, 1.25e9, 0.5)
@@ -80,16 +82,16 @@ def test_a_wrong_file_is_named_with_its_field(tmp_path: Path, old: str, new: str
     path = tmp_path / "mine.toml"
     path.write_text(GOOD.replace(old, new, 1))
     with pytest.raises(InputError, match=complaint) as caught:
-        cluster.load(str(path))
+        cluster.load_cluster(str(path))
     assert "\n" not in str(caught.value)
     assert "mine" in str(caught.value)
 
 
 def test_an_unknown_name_offers_the_nearest() -> None:
     with pytest.raises(InputError, match="no cluster 'locl'; did you mean 'local'"):
-        cluster.load("locl")
+        cluster.load_cluster("locl")
     with pytest.raises(InputError, match=r"no cluster file nowhere\.toml"):
-        cluster.load("nowhere.toml")
+        cluster.load_cluster("nowhere.toml")
 
 
 def test_levels_between_workers() -> None:
@@ -100,12 +102,12 @@ def test_levels_between_workers() -> None:
 
 
 def test_the_number_of_servers_can_be_changed() -> None:
-    assert cluster.load("A").with_servers(2).workers == 8
+    assert cluster.load_cluster("A").with_servers(2).workers == 8
     assert three_levels().with_servers(5).workers == 30
     with pytest.raises(InputError, match="no devices"):
-        cluster.load("A").with_servers(0)
+        cluster.load_cluster("A").with_servers(0)
     with pytest.raises(InputError, match="its only level is the server"):
-        local(2).with_servers(3)
+        local_cluster(2).with_servers(3)
 
 
 def test_a_ring_runs_at_its_slowest_link() -> None:
@@ -115,7 +117,7 @@ def test_a_ring_runs_at_its_slowest_link() -> None:
 
 
 def test_this_machine_shares_its_cores_and_memory() -> None:
-    one, many = local(1), local(64)
+    one, many = local_cluster(1), local_cluster(64)
     assert one.workers == 1
     assert many.workers == 64
     if one.device.kind == many.device.kind == "cpu":
@@ -124,4 +126,4 @@ def test_this_machine_shares_its_cores_and_memory() -> None:
         assert many.shared_cores == [(0, 64, many.device.cores)]
         assert not one.shared_cores
     with pytest.raises(InputError, match="at least 1"):
-        local(0)
+        local_cluster(0)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan import cluster_file, cluster_write
-from pipeplan.cluster_data import Cluster, Device, Level, Server
+from pipeplan.cluster_data import cluster_toml
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
 
 NAMES = ['a "quoted" one', "back\\slash", "tab\tand\nline", "del\x7f", "Zürich µ 服", "#no = comment", ""]
@@ -17,8 +17,8 @@ NAMES = ['a "quoted" one', "back\\slash", "tab\tand\nline", "del\x7f", "Zürich 
 
 def back(cluster: Cluster, folder: Path) -> Cluster:
     path = folder / "written.toml"
-    cluster_write.save(cluster, path, ["two lines\nof remarks", "and another"])
-    return cluster_file.parse(path)
+    cluster_toml.write_cluster(cluster, path, ["two lines\nof remarks", "and another"])
+    return cluster_toml.read_cluster(path)
 
 
 def level(rng: random.Random, name: str, most: int = 5) -> Level:
@@ -36,9 +36,9 @@ def device(rng: random.Random, name: str) -> Device:
     return Device(name, "cpu", memory, rng.choice([1.0, 0.5, 2 / 3]), rng.choice([0, 2]))
 
 
-@pytest.mark.parametrize("name", cluster_file.bundled_names())
+@pytest.mark.parametrize("name", cluster_toml.bundled_cluster_names())
 def test_bundled_clusters_read_back(name: str, tmp_path: Path) -> None:
-    cluster = cluster_file.load(name)
+    cluster = cluster_toml.load_cluster(name)
     assert back(cluster, tmp_path) == cluster
 
 
@@ -67,7 +67,7 @@ def test_random_servers_that_differ_read_back(seed: int, tmp_path: Path) -> None
 
 def test_figures_are_written_as_people_write_them() -> None:
     levels = (Level("server", 4, 12e9), Level("cluster", 2, 1.25e9, 50e-6, 0.6))
-    text = cluster_write.text_of(Cluster("lab", Device("V100", "cuda", 16 * 2**30), levels))
+    text = cluster_toml.cluster_toml(Cluster("lab", Device("V100", "cuda", 16 * 2**30), levels))
     for line in ('memory = "16 GiB"', 'bandwidth = "96 Gbit/s"', 'bandwidth = "10 Gbit/s"', 'latency = "50 us"'):
         assert line in text.splitlines()
 
@@ -75,4 +75,4 @@ def test_figures_are_written_as_people_write_them() -> None:
 def test_two_devices_of_one_name_are_refused() -> None:
     machines = [Server(Device("one", "cpu", memory), Level("server", 2, 1e9)) for memory in (1, 2)]
     with pytest.raises(InputError, match="both called 'one'"):
-        cluster_write.text_of(Cluster.of_servers("mixed", machines, [Level("all", 2, 1e8)]))
+        cluster_toml.cluster_toml(Cluster.of_servers("mixed", machines, [Level("all", 2, 1e8)]))

@@ -12,11 +12,11 @@ import pytest
 from click.shell_completion import CompletionItem, ShellComplete
 from commandline import Run
 
-from pipeplan import init
 from pipeplan.cli import _COMMANDS, cli
 from pipeplan.cli.completion import INSTALL, PROGRAM, VARIABLE
-from pipeplan.exports.target import NAMES
-from pipeplan.schedules import SCHEDULES
+from pipeplan.exports.target import TARGET_NAMES
+from pipeplan.first_steps import init
+from pipeplan.plan.schedules import SCHEDULES
 
 
 def completed(line: str) -> list[CompletionItem]:
@@ -33,7 +33,7 @@ def words(line: str) -> set[str]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What `pipeplan init` writes, and a profile."""
     monkeypatch.chdir(tmp_path)
-    init.write(tmp_path, init.files())
+    init.write_starter_files(tmp_path, init.starter_files())
     (tmp_path / "mine.json").write_text("{}")
     return tmp_path
 
@@ -66,7 +66,7 @@ def test_commands_with_what_they_do() -> None:
         ("pipeplan profile show gnmt", {"gnmt8-v100", "gnmt16-v100"}),
         ("pipeplan profile diff mine.json vgg", {"vgg16-v100"}),
         ("pipeplan clusters c", {"cluster.toml"}),
-        ("pipeplan export ", set(NAMES)),
+        ("pipeplan export ", set(TARGET_NAMES)),
         ("pipeplan import --format ", {"pipedream", "nccl-tests"}),
         ("pipeplan completion ", {"bash", "zsh", "fish"}),
     ],

@@ -11,17 +11,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipeplan import contention
-from pipeplan.cluster_data import Cluster, Device, Level, Server
-from pipeplan.evaluate import evaluate
-from pipeplan.links import Links
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import contention
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 
 DEVICE = Device("d", "cpu", 1 << 40)
-OUT, IN = contention.OUT, contention.IN
+OUT, IN = contention.OUTGOING, contention.INCOMING
 
 
 def _profile(layers: int, seed: int = 0, work_s: float = 1.0) -> Profile:
@@ -46,8 +46,8 @@ def _uneven() -> Cluster:
     return Cluster.of_servers("t", machines, [Level("cluster", 3, 10.0, sendrecv_efficiency=0.5)])
 
 
-def _loads(plan: Plan, problem: Problem) -> contention.Cards:
-    return contention.loads(plan, problem, Links.of(problem.cluster))
+def _loads(plan: Plan, problem: Problem) -> contention.CardLoads:
+    return contention.card_loads(plan, problem, Links.of(problem.cluster))
 
 
 def _counted(plan: Plan, problem: Problem) -> dict[tuple[int, int, int], float]:

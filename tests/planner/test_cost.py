@@ -4,44 +4,45 @@ import math
 
 import pytest
 
-from pipeplan import cost, schedules
+from pipeplan.cost import formulas
+from pipeplan.plan import schedules
 
 
 def test_ring_allreduce() -> None:
     # Four members of 100 bytes at 10 bytes/s: 2·3/4·100/10 s, and 2·3 messages of 0.5 s latency.
-    assert cost.ring_allreduce_time(4, 100, 10, 0.5) == pytest.approx(15 + 3)
-    assert cost.ring_allreduce_time(1, 100, 10, 0.5) == 0
+    assert formulas.ring_allreduce_time(4, 100, 10, 0.5) == pytest.approx(15 + 3)
+    assert formulas.ring_allreduce_time(1, 100, 10, 0.5) == 0
 
 
 def test_synchronisation_is_shared_by_a_group_of_minibatches() -> None:
-    assert cost.synchronisation_time(4, 100, 10, 0.5) == pytest.approx(18 / 4)
+    assert formulas.synchronisation_time(4, 100, 10, 0.5) == pytest.approx(18 / 4)
 
 
 @pytest.mark.parametrize(("overlap", "expected"), [(1.0, 5.0), (0.0, 8.0), (0.5, 6.5)])
 def test_overlap_lies_between_the_larger_and_the_sum(overlap: float, expected: float) -> None:
-    assert cost.overlapped(5.0, 3.0, overlap) == pytest.approx(expected)
-    assert cost.overlapped(3.0, 5.0, overlap) == pytest.approx(expected)
+    assert formulas.overlapped(5.0, 3.0, overlap) == pytest.approx(expected)
+    assert formulas.overlapped(3.0, 5.0, overlap) == pytest.approx(expected)
 
 
 def test_in_flight_depth() -> None:
     # A straight pipeline with free transfers: 1, 2, 3, 4 from the output.
     depths = [1]
     for _ in range(3):
-        depths.append(int(cost.in_flight_depth(cost.in_flight_behind(depths[-1], 1, 0.0), 0.0, 0.0, 1.0, 1)))
+        depths.append(int(formulas.in_flight_depth(formulas.in_flight_behind(depths[-1], 1, 0.0), 0.0, 0.0, 1.0, 1)))
     assert depths == [1, 2, 3, 4]
     # 3-2-1 with short all-reduces: one behind two replicas, then 2·2 behind three.
-    assert cost.in_flight_depth(1, 0.0, 0.0, 1.0, 2) == 2
-    assert cost.in_flight_depth(cost.in_flight_behind(2, 2, 0.0), 0.0, 0.0, 1.0, 3) == 3
+    assert formulas.in_flight_depth(1, 0.0, 0.0, 1.0, 2) == 2
+    assert formulas.in_flight_depth(formulas.in_flight_behind(2, 2, 0.0), 0.0, 0.0, 1.0, 3) == 3
     # A transfer of a tenth of the pace needs one more.
-    assert cost.in_flight_depth(1, 0.0, 0.1, 1.0, 1) == 3
+    assert formulas.in_flight_depth(1, 0.0, 0.1, 1.0, 1) == 3
     # Rounding in the quotient does not add one.
-    assert cost.in_flight_depth(1, 0.0, 0.3 / 2, 0.1 * 3, 1) == 3
+    assert formulas.in_flight_depth(1, 0.0, 0.3 / 2, 0.1 * 3, 1) == 3
 
 
 def test_a_group_waits_for_what_its_allreduce_exceeds_the_pace_by() -> None:
-    assert [float(cost.group_wait(time, 2.0, 4)) for time in (0.0, 2.0, 3.0, 8.0)] == [0.0, 0.0, 0.5, 3.0]
+    assert [float(formulas.group_wait(time, 2.0, 4)) for time in (0.0, 2.0, 3.0, 8.0)] == [0.0, 0.0, 0.5, 3.0]
     # In copies of the pipeline the bound is taken: seven of eight minibatches in one of two copies.
-    assert cost.group_wait(0.0, 2.0, 4, copies=2) == 3.5
+    assert formulas.group_wait(0.0, 2.0, 4, copies=2) == 3.5
 
 
 def test_depth_and_pace_are_inverse() -> None:
@@ -49,52 +50,52 @@ def test_depth_and_pace_are_inverse() -> None:
         for following in (1, 2, 5):
             for transfer in (0.1, 0.7, 1.3):
                 for groups in ((0.0, 0.0), (1.4, 0.0), (1.4, 2.5)):
-                    waits = [float(cost.group_wait(group, 1.0, 3)) for group in groups]
-                    depth = int(cost.in_flight_depth(following + waits[1], waits[0], transfer, 1.0, replicas))
-                    assert cost.depth_limited_pace(depth, replicas, following, transfer, groups) <= 1.0 + 1e-9
-                    assert cost.depth_limited_pace(depth - 1, replicas, following, transfer, groups) > 1.0 - 1e-9
-    assert math.isinf(cost.depth_limited_pace(1, 1, 1, 0.1, ()))
-    assert cost.depth_limited_pace(2, 1, 1, 0.0, ()) == 0.0
+                    waits = [float(formulas.group_wait(group, 1.0, 3)) for group in groups]
+                    depth = int(formulas.in_flight_depth(following + waits[1], waits[0], transfer, 1.0, replicas))
+                    assert formulas.depth_limited_pace(depth, replicas, following, transfer, groups) <= 1.0 + 1e-9
+                    assert formulas.depth_limited_pace(depth - 1, replicas, following, transfer, groups) > 1.0 - 1e-9
+    assert math.isinf(formulas.depth_limited_pace(1, 1, 1, 0.1, ()))
+    assert formulas.depth_limited_pace(2, 1, 1, 0.0, ()) == 0.0
     # A transfer too short to count when a depth is chosen does not count when the depth is judged.
-    assert cost.in_flight_depth(1, 0.0, 1e-10, 1.0, 1) == 2
-    assert cost.depth_limited_pace(2, 1, 1, 1e-10, ()) <= 1.0
+    assert formulas.in_flight_depth(1, 0.0, 1e-10, 1.0, 1) == 2
+    assert formulas.depth_limited_pace(2, 1, 1, 1e-10, ()) <= 1.0
 
 
 def test_memory() -> None:
     # Gradient and one state per parameter, buffers, boundary; then a version, what is saved, input and output for each
     # in flight; buckets for more than one replica, and a version for a late update.
-    assert cost.fixed_memory(100, 7, 20, 1.0, True) == 227
-    assert 3 * cost.memory_per_depth(100, 50, 4, 6) == 480
-    assert cost.fixed_memory(100, 7, 20, 1.0, False) == 127
-    assert [int(cost.replica_memory(100, r, schedules.update_lag(r, False))) for r in (1, 2)] == [0, 200]
-    assert int(cost.replica_memory(100, 4, schedules.update_lag(4, True))) == 100
+    assert formulas.fixed_memory(100, 7, 20, 1.0, True) == 227
+    assert 3 * formulas.memory_per_depth(100, 50, 4, 6) == 480
+    assert formulas.fixed_memory(100, 7, 20, 1.0, False) == 127
+    assert [int(formulas.replica_memory(100, r, schedules.update_lag(r, False))) for r in (1, 2)] == [0, 200]
+    assert int(formulas.replica_memory(100, 4, schedules.update_lag(4, True))) == 100
 
 
 def test_a_batch_of_the_flush_schedules_by_hand() -> None:
     # 8 minibatches on 3 replicas: the busiest has 3, two after the first, of 5 s each.
-    assert cost.rounds(8, 3) == 3
-    assert cost.flush_steady(5.0, 8, 3) == 10.0
-    assert cost.flush_steady(5.0, 2, 3) == 0.0
+    assert formulas.rounds(8, 3) == 3
+    assert formulas.flush_steady(5.0, 8, 3) == 10.0
+    assert formulas.flush_steady(5.0, 2, 3) == 0.0
     # An all-reduce of 7 s hides 4 s behind the work of the stages before; that of the first hides nothing.
-    assert [float(cost.flush_exposed(7.0, before)) for before in (0.0, 4.0, 9.0)] == [7.0, 3.0, 0.0]
-    assert cost.flush_batch(12.0, 2.0, 10.0, 3.0, 1.0) == 28.0
-    assert cost.flush_pace(10.0, 6) == 2.0
-    assert math.isinf(cost.flush_pace(0.0, 1))
+    assert [float(formulas.flush_exposed(7.0, before)) for before in (0.0, 4.0, 9.0)] == [7.0, 3.0, 0.0]
+    assert formulas.flush_batch(12.0, 2.0, 10.0, 3.0, 1.0) == 28.0
+    assert formulas.flush_pace(10.0, 6) == 2.0
+    assert math.isinf(formulas.flush_pace(0.0, 1))
 
 
 def test_two_versions_suffice_for_what_is_in_flight_and_the_wait_for_an_update() -> None:
     # 12 minibatches per update, 3 on each of 2 replicas in flight, and an all-reduce of 5 paces: 6 + 4 ≤ 12.
-    assert cost.buffered_synchronisation(24.0, 12) == 2.0
-    assert cost.buffered_wait(10.0, 2.0) == 4.0
-    assert cost.buffered_wait(1.0, 2.0) == 0.0
+    assert formulas.buffered_synchronisation(24.0, 12) == 2.0
+    assert formulas.buffered_wait(10.0, 2.0) == 4.0
+    assert formulas.buffered_wait(1.0, 2.0) == 0.0
     # At twice that speed it takes 9: 6 + 9 > 12. The pace that it allows is where both are equal.
-    pace = cost.buffered_pace(3, 2, 10.0, 12)
-    assert 6 + float(cost.buffered_wait(10.0, pace)) == pytest.approx(12)
-    assert math.isinf(cost.buffered_pace(7, 2, 0.0, 12))
-    assert cost.buffered_pace(6, 2, 0.0, 12) == 0.0
+    pace = formulas.buffered_pace(3, 2, 10.0, 12)
+    assert 6 + float(formulas.buffered_wait(10.0, pace)) == pytest.approx(12)
+    assert math.isinf(formulas.buffered_pace(7, 2, 0.0, 12))
+    assert formulas.buffered_pace(6, 2, 0.0, 12) == 0.0
     # In two copies a group's last minibatch may be half a pace of this copy later.
-    pace = cost.buffered_pace(2, 2, 10.0, 6, copies=2)
-    assert 4 + float(cost.buffered_wait(10.0, pace, copies=2)) == pytest.approx(6)
+    pace = formulas.buffered_pace(2, 2, 10.0, 6, copies=2)
+    assert 4 + float(formulas.buffered_wait(10.0, pace, copies=2)) == pytest.approx(6)
 
 
 def test_vertical_sync_keeps_versions_by_what_the_input_stage_has_in_flight() -> None:
@@ -105,13 +106,13 @@ def test_vertical_sync_keeps_versions_by_what_the_input_stage_has_in_flight() ->
 
 
 def test_recomputation_takes_another_forward_pass_and_holds_one_minibatch_beside_the_inputs() -> None:
-    assert [float(cost.backward_time(1.0, 2.0, again)) for again in (False, True)] == [2.0, 3.0]
-    assert [float(cost.recompute_memory(50, 6, again)) for again in (False, True)] == [0.0, 56.0]
-    assert float(cost.memory_per_depth(100, 50, 4, 6, recompute=True)) == 104.0
-    assert float(cost.memory_per_depth(100, 50, 4, 6, stashes=False, recompute=True)) == 4.0
-    assert float(cost.memory_per_depth(100, 50, 4, 6, stashes=False)) == 60.0
-    assert cost.version_memory(100, 2) == 200
+    assert [float(formulas.backward_time(1.0, 2.0, again)) for again in (False, True)] == [2.0, 3.0]
+    assert [float(formulas.recompute_memory(50, 6, again)) for again in (False, True)] == [0.0, 56.0]
+    assert float(formulas.memory_per_depth(100, 50, 4, 6, recompute=True)) == 104.0
+    assert float(formulas.memory_per_depth(100, 50, 4, 6, stashes=False, recompute=True)) == 4.0
+    assert float(formulas.memory_per_depth(100, 50, 4, 6, stashes=False)) == 60.0
+    assert formulas.version_memory(100, 2) == 200
 
 
 def test_parallel_links_share_what_crosses_a_boundary() -> None:
-    assert cost.boundary_time(100, 10.0, 4) == 2.5
+    assert formulas.boundary_time(100, 10.0, 4) == 2.5

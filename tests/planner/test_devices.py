@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from commandline import Run
 
-from pipeplan import devices
+from pipeplan.cluster_data import devices
 from pipeplan.errors import InputError
 
 BUNDLED = Path(__file__).resolve().parents[2] / "profiles" / "devices"
@@ -21,16 +21,16 @@ def text() -> str:
 
 
 def test_the_bundled_devices_are_read_by_any_case() -> None:
-    assert {"v100", "a100", "h100", "h200", "titan-x"} <= set(devices.bundled_names())
-    for name in devices.bundled_names():
-        one = devices.load(name.upper())
-        assert set(one.shares) == set(devices.KINDS)
+    assert {"v100", "a100", "h100", "h200", "titan-x"} <= set(devices.bundled_device_names())
+    for name in devices.bundled_device_names():
+        one = devices.load_device(name.upper())
+        assert set(one.shares) == set(devices.OPERATOR_KINDS)
         assert one.peaks["float32"] > 1e12
         assert one.memory_bytes > 10**10
         assert one.checked
 
 
-@pytest.mark.parametrize("name", devices.bundled_names())
+@pytest.mark.parametrize("name", devices.bundled_device_names())
 def test_every_figure_says_where_it_is_from(name: str) -> None:
     content = (BUNDLED / f"{name}.toml").read_text(encoding="utf-8")
     tables = content.count("\n[")
@@ -41,7 +41,7 @@ def test_every_figure_says_where_it_is_from(name: str) -> None:
 def test_a_file_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text().replace("V100 SXM2 16 GB", "mine").replace('"900 GB/s"', '"1 TB/s"'))
-    assert (devices.load(str(path)).name, devices.load(str(path)).bandwidth) == ("mine", 1e12)
+    assert (devices.load_device(str(path)).name, devices.load_device(str(path)).bandwidth) == ("mine", 1e12)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, find: str, put: str, complaint: 
     path = tmp_path / "mine.toml"
     path.write_text(content.replace(find, put, 1))
     with pytest.raises(InputError) as caught:
-        devices.load(str(path))
+        devices.load_device(str(path))
     message = str(caught.value)
     assert message.startswith(str(path))
     assert "\n" not in message
@@ -84,7 +84,7 @@ def test_a_kind_that_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(content[: content.index("[share.elementwise]")])
     with pytest.raises(InputError, match="the kind 'elementwise' is missing"):
-        devices.load(str(path))
+        devices.load_device(str(path))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_the_page_says_everything_a_device_can(tmp_path: Path) -> None:
     example = page[page.index("```toml\n") + len("```toml\n") : page.rindex("```")]
     path = tmp_path / "card.toml"
     path.write_text(example, encoding="utf-8")
-    card = devices.load(str(path))
+    card = devices.load_device(str(path))
     assert (card.float32_as["convolution"], card.tile) == ("tf32", (128, 64))
     assert card.transforms is not None
     assert card.checked
@@ -122,7 +122,7 @@ def test_the_page_says_everything_a_device_can(tmp_path: Path) -> None:
         name = written.get(field.name, field.name)
         assert f"`{name}`" in page, name
         assert re.search(rf"^\[?{name}\b", example, re.MULTILINE), name
-    for kind in (*devices.KINDS, *devices.ARITHMETICS):
+    for kind in (*devices.OPERATOR_KINDS, *devices.ARITHMETICS):
         assert f"`{kind}`" in page, kind
 
 
@@ -140,7 +140,7 @@ def test_damaged_files_are_refused_in_one_line_or_read(tmp_path: Path) -> None:
             damaged[place : place + 1] = draw.choice(changes)
         path.write_text("\n".join(damaged), encoding="utf-8")
         try:
-            found = devices.load(str(path))
+            found = devices.load_device(str(path))
         except InputError as error:
             complaints.append(str(error))
         else:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from pipeplan import alter
-from pipeplan.cluster_data import Cluster, Device, Level, Server
-from pipeplan.cuts import enumerate_cuts
-from pipeplan.diagnose import diagnose
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.solvers import dp
-from pipeplan.suggest import did_you_mean
+from pipeplan.cluster_data import variants
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.planning.infeasibility import diagnose
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.solvers.dp import dynamic_program
+from pipeplan.util.text import did_you_mean
 
 CUTS = 2000
 
@@ -34,7 +34,7 @@ def _problem(memory: int, workers: int = 2, servers: int = 1, options: Options |
 
 
 def _feasible(problem: Problem) -> bool:
-    return dp.feasible(problem, enumerate_cuts(problem, CUTS))
+    return dynamic_program.is_feasible(problem, enumerate_cuts(problem, CUTS))
 
 
 def test_a_layer_that_fits_nowhere_is_named_with_what_is_missing() -> None:
@@ -71,8 +71,8 @@ def test_the_memory_named_is_enough_and_less_is_not(workers: int) -> None:
     assert not _feasible(problem)
     enough = diagnose(problem, CUTS).enough
     assert enough is not None
-    assert _feasible(problem.within(alter.with_memory(problem.cluster, enough.memory_bytes)))
-    assert not _feasible(problem.within(alter.with_memory(problem.cluster, int(enough.memory_bytes * 0.998))))
+    assert _feasible(problem.within(variants.with_memory(problem.cluster, enough.memory_bytes)))
+    assert not _feasible(problem.within(variants.with_memory(problem.cluster, int(enough.memory_bytes * 0.998))))
     assert 1 <= enough.stage <= len(enough.plan.stages)
 
 
@@ -86,9 +86,9 @@ def test_the_servers_named_are_enough_and_one_less_is_not() -> None:
     growth = diagnose(problem, CUTS).growth
     assert growth is not None
     assert growth.unit == "server"
-    assert _feasible(problem.within(alter.grown(problem.cluster, growth.count)))
+    assert _feasible(problem.within(variants.grown_cluster(problem.cluster, growth.count)))
     assert growth.count - 1 == growth.now or not _feasible(
-        problem.within(alter.grown(problem.cluster, growth.count - 1))
+        problem.within(variants.grown_cluster(problem.cluster, growth.count - 1))
     )
 
 
@@ -113,5 +113,5 @@ def test_where_devices_differ_the_smallest_is_spoken_of() -> None:
     assert (found.uniform, found.capacity_bytes) == (False, 2300.0)
     assert found.enough is not None
     factor = found.enough.memory_bytes / 2300
-    assert _feasible(problem.within(alter.with_more_memory(problem.cluster, factor)))
+    assert _feasible(problem.within(variants.with_more_memory(problem.cluster, factor)))
     assert "2.25 KiB each (the smallest; others in proportion)" in found.text

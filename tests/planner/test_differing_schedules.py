@@ -12,17 +12,17 @@ import pytest
 from brute_machines import Instance
 from instances import drawn, mixed_instance, unequal_instance
 
-from pipeplan import schedules
-from pipeplan.cuts import enumerate_cuts
-from pipeplan.evaluate import evaluate
-from pipeplan.problem import Problem
-from pipeplan.solvers import dp
-from pipeplan.solvers.differing import Differing
-from pipeplan.solvers.differing_flush import DifferingBatches, DifferingFlush
-from pipeplan.solvers.flush import Batches, Bounds
-from pipeplan.solvers.limits import Limits, OutOfTime, Step
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.plan import schedules
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.dp import dynamic_program
+from pipeplan.solvers.dp.budget import OutOfTime, SearchLimits, Step
+from pipeplan.solvers.dp.flush_search import BatchBounds, BatchObjective
+from pipeplan.solvers.dp.heterogeneous_flush import HeterogeneousBatchObjective, HeterogeneousFlushSearch
+from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousTerms
+from pipeplan.solvers.dp.labels import SearchStates
 from pipeplan.solvers.result import Result, Status
-from pipeplan.solvers.states import States
 
 FLUSHING = ("gpipe", "1f1b-flush")
 SCHEDULES = (*FLUSHING, "vertical-sync")
@@ -36,7 +36,7 @@ def _problem(seed: int, schedule: str, machines: str) -> tuple[Instance, Problem
 
 
 def _solved(problem: Problem) -> Result:
-    return dp.solve(problem, enumerate_cuts(problem, 10_000))
+    return dynamic_program.solve(problem, enumerate_cuts(problem, 10_000))
 
 
 def _agrees(seed: int, schedule: str, machines: str) -> None:
@@ -83,9 +83,11 @@ def test_vertical_sync_keeps_no_fewer_versions_than_stashing(copies: int) -> Non
 
 def _stop_after(searches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every branch and bound run out of time after so many searches of its own."""
-    for kind in (Batches, DifferingBatches):
+    for kind in (BatchObjective, HeterogeneousBatchObjective):
 
-        def search(self: Batches, bounds: Bounds, whole: object = kind.search) -> tuple[float, list[Step]] | None:
+        def search(
+            self: BatchObjective, bounds: BatchBounds, whole: object = kind.search
+        ) -> tuple[float, list[Step]] | None:
             done = self.__dict__.get("done", 0)
             self.__dict__["done"] = done + 1
             if done == searches:
@@ -125,14 +127,14 @@ def test_a_search_that_is_stopped_returns_only_plans_that_fit(
 def test_of_one_place_only_states_that_no_other_beats_are_compared() -> None:
     """`_thinned` against its definition, on random states with many ties."""
     _, problem = _problem(3, "1f1b-flush", "both")
-    terms = Differing(problem, enumerate_cuts(problem, 10_000))
-    search = DifferingFlush(DifferingBatches(terms, Limits(memory=True)), (1.0, 1.0))
+    terms = HeterogeneousTerms(problem, enumerate_cuts(problem, 10_000))
+    search = HeterogeneousFlushSearch(HeterogeneousBatchObjective(terms, SearchLimits(memory=True)), (1.0, 1.0))
     rng = np.random.default_rng(0)
     for _ in range(50):
         count = int(rng.integers(1, 60))
         numbers = rng.integers(0, 2, (9, count)).astype(np.intp)
         demand, extra = (rng.integers(0, 5, count).astype(float) for _ in range(2))
-        states = States(numbers, demand, extra)
+        states = SearchStates(numbers, demand, extra)
         place = [tuple(column) for column in search._keys(states).T]
         kept = {(place[row], demand[row], extra[row]) for row in search._thinned(states)}
         every = set(zip(place, demand, extra, strict=True))

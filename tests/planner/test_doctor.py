@@ -16,24 +16,26 @@ from commandline import Run
 from test_render import outcome
 
 import pipeplan
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.doctor import examine as examining
-from pipeplan.doctor import executor, machine
-from pipeplan.doctor.finding import MISSING, OK, WARNING, Finding
-from pipeplan.local import Hardware
-from pipeplan.problem import Problem
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cluster_data.local import Hardware
+from pipeplan.first_steps import doctor as examining
+from pipeplan.first_steps import doctor_executor, doctor_machine
+from pipeplan.first_steps.finding import MISSING, OK, WARNING, DoctorFinding
+from pipeplan.planning.solve import solve
+from pipeplan.problem.problem import Problem
 from pipeplan.rendering.plan_folder import write_plan
-from pipeplan.solving import solve
 
 WELL = {"torch": "2.13.0", "cuda": None, "cuda_devices": 0, "nccl": None, "gloo": "", "sklearn": "1.5.0"}
 CARDS = [Hardware("A100", "cuda", 40 * 2**30, 1)] * 2
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, cards: list[Hardware] | None = None, **answer: Any) -> dict[str, Finding]:
+def asked(
+    monkeypatch: pytest.MonkeyPatch, cards: list[Hardware] | None = None, **answer: Any
+) -> dict[str, DoctorFinding]:
     """What is said where the executor answers this."""
-    monkeypatch.setattr(executor, "_ask", lambda: WELL | answer)
-    monkeypatch.setattr(executor, "gpus", lambda: cards or [])
-    return {one.name: one for one in executor.torch_findings()}
+    monkeypatch.setattr(doctor_executor, "_ask", lambda: WELL | answer)
+    monkeypatch.setattr(doctor_executor, "local_gpus", lambda: cards or [])
+    return {one.name: one for one in doctor_executor.check_torch()}
 
 
 def test_a_machine_without_gpus_lacks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,52 +79,57 @@ def test_gloo_and_nccl_and_the_digits_may_lack(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_ports() -> None:
-    assert machine.ports({}).state == OK
+    assert doctor_machine.check_port({}).state == OK
     with socket.create_server(("", 0)) as taken:
         number = str(taken.getsockname()[1])
-        found = machine.ports({"MASTER_PORT": number})
+        found = doctor_machine.check_port({"MASTER_PORT": number})
     assert (found.state, number in found.found) == (MISSING, True)
-    assert machine.ports({"MASTER_PORT": "http"}).state == MISSING
+    assert doctor_machine.check_port({"MASTER_PORT": "http"}).state == MISSING
 
 
 def test_threads_that_the_prediction_does_not_have() -> None:
-    assert machine.threads({}).state == OK
-    found = machine.threads({"OMP_NUM_THREADS": "4"})
+    assert doctor_machine.check_threads({}).state == OK
+    found = doctor_machine.check_threads({"OMP_NUM_THREADS": "4"})
     assert (found.state, "--threads 4" in found.todo) == (WARNING, True)
 
 
 def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine.folder(tmp_path).state == OK
-    assert machine.folder(tmp_path / "gone").state == MISSING
-    assert machine.shared_memory(tmp_path / "gone").state == WARNING
+    assert doctor_machine.check_folder(tmp_path).state == OK
+    assert doctor_machine.check_folder(tmp_path / "gone").state == MISSING
+    assert doctor_machine.check_shared_memory(tmp_path / "gone").state == WARNING
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(2**30, 2**30, 2**20))
-    assert [one.state for one in (machine.folder(tmp_path), machine.temporary(), machine.shared_memory(tmp_path))] == [
-        WARNING
-    ] * 3
+    assert [
+        one.state
+        for one in (
+            doctor_machine.check_folder(tmp_path),
+            doctor_machine.check_temporary_folder(),
+            doctor_machine.check_shared_memory(tmp_path),
+        )
+    ] == [WARNING] * 3
 
 
 def test_an_old_python_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine.python().state == OK
-    monkeypatch.setattr(machine, "OLDEST", (99, 0))
-    assert machine.python().state == MISSING
+    assert doctor_machine.check_python().state == OK
+    monkeypatch.setattr(doctor_machine, "OLDEST", (99, 0))
+    assert doctor_machine.check_python().state == MISSING
 
 
 def test_what_emulation_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        examining, "lacking", lambda processes: "the command tc is missing; install iproute2, whose it is"
+        examining, "missing_requirement", lambda processes: "the command tc is missing; install iproute2, whose it is"
     )
-    found = examining.emulation()
+    found = examining.check_emulation()
     assert (found.state, found.found) == (WARNING, "the command tc is missing")
     assert found.todo == "install iproute2, whose it is"
-    monkeypatch.setattr(examining, "lacking", lambda processes: "")
-    assert examining.emulation().state == OK
+    monkeypatch.setattr(examining, "missing_requirement", lambda processes: "")
+    assert examining.check_emulation().state == OK
 
 
 @pytest.mark.parametrize(("state", "code"), [(OK, 0), (WARNING, 0), (MISSING, 2)])
 def test_the_exit_code_says_whether_anything_needed_is_missing(
     state: str, code: int, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = [Finding("torch", state, "as found", "training", "do this")]
+    found = [DoctorFinding("torch", state, "as found", "training", "do this")]
     monkeypatch.setattr("pipeplan.cli.doctor.examine", lambda plan: found)
     done = run("doctor")
     assert (done.code, done.err) == (code, "")
@@ -138,11 +145,11 @@ def test_a_plan_s_part_here(tmp_path: Path) -> None:
         pipeplan.read_profile("mnist-v100"), pipeplan.cluster("B"), settings=pipeplan.Settings(solver="dp")
     )
     pipeplan.render(made, tmp_path / "plan")
-    empty = executor.plan_finding(tmp_path)
+    empty = doctor_executor.check_plan_here(tmp_path)
     assert (empty.state, "pipeplan solve" in empty.todo) == (MISSING, True)
     damaged = tmp_path / "plan" / "stages" / "stage-0.json"
     damaged.write_text("{")
-    found = executor.plan_finding(tmp_path / "plan")
+    found = doctor_executor.check_plan_here(tmp_path / "plan")
     assert found.state == MISSING
     assert "stage-0.json" in found.found
     assert not found.found.startswith("error")
@@ -155,10 +162,10 @@ def test_a_plan_for_several_servers_is_looked_at_as_the_first_of_them(
         monkeypatch.delenv(name, raising=False)
     cluster = Cluster("two", Device("core", "cpu", 10_000), (Level("server", 1, 100.0), Level("cluster", 2, 10.0)))
     write_plan(solve(Problem(outcome().problem.profile, cluster), pipeplan.Settings()), tmp_path / "plan")
-    found = executor.plan_finding(tmp_path / "plan")
+    found = doctor_executor.check_plan_here(tmp_path / "plan")
     assert (found.state, found.found) == (OK, f"{tmp_path}/plan can run here")
     monkeypatch.setenv("NODE_RANK", "7")
-    assert "NODE_RANK is '7'" in executor.plan_finding(tmp_path / "plan").found
+    assert "NODE_RANK is '7'" in doctor_executor.check_plan_here(tmp_path / "plan").found
 
 
 @pytest.mark.slow
@@ -182,6 +189,6 @@ def test_on_this_machine(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_gloo_is_tried_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
-    gloo = {one.name: one for one in executor.torch_findings()}["Gloo"]
+    gloo = {one.name: one for one in doctor_executor.check_torch()}["Gloo"]
     assert gloo.state == MISSING
     assert "nowhere0" in gloo.found

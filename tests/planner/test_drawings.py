@@ -15,13 +15,13 @@ import pytest
 from commandline import Run
 from rich.console import Console
 
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.evaluate import evaluate
-from pipeplan.explain.bars import BAR, MOST_STAGES, bar, stages
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.explanation.terminal import BAR, MOST_STAGES, share_bar, stage_bars
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*\b(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[0-9;]*m")
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -83,10 +83,12 @@ def test_colours_are_for_terminals_that_want_them(run: Run, tmp_path: Path, argu
 
 
 def test_a_bar_is_as_long_as_its_share() -> None:
-    lengths = {share: len(bar(share, "red").plain.rstrip(" 0123456789%")) for share in (0.0, 1e-4, 0.2, 0.5, 1.0, 1.7)}
+    lengths = {
+        share: len(share_bar(share, "red").plain.rstrip(" 0123456789%")) for share in (0.0, 1e-4, 0.2, 0.5, 1.0, 1.7)
+    }
     assert lengths == {0.0: 0, 1e-4: 1, 0.2: 2, 0.5: 5, 1.0: BAR, 1.7: BAR}
-    assert {len(bar(share / 100, "red").plain) for share in range(0, 300, 7)} == {BAR + 5}
-    assert bar(1.7, "red").plain.endswith(" 170%")
+    assert {len(share_bar(share / 100, "red").plain) for share in range(0, 300, 7)} == {BAR + 5}
+    assert share_bar(1.7, "red").plain.endswith(" 170%")
 
 
 def _straight(count: int) -> str:
@@ -100,7 +102,7 @@ def _straight(count: int) -> str:
     plan = Plan(tuple(Stage((layer.name,), (n,), depths[n], 1) for n, layer in enumerate(layers)))
     score = evaluate(plan, Problem(Profile(layers, tensors, 4, "m"), cluster, Options()))
     console = Console(width=WIDTH, file=io.StringIO())
-    for part in stages(score, 1, True):
+    for part in stage_bars(score, 1, True):
         console.print(part)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from pipeplan.cluster_data import Cluster, Device, Level
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cost import depths
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
-from pipeplan.evaluate import evaluate
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.solvers import depths
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 
 
 def _problem(**options: object) -> Problem:
@@ -135,17 +135,17 @@ def test_too_small_a_depth_lengthens_a_batch() -> None:
     # Two in flight, one of them at the next stage, leave none for the transfers.
     assert evaluate(deeper, problem).pace_s < 10
     assert evaluate(plan, problem).pace_s > 1e6
-    assert depths.assign(plan, problem, evaluate(deeper, problem).pace_s).stages[0].depth == 3
+    assert depths.assign_depths(plan, problem, evaluate(deeper, problem).pace_s).stages[0].depth == 3
 
 
 def test_two_buffers_synchronise_once_for_all_that_they_accumulate() -> None:
     problem = _problem(schedule="2bw", accumulate=12)
     plan = _scheduled("2bw", 12, ("a", (0, 1), 2), ("bc", (2,), 1))
-    score = evaluate(depths.assign(plan, problem, 4.5), problem)
+    score = evaluate(depths.assign_depths(plan, problem, 4.5), problem)
     assert score.stages[0].synchronisation_s == pytest.approx(0.5 / 12)
     # Two versions and a gradient with its state, for three minibatches in flight.
     assert score.stages[0].memory_bytes == pytest.approx(50 * 2 + 70 + 50 + 2 * 50 + 3 * (5 + 40))
-    few = replace(depths.assign(plan, problem, 4.5), accumulate=5)
+    few = replace(depths.assign_depths(plan, problem, 4.5), accumulate=5)
     assert evaluate(few, problem).pace_s == float("inf")
     with pytest.raises(InputError, match="needs a number of minibatches per update"):
         evaluate(replace(plan, accumulate=None), problem)
@@ -162,7 +162,7 @@ def test_vertical_sync_keeps_more_versions_behind_than_stashing() -> None:
 @pytest.mark.parametrize("schedule", ["1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush"])
 def test_recomputation_trades_a_forward_pass_for_memory(schedule: str) -> None:
     problem = _problem(schedule=schedule, accumulate=8)
-    plan = depths.assign(_plan(("ab", (0,), 1), ("c", (1,), 1)), problem, 20.0)
+    plan = depths.assign_depths(_plan(("ab", (0,), 1), ("c", (1,), 1)), problem, 20.0)
     again = replace(plan, stages=(replace(plan.stages[0], recompute=True), plan.stages[1]))
     before, after = evaluate(plan, problem).stages[0], evaluate(again, problem).stages[0]
     assert (after.forward_s, after.backward_s - before.backward_s) == (before.forward_s, pytest.approx(3.0))

@@ -25,9 +25,9 @@ from test_import_pipedream import TEXT
 
 import pipeplan
 from pipeplan import cli as commands
-from pipeplan import init
 from pipeplan.cli import options
-from pipeplan.profile_layers import Size
+from pipeplan.first_steps import init
+from pipeplan.profile_data.layers import Size
 
 SHARED = {"output": "-o", "force": "--force", "as_json": "--json", "quiet": "-q", "seed": "--seed"}
 RENDERS = "-o --force -q"
@@ -141,7 +141,7 @@ def _invoke_inner(group: click.Group, context: click.Context) -> None:
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that examples name. In `large`, the plan is for four servers."""
     folder = tmp_path_factory.mktemp("examples")
-    init.write(folder, init.files())
+    init.write_starter_files(folder, init.starter_files())
     profile = pipeplan.read_profile("mnist-v100")
     for name in ("profile.json", "before.json", "imported.json"):
         profile.save(folder / name)

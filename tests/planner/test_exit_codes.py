@@ -14,7 +14,8 @@ from pipeplan import cli as commands
 from pipeplan.cli.doctor import LACKING
 from pipeplan.cli.replay import NOT_AS_PROMISED
 from pipeplan.errors import DisagreementError, InputError
-from pipeplan_launch import restarts, torchrun
+from pipeplan_launch import torchrun
+from pipeplan_launch.elastic import restart_state
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "exit-codes.md"
 
@@ -47,7 +48,7 @@ def test_an_end_has_the_code_that_the_page_says(raised: BaseException | None, co
 def test_the_page_has_all_codes_and_help_ends_with_them(run: Run) -> None:
     mine = [commands.DONE, commands.NOT_AS_PROMISED, commands.MENDABLE, commands.DISAGREED, commands.INTERRUPTED]
     assert list(stated("`pipeplan`")) == mine == [0, NOT_AS_PROMISED, LACKING, 3, 130]
-    assert list(stated("`launch.sh`")) == [0, 1, torchrun.SAID, torchrun.STOPPED]
-    assert list(stated("A worker")) == [0, 1, 2, restarts.LOST, restarts.INTERRUPTED]
+    assert list(stated("`launch.sh`")) == [0, 1, torchrun.STATUS_REPORTED, torchrun.STATUS_STOPPED]
+    assert list(stated("A worker")) == [0, 1, 2, restart_state.STATUS_PEER_LOST, restart_state.STATUS_INTERRUPTED]
     last = " ".join(run("--help").out.split()).partition("Exit codes: ")[2]
     assert [int(code) for code in re.findall(r"(\d+) ", last)] == mine

@@ -12,25 +12,25 @@ from pathlib import Path
 import pytest
 from commandline import Run
 
-from pipeplan import alter
-from pipeplan.cluster_data import Cluster, Device, Level, Server
-from pipeplan.cuts import enumerate_cuts
+from pipeplan.cluster_data import variants
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.errors import InputError
-from pipeplan.evaluate import evaluate
-from pipeplan.explain import robust
-from pipeplan.explain.alternatives import alternatives
-from pipeplan.explain.anatomy import dissect, ideal_pace, loads
-from pipeplan.explain.report import Wishes, explain, to_json
-from pipeplan.explain.show import reasons, summary
-from pipeplan.explain.whatif import effects
-from pipeplan.links import Links
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.quick import best_plan
-from pipeplan.solving import Settings
-from pipeplan.stages import one_stage
+from pipeplan.explanation import sensitivity
+from pipeplan.explanation.explain import RobustnessSettings, explain_plan, explanation_json
+from pipeplan.explanation.second_best import find_alternatives
+from pipeplan.explanation.sensitivity import change_effects
+from pipeplan.explanation.terminal import baseline_reasons, merged_parts
+from pipeplan.explanation.time_breakdown import break_down_time, ideal_pace, resource_loads
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.planning.fast import best_plan
+from pipeplan.planning.solve import Settings
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 
 DP = Settings(solver="dp")
 CUTS = 2000
@@ -75,12 +75,12 @@ def test_the_shares_of_time_add_up_and_the_first_load_is_the_bound(seed: int, ov
     problem = _problem(seed, 2, 2, Options(overlap=overlap))
     best = best_plan(problem, enumerate_cuts(problem, CUTS))
     assert best is not None
-    for plan in (best.plan, one_stage(problem, 4)):
-        anatomy, score = dissect("it", plan, problem), evaluate(plan, problem)
+    for plan in (best.plan, plain_data_parallel(problem, 4)):
+        anatomy, score = break_down_time("it", plan, problem), evaluate(plan, problem)
         assert anatomy.computing + anatomy.communication + anatomy.idle == pytest.approx(1.0)
         assert min(anatomy.computing, anatomy.communication, anatomy.idle) >= 0
         assert anatomy.computing == pytest.approx(ideal_pace(problem) / score.pace_s)
-        found = loads(plan, problem, score)
+        found = resource_loads(plan, problem, score)
         assert found[0].name == score.bound
         assert found[0].seconds == max(load.seconds for load in found)
         if plan.copies == 1:
@@ -92,7 +92,7 @@ def test_the_parts_of_a_batch_add_up_to_its_pace(schedule: str) -> None:
     problem = _problem(3, 3, options=Options(schedule=schedule, accumulate=6, contention=False))
     best = best_plan(problem, enumerate_cuts(problem, CUTS))
     assert best is not None
-    found = loads(best.plan, problem, evaluate(best.plan, problem))
+    found = resource_loads(best.plan, problem, evaluate(best.plan, problem))
     assert sum(load.seconds for load in found) == pytest.approx(best.pace_s)
 
 
@@ -102,14 +102,14 @@ def test_a_shared_card_is_among_the_loads() -> None:
     names = problem.layer_names
     plan = Plan((Stage(names[:2], (0, 2), 99, 99), Stage(names[2:], (1, 3), 9, 9)))
     score = evaluate(plan, problem)
-    found = loads(plan, problem, score)
+    found = resource_loads(plan, problem, score)
     assert score.pace_s > score.alone_s
     assert (found[0].name, found[0].seconds) == (score.bound, pytest.approx(score.pace_s))
 
 
 def test_what_data_parallelism_sends() -> None:
     problem = _problem(1, 4)
-    anatomy = dissect("it", one_stage(problem, 4), problem)
+    anatomy = break_down_time("it", plain_data_parallel(problem, 4), problem)
     parameters = sum(layer.parameter_bytes for layer in problem.profile.layers)
     # Each of 4 members sends 2 · 3/4 of the gradient, once for 4 minibatches of 8 samples.
     assert anatomy.allreduce_bytes == pytest.approx(4 * 2 * 3 / 4 * parameters / 4 / 8)
@@ -120,7 +120,7 @@ def test_what_a_straight_pipeline_sends() -> None:
     problem = _problem(1, 4, options=Options(stages=4, max_replicas=1))
     best = best_plan(problem, enumerate_cuts(problem, CUTS))
     assert best is not None
-    anatomy = dissect("it", best.plan, problem)
+    anatomy = break_down_time("it", best.plan, problem)
     assert anatomy.allreduce_bytes == 0
     assert anatomy.sent_bytes == pytest.approx(2 * sum(tensor.bytes for tensor in problem.profile.tensors) / 8)
 
@@ -153,7 +153,7 @@ def test_no_other_configuration_is_better_than_an_exact_second_choice(seed: int)
     cuts = enumerate_cuts(problem, CUTS)
     best = best_plan(problem, cuts)
     assert best is not None
-    found = alternatives(problem, cuts, best.plan, best.pace_s)
+    found = find_alternatives(problem, cuts, best.plan, best.pace_s)
     assert found.second is not None
     by_trying = min(evaluate(plan, problem).pace_s for plan in _all_plans(problem) if plan.config != best.plan.config)
     assert found.second.plan.config != best.plan.config
@@ -172,7 +172,7 @@ def test_plain_data_parallelism_has_an_exact_second_choice() -> None:
     best = best_plan(problem, cuts)
     assert best is not None
     assert best.plan.config == "4"
-    found = alternatives(problem, cuts, best.plan, best.pace_s)
+    found = find_alternatives(problem, cuts, best.plan, best.pace_s)
     assert found.exact
     assert found.second is not None
     by_trying = min(evaluate(plan, problem).pace_s for plan in _all_plans(problem) if plan.config != "4")
@@ -181,19 +181,19 @@ def test_plain_data_parallelism_has_an_exact_second_choice() -> None:
 
 def test_what_was_searched_is_said_shortly() -> None:
     parts = ("1 stage", "3 stages", "4 stages", "2 stages of at most 14 replicas")
-    assert summary(parts) == ["1 and 3 to 4 stages", "2 stages of at most 14 replicas"]
-    assert summary(("1 stage",)) == ["1 stage"]
-    assert summary(("at most 3 stages", "5 stages")) == ["5 stages", "at most 3 stages"]
+    assert merged_parts(parts) == ["1 and 3 to 4 stages", "2 stages of at most 14 replicas"]
+    assert merged_parts(("1 stage",)) == ["1 stage"]
+    assert merged_parts(("at most 3 stages", "5 stages")) == ["5 stages", "at most 3 stages"]
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_large_problem_is_searched_in_fewer_parts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeplan.explain.alternatives.SMALL", 1)
+    monkeypatch.setattr("pipeplan.explanation.second_best.SMALL", 1)
     problem = _problem(seed, 3, options=Options(memory=False, contention=False))
     cuts = enumerate_cuts(problem, CUTS)
     best = best_plan(problem, cuts)
     assert best is not None
-    found = alternatives(problem, cuts, best.plan, best.pace_s)
+    found = find_alternatives(problem, cuts, best.plan, best.pace_s)
     assert found.second is not None
     by_trying = min(evaluate(plan, problem).pace_s for plan in _all_plans(problem) if plan.config != best.plan.config)
     assert found.second.pace_s >= by_trying * (1 - 1e-9)
@@ -208,7 +208,7 @@ def test_links_twice_as_fast_for_one_operation_alone() -> None:
     before = Links.of(cluster)
     for level in (0, 1):
         for operation, reduce, send in ((None, 2, 2), ("all-reduce", 2, 1), ("send/recv", 1, 2)):
-            changed = alter.with_faster_links(cluster, level, 2.0, operation)
+            changed = variants.with_faster_links(cluster, level, 2.0, operation)
             rates = changed.levels[level]
             was = cluster.levels[level]
             assert rates.bandwidth * rates.allreduce_efficiency == pytest.approx(
@@ -225,11 +225,11 @@ def test_changes_reach_every_server_of_a_mixed_cluster() -> None:
     inside = Level("server", 2, 50.0)
     machines = [Server(Device("a", "cuda", 100), inside, card=10.0), Server(Device("b", "cuda", 200, 2.0), inside)]
     cluster = Cluster.of_servers("mixed", machines, (Level("cluster", 2, 20.0),))
-    assert [device.memory_bytes for device in alter.with_more_memory(cluster, 2.0).devices] == [200, 200, 400, 400]
-    assert [device.speed for device in alter.with_faster_devices(cluster, 2.0).devices] == [2.0, 2.0, 4.0, 4.0]
-    assert alter.with_faster_links(cluster, 1, 2.0).machines[0].card == 20.0
-    assert alter.with_faster_links(cluster, 0, 2.0).machines[1].inside.bandwidth == 100.0
-    more = alter.grown(cluster, 3)
+    assert [device.memory_bytes for device in variants.with_more_memory(cluster, 2.0).devices] == [200, 200, 400, 400]
+    assert [device.speed for device in variants.with_faster_devices(cluster, 2.0).devices] == [2.0, 2.0, 4.0, 4.0]
+    assert variants.with_faster_links(cluster, 1, 2.0).machines[0].card == 20.0
+    assert variants.with_faster_links(cluster, 0, 2.0).machines[1].inside.bandwidth == 100.0
+    more = variants.grown_cluster(cluster, 3)
     assert (more.workers, more.servers) == (6, 3)
     assert more.machines[2] == machines[1]
 
@@ -239,7 +239,7 @@ def test_faster_devices_help_and_memory_that_is_not_short_does_not() -> None:
     cuts = enumerate_cuts(problem, CUTS)
     best = best_plan(problem, cuts)
     assert best is not None
-    found = {effect.name.strip(): effect for effect in effects(problem, cuts, best.plan, best.pace_s)}
+    found = {effect.name.strip(): effect for effect in change_effects(problem, cuts, best.plan, best.pace_s)}
     assert found["devices with twice the memory"].gain == pytest.approx(1.0)
     assert (found["devices twice as fast"].gain or 0) >= 1.0
     assert (found["one more server"].gain or 0) >= 1.0
@@ -252,7 +252,7 @@ def test_free_communication_makes_devices_all_that_matters() -> None:
     layers = (Layer("a", 1.0, 2.0, 0, 0), Layer("b", 1.0, 2.0, 0, 0))
     problem = Problem(Profile(layers, (Tensor("t", "a", ("b",), 0, 0),), 1), _cluster(2), Options(memory=False))
     cuts = enumerate_cuts(problem, CUTS)
-    gains = {effect.name: effect.gain for effect in effects(problem, cuts, one_stage(problem, 2), 3.0)}
+    gains = {effect.name: effect.gain for effect in change_effects(problem, cuts, plain_data_parallel(problem, 2), 3.0)}
     assert gains.pop("devices twice as fast") == pytest.approx(2.0)
     assert gains.pop("one more server") == pytest.approx(2.0)
     assert list(gains.values()) == pytest.approx([1.0] * 4)
@@ -265,38 +265,38 @@ def test_no_change_for_the_better_does_harm(seed: int) -> None:
     cuts = enumerate_cuts(problem, CUTS)
     best = best_plan(problem, cuts)
     assert best is not None
-    for effect in effects(problem, cuts, best.plan, best.pace_s):
+    for effect in change_effects(problem, cuts, best.plan, best.pace_s):
         if effect.name != "devices twice as fast":  # Its depths are those of the slower pace.
             assert (effect.gain or 0) >= 1 - 1e-9, effect
 
 
 def test_one_more_of_what_there_is_one_level_of_is_a_worker() -> None:
     flat = Cluster("flat", Device("chip", "cpu", 10**9), (Level("server", 2, 50.0),))
-    assert alter.unit_of_growth(flat) == "worker"
-    assert alter.grown(flat, 3).workers == 3
+    assert variants.unit_of_growth(flat) == "worker"
+    assert variants.grown_cluster(flat, 3).workers == 3
 
 
 def test_drawing_times_again_is_deterministic_and_stays_in_bounds() -> None:
     profile = _profile(3, spread=4.0)
-    once, again = (robust.resampled(profile, random.Random(5)) for _ in range(2))
+    once, again = (sensitivity.resample_times(profile, random.Random(5)) for _ in range(2))
     assert once == again
-    assert once != robust.resampled(profile, random.Random(6))
+    assert once != sensitivity.resample_times(profile, random.Random(6))
     for drawn, layer in zip(once.layers, profile.layers, strict=True):
         assert 0.1 * layer.forward_s <= drawn.forward_s <= 10 * layer.forward_s
-    assert robust.resampled(_profile(3), random.Random(5)) == _profile(3)
+    assert sensitivity.resample_times(_profile(3), random.Random(5)) == _profile(3)
 
 
 def test_the_drawn_times_have_the_quartiles_that_were_measured() -> None:
     profile = replace(_profile(3), layers=(Layer("a", 100.0, 100.0, 0, 0, forward_spread_s=8.0),), tensors=())
     rng = random.Random(0)
-    drawn = sorted(robust.resampled(profile, rng).layers[0].forward_s for _ in range(4000))
+    drawn = sorted(sensitivity.resample_times(profile, rng).layers[0].forward_s for _ in range(4000))
     assert drawn[3000] - drawn[1000] == pytest.approx(8.0, rel=0.08)
     assert drawn[2000] == pytest.approx(100.0, rel=0.01)
 
 
 def test_a_plan_without_rivals_stays_best_and_one_with_twins_does_not() -> None:
     alone = Problem(_profile(1, layers=1), _cluster(2), Options(memory=False))
-    explanation = explain(alone, DP, Wishes(samples=6, spread=0.2))
+    explanation = explain_plan(alone, DP, RobustnessSettings(samples=6, spread=0.2))
     assert explanation.robustness is not None
     assert explanation.robustness.stays_best == 6
     assert explanation.robustness.worst == 0.0
@@ -305,7 +305,7 @@ def test_a_plan_without_rivals_stays_best_and_one_with_twins_does_not() -> None:
     layers = tuple(Layer(name, 1.0, 2.0, 10**6, 0) for name in "abc")
     tensors = (Tensor("t", "a", ("b",), 1, 1), Tensor("u", "b", ("c",), 1, 1))
     twins = Problem(Profile(layers, tensors, 1), _cluster(2), Options(memory=False))
-    found = explain(twins, DP, Wishes(samples=12, spread=0.2)).robustness
+    found = explain_plan(twins, DP, RobustnessSettings(samples=12, spread=0.2)).robustness
     assert found is not None
     assert 0 < found.stays_best < 12
     assert found.same_config == 12
@@ -313,19 +313,19 @@ def test_a_plan_without_rivals_stays_best_and_one_with_twins_does_not() -> None:
 
 
 def test_without_a_spread_nothing_is_said() -> None:
-    assert explain(_problem(), DP, Wishes()).robustness is None
+    assert explain_plan(_problem(), DP, RobustnessSettings()).robustness is None
     with pytest.raises(InputError, match="between 0 and 1"):
-        robust.with_spread(_profile(), 1.5)
+        sensitivity.with_spread(_profile(), 1.5)
 
 
 def test_a_given_plan_is_compared_with_the_best() -> None:
     problem = _problem(4, 4)
     poor = Plan((Stage(problem.layer_names, (0,), 1, 1),))
-    found = explain(problem, DP, Wishes(), poor)
+    found = explain_plan(problem, DP, RobustnessSettings(), poor)
     assert found.behind_best > 0
     assert found.alternatives.second is not None
     assert found.alternatives.second.behind < 0
-    document = to_json(found)
+    document = explanation_json(found)
     assert (document["plan"]["config"], document["behind_best"]) == ("1", found.behind_best)
 
 
@@ -335,8 +335,8 @@ def test_reasons_name_the_larger_loss() -> None:
         _cluster(2),
         Options(memory=False),
     )
-    found = explain(problem, DP, Wishes())
-    lines = reasons(found.anatomies, problem.capacity)
+    found = explain_plan(problem, DP, RobustnessSettings())
+    lines = baseline_reasons(found.anatomies, problem.capacity)
     assert found.plan.config == "1-1"
     assert lines[0].startswith("Data parallelism is ")
     assert "is lost to communication, it sends " in lines[0]

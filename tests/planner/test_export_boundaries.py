@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from decoders import chain, decoder, grid, problem
 
-from pipeplan import resources
 from pipeplan.errors import InputError
-from pipeplan.exports.boundaries import Boundaries, Split
-from pipeplan.exports.chain import neighbourly, places_of
+from pipeplan.exports.cut_boundaries import ModuleBoundaries, ModuleSplit
+from pipeplan.exports.layer_chains import compatible_places, cut_places
 from pipeplan.exports.torch_pipelining import TARGET
-from pipeplan.problem import Options
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.solving import Settings, solve
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.problem import Options
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.util import files
 
 
 def layered(*layers: tuple[str, str]) -> Profile:
@@ -43,14 +43,14 @@ def test_a_boundary_is_where_a_module_that_is_called_once_begins_or_ends() -> No
         ("act#2", "act"),
         ("loss", ""),
     )
-    assert Boundaries(profile).splits == {
-        1: Split("conv", before=False),
-        3: Split("block", before=True),
-        4: Split("block.fc", before=True),
-        5: Split("block.fc", before=False),
-        6: Split("block", before=False),
-        7: Split("head", before=True),
-        8: Split("head", before=False),
+    assert ModuleBoundaries(profile).splits == {
+        1: ModuleSplit("conv", before=False),
+        3: ModuleSplit("block", before=True),
+        4: ModuleSplit("block.fc", before=True),
+        5: ModuleSplit("block.fc", before=False),
+        6: ModuleSplit("block", before=False),
+        7: ModuleSplit("head", before=True),
+        8: ModuleSplit("head", before=False),
     }
 
 
@@ -58,7 +58,7 @@ def test_a_module_in_a_module_that_is_called_twice_is_no_boundary() -> None:
     profile = layered(
         ("in", "in"), ("b.fc", "b.fc"), ("b.add", "b"), ("b.fc#2", "b.fc"), ("b.add#2", "b"), ("out", "out")
     )
-    assert set(Boundaries(profile).splits) == {1, 5}
+    assert set(ModuleBoundaries(profile).splits) == {1, 5}
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def test_torch_cuts_where_the_profile_says(name: str) -> None:
     pytest.importorskip("torch")
     from torch.distributed.pipelining import SplitPoint, pipeline
 
-    from pipeplan_launch.loading import load_job
-    from pipeplan_launch.trace import trace
+    from pipeplan_launch.job.loading import load_job
+    from pipeplan_launch.tracing.trace import trace_job
 
     job = load_job(name, 0)
-    traced = trace(job, 2)
+    traced = trace_job(job, 2)
     layers = tuple(Layer(one.name, 1.0, 1.0, 0, 0, module=one.module, op=one.op) for one in traced.layers)
-    boundaries = Boundaries(Profile(layers, (), 2))
+    boundaries = ModuleBoundaries(Profile(layers, (), 2))
     assert boundaries.splits
     for place, split in list(boundaries.splits.items())[:: 1 if name == "mnist" else 7]:
         point = SplitPoint.BEGINNING if split.before else SplitPoint.END
@@ -109,30 +109,30 @@ def skips_a_stage(profile: Profile, cuts: Sequence[int]) -> bool:
 @pytest.mark.parametrize("seed", range(30))
 def test_plans_are_refused_if_a_tensor_skips_a_stage(seed: int) -> None:
     profile = random_profile(seed)
-    boundaries = Boundaries(profile)
+    boundaries = ModuleBoundaries(profile)
     names = [layer.name for layer in profile.layers]
-    free = neighbourly(boundaries, Options())
+    free = compatible_places(boundaries, Options())
     for cuts in itertools.chain.from_iterable(itertools.combinations(boundaries.splits, count) for count in (1, 2, 3)):
         plan = grid(profile, [names[place] for place in cuts])
         if skips_a_stage(profile, cuts):
             assert not set(cuts) <= set(free), "the restriction allows cuts that exclude each other"
             with pytest.raises(InputError, match=r"skips stage \d"):
-                places_of(TARGET, boundaries, problem(profile), plan)
+                cut_places(TARGET, boundaries, problem(profile), plan)
         else:
-            assert places_of(TARGET, boundaries, problem(profile), plan) == list(cuts)
+            assert cut_places(TARGET, boundaries, problem(profile), plan) == list(cuts)
     assert free, "every model can be cut once"
 
 
 def test_two_stages_can_be_cut_anywhere() -> None:
     profile = decoder(3)
-    every = neighbourly(Boundaries(profile), Options(max_stages=2))
-    assert every == sorted(Boundaries(profile).splits)
-    assert len(neighbourly(Boundaries(profile), Options())) < len(every)
+    every = compatible_places(ModuleBoundaries(profile), Options(max_stages=2))
+    assert every == sorted(ModuleBoundaries(profile).splits)
+    assert len(compatible_places(ModuleBoundaries(profile), Options())) < len(every)
 
 
 def test_blocks_of_a_decoder_are_cut_apart_and_nothing_inside_them() -> None:
     names = [layer.name for layer in decoder(3).layers]
-    found = [names[place] for place in neighbourly(Boundaries(decoder(3)), Options())]
+    found = [names[place] for place in compatible_places(ModuleBoundaries(decoder(3)), Options())]
     assert found == ["h.0.ln", "h.1.ln", "h.2.ln", "ln_f", "lm_head"]
 
 
@@ -142,13 +142,13 @@ def test_layers_that_read_no_other_are_in_the_first_stage() -> None:
     kept = [one for one in profile.tensors if one.producer != "b"]
     tensors = (*kept, Tensor("b", "b", ("c",), 64, 64))
     names = [layer.name for layer in profile.layers]
-    boundaries = Boundaries(replace(profile, tensors=tensors))
-    assert [names[place] for place in neighbourly(boundaries, Options())] == ["c", "d"]
+    boundaries = ModuleBoundaries(replace(profile, tensors=tensors))
+    assert [names[place] for place in compatible_places(boundaries, Options())] == ["c", "d"]
 
 
 @pytest.mark.parametrize("name", ["mnist", "alexnet", "resnet50"])
 def test_every_plan_under_the_restriction_is_expressed(name: str) -> None:
-    profile = Profile.load(Path(resources.folder("profiles")) / f"{name}-v100.json")
+    profile = Profile.load(Path(files.bundled_folder("profiles")) / f"{name}-v100.json")
     options = TARGET.restrict(profile, Options(accumulate=8, memory=False))
     posed = problem(profile, servers=2, devices=2, options=options)
     plan = solve(posed, Settings(solver="dp", certify=False)).plan

@@ -9,8 +9,7 @@ import pytest
 from commandline import Run
 
 from pipeplan.errors import InputError
-from pipeplan.exports.target import NAMES, File, target
-from pipeplan.exports.written import write
+from pipeplan.exports.target import TARGET_NAMES, ExportFile, export_target, write_export
 
 SOLVE = (
     "solve",
@@ -72,7 +71,7 @@ def test_a_plan_that_the_trainer_cannot_express_is_refused_and_nothing_is_writte
 
 def test_the_targets_are_listed_with_their_versions(run: Run) -> None:
     listed = [line.split(maxsplit=1) for line in run("export", "--list").out.splitlines()]
-    assert listed == [[name, target(name).title] for name in NAMES]
+    assert listed == [[name, export_target(name).title] for name in TARGET_NAMES]
     assert all(any(character.isdigit() for character in title) for _, title in listed)
     found = json.loads(run("export", "--list", "--json").out)
     assert [(one["name"], one["title"]) for one in found] == [(name, title) for name, title in listed]
@@ -98,11 +97,11 @@ def test_mistakes_end_in_one_line(run: Run, arguments: tuple[str, ...], complain
     assert done.err.count("\n") == 1
 
 
-TEXTS = {"a.py": File("a", "one"), "b.sh": File("b", "two", 0o755)}
+TEXTS = {"a.py": ExportFile("a", "one"), "b.sh": ExportFile("b", "two", 0o755)}
 
 
 def test_files_have_their_modes_and_folders_are_made(tmp_path: Path) -> None:
-    write(tmp_path / "x" / "y", TEXTS)
+    write_export(tmp_path / "x" / "y", TEXTS)
     assert {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "x" / "y").iterdir()} == {
         "a.py": 0o644,
         "b.sh": 0o755,
@@ -110,7 +109,7 @@ def test_files_have_their_modes_and_folders_are_made(tmp_path: Path) -> None:
 
 
 def test_all_files_are_written_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeplan.exports import written
+    from pipeplan.exports import target as written
 
     def full(path: Path, text: str, *, mode: int) -> None:
         if path.name == "b.sh":
@@ -119,12 +118,12 @@ def test_all_files_are_written_or_none(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(written, "write_text", full)
     with pytest.raises(InputError, match=r"cannot write .*x/y: No space left"):
-        write(tmp_path / "x" / "y", TEXTS)
+        write_export(tmp_path / "x" / "y", TEXTS)
     assert not (tmp_path / "x").exists()
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "a.py").write_text("before")
     with pytest.raises(InputError):
-        write(tmp_path / "old", TEXTS, force=True)
+        write_export(tmp_path / "old", TEXTS, force=True)
     assert [path.name for path in (tmp_path / "old").iterdir()] == ["a.py"]
     assert (tmp_path / "old" / "a.py").read_text() == "before"
 
@@ -132,8 +131,8 @@ def test_all_files_are_written_or_none(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_file_or_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"file is not a folder; an export is written to one"):
-        write(tmp_path / "file" / "inner", TEXTS, force=True)
+        write_export(tmp_path / "file" / "inner", TEXTS, force=True)
     (tmp_path / "in" / "b.sh").mkdir(parents=True)
     with pytest.raises(InputError, match=r"b\.sh is a folder"):
-        write(tmp_path / "in", TEXTS, force=True)
+        write_export(tmp_path / "in", TEXTS, force=True)
     assert not (tmp_path / "in" / "a.py").exists()

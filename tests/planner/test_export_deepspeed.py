@@ -13,23 +13,23 @@ import torch
 from decoders import chain, decoder, grid, problem
 from torch import nn
 
-from pipeplan import resources
 from pipeplan.errors import InputError
-from pipeplan.exports.chains import chain_of
 from pipeplan.exports.deepspeed import CONFIG, HOSTS, MODULE, TARGET
-from pipeplan.exports.written import export
-from pipeplan.plan import Plan
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Tensor
-from pipeplan.schedules import GPIPE, STASHING
-from pipeplan.solving import solve
+from pipeplan.exports.layer_chains import chain_of
+from pipeplan.exports.target import export_files
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import GPIPE, STASHING
+from pipeplan.planning.solve import solve
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.util import files as resources
 
 DECODER = decoder(4)
 
 
 def bundled(name: str) -> Profile:
-    return Profile.load(resources.folder("profiles") / f"{name}-v100.json")
+    return Profile.load(resources.bundled_folder("profiles") / f"{name}-v100.json")
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def run(made_of: Problem, plan: Plan) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        exec(compile(export(TARGET, made_of, plan)[MODULE].text, MODULE, "exec"), found)
+        exec(compile(export_files(TARGET, made_of, plan)[MODULE].text, MODULE, "exec"), found)
         return found
 
     return run
@@ -80,7 +80,7 @@ def test_blocks_stay_whole_and_branches_together() -> None:
 def test_outputs_without_a_gradient_may_cross_and_are_named() -> None:
     profile = decoder(3, rotary=True)
     assert {item.beside for item in chain_of(profile)} == {(), ("rotary",)}
-    text = export(TARGET, problem(profile), grid(profile, ["h.1.ln"]))[MODULE].text
+    text = export_files(TARGET, problem(profile), grid(profile, ["h.1.ln"]))[MODULE].text
     assert "# Later stages also read outputs that need no gradient: rotary." in text
 
 
@@ -143,7 +143,7 @@ def test_a_sequential_gives_its_layers_with_their_names(module: Any) -> None:
 
 def test_the_configuration_has_the_sizes_of_the_grid() -> None:
     plan = grid(DECODER, ["h.2.ln"], replicas=4, accumulate=12)
-    files = export(TARGET, problem(DECODER, servers=2), plan)
+    files = export_files(TARGET, problem(DECODER, servers=2), plan)
     config = json.loads(files[CONFIG].text)
     assert config == {"train_batch_size": 48, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3}
     hosts = [line for line in files[HOSTS].text.splitlines() if not line.startswith("#")]
@@ -154,7 +154,7 @@ def test_single_stages_recompute(module: Any) -> None:
     plan = grid(DECODER, ["h.2.ln"])
     again = replace(plan, stages=(replace(plan.stages[0], recompute=True), plan.stages[1]))
     assert module(problem(DECODER), again)["RECOMPUTE"] == (True, False)
-    config = json.loads(export(TARGET, problem(DECODER), again)[CONFIG].text)
+    config = json.loads(export_files(TARGET, problem(DECODER), again)[CONFIG].text)
     assert config["pipeline"] == {"use_reentrant": False}
 
 
@@ -171,7 +171,7 @@ def test_single_stages_recompute(module: Any) -> None:
 )
 def test_plans_that_deepspeed_cannot_express_are_refused(plan: Plan, reason: str) -> None:
     with pytest.raises(InputError, match=reason) as error:
-        export(TARGET, problem(DECODER), plan)
+        export_files(TARGET, problem(DECODER), plan)
     assert "\n" not in str(error.value)
 
 

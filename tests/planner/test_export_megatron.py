@@ -11,21 +11,20 @@ from pathlib import Path
 import pytest
 from decoders import chain, decoder, grid, problem
 
-from pipeplan import resources
-from pipeplan.cluster_data import Cluster, Device, Level
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InputError
 from pipeplan.exports.deepspeed import MODULE
 from pipeplan.exports.deepspeed import TARGET as DEEPSPEED
 from pipeplan.exports.megatron import FILE, TARGET
-from pipeplan.exports.stacks import stack_of
-from pipeplan.exports.target import Target
-from pipeplan.exports.written import export
-from pipeplan.plan import Plan
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.schedules import GPIPE, STASHING
-from pipeplan.solving import solve
+from pipeplan.exports.module_stacks import stack_of
+from pipeplan.exports.target import ExportTarget, export_files
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import GPIPE, STASHING
+from pipeplan.planning.solve import solve
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.util import files
 
 DECODER = decoder(6)
 
@@ -37,7 +36,7 @@ def expanded(layout: str) -> list[str]:
 
 def arguments(folder: Path, made_of: Problem, plan: Plan) -> dict[str, str]:
     """The arguments and variables that bash reads from the fragment, by name."""
-    text = export(TARGET, made_of, plan)[FILE].text
+    text = export_files(TARGET, made_of, plan)[FILE].text
     (folder / FILE).write_text(text)
     script = (
         f"set -eu; source ./{FILE}; printf '%s\\0' \"${{PIPEPLAN_ARGS[@]}}\"; printf '%s\\0' nodes \"$PIPEPLAN_NNODES\""
@@ -95,22 +94,22 @@ def test_every_plan_under_the_restriction_can_be_expressed(rotary: bool) -> None
         made_of = problem(profile, options=options)
         assert {unit.layers[0] for unit in made_of.units} == {"wte", "ln_f", *(f"h.{n}.ln" for n in range(5))}
         outcome = solve(made_of)
-        assert FILE in export(TARGET, outcome.problem, outcome.plan)
+        assert FILE in export_files(TARGET, outcome.problem, outcome.plan)
         assert len(outcome.plan.stages) == stages
 
 
 @pytest.mark.parametrize("target", [TARGET, DEEPSPEED], ids=lambda target: target.name)
-def test_another_number_of_microbatches_in_flight_is_reported(target: Target) -> None:
+def test_another_number_of_microbatches_in_flight_is_reported(target: ExportTarget) -> None:
     file = FILE if target is TARGET else MODULE
     plan = grid(DECODER, ["h.3.ln"], accumulate=80)
     deeper = replace(plan, stages=(replace(plan.stages[0], depth=4), plan.stages[1]))
     difference = "in flight: 2-1, where the plan counts on 4-1; "
-    assert "in flight" not in export(target, problem(DECODER), plan)[file].text
-    assert f"{difference}this may be slower" in export(target, problem(DECODER), deeper)[file].text
+    assert "in flight" not in export_files(target, problem(DECODER), plan)[file].text
+    assert f"{difference}this may be slower" in export_files(target, problem(DECODER), deeper)[file].text
     levels = (Level("server", 1, 1e9), Level("cluster", 2, 1e9, latency_s=9e-3))
     slow = Problem(DECODER, Cluster("slow", Device("A100", "cuda", 2**30), levels))
     # 22 layers take 3 ms each, and each direction 9 ms: a microbatch takes 84 ms, and two are in flight.
-    assert f"{difference}so each takes 42 ms or more, not " in export(target, slow, deeper)[file].text
+    assert f"{difference}so each takes 42 ms or more, not " in export_files(target, slow, deeper)[file].text
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,7 @@ def test_another_number_of_microbatches_in_flight_is_reported(target: Target) ->
 )
 def test_plans_that_megatron_cannot_express_are_refused(plan: Plan, reason: str) -> None:
     with pytest.raises(InputError, match=reason) as error:
-        export(TARGET, problem(DECODER), plan)
+        export_files(TARGET, problem(DECODER), plan)
     assert "\n" not in str(error.value)
 
 
@@ -135,21 +134,21 @@ def test_unequal_replicas_and_partial_recomputation_are_refused() -> None:
     two = grid(DECODER, ["h.3.ln"])
     wide = replace(two.stages[0], workers=(0, 1, 2))
     with pytest.raises(InputError, match="stage 1 has 3 workers and stage 2 has 1"):
-        export(TARGET, problem(DECODER), replace(two, stages=(wide, replace(two.stages[1], workers=(3,)))))
+        export_files(TARGET, problem(DECODER), replace(two, stages=(wide, replace(two.stages[1], workers=(3,)))))
     again = replace(two, stages=(replace(two.stages[0], recompute=True), two.stages[1]))
     with pytest.raises(InputError, match="stage 1 recomputes"):
-        export(TARGET, problem(DECODER), again)
+        export_files(TARGET, problem(DECODER), again)
     scattered = grid(DECODER, ["h.3.ln"], replicas=2)
     first, second = (
         replace(stage, workers=found) for stage, found in zip(scattered.stages, [(0, 2), (1, 3)], strict=True)
     )
     with pytest.raises(InputError, match="neighbours"):
-        export(TARGET, problem(DECODER), replace(scattered, stages=(first, second)))
+        export_files(TARGET, problem(DECODER), replace(scattered, stages=(first, second)))
 
 
 @pytest.mark.parametrize("name", ["vgg16", "resnet50", "gnmt8", "awd-lm", "s2vt", "mnist"])
 def test_models_that_are_no_stack_are_refused_with_the_reason(name: str) -> None:
-    profile = Profile.load(resources.folder("profiles") / f"{name}-v100.json")
+    profile = Profile.load(files.bundled_folder("profiles") / f"{name}-v100.json")
     reason = r"cannot train this model: .* no list of blocks that are all alike.*between an embedding and a head: "
     with pytest.raises(InputError, match=reason) as error:
         TARGET.restrict(profile, Options(accumulate=8))

@@ -13,20 +13,19 @@ import pytest
 from decoders import chain, decoder, grid, problem
 
 from pipeplan.errors import InputError
-from pipeplan.exports.python import literal
-from pipeplan.exports.target import File, Target, target
-from pipeplan.exports.written import export
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options
-from pipeplan.profile_data import Profile
-from pipeplan.schedules import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING
+from pipeplan.exports.files import python_literal
+from pipeplan.exports.target import ExportFile, ExportTarget, export_files, export_target
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING
+from pipeplan.problem.problem import Options
+from pipeplan.profile_data.profile import Profile
 
-TORCH, TITAN = target("torch-pipelining"), target("torchtitan")
+TORCH, TITAN = export_target("torch-pipelining"), export_target("torchtitan")
 DECODER = replace(decoder(4), model_ref="job.py:make")
 NASTY = '"\'"""\\ {{ x }} {% y %}\n$(reboot) \u2028\U0001f600'
 
 
-def constants(files: dict[str, File] | Any, name: str = "pipeline.py") -> dict[str, Any]:
+def constants(files: dict[str, ExportFile] | Any, name: str = "pipeline.py") -> dict[str, Any]:
     """The top-level constants of a generated module. An attribute counts as its last name."""
 
     def plain(node: ast.expr) -> Any:
@@ -50,7 +49,7 @@ def constants(files: dict[str, File] | Any, name: str = "pipeline.py") -> dict[s
 
 def test_stages_ranks_and_sizes() -> None:
     plan = grid(DECODER, ["h.1.ln", "h.3.ln"], replicas=2, accumulate=12)
-    found = constants(export(TORCH, problem(DECODER, 2), plan))
+    found = constants(export_files(TORCH, problem(DECODER, 2), plan))
     assert found["SPLIT_SPEC"] == {"h.1": "BEGINNING", "h.3": "BEGINNING"}
     assert found["RANKS"] == [[0, 1], [2, 3], [4, 5]]
     assert (found["STAGES"], found["REPLICAS"]) == (3, 2)
@@ -62,16 +61,16 @@ def test_copies_of_a_pipeline_are_replicas_on_other_workers() -> None:
     half = grid(DECODER, ["h.2.ln"], replicas=2)
     stages = (replace(half.stages[0], workers=(0, 2)), replace(half.stages[1], workers=(1, 3)))
     copies = replace(half, stages=stages, copies=2)
-    assert constants(export(TORCH, problem(DECODER), copies))["RANKS"] == [[0, 2], [1, 3]]
+    assert constants(export_files(TORCH, problem(DECODER), copies))["RANKS"] == [[0, 2], [1, 3]]
     with pytest.raises(InputError, match="must be neighbours"):
-        export(TITAN, problem(DECODER), copies)
+        export_files(TITAN, problem(DECODER), copies)
 
 
 def test_a_split_is_the_end_of_a_module_where_an_operator_follows() -> None:
     profile = chain(["conv", "relu", "fc", "loss"])
     relu = replace(profile.layers[1], module="", op="relu")
     profile = replace(profile, layers=(profile.layers[0], relu, *profile.layers[2:]))
-    found = constants(export(TORCH, problem(profile), grid(profile, ["relu"])))
+    found = constants(export_files(TORCH, problem(profile), grid(profile, ["relu"])))
     assert found["SPLIT_SPEC"] == {"conv": "END"}
 
 
@@ -84,7 +83,7 @@ def test_the_order_has_every_pass_once_and_as_many_in_flight_as_planned(
     plan = grid(DECODER, ["h.1.ln", "h.2.ln"], replicas, each * replicas, schedule=schedule)
     depths = (each,) * 3 if schedule == GPIPE else depths
     stages = tuple(replace(stage, depth=depth) for stage, depth in zip(plan.stages, depths, strict=True))
-    files = export(TORCH, problem(DECODER, 2), replace(plan, stages=stages))
+    files = export_files(TORCH, problem(DECODER, 2), replace(plan, stages=stages))
     rows = [row.split(",") for row in files["schedule.csv"].text.splitlines()]
     assert len(rows) == 3
     for number, (row, depth) in enumerate(zip(rows, depths, strict=True)):
@@ -104,10 +103,10 @@ def test_fewer_microbatches_than_stages_go_by_the_plans_order() -> None:
         plan = grid(DECODER, ["h.1.ln", "h.2.ln"], 2, each * 2, schedule=schedule)
         plan = replace(plan, stages=tuple(replace(one, depth=min(one.depth, each)) for one in plan.stages))
         few = schedule == FLUSH and each < 3
-        files = export(TORCH, problem(DECODER, 2), plan)
+        files = export_files(TORCH, problem(DECODER, 2), plan)
         assert constants(files)["BY_ORDER"] is few
         assert ("torch's schedule needs at least as many microbatches as stages" in files["pipeline.py"].text) is few
-        assert ("schedule.csv" in export(TITAN, problem(DECODER, 2), plan)) is few
+        assert ("schedule.csv" in export_files(TITAN, problem(DECODER, 2), plan)) is few
     assert files["schedule.csv"].text.splitlines()[0] == "0F0,0F1,0B0,0B1"
 
 
@@ -158,10 +157,10 @@ FOR_TITAN: dict[str, tuple[Plan, str]] = {
     ids=[f"torch {name}" for name in REFUSED | FOR_TORCH] + [f"titan {name}" for name in REFUSED | FOR_TITAN],
 )
 def test_plans_that_cannot_be_expressed_are_refused_with_the_command_that_finds_one(
-    to: Target, plan: Plan, reason: str
+    to: ExportTarget, plan: Plan, reason: str
 ) -> None:
     with pytest.raises(InputError) as refusal:
-        export(to, problem(DECODER), plan)
+        export_files(to, problem(DECODER), plan)
     text = str(refusal.value)
     assert reason in text
     assert f"{to.title} cannot express the plan {plan.config}: " in text
@@ -170,10 +169,10 @@ def test_plans_that_cannot_be_expressed_are_refused_with_the_command_that_finds_
 
 
 @pytest.mark.parametrize("to", [TORCH, TITAN], ids=["torch", "titan"])
-def test_inference_and_updates_of_unknown_size_are_refused(to: Target) -> None:
+def test_inference_and_updates_of_unknown_size_are_refused(to: ExportTarget) -> None:
     plan = replace(grid(DECODER, ["h.2.ln"]), inference=True)
     with pytest.raises(InputError, match="is for inference"):
-        export(to, problem(DECODER), plan)
+        export_files(to, problem(DECODER), plan)
     with pytest.raises(InputError, match="leave out --inference"):
         to.restrict(DECODER, Options(inference=True))
     with pytest.raises(InputError, match="--accumulate"):
@@ -193,14 +192,14 @@ def test_torchtitan_takes_models_that_are_lists_of_blocks_only() -> None:
     tied = decoder(3, tied=True)
     with pytest.raises(InputError, match="share their weights"):
         TITAN.restrict(tied, Options(accumulate=2))
-    alone = export(TITAN, problem(tied), grid(tied, [], replicas=2))
+    alone = export_files(TITAN, problem(tied), grid(tied, [], replicas=2))
     assert "pipeline_parallel_degree=1" in alone["plan_config.py"].text
 
 
 def test_torchtitan_gets_stages_and_batch_sizes() -> None:
     rotary = decoder(6, rotary=True)  # torchtitan computes the rotary embedding in every stage
     plan = grid(rotary, ["h.0.ln", "h.4.ln"], replicas=2, accumulate=6)
-    files = export(TITAN, problem(rotary, 2), plan)
+    files = export_files(TITAN, problem(rotary, 2), plan)
     found = constants(files, "plan_config.py")
     assert found["STAGES"] == [
         ["tok_embeddings"],
@@ -229,14 +228,14 @@ def inside(profile: Profile, module: str) -> Profile:
 @pytest.mark.parametrize("to", [TORCH, TITAN], ids=["torch", "titan"])
 @pytest.mark.parametrize(("replicas", "name"), [(1, NASTY), (2, "net"), (40, "net")], ids=["names", "pairs", "many"])
 def test_generated_python_is_formatted_and_harmless_whatever_names_contain(
-    to: Target, replicas: int, name: str
+    to: ExportTarget, replicas: int, name: str
 ) -> None:
     profile = inside(DECODER, name)
     posed = problem(profile, 2, 40)
     posed = replace(posed, cluster=replace(posed.cluster, name=name))
     plan = grid(profile, [f"{name}.h.2.ln"], replicas=replicas, accumulate=2 * replicas)
     plan = replace(plan, stages=tuple(replace(stage, recompute=to is TORCH) for stage in plan.stages))
-    files = export(to, posed, plan)
+    files = export_files(to, posed, plan)
     for file in (one for path, one in files.items() if path.endswith(".py")):
         assert ast.get_docstring(ast.parse(file.text))
         for check in (["format", "--check"], ["check", "--select", "E4,E7,E9,F,I,UP,B,SIM", "--ignore", "B905"]):
@@ -250,4 +249,4 @@ def test_generated_python_is_formatted_and_harmless_whatever_names_contain(
 
 @pytest.mark.parametrize("value", [NASTY, "plain", "it's", 'a "b"', "", "\udc80", ["a", "b'"], 3], ids=repr)
 def test_literals_are_read_back_as_they_were(value: object) -> None:
-    assert ast.literal_eval(literal(value)) == value
+    assert ast.literal_eval(python_literal(value)) == value

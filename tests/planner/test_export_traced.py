@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.exports.chains import chain_of
+from pipeplan.exports.layer_chains import chain_of
 from pipeplan.exports.megatron import TARGET
-from pipeplan.exports.stacks import stack_of
-from pipeplan.problem import Options
-from pipeplan.profile_data import Profile
+from pipeplan.exports.module_stacks import stack_of
+from pipeplan.problem.problem import Options
+from pipeplan.profile_data.profile import Profile
 
 pytestmark = pytest.mark.slow
 

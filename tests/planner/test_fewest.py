@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.cuts import enumerate_cuts
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.fewest import fewest_workers, on_at_most
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.quick import best_plan
-from pipeplan.solving import Settings
+from pipeplan.planning.fast import best_plan
+from pipeplan.planning.fewest_workers import fewest_workers, on_at_most
+from pipeplan.planning.solve import Settings
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 
 DP = Settings(solver="dp")
 

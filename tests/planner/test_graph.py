@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from pipeplan import graph
+from pipeplan.util import graph
 
 
 def _is_ideal(members: set[int], edges: list[tuple[int, int]]) -> bool:

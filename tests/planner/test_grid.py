@@ -14,26 +14,30 @@ import pytest
 from commandline import Run
 from instances import ALL_SCHEDULES, Instance, crowded_instance, drawn, mixed_instance, unequal_instance
 
-from pipeplan import baselines, cluster_file, posing, solving
-from pipeplan.check.verify import verify
-from pipeplan.cluster_data import Cluster, Device, Level, Server
-from pipeplan.cuts import enumerate_cuts
+from pipeplan import from_options
+from pipeplan.checker.verify import verify_plan
+from pipeplan.cluster_data import cluster_toml
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.cost.stage_times import grid_shape_of
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.evaluate import evaluate
-from pipeplan.exports.aim import faster
-from pipeplan.exports.target import File
-from pipeplan.files import Node
-from pipeplan.grid import shapes, sizes
-from pipeplan.plan import Plan
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Size, Tensor
-from pipeplan.rendering.documents import plan_document
-from pipeplan.solvers import dp, grids, ilp
-from pipeplan.solvers.limits import Effort
+from pipeplan.exports.solve_for import speedup_text
+from pipeplan.exports.target import ExportFile
+from pipeplan.plan.plan import Plan
+from pipeplan.planning import baselines
+from pipeplan.planning import solve as solving
+from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.grid_shapes import grid_shapes, grid_sizes
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Size, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering.plan_json import plan_document
+from pipeplan.solvers.dp import dynamic_program, grid
+from pipeplan.solvers.dp.budget import SearchEffort
+from pipeplan.solvers.ilp import integer_program
 from pipeplan.solvers.result import Result, Status
-from pipeplan.solving import Outcome, Settings, solve
-from pipeplan.stages import shape_of
+from pipeplan.util.files import Node
 
 Draw = Callable[..., Instance]
 
@@ -45,10 +49,10 @@ def _grid(seed: int, draw: Draw, schedule: str | None, layers: int = 5) -> tuple
 def _check(instance: Instance, problem: Problem, *, cold: bool) -> None:
     """Both solvers find what brute force finds; the integer program by itself, or with the bound of the other."""
     expected = brute_force.best(instance)
-    first = dp.solve(problem, enumerate_cuts(problem, 10_000))
+    first = dynamic_program.solve(problem, enumerate_cuts(problem, 10_000))
     _agrees(first, expected, problem)
     cutoff = None if cold or first.plan is None else first.objective_s
-    second = ilp.solve(problem, ilp.Limits(), cutoff_s=cutoff)
+    second = integer_program.solve(problem, integer_program.IlpLimits(), cutoff_s=cutoff)
     if "the integer program" in second.note:
         assert instance.schedule == "vertical-sync"
         assert second.bound_s <= expected * (1 + 1e-6)
@@ -66,7 +70,7 @@ def _agrees(result: Result, expected: float, problem: Problem) -> None:
     score = evaluate(result.plan, problem)
     assert score.fits
     assert score.alone_s == pytest.approx(expected, rel=1e-6)
-    assert shape_of(result.plan, problem.cluster) is not None
+    assert grid_shape_of(result.plan, problem.cluster) is not None
 
 
 @pytest.mark.parametrize("draw", [mixed_instance, unequal_instance], ids=["equal", "unequal"])
@@ -101,20 +105,20 @@ def _cluster(servers: int, devices: int, bandwidth: float = 1e9) -> Cluster:
     ("servers", "devices", "allowed"), [(1, 5, [1, 2, 3, 4, 5]), (4, 4, [1, 2, 3, 4, 8, 12, 16]), (3, 1, [1, 2, 3])]
 )
 def test_a_grid_takes_whole_servers_or_lies_inside_one(servers: int, devices: int, allowed: list[int]) -> None:
-    assert sizes(_cluster(servers, devices)) == allowed
+    assert grid_sizes(_cluster(servers, devices)) == allowed
 
 
 def test_the_first_servers_count_where_servers_differ() -> None:
     level, device = Level("server", 3, 1e9), Device("d", "cuda", 2**34)
     servers = [Server(device, replace(level, count=count)) for count in (3, 1, 2)]
-    assert sizes(Cluster.of_servers("mixed", servers, [Level("cluster", 3, 1e9)])) == [1, 2, 3, 4, 6]
+    assert grid_sizes(Cluster.of_servers("mixed", servers, [Level("cluster", 3, 1e9)])) == [1, 2, 3, 4, 6]
 
 
 def test_replicas_share_the_minibatches_of_an_update_evenly() -> None:
     asked = Options(grid=True, schedule="1f1b-flush", accumulate=6)
-    found = {shape.replicas for shape in shapes(Problem(_spread(6), _cluster(2, 4), asked))}
+    found = {shape.replicas for shape in grid_shapes(Problem(_spread(6), _cluster(2, 4), asked))}
     assert found == {1, 2, 3}
-    assert 8 in {shape.replicas for shape in shapes(Problem(_spread(6), _cluster(2, 4), Options(grid=True)))}
+    assert 8 in {shape.replicas for shape in grid_shapes(Problem(_spread(6), _cluster(2, 4), Options(grid=True)))}
 
 
 def test_a_grid_of_one_replica_is_straight() -> None:
@@ -131,7 +135,7 @@ def test_stages_that_make_no_grid_are_refused_in_one_line() -> None:
 def test_a_time_that_is_over_leaves_a_bound() -> None:
     problem = Problem(_spread(8), _cluster(2, 4), Options(grid=True))
     cuts = enumerate_cuts(problem, 10_000)
-    late, best = dp.solve(problem, cuts, seconds=0.0), dp.solve(problem, cuts)
+    late, best = dynamic_program.solve(problem, cuts, seconds=0.0), dynamic_program.solve(problem, cuts)
     assert late.status in (Status.TIME_LIMIT, Status.FEASIBLE)
     assert late.bound_s <= best.objective_s
 
@@ -143,9 +147,9 @@ def test_many_cuts_change_nothing(schedule: str, monkeypatch: pytest.MonkeyPatch
     options = Options(grid=True, schedule=schedule, accumulate=accumulate)
     problem = Problem(_spread(7, sent=3_000_000), _cluster(2, 4), options)
     cuts = enumerate_cuts(problem, 10_000)
-    quick = dp.solve(problem, cuts)
-    monkeypatch.setattr(grids, "MOST_CUTS", 0)
-    assert dp.solve(problem, cuts).objective_s == pytest.approx(quick.objective_s, rel=1e-8)
+    quick = dynamic_program.solve(problem, cuts)
+    monkeypatch.setattr(grid, "MOST_CUTS", 0)
+    assert dynamic_program.solve(problem, cuts).objective_s == pytest.approx(quick.objective_s, rel=1e-8)
 
 
 def test_shared_cards_leave_a_grid_a_grid() -> None:
@@ -156,7 +160,7 @@ def test_shared_cards_leave_a_grid_a_grid() -> None:
         outcome = _outcome(problem)
         if outcome is None:
             continue
-        assert shape_of(outcome.plan, problem.cluster) is not None
+        assert grid_shape_of(outcome.plan, problem.cluster) is not None
         assert outcome.evaluation.pace_s >= outcome.bound_s * (1 - 1e-6)
         bound += outcome.evaluation.pace_s > outcome.evaluation.alone_s * (1 + 1e-6)
     assert bound
@@ -185,27 +189,27 @@ def test_the_grid_beside_a_plan_takes_a_part_of_its_effort(schedule: str, monkey
     tight = _cluster(2, 2)
     tight = replace(tight, device=replace(tight.device, memory_bytes=30_000_000))
     problem = Problem(_spread(8, sent=3_000_000), tight, options)
-    cuts, whole = enumerate_cuts(problem, 10_000), Effort()
+    cuts, whole = enumerate_cuts(problem, 10_000), SearchEffort()
     grids = replace(problem, options=replace(options, grid=True))
-    best = dp.best_grid(grids, cuts, lambda plan: evaluate(plan, problem).pace_s, effort=whole)
+    best = dynamic_program.best_uniform_grid(grids, cuts, lambda plan: evaluate(plan, problem).pace_s, effort=whole)
     assert best is not None
     for share in (0.0, 0.3, 0.6, 0.9):
-        less = Effort(share * whole.spent)
-        dp.best_grid(grids, cuts, lambda plan: evaluate(plan, problem).pace_s, effort=less)
+        less = SearchEffort(share * whole.spent)
+        dynamic_program.best_uniform_grid(grids, cuts, lambda plan: evaluate(plan, problem).pace_s, effort=less)
         assert less.over
         assert less.spent < less.most + 5000, "it ends within a step"
     monkeypatch.setattr(baselines, "LEAST_EFFORT", 0)
     found = [baselines.uniform_grid(problem, cuts, times * whole.spent / baselines.SHARE) for times in (0.5, 1.0)]
     assert [one.plan is None for one in found] == [True, False]
     assert found[0].remark == "the search was cut short to save time; --grid completes it"
-    again = dp.solve(problem, cuts), dp.solve(problem, cuts)
+    again = dynamic_program.solve(problem, cuts), dynamic_program.solve(problem, cuts)
     assert again[0].effort == again[1].effort > 0, "the clock has no part in it"
 
 
 def test_better_shapes_are_looked_for_in_what_is_left_of_the_time() -> None:
     _, problem = _grid(10, crowded_instance, None)
     cuts = enumerate_cuts(problem, 10_000)
-    results = (dp.solve(problem, cuts),)
+    results = (dynamic_program.solve(problem, cuts),)
     found = [solving._best_shape(problem, cuts, Settings(time_limit_s=limit), results) for limit in (None, 1e-9)]
     assert [plan is None for plan in found] == [False, True]
 
@@ -233,7 +237,7 @@ def test_the_check_verifies_that_a_plan_is_a_grid() -> None:
 
 
 def _constraints(document: dict[str, Any], profile: Profile) -> bool | None:
-    found = verify(Node(json.loads(json.dumps(document)), "plan.json"), profile)
+    found = verify_plan(Node(json.loads(json.dumps(document)), "plan.json"), profile)
     return next((one.holds for one in found if one.what == "constraints"), found[0].holds)
 
 
@@ -249,8 +253,8 @@ class _Told:
         if problem.options.max_stages == 1:
             raise InputError("Told 1.0 has no use for one stage")
 
-    def files(self, problem: Problem, plan: Plan) -> dict[str, File]:
-        return {"plan.txt": File(plan.config, "the plan")}
+    def files(self, problem: Problem, plan: Plan) -> dict[str, ExportFile]:
+        return {"plan.txt": ExportFile(plan.config, "the plan")}
 
     def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
         return f"told {folder}"
@@ -258,7 +262,7 @@ class _Told:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(posing, "target_of", lambda name: _Told())
+    monkeypatch.setattr(from_options, "export_target", lambda name: _Told())
     monkeypatch.chdir(tmp_path)
     _spread(6, sent=30_000_000).save(Path("profile.json"))
     Path("lab.toml").write_text(LAB, encoding="utf-8")
@@ -286,7 +290,7 @@ def test_solving_for_a_trainer_writes_its_files_and_says_the_cost(run: Run) -> N
     assert done.err.strip().endswith("next: told plan/told")
     said = done.out.strip().splitlines()[-1]
     assert said.startswith("Restricted to what Told 1.0 can express. Without the restriction: ")
-    free = solve(Problem(_spread(6, sent=30_000_000), cluster_file.load("lab.toml")), Settings(solver="dp"))
+    free = solve(Problem(_spread(6, sent=30_000_000), cluster_toml.load_cluster("lab.toml")), Settings(solver="dp"))
     gain = plan["prediction"]["minibatch_s"] / free.objective_s
     assert f"{free.plan.config} by 1f1b-stashing, {gain:.2f}x faster" in said
 
@@ -316,7 +320,7 @@ def test_fewer_workers_than_could_be_are_no_loss_by_the_trainer(run: Run) -> Non
 
 
 def test_a_gain_that_rounds_to_nothing_is_no_factor() -> None:
-    said = [faster(gain) for gain in (0.9, 1.0, 1.003, 1.0051)]
+    said = [speedup_text(gain) for gain in (0.9, 1.0, 1.003, 1.0051)]
     assert said == ["no faster", "no faster", "less than 1% faster", "1.01x faster"]
 
 

@@ -13,14 +13,14 @@ import pulp
 import pytest
 from instances import drawn, mixed_instance, random_instance
 
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.evaluate import evaluate
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.solvers import backend, ilp
-from pipeplan.solvers.ilp_layers import Layers
-from pipeplan.solvers.ilp_runs import Run, Runs
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.solvers.ilp import backend, integer_program
+from pipeplan.solvers.ilp.layers import LayerBlocks
+from pipeplan.solvers.ilp.placements import Placement, PlacementSet
 from pipeplan.solvers.result import Result, Status
 
 EXPRESSED = ("1f1b-stashing", "2bw", "gpipe", "1f1b-flush")
@@ -63,9 +63,9 @@ def test_it_finds_what_brute_force_finds_under_all_options(schedule: str, start:
     for seed in range(start, start + 12):
         instance, problem = drawn(seed, lambda number: mixed_instance(number, layers=4, schedule=schedule))
         expected = brute_force.best(instance)
-        check(ilp.solve(problem, ilp.Limits()), expected, problem)
+        check(integer_program.solve(problem, integer_program.IlpLimits()), expected, problem)
         if not math.isinf(expected):
-            check(ilp.solve(problem, ilp.Limits(), cutoff_s=expected), expected, problem)
+            check(integer_program.solve(problem, integer_program.IlpLimits(), cutoff_s=expected), expected, problem)
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_it_finds_what_brute_force_finds_under_all_options(schedule: str, start:
 def test_it_finds_what_brute_force_finds_under_all_options_at_length(schedule: str, start: int) -> None:
     for seed in range(start, start + 50):
         instance, problem = drawn(seed, lambda number: mixed_instance(number, layers=5, schedule=schedule))
-        check(ilp.solve(problem, ilp.Limits()), brute_force.best(instance), problem)
+        check(integer_program.solve(problem, integer_program.IlpLimits()), brute_force.best(instance), problem)
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_vertical_sync_is_solved_where_memory_does_not_limit_and_else_refused() 
     refused = 0
     for seed in range(40):
         instance, problem = drawn(seed, lambda number: mixed_instance(number, layers=4, schedule="vertical-sync"))
-        result = ilp.solve(problem, ilp.Limits())
+        result = integer_program.solve(problem, integer_program.IlpLimits())
         if result.note.startswith("the integer program"):
             refused += 1
             assert not math.isinf(instance.memory)
@@ -96,7 +96,7 @@ def test_parallel_links_are_those_of_the_boundary_not_of_the_workers_before_it()
     # 2-2 over parallel links: the cut behind the first of two replicas is the boundary behind both.
     instance, problem = drawn(6, lambda number: mixed_instance(number, layers=5, schedule="gpipe"))
     assert instance.boundary == "parallel"
-    result = ilp.solve(problem, ilp.Limits())
+    result = integer_program.solve(problem, integer_program.IlpLimits())
     check(result, brute_force.best(instance), problem)
     assert result.plan is not None
     assert result.plan.config == "2-2"
@@ -105,7 +105,7 @@ def test_parallel_links_are_those_of_the_boundary_not_of_the_workers_before_it()
 def test_a_solution_that_is_worse_than_the_optimum_stated_with_it_is_not_believed() -> None:
     # HiGHS 1.15 with presolve calls the slower of two plans of this problem optimal, beside the faster one's objective.
     instance, problem = drawn(612, lambda number: random_instance(number, layers=6))
-    check(ilp.solve(problem, ilp.Limits()), brute_force.best(instance), problem)
+    check(integer_program.solve(problem, integer_program.IlpLimits()), brute_force.best(instance), problem)
 
 
 def test_the_smallest_layer_counts_beside_a_large_memory() -> None:
@@ -115,24 +115,24 @@ def test_the_smallest_layer_counts_beside_a_large_memory() -> None:
     tiny = replace(profile.layers[1], saved_bytes=2)
     profile = replace(profile, layers=(profile.layers[0], tiny, *profile.layers[2:]))
     problem = Problem(profile, cluster((2, 1e6), memory=6 << 30), Options())
-    result = ilp.solve(problem, ilp.Limits())
+    result = integer_program.solve(problem, integer_program.IlpLimits())
     assert result.status == Status.OPTIMAL
     assert result.plan is not None
     assert evaluate(result.plan, problem).fits
 
 
 def test_idle_workers_are_only_the_last_of_a_server_or_of_the_cluster() -> None:
-    runs = Runs(cluster((4, 1e9), (3, 1e8)), most=12)
+    runs = PlacementSet(cluster((4, 1e9), (3, 1e8)), most=12)
     assert {run.end for run in runs.all if (run.start, run.replicas) == (1, 2)} == {2, 3, 11}
     assert runs.firsts == (0,)
-    assert Run(1, 2, 3) in runs.all
-    assert Run(1, 2, 7) not in runs.all
+    assert Placement(1, 2, 3) in runs.all
+    assert Placement(1, 2, 7) not in runs.all
 
 
 def test_layers_are_joined_across_what_no_link_carries_in_time() -> None:
     problem = Problem(chain(4), cluster((2, 1e6)))
-    assert [block.layers for block in Layers(problem, largest=2500.0).blocks] == [("l0",), ("l1",), ("l2", "l3")]
-    assert len(Layers(problem, largest=1e9)) == 4
+    assert [block.layers for block in LayerBlocks(problem, largest=2500.0).blocks] == [("l0",), ("l1",), ("l2", "l3")]
+    assert len(LayerBlocks(problem, largest=1e9)) == 4
 
 
 def hard() -> Problem:
@@ -143,7 +143,7 @@ def hard() -> Problem:
 
 def test_a_time_limit_leaves_a_bound_that_holds() -> None:
     problem = hard()
-    result = ilp.solve(problem, ilp.Limits(seconds=0.5))
+    result = integer_program.solve(problem, integer_program.IlpLimits(seconds=0.5))
     assert result.status != Status.OPTIMAL
     assert result.bound_s > 0
     assert result.bound_s >= problem.work_s / problem.cluster.workers * (1 - 1e-9)
@@ -188,9 +188,9 @@ def test_ctrl_c_while_the_program_is_written_down_ends_the_search(monkeypatch: p
     def interrupted(*arguments: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ilp, "IlpModel", interrupted)
+    monkeypatch.setattr(integer_program, "IlpModel", interrupted)
     problem = Problem(chain(6), cluster((2, 1e6), (2, 1e5)))
-    result = ilp.solve(problem, ilp.Limits())
+    result = integer_program.solve(problem, integer_program.IlpLimits())
     assert result.interrupted
     assert result.status == Status.FEASIBLE
     assert result.bound_s == pytest.approx(problem.work_s / 4)
@@ -223,12 +223,12 @@ def test_ctrl_c_ends_the_search_with_a_note(monkeypatch: pytest.MonkeyPatch) -> 
     problem = Problem(chain(6), cluster((2, 1e6), (2, 1e5)))
     asked = []
 
-    def interrupted(*arguments: object, **named: object) -> backend.Answer:
+    def interrupted(*arguments: object, **named: object) -> backend.MilpOutcome:
         asked.append(arguments)
-        return backend.Answer(found=False, proven=False, bound=0.0, interrupted=True)
+        return backend.MilpOutcome(found=False, proven=False, bound=0.0, interrupted=True)
 
     monkeypatch.setattr(backend, "run", interrupted)
-    result = ilp.solve(problem, ilp.Limits())
+    result = integer_program.solve(problem, integer_program.IlpLimits())
     assert len(asked) == 1
     assert result.interrupted
     assert result.note == "it was stopped by Ctrl-C"
@@ -243,7 +243,7 @@ def test_a_gap_is_a_promise() -> None:
     for seed in range(5):
         instance, problem = drawn(seed, lambda number: mixed_instance(number, layers=4, schedule="1f1b-stashing"))
         expected = brute_force.best(instance)
-        result = ilp.solve(problem, ilp.Limits(gap=0.1))
+        result = integer_program.solve(problem, integer_program.IlpLimits(gap=0.1))
         if math.isinf(expected):
             continue
         assert result.plan is not None
@@ -263,7 +263,7 @@ def test_work_is_counted_in_what_the_devices_take_for_it() -> None:
     levels = (Level("server", 2, 12e9), Level("cluster", 2, 1.25e9, 50e-6, allreduce_efficiency=0.6))
     cluster = Cluster("fast", Device("d", "cuda", 1 << 26, speed=1e6), levels)
     problem = Problem(profile, cluster, Options(contention=False))
-    result = ilp.solve(problem, ilp.Limits())
+    result = integer_program.solve(problem, integer_program.IlpLimits())
     assert result.plan is not None
     assert evaluate(result.plan, problem).alone_s == pytest.approx(result.objective_s, rel=1e-6)
 
@@ -277,6 +277,6 @@ def test_a_boundary_of_parallel_links_carries_more_than_one_link_does() -> None:
     problem = Problem(Profile(layers, tensors, minibatch=1), cluster, options)
     # Stage 1 averages 60 bytes between two, at 3.2 a second and once for two minibatches; all else takes 7 s at most.
     pace_s = 2 * (2 - 1) / 2 * 60 / 3.2 / 2
-    found = ilp.solve(problem, ilp.Limits(), cutoff_s=pace_s)
+    found = integer_program.solve(problem, integer_program.IlpLimits(), cutoff_s=pace_s)
     assert found.status == Status.OPTIMAL
     assert found.objective_s == pytest.approx(pace_s, rel=1e-6)

@@ -10,12 +10,12 @@ import foreign
 import pytest
 from commandline import Run
 
-from pipeplan import cluster_file
-from pipeplan.cost import ring_allreduce_time
+from pipeplan.cluster_data import cluster_toml
+from pipeplan.cost.formulas import ring_allreduce_time
 from pipeplan.errors import InputError
 from pipeplan.importers import nccl_tests
-from pipeplan.importers.level import measured
-from pipeplan.units import parse_rate
+from pipeplan.importers.nccl_tests import level_from_runs
+from pipeplan.util.units import parse_rate
 
 SIZES = [1 << power for power in range(10, 31, 2)]
 CLUSTER = """\
@@ -48,9 +48,9 @@ sendrecv_efficiency = 0.9
 @pytest.mark.parametrize(("ranks", "bandwidth", "step_s"), [(2, 20e9, 3e-6), (8, 400e9, 2e-6), (16, 45e9, 1e-7)])
 def test_what_is_fitted_is_what_was_there(tmp_path: Path, ranks: int, bandwidth: float, step_s: float) -> None:
     document = foreign.nccl_tests(ranks, bandwidth, step_s, SIZES)
-    run = nccl_tests.load(foreign.written(tmp_path / "a.json", document))
+    run = nccl_tests.read_nccl_tests(foreign.written(tmp_path / "a.json", document))
     assert (run.ranks, run.hosts, run.device) == (ranks, 1, "NVIDIA H100 80GB HBM3")
-    found = nccl_tests.fit(run)
+    found = nccl_tests.fit_nccl_tests(run)
     assert found.bandwidth == pytest.approx(bandwidth, rel=5e-3)
     assert found.latency_s == pytest.approx(step_s, rel=1e-3, abs=1e-10)
     assert found.worst < 5e-3
@@ -64,23 +64,25 @@ def test_what_is_fitted_is_what_was_there(tmp_path: Path, ranks: int, bandwidth:
 def test_ranks_come_from_the_rates_where_devices_are_not_all_listed(tmp_path: Path) -> None:
     document = foreign.nccl_tests(8, 400e9, 2e-6, SIZES)
     document["config"]["devices"] = document["config"]["devices"][:1]
-    assert nccl_tests.load(foreign.written(tmp_path / "a.json", document)).ranks == 8
+    assert nccl_tests.read_nccl_tests(foreign.written(tmp_path / "a.json", document)).ranks == 8
 
 
 def test_messages_and_all_reduces_make_two_efficiencies(tmp_path: Path) -> None:
     reduce = foreign.nccl_tests(16, 40e9, 2e-6, SIZES, hosts=2)
     send = foreign.nccl_tests(16, 48e9, 9e-6, SIZES, operation="sendrecv", hosts=2)
-    runs = [nccl_tests.load(foreign.written(tmp_path / f"{n}.json", one)) for n, one in enumerate((reduce, send))]
-    found = measured(runs, 50e9)
+    runs = [
+        nccl_tests.read_nccl_tests(foreign.written(tmp_path / f"{n}.json", one)) for n, one in enumerate((reduce, send))
+    ]
+    found = level_from_runs(runs, 50e9)
     assert (found.bandwidth, found.servers, found.spans) == (50e9, True, 2)
     assert (found.allreduce_efficiency, found.sendrecv_efficiency) == pytest.approx((0.8, 0.96), rel=1e-3)
     assert found.latency_s == pytest.approx(9e-6, rel=1e-3), "one latency for both: the longer"
-    alone = measured(runs[:1], None)
+    alone = level_from_runs(runs[:1], None)
     assert (alone.bandwidth, alone.allreduce_efficiency) == (pytest.approx(40e9, rel=1e-3), 1.0)
     assert alone.sendrecv_efficiency is None
     for wrong in ([], runs[1:], [runs[0], runs[0]]):
         with pytest.raises(InputError, match="one run of all_reduce_perf"):
-            measured(wrong, None)
+            level_from_runs(wrong, None)
 
 
 @pytest.mark.parametrize(
@@ -101,16 +103,16 @@ def test_messages_and_all_reduces_make_two_efficiencies(tmp_path: Path) -> None:
 def test_a_run_that_cannot_be_used_is_one_line(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
     document = foreign.nccl_tests(8, 400e9, 2e-6, SIZES) | change
     with pytest.raises(InputError, match=complaint):
-        nccl_tests.load(foreign.written(tmp_path / "a.json", document))
+        nccl_tests.read_nccl_tests(foreign.written(tmp_path / "a.json", document))
 
 
 def test_one_size_tells_a_bandwidth_and_small_ones_tell_none(tmp_path: Path) -> None:
     one = foreign.nccl_tests(4, 100e9, 0.0, [1 << 30])
-    found = nccl_tests.fit(nccl_tests.load(foreign.written(tmp_path / "a.json", one)))
+    found = nccl_tests.fit_nccl_tests(nccl_tests.read_nccl_tests(foreign.written(tmp_path / "a.json", one)))
     assert (found.bandwidth, found.latency_s) == (pytest.approx(100e9), 0.0)
     small = foreign.nccl_tests(8, 400e9, 2e-6, [8, 16, 32])
     with pytest.raises(InputError, match="too small to tell a bandwidth"):
-        nccl_tests.fit(nccl_tests.load(foreign.written(tmp_path / "b.json", small)))
+        nccl_tests.fit_nccl_tests(nccl_tests.read_nccl_tests(foreign.written(tmp_path / "b.json", small)))
 
 
 def test_a_level_goes_into_a_cluster_file_and_all_else_stays(run: Run) -> None:
@@ -122,15 +124,15 @@ def test_a_level_goes_into_a_cluster_file_and_all_else_stays(run: Run) -> None:
     new = Path("new.toml").read_text()
     gone = [line for line in CLUSTER.splitlines() if line not in new.splitlines()]
     assert gone == ['latency = "5 us"'], "all other lines are there as they were"
-    level = cluster_file.load("new.toml").levels[1]
+    level = cluster_toml.load_cluster("new.toml").levels[1]
     assert (level.name, level.bandwidth, level.sendrecv_efficiency) == ("cluster", 50e9, 0.9)
     assert (level.allreduce_efficiency, level.latency_s) == pytest.approx((0.8, 2e-6), rel=1e-3)
     assert level.source == "nccl-tests, a.json, 16 × NVIDIA H100 80GB HBM3 on 2 hosts"
-    assert cluster_file.load("new.toml").levels[0] == cluster_file.load("lab.toml").levels[0]
+    assert cluster_toml.load_cluster("new.toml").levels[0] == cluster_toml.load_cluster("lab.toml").levels[0]
     assert "exists" in run("import", "a.json", "--into", "lab.toml", "-o", "lab.toml").err
     inner = run("import", "a.json", "--into", "lab.toml", "--level", "server", "-o", "lab.toml", "--force")
     assert inner.code == 0
-    assert cluster_file.load("lab.toml").levels[0].allreduce_efficiency == pytest.approx(40 / 450, abs=1e-4)
+    assert cluster_toml.load_cluster("lab.toml").levels[0].allreduce_efficiency == pytest.approx(40 / 450, abs=1e-4)
 
 
 def test_links_of_one_host_are_those_inside_a_server(run: Run) -> None:
@@ -142,7 +144,7 @@ def test_links_of_one_host_are_those_inside_a_server(run: Run) -> None:
     send = foreign.nccl_tests(8, 405e9, 2e-6, SIZES, operation="sendrecv")
     foreign.written(Path("b.json"), send)
     assert "Messages" not in run("import", "a.json", "b.json", "--into", "lab.toml", "-o", "both.toml").out
-    level = cluster_file.load("both.toml").levels[0]
+    level = cluster_toml.load_cluster("both.toml").levels[0]
     assert (level.allreduce_efficiency, level.sendrecv_efficiency) == pytest.approx((0.8, 0.9), rel=1e-3)
 
 
@@ -150,7 +152,7 @@ def test_links_faster_than_stated_raise_the_bandwidth_and_leave_messages_alone(r
     Path("lab.toml").write_text(CLUSTER)
     foreign.written(Path("a.json"), foreign.nccl_tests(16, 100e9, 0.0, SIZES, hosts=2))
     assert run("import", "a.json", "--into", "lab.toml", "-o", "new.toml").code == 0
-    level = cluster_file.load("new.toml").levels[1]
+    level = cluster_toml.load_cluster("new.toml").levels[1]
     assert (level.bandwidth, level.allreduce_efficiency) == (pytest.approx(100e9, rel=5e-3), 1.0)
     assert level.bandwidth * level.sendrecv_efficiency == pytest.approx(50e9 * 0.9, rel=5e-3)
 

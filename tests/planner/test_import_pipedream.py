@@ -5,7 +5,7 @@ from commandline import Run
 
 from pipeplan.errors import InputError
 from pipeplan.importers import pipedream
-from pipeplan.profile_data import Profile
+from pipeplan.profile_data.profile import Profile
 
 TEXT = (
     "node2 -- Conv2d(3, 8) -- forward_compute_time=2.000, backward_compute_time=4.000, "
@@ -27,7 +27,7 @@ def _written(tmp_path: Path, text: str) -> Path:
 
 
 def test_units_lists_and_nodes_without_work(tmp_path: Path) -> None:
-    profile = pipedream.load(_written(tmp_path, TEXT), 16)
+    profile = pipedream.read_pipedream_profile(_written(tmp_path, TEXT), 16)
     assert [layer.name for layer in profile.layers] == ["node2", "node3"]
     conv, relu = profile.layers
     assert (conv.forward_s, conv.backward_s, conv.parameter_bytes, conv.saved_bytes) == (0.002, 0.004, 64, 100)
@@ -53,12 +53,12 @@ def test_units_lists_and_nodes_without_work(tmp_path: Path) -> None:
 )
 def test_a_wrong_line_is_named(tmp_path: Path, old: str, new: str, complaint: str) -> None:
     with pytest.raises(InputError, match=complaint):
-        pipedream.load(_written(tmp_path, TEXT.replace(old, new, 1)), 16)
+        pipedream.read_pipedream_profile(_written(tmp_path, TEXT.replace(old, new, 1)), 16)
 
 
 def test_an_empty_file_is_no_graph(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no nodes"):
-        pipedream.load(_written(tmp_path, "\n"), 16)
+        pipedream.read_pipedream_profile(_written(tmp_path, "\n"), 16)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_an_empty_file_is_no_graph(tmp_path: Path) -> None:
     ],
 )
 def test_the_published_totals(reference: Path, name: str, minibatch: int, total_s: float, parameters_mb: float) -> None:
-    profile = pipedream.load(reference / "pipedream" / f"{name}.txt", minibatch)
+    profile = pipedream.read_pipedream_profile(reference / "pipedream" / f"{name}.txt", minibatch)
     assert profile.total_s == pytest.approx(total_s, abs=5e-5)
     assert sum(layer.parameter_bytes for layer in profile.layers) / 1e6 == pytest.approx(parameters_mb, abs=0.05)
 

@@ -8,17 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from pipeplan import baselines, solving
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.cuts import enumerate_cuts
-from pipeplan.evaluate import evaluate
-from pipeplan.improve import improve
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.solvers import depths
-from pipeplan.solving import solve
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cost import depths
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.planning import baselines
+from pipeplan.planning import solve as solving
+from pipeplan.planning.local_search import improve_plan
+from pipeplan.planning.solve import solve
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 
 
 def _problem(seed: int, **options: object) -> Problem:
@@ -54,7 +55,7 @@ def _best(problem: Problem) -> Plan:
                     Stage(tuple(name for unit in names[a:b] for name in unit), tuple(range(x, y)), 1, 1)
                     for (a, b), (x, y) in zip(parts, runs, strict=True)
                 ]
-                plan = depths.assign(Plan(tuple(made)), problem, 1e-3)
+                plan = depths.assign_depths(Plan(tuple(made)), problem, 1e-3)
                 if (found_s := evaluate(plan, problem).pace_s) < pace_s:
                     best, pace_s = plan, found_s
     assert best is not None
@@ -81,19 +82,19 @@ def test_it_finds_the_best_plan_of_small_problems(seed: int) -> None:
     plan = _alone(problem)
     before = evaluate(plan, problem)
     assert before.pace_s > before.alone_s, "chosen so that contention binds"
-    better = improve(plan, problem)
+    better = improve_plan(plan, problem)
     assert evaluate(better, problem).pace_s == pytest.approx(evaluate(_best(problem), problem).pace_s, rel=1e-6)
-    assert improve(plan, problem) == better
+    assert improve_plan(plan, problem) == better
 
 
 def test_where_contention_does_not_bind_the_plan_stays() -> None:
     problem = _problem(UNBOUND)
     plan = _alone(problem)
     assert len(plan.stages) > 1
-    assert improve(plan, problem) is plan
+    assert improve_plan(plan, problem) is plan
     problem = _problem(BINDING[0], contention=False)
     plan = _alone(problem)
-    assert improve(plan, problem) is plan
+    assert improve_plan(plan, problem) is plan
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_it_keeps_to_the_constraints(options: dict[str, object]) -> None:
     for seed in BINDING[:8]:
         problem = _problem(seed, **options)
         plan = _two_stages(problem)
-        better = improve(plan, problem)
+        better = improve_plan(plan, problem)
         score = evaluate(better, problem)
         assert score.pace_s <= evaluate(plan, problem).pace_s
         counts = [stage.replicas for stage in better.stages]
@@ -136,7 +137,7 @@ def _two_stages(problem: Problem) -> Plan:
     names, cut = [unit.layers for unit in problem.units], 1 if problem.options.pins or problem.options.together else 2
     first, second = (tuple(name for unit in part for name in unit) for part in (names[:cut], names[cut:]))
     plan = Plan((Stage(first, (0, 1), 1, 1), Stage(second, (2, 3), 1, 1)), inference=problem.options.inference)
-    return depths.assign(plan, problem, evaluate(depths.assign(plan, problem, 1e-3), problem).alone_s)
+    return depths.assign_depths(plan, problem, evaluate(depths.assign_depths(plan, problem, 1e-3), problem).alone_s)
 
 
 def test_it_fits_where_the_plan_did() -> None:
@@ -146,7 +147,7 @@ def test_it_fits_where_the_plan_did() -> None:
         most = max(int(stage.memory_bytes) for stage in evaluate(plan, problem).stages)
         cluster = replace(problem.cluster, device=Device("d", "cpu", most + 1))
         limited = replace(problem, cluster=cluster, options=replace(problem.options, memory=True))
-        assert evaluate(improve(plan, limited), limited).fits
+        assert evaluate(improve_plan(plan, limited), limited).fits
 
 
 def test_copies_stay_alike() -> None:
@@ -156,8 +157,8 @@ def test_copies_stay_alike() -> None:
     levels = (Level("server", 1, 0.0), Level("pod", 3, 10.0), Level("cluster", 2, 10.0))
     problem = Problem(Profile(layers, tensors, 1), Cluster("t", Device("d", "cpu", 1), levels), Options(memory=False))
     straight = Plan((Stage(("a",), (0, 3), 1, 1), Stage(("b",), (1, 4), 1, 1), Stage(("c",), (2, 5), 1, 1)), copies=2)
-    plan = depths.assign(straight, problem, 1.0)
-    before, better = evaluate(plan, problem), improve(plan, problem)
+    plan = depths.assign_depths(straight, problem, 1.0)
+    before, better = evaluate(plan, problem), improve_plan(plan, problem)
     assert before.pace_s == pytest.approx((100 + 100) / 10 / 2 + 2 * 0.5 * 10 / 10 / 2)
     assert evaluate(better, problem).pace_s < before.pace_s
     assert better.copies == 2
@@ -180,7 +181,7 @@ def test_a_baseline_that_shares_cards_better_is_taken() -> None:
     taken = 0
     for seed in BINDING[:6]:
         problem = _problem(seed)
-        plan, compared = _two_stages(problem), baselines.compare(problem, enumerate_cuts(problem, 1000))
+        plan, compared = _two_stages(problem), baselines.compute_baselines(problem, enumerate_cuts(problem, 1000))
         score = evaluate(plan, problem)
         found, found_score = solving._ahead_of(compared, problem, plan, score)
         least = min(evaluate(one.plan, problem).pace_s for one in compared if one.plan is not None)

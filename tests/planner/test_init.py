@@ -13,12 +13,12 @@ import pytest
 from commandline import Run
 
 import pipeplan
-from pipeplan import init
 from pipeplan.cli.profile.measure import _next
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.cluster_file import parse
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cluster_data.cluster_toml import read_cluster
+from pipeplan.cluster_data.local import local_cluster
 from pipeplan.errors import InputError
-from pipeplan.local import local
+from pipeplan.first_steps import init
 
 
 def test_writes_both_files_and_says_what_is_next(run: Run, tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_writes_both_files_and_says_what_is_next(run: Run, tmp_path: Path) -> No
         "  ./plan/launch.sh --epochs 5",
     ]
     compile((tmp_path / "job.py").read_text(), "job.py", "exec")
-    assert parse(tmp_path / "cluster.toml").workers == 3
+    assert read_cluster(tmp_path / "cluster.toml").workers == 3
 
 
 def test_never_overwrites_unless_it_is_told_to(run: Run, tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_never_overwrites_unless_it_is_told_to(run: Run, tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["cluster.toml"]
     assert (tmp_path / "cluster.toml").read_text() == "mine"
     assert run("init", "--force", "-q").err == ""
-    assert parse(tmp_path / "cluster.toml").name == "mine"
+    assert read_cluster(tmp_path / "cluster.toml").name == "mine"
 
 
 def test_another_folder_is_quoted_in_what_is_next(run: Run, tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_another_folder_is_quoted_in_what_is_next(run: Run, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("folder", "script"), [("lab", "./lab/plan/launch.sh"), ("/lab", "/lab/plan/launch.sh")])
 def test_a_shell_finds_the_script(folder: str, script: str) -> None:
-    assert init.commands(Path(folder), "cpu")[2].split()[0] == script
-    assert init.commands(Path(folder), "cuda")[0].split()[3:5] == ["--device", "cuda"]
+    assert init.next_commands(Path(folder), "cpu")[2].split()[0] == script
+    assert init.next_commands(Path(folder), "cuda")[0].split()[3:5] == ["--device", "cuda"]
 
 
 def test_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,13 +72,13 @@ def test_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(InputError, match=r"cannot write .*lab/a: No space left on device"):
-        init.write(tmp_path / "lab" / "a", init.files())
+        init.write_starter_files(tmp_path / "lab" / "a", init.starter_files())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_cluster_file_is_this_machine(tmp_path: Path) -> None:
-    (tmp_path / "one.toml").write_text(init.cluster_text(local(2)))
-    found, here = parse(tmp_path / "one.toml"), local(2)
+    (tmp_path / "one.toml").write_text(init.cluster_text(local_cluster(2)))
+    found, here = read_cluster(tmp_path / "one.toml"), local_cluster(2)
     assert found.levels == here.levels
     assert (found.device.name, found.device.kind, found.device.cores) == (
         here.device.name,
@@ -94,7 +94,7 @@ def test_more_servers_are_there_when_their_marks_are_taken_off(tmp_path: Path) -
     assert mark
     uncommented = "\n".join(line.removeprefix("# ") for line in (mark + servers).splitlines())
     (tmp_path / "two.toml").write_text(head + uncommented)
-    found = parse(tmp_path / "two.toml")
+    found = read_cluster(tmp_path / "two.toml")
     assert (found.servers, found.workers, found.device.memory_bytes) == (2, 8, 40 * 2**30)
 
 
@@ -129,7 +129,7 @@ def test_the_job_learns(tmp_path: Path) -> None:
 
     from pipeplan_launch import load_job
 
-    init.write(tmp_path, init.files())
+    init.write_starter_files(tmp_path, init.starter_files())
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a model so small is faster so, whoever else uses the machine
     job = load_job(f"{tmp_path / 'job.py'}:build", seed=0)
@@ -153,5 +153,5 @@ def test_the_next_step_of_a_measurement_names_the_cluster_beside_it(
     profile = pipeplan.read_profile("mnist-v100")
     monkeypatch.chdir(tmp_path)
     assert _next(profile, Path("lab/profile.json")) == "pipeplan solve lab/profile.json --cluster YOURS.toml"
-    init.write(tmp_path / "lab", init.files())
+    init.write_starter_files(tmp_path / "lab", init.starter_files())
     assert _next(profile, Path("lab/profile.json")) == "pipeplan solve lab/profile.json --cluster lab/cluster.toml"

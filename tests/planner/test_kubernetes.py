@@ -12,13 +12,13 @@ import pytest
 import yaml
 from decoders import decoder, grid
 
-from pipeplan.cluster_data import Cluster, Device, Level, Server
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
-from pipeplan.files import Node
-from pipeplan.plan import Plan
+from pipeplan.plan.plan import Plan
 from pipeplan.rendering.kubernetes import KUBERNETES
-from pipeplan.rendering.launcher import Context
-from pipeplan.rendering.templating import template
+from pipeplan.rendering.launcher import TemplateContext
+from pipeplan.rendering.templates import load_template
+from pipeplan.util.files import Node
 
 PROFILE = decoder(2)
 PLAN = grid(PROFILE, ["h.1.ln"], replicas=4)
@@ -36,8 +36,8 @@ def rendered(where: Cluster | None = None, plan: Plan = PLAN, model: str = "deco
         "cluster": where.to_json() | {"digest": "sha256:1"},
         "plan": plan.to_json(),
     }
-    context = Context.of(Node(document, "plan.json"))
-    return template(KUBERNETES.template).render(KUBERNETES.variables(context, settings))
+    context = TemplateContext.of(Node(document, "plan.json"))
+    return load_template(KUBERNETES.template).render(KUBERNETES.variables(context, settings))
 
 
 def job(*arguments: Any, **settings: Any) -> dict[str, Any]:

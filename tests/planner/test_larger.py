@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.cuts import enumerate_cuts
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.solvers.differing import Differing, DifferingSearch
-from pipeplan.solvers.limits import Limits
-from pipeplan.solvers.search import Search
-from pipeplan.solvers.terms import Terms
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.solvers.dp.budget import SearchLimits
+from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms
+from pipeplan.solvers.dp.stage_costs import CostTerms
+from pipeplan.solvers.dp.uniform_search import Search
 
 SHAPES = ((24,), (4, 6), (8, 3), (2, 3, 4), (3, 2, 2, 2))
 
@@ -46,14 +46,14 @@ def _problem(seed: int) -> Problem:
 def test_both_searches_answer_alike_at_every_threshold(seed: int) -> None:
     problem = _problem(seed)
     cuts = enumerate_cuts(problem, 1000)
-    one, other = Terms(problem, cuts), Differing(problem, cuts)
-    limits = Limits(memory=True, recompute=seed % 2 == 0)
+    one, other = CostTerms(problem, cuts), HeterogeneousTerms(problem, cuts)
+    limits = SearchLimits(memory=True, recompute=seed % 2 == 0)
     rng, answers = random.Random(seed), []
     for _ in range(8):
         threshold = one.floor * rng.uniform(1.0, 8.0) ** rng.choice([0.5, 1, 2])
         found = Search(one, threshold, limits).run() is not None
-        assert found == (DifferingSearch(other, threshold, limits).run() is not None), threshold
+        assert found == (HeterogeneousSearch(other, threshold, limits).run() is not None), threshold
         answers.append(found)
     # Without a limit on memory, whatever was found is found as well.
-    free = Terms(replace(problem, options=replace(problem.options, memory=False)), cuts)
-    assert all(Search(free, one.floor * 64, Limits(memory=False)).run() is not None for found in answers if found)
+    free = CostTerms(replace(problem, options=replace(problem.options, memory=False)), cuts)
+    assert all(Search(free, one.floor * 64, SearchLimits(memory=False)).run() is not None for found in answers if found)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from test_render import outcome
 
-from pipeplan.cluster_data import Cluster, Device, Level, Server
-from pipeplan.problem import Problem
-from pipeplan.rendering import launch_files
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.problem import Problem
+from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import LAUNCHERS
 from pipeplan.rendering.plan_folder import write_plan
-from pipeplan.solving import Settings, solve
 
 JOB = 70123
 STAND_INS = {
@@ -41,7 +41,7 @@ class Slurm:
         write_plan(solve(problem, Settings()), self.plan, force=True)
         kind = LAUNCHERS["slurm"]
         script = self.plan / kind.file_name
-        launch_files.write(script, launch_files.text(self.plan, kind, {}), kind, force=True)
+        plan_folder.write_launch_file(script, plan_folder.launch_file_text(self.plan, kind, {}), kind, force=True)
 
     def stand_in(self, name: str, text: str) -> None:
         (self.path / name).write_text(f"#!/bin/bash\n{text}\n")

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from test_render import outcome
 
-from pipeplan.cluster_data import Cluster, Level
-from pipeplan.problem import Problem
-from pipeplan.rendering import launch_files
+from pipeplan.cluster_data.cluster import Cluster, Level
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.problem import Problem
+from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import LAUNCHERS
 from pipeplan.rendering.plan_folder import write_plan
-from pipeplan.solving import Settings, solve
 
 # A launch.sh that records its variables, then reports a reason against training.
 RECORDING = """#!/bin/bash
@@ -42,7 +42,9 @@ def plan(tmp_path: Path) -> Path:
     problem = Problem(small.profile, Cluster("two", small.cluster.device, levels))
     write_plan(solve(problem, Settings()), folder)
     kind = LAUNCHERS["ssh"]
-    launch_files.write(folder / kind.file_name, launch_files.text(folder, kind, {}), kind, force=True)
+    plan_folder.write_launch_file(
+        folder / kind.file_name, plan_folder.launch_file_text(folder, kind, {}), kind, force=True
+    )
     (folder / "launch.sh").write_text(RECORDING)
     (tmp_path / "ssh").write_text('#!/bin/bash\nexec bash -c "${!#}"\n')
     for script in (folder / "launch.sh", tmp_path / "ssh"):

@@ -11,15 +11,15 @@ import pytest
 from commandline import Run
 from test_render import NASTY, outcome
 
-from pipeplan import stored
-from pipeplan.cluster_data import Cluster, Device, Level, Server
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
-from pipeplan.problem import Problem
-from pipeplan.rendering import launch_files
-from pipeplan.rendering.launcher import Context, Launcher
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem import plan_file
+from pipeplan.problem.problem import Problem
+from pipeplan.rendering import plan_folder
+from pipeplan.rendering.launcher import Launcher, TemplateContext
 from pipeplan.rendering.launchers import LAUNCHERS
 from pipeplan.rendering.plan_folder import write_plan
-from pipeplan.solving import Settings, solve
 
 SCRIPTS = (
     *(("local", "one"), ("local", "uneven"), ("ssh", "two"), ("slurm", "one"), ("slurm", "uneven")),
@@ -54,7 +54,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def _text(plan: Path, kind: str, **settings: object) -> str:
-    return launch_files.text(plan, LAUNCHERS[kind], settings, command=f"pipeplan {NASTY}")
+    return plan_folder.launch_file_text(plan, LAUNCHERS[kind], settings, command=f"pipeplan {NASTY}")
 
 
 @pytest.mark.parametrize(("kind", "cluster"), SCRIPTS)
@@ -123,8 +123,8 @@ def test_lines_for_torchrun_name_every_worker_once(plans: dict[str, Path]) -> No
 
 
 def test_the_context_agrees_with_the_stage_files(plans: dict[str, Path]) -> None:
-    stage = stored.read_document(plans["uneven"] / "stages" / "stage-0.json", "pipeplan-stage", 1)
-    context = Context.of(stored.document(plans["uneven"]))
+    stage = plan_file.read_document(plans["uneven"] / "stages" / "stage-0.json", "pipeplan-stage", 1)
+    context = TemplateContext.of(plan_file.read_plan_document(plans["uneven"]))
     assert context.digest == stage["plan"].text()
     assert list(context.server_sizes) == stage["server_sizes"].value
     assert (context.servers, context.workers, context.uneven) == (3, 5, True)
@@ -132,15 +132,15 @@ def test_the_context_agrees_with_the_stage_files(plans: dict[str, Path]) -> None
 
 
 def test_a_plan_of_an_older_version_has_no_reference_and_one_thread(plans: dict[str, Path]) -> None:
-    root = stored.document(plans["two"])
+    root = plan_file.read_plan_document(plans["two"])
     for name in ("ref", "threads"):
         root.value["profile"].pop(name)
-    assert (Context.of(root).model_ref, Context.of(root).threads) == ("", 1)
+    assert (TemplateContext.of(root).model_ref, TemplateContext.of(root).threads) == ("", 1)
 
 
 def test_the_document_lists_the_context_and_the_kinds() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    for one in fields(Context):
+    for one in fields(TemplateContext):
         assert f"`{one.name}`" in text, one.name
     for name in LAUNCHERS:
         assert f"`{name}`" in text

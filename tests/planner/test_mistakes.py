@@ -17,13 +17,13 @@ import pytest
 from commandline import Run
 
 import pipeplan
-from pipeplan import init
-from pipeplan.hardware import mismatch
-from pipeplan.local import local
-from pipeplan.problem import Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Provenance, Tensor
-from pipeplan.solving import Outcome, Settings, solve
+from pipeplan.cluster_data.devices import device_mismatch
+from pipeplan.cluster_data.local import local_cluster
+from pipeplan.first_steps import init
+from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.layers import Layer, Provenance, Tensor
+from pipeplan.profile_data.profile import Profile
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "mistakes.md"
 ROW = re.compile(r"^\| ([^|`]+?) +\| `([^`]+)` +\| `([^`]+)` +\|$", re.MULTILINE)
@@ -74,7 +74,7 @@ def matches(said: str, line: str) -> bool:
 
 def small_profile(device: str | None = None, name: str = "") -> Profile:
     """Two layers, measured on this machine unless told otherwise."""
-    here = local(2).device
+    here = local_cluster(2).device
     layers = tuple(Layer(one, 1e-3, 2e-3, 4096, 4096) for one in ("first", "loss"))
     made = Provenance("measured", here.kind if device is None else device, here.name if device is None else name)
     hidden = Tensor("first", "first", ("loss",), 4096, 4096)
@@ -85,7 +85,7 @@ def small_profile(device: str | None = None, name: str = "") -> Profile:
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What docs/mistakes.md says that there is."""
     folder = tmp_path_factory.mktemp("mistakes")
-    init.write(folder, init.files())
+    init.write_starter_files(folder, init.starter_files())
     small_profile().save(folder / "profile.json")
     pipeplan.render(pipeplan.solve(small_profile(), pipeplan.cluster("local", workers=2)), folder / "plan")
     job = (folder / "job.py").read_text()
@@ -149,7 +149,7 @@ def test_a_mistake_gets_its_line_and_leaves_nothing(
 def test_without_the_torch_that_is_needed(mistake: str, made: str, tmp_path: Path) -> None:
     environment = globals()[made](tmp_path / "path")
     typed, said = ROWS[mistake]
-    init.write(tmp_path / "work", init.files())
+    init.write_starter_files(tmp_path / "work", init.starter_files())
     done = subprocess.run(
         [sys.executable, "-m", *typed.split()], cwd=tmp_path / "work", capture_output=True, text=True, env=environment
     )
@@ -219,7 +219,7 @@ def interrupted(typed: str, folder: Path, ready: Callable[[str], bool]) -> tuple
 
 @pytest.mark.slow
 def test_ctrl_c_while_a_model_is_measured(tmp_path: Path) -> None:
-    init.write(tmp_path, init.files())
+    init.write_starter_files(tmp_path, init.starter_files())
     mark = tmp_path / "began"
     job, end = tmp_path / "job.py", "    return Job(\n"
     job.write_text(job.read_text().replace(end, f"    open({str(mark)!r}, 'w').close()\n{end}"))
@@ -271,7 +271,7 @@ def test_a_plan_that_ctrl_c_cut_short_is_written_and_no_script_goes_on(
     ],
 )
 def test_a_profile_of_other_hardware_is_noted(kind: str, name: str, cluster: str, noted: bool) -> None:
-    assert bool(mismatch(small_profile(kind, name), pipeplan.cluster(cluster))) is noted
+    assert bool(device_mismatch(small_profile(kind, name), pipeplan.cluster(cluster))) is noted
 
 
 @pytest.mark.parametrize("threads", [1, 10_000])

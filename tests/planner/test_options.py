@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.problem import Options
+from pipeplan.problem.problem import Options
 
 
 def test_a_number_of_stages_must_be_within_their_maximum() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from commandline import Run
 
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 
 FORWARD_S, BACKWARD_S, UPDATE_S, MOVE_S = 1.0, 2.0, 0.5, 0.25
 """Of both stages, but the update of the first alone, and what lies between them."""

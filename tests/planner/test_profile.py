@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 
 
 def small() -> Profile:

@@ -12,9 +12,9 @@ import pytest
 from commandline import Run
 
 from pipeplan.importers import pipedream
-from pipeplan.profile_data import Profile
-from pipeplan.profile_diff import MODULE, NAME, ORDER, WEIGHTS, compare_profiles, match_layers
-from pipeplan.profile_layers import Layer, Size, Tensor
+from pipeplan.profile_data.diff import MODULE, NAME, ORDER, WEIGHTS, compare_profiles, match_layers
+from pipeplan.profile_data.layers import Layer, Size, Tensor
+from pipeplan.profile_data.profile import Profile
 
 
 def chain(*layers: Layer, minibatch: int = 8, **rest: Any) -> Profile:
@@ -71,7 +71,7 @@ def test_a_module_is_matched_with_its_parts() -> None:
 
 @pytest.mark.parametrize("name", ["resnet50", "vgg16", "gnmt8"])
 def test_other_names_for_a_published_model_are_all_found(reference: Path, name: str) -> None:
-    first = pipedream.load(reference / "pipedream" / f"{name}.txt", 64)
+    first = pipedream.read_pipedream_profile(reference / "pipedream" / f"{name}.txt", 64)
     new = {layer.name: f"other.{number}" for number, layer in enumerate(first.layers)}
     layers = tuple(replace(one, name=new[one.name], forward_s=one.forward_s * 1.5) for one in first.layers)
     tensors = tuple(

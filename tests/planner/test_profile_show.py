@@ -13,14 +13,13 @@ from xml.etree import ElementTree
 import pytest
 from commandline import Run
 
+from pipeplan.drawing import svg
+from pipeplan.drawing.dag_layout import layout
+from pipeplan.drawing.fold_chains import chains, expensive
+from pipeplan.drawing.terminal import WIDEST, lanes, picture
 from pipeplan.importers import pipedream
-from pipeplan.picture import drawing
-from pipeplan.picture.chains import chains, expensive
-from pipeplan.picture.lanes import WIDEST, lanes
-from pipeplan.picture.layout import layout
-from pipeplan.picture.terminal import picture
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Provenance, Size, Tensor, edges
+from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor, edges
+from pipeplan.profile_data.profile import Profile
 
 
 def profile_of(arrows: str, times: dict[str, float] | None = None) -> Profile:
@@ -113,7 +112,7 @@ def test_what_takes_as_long_as_the_last_is_marked_too() -> None:
 
 @pytest.mark.parametrize(("name", "most"), [("resnet50", 90), ("gnmt8", 40), ("gnmt16", 80), ("vgg16", 15)])
 def test_published_models_are_readable_at_80_columns(reference: Path, name: str, most: int) -> None:
-    drawn = lines(pipedream.load(reference / "pipedream" / f"{name}.txt", 64))
+    drawn = lines(pipedream.read_pipedream_profile(reference / "pipedream" / f"{name}.txt", 64))
     assert len(drawn) <= most
     assert max(map(len, drawn)) <= 80
     assert max(line.index("node") for line in drawn) <= 20, "lanes leave room for names"
@@ -261,7 +260,7 @@ def test_the_drawing_has_every_layer_and_every_edge(run: Run) -> None:
 
 
 def test_nothing_in_a_drawing_lies_on_anything_else(reference: Path) -> None:
-    profile = pipedream.load(reference / "pipedream" / "gnmt16.txt", 64)
+    profile = pipedream.read_pipedream_profile(reference / "pipedream" / "gnmt16.txt", 64)
     placed = layout(profile)
     spots = list(placed.place.values())
     assert len(set(spots)) == len(spots)
@@ -269,7 +268,7 @@ def test_nothing_in_a_drawing_lies_on_anything_else(reference: Path) -> None:
     for points in placed.paths.values():
         assert all(lower[1] == upper[1] + 1 for upper, lower in itertools.pairwise(points)), "a point in every rank"
     assert all(0 <= place <= placed.width - 1 for place, _ in spots)
-    ElementTree.fromstring(drawing.svg(profile))
+    ElementTree.fromstring(svg.svg(profile))
 
 
 def test_names_from_a_file_cannot_reach_the_terminal(run: Run) -> None:

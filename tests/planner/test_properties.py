@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from instances import ALL_SCHEDULES, drawn, mixed_instance, unequal_instance
 
-from pipeplan.cluster_data import Cluster
-from pipeplan.cuts import enumerate_cuts
-from pipeplan.evaluate import evaluate
-from pipeplan.plan import Plan
-from pipeplan.problem import Problem
-from pipeplan.profile_data import Profile
-from pipeplan.schedules import ACCUMULATING, GPIPE
-from pipeplan.solvers import dp
-from pipeplan.stages import one_stage
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.cost.stage_times import plain_data_parallel
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import ACCUMULATING, GPIPE
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.profile import Profile
+from pipeplan.solvers.dp import dynamic_program
 
 SLACK = 1 + 1e-8
 """Two searches for the same number."""
@@ -40,11 +40,11 @@ def _problems(start: int, count: int = 2 * COUNT, **options: Any) -> Iterator[Pr
 
 
 def _plan(problem: Problem) -> Plan | None:
-    return dp.solve(problem, enumerate_cuts(problem, 10_000)).plan
+    return dynamic_program.solve(problem, enumerate_cuts(problem, 10_000)).plan
 
 
 def _pace(problem: Problem) -> float:
-    return dp.solve(problem, enumerate_cuts(problem, 10_000)).objective_s
+    return dynamic_program.solve(problem, enumerate_cuts(problem, 10_000)).objective_s
 
 
 def _with(problem: Problem, **options: Any) -> Problem:
@@ -280,7 +280,7 @@ def test_data_parallelism_is_a_plan_where_it_fits() -> None:
     counted = 0
     for problem in _problems(600):
         free = _free(problem)
-        score = evaluate(one_stage(free, free.cluster.workers), free)
+        score = evaluate(plain_data_parallel(free, free.cluster.workers), free)
         if score.fits:
             assert _pace(free) <= score.alone_s * SLACK, problem
             counted += 1

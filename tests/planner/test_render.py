@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan.cluster_data import Cluster, Device, Level
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InputError
-from pipeplan.problem import Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
+from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder
-from pipeplan.solving import Outcome, Settings, solve
 
 NASTY = "a b\n'\"; touch pwned; $(touch pwned) `touch pwned` \\ \x1b[31m é #"
 
@@ -52,7 +52,7 @@ def test_a_plan_folder_holds_what_the_executor_needs(tmp_path: Path) -> None:
 
 
 def test_the_executor_reads_what_is_written(tmp_path: Path) -> None:
-    from pipeplan_launch.config import load_plan
+    from pipeplan_launch.plan.launch_plan import load_plan
 
     solved = outcome()
     plan_folder.write_plan(solved, tmp_path / "plan")

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from instances import drawn, random_instance, unequal_instance
 
-from pipeplan import cluster_file
-from pipeplan.cluster_data import Cluster, Device, Level
+from pipeplan.cluster_data import cluster_toml
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InputError
-from pipeplan.plan import Plan, Stage
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer
-from pipeplan.replan.lost import Left, without, workers_named
-from pipeplan.replan.moved import moves
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.profile_data.layers import Layer
+from pipeplan.profile_data.profile import Profile
+from pipeplan.replanning.migration import plan_changes
+from pipeplan.replanning.remaining_cluster import RemainingCluster, remove_workers, workers_named
 
 
 def _three_levels() -> Cluster:
@@ -24,10 +24,10 @@ def _three_levels() -> Cluster:
     return Cluster("three", Device("d", "cpu", 1), levels)
 
 
-def _left(cluster: Cluster, lost: frozenset[int]) -> Left | None:
+def _left(cluster: Cluster, lost: frozenset[int]) -> RemainingCluster | None:
     """None where no cluster can express it."""
     try:
-        return without(cluster, lost)
+        return remove_workers(cluster, lost)
     except InputError as error:
         if "nothing is left" in str(error) or "--cluster" in str(error):
             return None
@@ -58,16 +58,16 @@ def test_what_is_left_is_what_was_there(draw: Any) -> None:
 
 
 def test_links_and_prices_stay() -> None:
-    cluster = cluster_file.load("A")
-    assert without(cluster, frozenset()).cluster == cluster
-    whole = without(cluster, workers_named(["server1"], cluster)).cluster
+    cluster = cluster_toml.load_cluster("A")
+    assert remove_workers(cluster, frozenset()).cluster == cluster
+    whole = remove_workers(cluster, workers_named(["server1"], cluster)).cluster
     assert whole == cluster.with_servers(3)
-    unequal = without(cluster, workers_named(["server1.worker2", "worker3"], cluster)).cluster
+    unequal = remove_workers(cluster, workers_named(["server1.worker2", "worker3"], cluster)).cluster
     assert unequal.server_sizes == (3, 3, 4, 4)
     assert unequal.levels[1] == cluster.levels[1]
     assert {machine.inside.bandwidth for machine in unequal.machines} == {12e9}
     # One worker less on each server: equal servers again, so that certificates and quick searches are to be had.
-    again = without(unequal, workers_named(["server2.worker0", "server3.worker0"], unequal)).cluster
+    again = remove_workers(unequal, workers_named(["server2.worker0", "server3.worker0"], unequal)).cluster
     assert (again.uniform, again.server_sizes) == (True, (3, 3, 3, 3))
 
 
@@ -75,10 +75,10 @@ def test_names_count_from_zero() -> None:
     cluster = _three_levels()
     assert workers_named(["server2"], cluster) == {4, 5}
     assert workers_named(["worker5", "server2.worker1", "worker0"], cluster) == {0, 5}
-    left = without(cluster, workers_named(["server0", "server2"], cluster))
+    left = remove_workers(cluster, workers_named(["server0", "server2"], cluster))
     assert (left.workers, left.servers) == ((2, 3, 6, 7), (1, 3))
     assert [level.count for level in left.cluster.levels] == [2, 1, 2]
-    assert [without(cluster, frozenset(range(4))).cluster.levels[index].count for index in range(3)] == [2, 2, 1]
+    assert [remove_workers(cluster, frozenset(range(4))).cluster.levels[index].count for index in range(3)] == [2, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -102,17 +102,17 @@ def test_names_count_from_zero() -> None:
 )
 def test_nonsense_is_one_line(names: list[str], complaint: str) -> None:
     with pytest.raises(InputError, match=complaint):
-        without(_three_levels(), workers_named(names, _three_levels()))
+        remove_workers(_three_levels(), workers_named(names, _three_levels()))
 
 
 def test_servers_with_levels_inside_stay_equal_inside() -> None:
     cluster = Cluster(
         "c", Device("d", "cpu", 1), (Level("board", 2, 9.0), Level("server", 2, 5.0), Level("all", 2, 1.0))
     )
-    left = without(cluster, workers_named(["server1"], cluster))
+    left = remove_workers(cluster, workers_named(["server1"], cluster))
     assert [level.count for level in left.cluster.levels] == [2, 2, 1]
     with pytest.raises(InputError, match=r"unequal inside.*--cluster"):
-        without(cluster, workers_named(["worker0"], cluster))
+        remove_workers(cluster, workers_named(["worker0"], cluster))
 
 
 def test_what_a_worker_takes_over_and_reads() -> None:
@@ -122,7 +122,7 @@ def test_what_a_worker_takes_over_and_reads() -> None:
     old = Plan((Stage(("a",), (0, 1, 2), 2, 2), Stage(("b", "c", "loss"), (3,), 1, 1)))
     new = Plan((Stage(("a", "b"), (0,), 2, 2), Stage(("c", "loss"), (1,), 1, 1)))
     cluster = Cluster("two", Device("d", "cpu", 1), (Level("server", 3, 1.0),))
-    found = moves(old, new, Left(cluster, (2, 3, 1), (0,)), profile, minibatch_was=8)
+    found = plan_changes(old, new, RemainingCluster(cluster, (2, 3, 1), (0,)), profile, minibatch_was=8)
     first, second, idle = found.workers
     assert (first.was, first.stage, first.stage_was, first.taken, first.read_bytes) == (2, 0, 0, ("b",), 614)
     assert (second.was, second.stage, second.stage_was, second.taken, second.read_bytes) == (3, 1, 1, (), 307)
@@ -140,7 +140,7 @@ def test_what_a_worker_takes_over_and_reads() -> None:
         (("b", "c"), 8, 4),
     ]
     assert found.batches[0].rate == pytest.approx(1 / 6)
-    unknown = moves(old, new, Left(cluster, (), ()), profile, 4)
+    unknown = plan_changes(old, new, RemainingCluster(cluster, (), ()), profile, 4)
     assert {worker.was for worker in unknown.workers} == {None}
     assert unknown.workers[0].taken == ("a", "b")
 
@@ -151,4 +151,4 @@ def test_a_common_batch_stays() -> None:
     old = Plan(stages, schedule="2bw", accumulate=8)
     new = Plan((Stage(("a", "b"), (0,), 1, 2),), schedule="2bw", accumulate=8)
     cluster = Cluster("one", Device("d", "cpu", 1), (Level("server", 1, 1.0),))
-    assert moves(old, new, Left(cluster, (0,), (0,)), profile, 4).rebatched == ()
+    assert plan_changes(old, new, RemainingCluster(cluster, (0,), (0,)), profile, 4).rebatched == ()

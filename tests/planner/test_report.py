@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from reported import Document, branching, report_of, rows, small_cluster, source_of, vgg
 
-from pipeplan.problem import Options
+from pipeplan.problem.problem import Options
 from pipeplan.report.source import Source
-from pipeplan.simulation.engine import replay
-from pipeplan.simulation.report import enough_minibatches, measure
+from pipeplan.simulation.engine import simulate_schedule
+from pipeplan.simulation.metrics import enough_minibatches, summarise_simulation
 
 F, B, U, WAIT, REDUCE = range(5)
 
@@ -58,13 +58,13 @@ def test_peaks_are_those_of_the_simulation(name: str) -> None:
         branching(), small_cluster(), Options(schedule=name, max_replicas=1, accumulate=4 if name == "gpipe" else None)
     )
     count = enough_minibatches(found.scenario)
-    seen = measure(found.scenario, replay(found.scenario, count), count)
+    seen = summarise_simulation(found.scenario, simulate_schedule(found.scenario, count), count)
     assert [one["peak_bytes"] for one in report_of(found)["memory"]] == [stage.peak_bytes for stage in seen.stages]
 
 
 def test_what_is_drawn_keeps_the_pace_that_simulate_tells(source: Source, document: Document) -> None:
     count = enough_minibatches(source.scenario)
-    steady = measure(source.scenario, replay(source.scenario, count), count).steady
+    steady = summarise_simulation(source.scenario, simulate_schedule(source.scenario, count), count).steady
     assert steady is not None
     since, until = document["timeline"]["steady"]
     assert until == document["timeline"]["end_s"]

@@ -7,12 +7,12 @@ import json
 import pytest
 from reported import Document, branching, report_of, small_cluster, source_of
 
-from pipeplan.cuts import enumerate_cuts
-from pipeplan.explain.alternatives import alternatives
-from pipeplan.files import Node
-from pipeplan.problem import Problem
+from pipeplan.explanation.second_best import find_alternatives
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Problem
 from pipeplan.report.source import Source, read
-from pipeplan.solving import Settings, solve
+from pipeplan.util.files import Node
 
 
 def test_baselines_are_those_of_the_plan_and_the_runner_up_is_another(source: Source, document: Document) -> None:
@@ -30,7 +30,7 @@ def test_baselines_are_those_of_the_plan_and_the_runner_up_is_another(source: So
 def test_thorough_finds_the_second_choice_that_explain_finds(straight: Source) -> None:
     assert straight.known is not None
     problem: Problem = straight.known.problem
-    second = alternatives(problem, enumerate_cuts(problem, 1000), straight.plan, straight.pace_s).second
+    second = find_alternatives(problem, enumerate_cuts(problem, 1000), straight.plan, straight.pace_s).second
     assert second is not None
     last = report_of(straight, thorough=True)["comparisons"][-1]
     assert (last["name"], last["config"]) == ("runner-up", second.plan.config)

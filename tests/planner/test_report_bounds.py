@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 from reported import Document, branching, report_of, small_cluster, source_of
 
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.evaluate import evaluate
-from pipeplan.files import Node
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.rendering import documents
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering import plan_json
 from pipeplan.report.source import Source, read
-from pipeplan.solving import Settings, solve
+from pipeplan.util.files import Node
 
 
 def test_the_pace_is_the_plans_and_its_slowest_resource_has_all_of_it(source: Source, document: Document) -> None:
@@ -99,7 +99,7 @@ def test_without_the_profile_a_card_that_stages_share_still_binds() -> None:
     plan = Plan((Stage(names[:2], (0, 2), 99, 99), Stage(names[2:], (1, 3), 9, 9)))
     outcome = solve(problem, Settings(solver="dp", certify=False))
     crossing = replace(outcome, plan=plan, evaluation=evaluate(plan, problem))
-    found = read(Node(json.loads(json.dumps(documents.plan_document(crossing))), "plan.json"), problem.profile)
+    found = read(Node(json.loads(json.dumps(plan_json.plan_document(crossing))), "plan.json"), problem.profile)
     first, *others = report_of(read(found.root, None))["prediction"]["bounds"]
     assert first["what"].startswith("network card of server")
     assert (first["share"], first["binds"]) == (1, True)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from reported import Document, branching, report_of, small_cluster, source_of
 
-from pipeplan import stored
 from pipeplan.errors import InputError
-from pipeplan.files import Node
-from pipeplan.problem import Options
+from pipeplan.problem import plan_file
+from pipeplan.problem.problem import Options
 from pipeplan.report.page import embedded, page
 from pipeplan.report.source import Source, read
+from pipeplan.util.files import Node
 
 
 def test_every_option_is_read_back() -> None:
@@ -36,7 +36,7 @@ def test_every_option_is_read_back() -> None:
     found = source_of(branching(), small_cluster(), options)
     assert found.known is not None
     assert found.known.problem.options == options
-    assert set(stored.READERS) >= {field.name for field in fields(Options)}
+    assert set(plan_file.OPTION_READERS) >= {field.name for field in fields(Options)}
 
 
 @pytest.mark.parametrize(

@@ -9,30 +9,28 @@ from pathlib import Path
 import pytest
 from reported import branching, report_of, small_cluster, source_of
 
-from pipeplan.picture.chains import total_s
-from pipeplan.problem import Options
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor, edges
-from pipeplan.report import replayed
+from pipeplan.drawing.fold_chains import total_s
+from pipeplan.problem.problem import Options
+from pipeplan.profile_data.layers import Layer, Tensor, edges
+from pipeplan.profile_data.profile import Profile
+from pipeplan.report import timeline as replayed
 from pipeplan.report import timeline as timeline_module
-from pipeplan.report.fold import FEW, MANY, groups
-from pipeplan.report.graph import BOX
-from pipeplan.report.memory import MOST_POINTS
+from pipeplan.report.model_graph import BOX, FEW, MANY, groups
 from pipeplan.report.page import page
-from pipeplan.report.replayed import simulate
-from pipeplan.report.timeline import MOST_LANES, lanes, timeline
-from pipeplan.simulation.scenario import Hop, Load, Scenario
-from pipeplan_launch.schedule import SCHEDULES
+from pipeplan.report.stages import MOST_POINTS
+from pipeplan.report.timeline import MOST_LANES, lanes, simulate, timeline
+from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
+from pipeplan_launch.plan.schedule import SCHEDULES
 
 
 def pipeline(replicas: list[int], depth: int = 2) -> Scenario:
     """A pipeline whose stages all keep a pace of a second a minibatch."""
     firsts = [0, *itertools.accumulate(replicas)]
     stages = tuple(
-        Load(tuple(range(first, first + count)), depth, 0.4 * count, 0.6 * count, 0.0)
+        StageLoad(tuple(range(first, first + count)), depth, 0.4 * count, 0.6 * count, 0.0)
         for first, count in zip(firsts, replicas, strict=False)
     )
-    hops = ((Hop(0.01, 0.0),),) * (len(replicas) - 1)
+    hops = ((StageBoundary(0.01, 0.0),),) * (len(replicas) - 1)
     return Scenario("-".join(map(str, replicas)), stages, hops, SCHEDULES["1f1b-stashing"], 1.0, 1.0, 1, 8)
 
 

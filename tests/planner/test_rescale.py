@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Size, Tensor
-from pipeplan.rescale import describe_rescaling
+from pipeplan.profile_data.layers import Layer, Size, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.rescale import describe_rescaling
 
 
 def layers(forward: float, backward: float, saved: int) -> tuple[Layer, ...]:

@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan import cluster_file, contention
-from pipeplan.check.verify import verify
-from pipeplan.cluster_data import Cluster, Device, Level, Server
-from pipeplan.cluster_json import from_json
-from pipeplan.cluster_write import text_of
+from pipeplan.checker.verify import verify_plan
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.cluster_toml import cluster_toml, read_cluster
+from pipeplan.cost import contention
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
-from pipeplan.evaluate import evaluate
-from pipeplan.files import Node
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.rendering import documents
-from pipeplan.simulation.engine import replay
-from pipeplan.simulation.report import enough_minibatches, measure
-from pipeplan.simulation.scenario import from_document
-from pipeplan.solving import Outcome, Settings, solve
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering import plan_json
+from pipeplan.simulation.engine import simulate_schedule
+from pipeplan.simulation.metrics import enough_minibatches, summarise_simulation
+from pipeplan.simulation.scenario import scenario_from_document
+from pipeplan.util.files import Node
 
 NO_OVERLAP = Options(overlap=0.0)
 
@@ -51,8 +51,8 @@ def _plan(*stages: tuple[str, int], depths: tuple[int, ...]) -> Plan:
 
 
 def _checked(outcome: Outcome) -> dict[str, bool | None]:
-    document = json.loads(json.dumps(documents.plan_document(outcome)))
-    return {found.what: found.holds for found in verify(Node(document, "plan.json"), outcome.problem.profile)}
+    document = json.loads(json.dumps(plan_json.plan_document(outcome)))
+    return {found.what: found.holds for found in verify_plan(Node(document, "plan.json"), outcome.problem.profile)}
 
 
 def test_three_workers_on_two_cores_take_what_all_compute_on_both() -> None:
@@ -89,7 +89,7 @@ def test_servers_have_cores_of_their_own() -> None:
         replace(stage, workers=(worker,)) for stage, worker in zip(together.stages, (0, 1, 3, 4), strict=True)
     )
     assert evaluate(replace(together, stages=spread), problem).pace_s == pytest.approx(4)
-    assert contention.least_s(problem) == pytest.approx(16 / 4)
+    assert contention.least_pace_of_shared_cores_s(problem) == pytest.approx(16 / 4)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush"])
@@ -122,9 +122,9 @@ def test_what_keeps_all_cores_busy_is_proven_best() -> None:
     assert outcome.gap == pytest.approx(0, abs=1e-9)
     assert all(_checked(outcome).values())
     # The same plan where the cores are said to be one more: what it states is then wrong.
-    forged = json.loads(json.dumps(documents.plan_document(outcome)))
+    forged = json.loads(json.dumps(plan_json.plan_document(outcome)))
     forged["prediction"]["minibatch_s"] = outcome.evaluation.alone_s
-    findings = {found.what: found.holds for found in verify(Node(forged, "plan.json"), problem.profile)}
+    findings = {found.what: found.holds for found in verify_plan(Node(forged, "plan.json"), problem.profile)}
     assert findings["pace"] is False
 
 
@@ -132,19 +132,19 @@ def test_what_keeps_all_cores_busy_is_proven_best() -> None:
 def test_the_replay_shares_the_cores(replicas: tuple[int, ...]) -> None:
     problem = Problem(_profile(*[(1, 2, 0.5)] * 6, size=0), _cluster(3, 2), replace(NO_OVERLAP, stages=len(replicas)))
     outcome = solve(problem, Settings(solver="dp"))
-    scenario = from_document(Node(json.loads(json.dumps(documents.plan_document(outcome))), "plan.json"))
+    scenario = scenario_from_document(Node(json.loads(json.dumps(plan_json.plan_document(outcome))), "plan.json"))
     count = enough_minibatches(scenario)
-    steady = measure(scenario, replay(scenario, count), count).steady
+    steady = summarise_simulation(scenario, simulate_schedule(scenario, count), count).steady
     assert steady is not None
     assert steady.pace_s == pytest.approx(outcome.objective_s, rel=0.01)
 
 
 def test_cores_are_written_and_read(tmp_path: Path) -> None:
     cluster, path = _cluster(3, 2), tmp_path / "c.toml"
-    path.write_text(text_of(cluster))
-    assert cluster_file.parse(path) == cluster
-    assert from_json(Node(json.loads(json.dumps(cluster.to_json())), "c")) == cluster
+    path.write_text(cluster_toml(cluster))
+    assert read_cluster(path) == cluster
+    assert cluster_from_json(Node(json.loads(json.dumps(cluster.to_json())), "c")) == cluster
     assert "cores" not in _cluster(3, 0).to_json()["device"]
-    path.write_text(text_of(cluster).replace("cores = 2", "cores = 0"))
+    path.write_text(cluster_toml(cluster).replace("cores = 2", "cores = 0"))
     with pytest.raises(InputError, match="cores"):
-        cluster_file.parse(path)
+        read_cluster(path)

@@ -12,50 +12,50 @@ from itertools import pairwise
 import pytest
 from instances import random_instance, to_problem
 
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.cost import overlapped
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cost import depths
+from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.cost.formulas import overlapped
+from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.evaluate import Evaluation, evaluate
-from pipeplan.files import Node
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.rendering.documents import plan_document
-from pipeplan.simulation.engine import Replayed, replay
-from pipeplan.simulation.flows import Flow, Network, Use, share_out
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.verdict import Verdict
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering.plan_json import plan_document
+from pipeplan.simulation.engine import SimulatedEvents, simulate_schedule
+from pipeplan.simulation.fair_share import NetworkFlow, SharedNetwork, Use, share_cards
 from pipeplan.simulation.memory import memory_over_time, peak_memory
-from pipeplan.simulation.picture import timeline
-from pipeplan.simulation.report import Report, enough_minibatches, in_flight, measure
-from pipeplan.simulation.scenario import Hop, Load, Scenario, from_document
-from pipeplan.simulation.trace import trace_document
-from pipeplan.solvers import depths
-from pipeplan.solving import Outcome, Settings, solve
-from pipeplan.stages import one_stage
-from pipeplan.verdict import Verdict
-from pipeplan_launch.schedule import SCHEDULES, Action, Kind, Schedule, StageShape, version_fixed
+from pipeplan.simulation.metrics import SimulationReport, enough_minibatches, in_flight, summarise_simulation
+from pipeplan.simulation.perfetto import trace_document
+from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad, scenario_from_document
+from pipeplan.simulation.terminal import draw_timeline
+from pipeplan.util.files import Node
+from pipeplan_launch.plan.schedule import SCHEDULES, Action, ActionKind, Schedule, StageShape, version_fixed
 
 TRAINING = SCHEDULES["1f1b-stashing"]
 
 
 def _scenario(
-    *stages: tuple[int, int, float, float], sync: float = 0.0, overlap: float = 1.0, hop: Hop | None = None
+    *stages: tuple[int, int, float, float], sync: float = 0.0, overlap: float = 1.0, hop: StageBoundary | None = None
 ) -> Scenario:
     """Stages as (replicas, depth, forward_s, backward_s); all-reduces of `sync` seconds where there are replicas."""
     loads, worker = [], 0
     for replicas, depth, forward, backward in stages:
         mine = tuple(range(worker, worker + replicas))
-        loads.append(Load(mine, depth, forward, backward, sync if replicas > 1 else 0.0, 8, 500, 10, depth + 1))
+        loads.append(StageLoad(mine, depth, forward, backward, sync if replicas > 1 else 0.0, 8, 500, 10, depth + 1))
         worker += replicas
-    hops = tuple((hop or Hop(0.0, 0.0),) for _ in stages[1:])
+    hops = tuple((hop or StageBoundary(0.0, 0.0),) for _ in stages[1:])
     config = "-".join(str(stage[0]) for stage in stages)
     return Scenario(config, tuple(loads), hops, TRAINING, overlap, 1.0)
 
 
-def _run(scenario: Scenario, minibatches: int | None = None) -> tuple[Replayed, Report]:
+def _run(scenario: Scenario, minibatches: int | None = None) -> tuple[SimulatedEvents, SimulationReport]:
     count = minibatches or enough_minibatches(scenario)
-    replayed = replay(scenario, count)
-    return replayed, measure(scenario, replayed, count)
+    replayed = simulate_schedule(scenario, count)
+    return replayed, summarise_simulation(scenario, replayed, count)
 
 
 def _pace(scenario: Scenario) -> float:
@@ -77,7 +77,11 @@ def _solved(seed: int) -> Outcome | None:
 @cache
 def _solved_scenarios() -> list[tuple[int, Scenario]]:
     found = ((seed, _solved(seed)) for seed in range(110))
-    return [(seed, from_document(Node(plan_document(outcome), f"seed {seed}"))) for seed, outcome in found if outcome]
+    return [
+        (seed, scenario_from_document(Node(plan_document(outcome), f"seed {seed}")))
+        for seed, outcome in found
+        if outcome
+    ]
 
 
 @pytest.mark.slow
@@ -110,10 +114,10 @@ def test_an_all_reduce_hides_behind_what_the_schedule_puts_before_its_update(upd
 
     def stream(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
         steps = list(TRAINING.stream(pipeline, stage, replica, minibatches))
-        updates = [step for step in steps if step.kind is Kind.UPDATE]
-        awaits = Kind.BACKWARD if update_first else Kind.REDUCE
-        for step in (step for step in steps if step.kind is not Kind.UPDATE):
-            group = step.index if step.kind is Kind.REDUCE else step.index // pipeline[stage].replicas
+        updates = [step for step in steps if step.kind is ActionKind.UPDATE]
+        awaits = ActionKind.BACKWARD if update_first else ActionKind.REDUCE
+        for step in (step for step in steps if step.kind is not ActionKind.UPDATE):
+            group = step.index if step.kind is ActionKind.REDUCE else step.index // pipeline[stage].replicas
             if step.kind is awaits and updates[0].index < group:
                 yield updates.pop(0)
             yield step
@@ -136,7 +140,7 @@ def test_a_straight_pipeline_by_hand() -> None:
     F0 of stage 1 ends at 1 and is there at 1.75. Depth 3 then keeps stage 2 busy, 3 s a minibatch. The last gradient is
     at stage 1 after 0.75, and the backward pass takes 2 s: a drain of 2.75.
     """
-    scenario = _scenario((1, 3, 1.0, 2.0), (1, 1, 1.0, 2.0), hop=Hop(0.5, 0.25))
+    scenario = _scenario((1, 3, 1.0, 2.0), (1, 1, 1.0, 2.0), hop=StageBoundary(0.5, 0.25))
     replayed, report = _run(scenario, 30)
     assert report.fill_s == pytest.approx(1.75)
     assert report.drain_s == pytest.approx(2.75)
@@ -152,12 +156,12 @@ def test_a_straight_pipeline_by_hand() -> None:
 
 def test_too_small_a_depth_is_seen() -> None:
     """Depth 1 leaves one minibatch under way: both stages and two transfers in turn."""
-    scenario = _scenario((1, 1, 1.0, 2.0), (1, 1, 1.0, 2.0), hop=Hop(0.5, 0.25))
+    scenario = _scenario((1, 1, 1.0, 2.0), (1, 1, 1.0, 2.0), hop=StageBoundary(0.5, 0.25))
     assert _pace(scenario) == pytest.approx(6.0 + 2 * 0.75)
 
 
 def test_a_link_carries_one_message_at_a_time_whatever_the_replicas() -> None:
-    scenario = _scenario((2, 20, 0.1, 0.2), (2, 1, 0.1, 0.2), hop=Hop(1.0, 0.5))
+    scenario = _scenario((2, 20, 0.1, 0.2), (2, 1, 0.1, 0.2), hop=StageBoundary(1.0, 0.5))
     replayed, report = _run(scenario)
     assert report.steady is not None
     assert report.steady.pace_s == pytest.approx(1.0)
@@ -167,8 +171,8 @@ def test_a_link_carries_one_message_at_a_time_whatever_the_replicas() -> None:
 
 def test_copies_have_boundaries_of_their_own_and_share_the_link_between_them() -> None:
     """Two copies of 1-1: four workers, 3 s of work each a minibatch, and two all-reduces for every two minibatches."""
-    loads = tuple(Load(workers, depth, 1.0, 2.0, 4.0) for workers, depth in (((0, 2), 5), ((1, 3), 1)))
-    hops = ((Hop(0.5, 0.0), Hop(0.5, 0.0)),)
+    loads = tuple(StageLoad(workers, depth, 1.0, 2.0, 4.0) for workers, depth in (((0, 2), 5), ((1, 3), 1)))
+    hops = ((StageBoundary(0.5, 0.0), StageBoundary(0.5, 0.0)),)
     scenario = Scenario("2×(1-1)", loads, hops, TRAINING, 1.0, 4.0, copies=2)
     assert _pace(scenario) >= 4.0, "two of 4 s on one link"
     replayed, report = _run(scenario)
@@ -179,14 +183,14 @@ def test_copies_have_boundaries_of_their_own_and_share_the_link_between_them() -
 
 def test_gradients_take_as_long_as_they_are_large() -> None:
     """0.5 s there, 4 s back: the way back is the slowest part."""
-    scenario = _scenario((1, 8, 1.0, 2.0), (1, 1, 1.0, 2.0), hop=Hop(0.5, 0.0, 4.0))
+    scenario = _scenario((1, 8, 1.0, 2.0), (1, 1, 1.0, 2.0), hop=StageBoundary(0.5, 0.0, 4.0))
     assert _pace(scenario) == pytest.approx(4.0)
     assert _run(scenario)[1].links == pytest.approx({"stage 1 → 2": 0.5 / 4, "stage 2 → 1": 1.0})
 
 
 def test_parallel_links_are_taken_in_turn() -> None:
     """Messages of 4 s over two links, between two replicas and two: 2 s a minibatch."""
-    scenario = _scenario((2, 9, 0.5, 1.0), (2, 1, 0.5, 1.0), hop=Hop(4.0, 0.0, 4.0, 2))
+    scenario = _scenario((2, 9, 0.5, 1.0), (2, 1, 0.5, 1.0), hop=StageBoundary(4.0, 0.0, 4.0, 2))
     report = _run(scenario)[1]
     assert report.steady is not None
     assert report.steady.pace_s == pytest.approx(2.0)
@@ -232,7 +236,7 @@ def test_an_all_reduce_of_two_buffers_hides_behind_a_whole_group() -> None:
 
 
 def _peaks(scenario: Scenario, minibatches: int) -> list[int]:
-    replayed = replay(scenario, minibatches)
+    replayed = simulate_schedule(scenario, minibatches)
     return peak_memory(scenario, memory_over_time(scenario, replayed, minibatches))
 
 
@@ -241,7 +245,7 @@ def test_memory_over_time_by_hand() -> None:
     scenario = _scenario((1, 2, 1.0, 2.0), (1, 1, 1.0, 2.0))
     fixed = [500 - 3 * 10 - 2 * 8, 500 - 2 * 10 - 8]
     assert [load.fixed_bytes for load in scenario.stages] == fixed
-    steps = memory_over_time(scenario, replay(scenario, 3), 3)
+    steps = memory_over_time(scenario, simulate_schedule(scenario, 3), 3)
     # F0 F1 B0 U0 F2 B1 U1 B2 U2 at the first stage: a version is kept as long as a minibatch has to use it.
     held = [(size - fixed[0]) for _, size in steps[0, 0]]
     assert held == [10 + 8, 10 + 16, 10 + 8, 20 + 8, 20 + 16, 10 + 8, 20 + 8, 10, 10]
@@ -270,7 +274,7 @@ def test_inference_runs_at_the_pace_of_its_slowest_part() -> None:
     replayed, report = _run(scenario)
     assert report.steady is not None
     assert report.steady.pace_s == pytest.approx(1.5)
-    assert {done.action.kind for done in replayed.passes} == {Kind.FORWARD}
+    assert {done.action.kind for done in replayed.passes} == {ActionKind.FORWARD}
     assert [stage.peak_in_flight for stage in report.stages] == [1, 1]
     assert report.fill_s == pytest.approx(1.0)
 
@@ -281,7 +285,7 @@ def _of(*streams: str) -> Schedule:
     def stream(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
         return (Action.parse(text) for text in streams[stage].split())
 
-    return Schedule("made up", stream, frozenset(Kind), trains=True, version=version_fixed)
+    return Schedule("made up", stream, frozenset(ActionKind), trains=True, version=version_fixed)
 
 
 @pytest.mark.parametrize(
@@ -296,21 +300,21 @@ def _of(*streams: str) -> Schedule:
 def test_an_impossible_schedule_is_reported(streams: tuple[str, ...], where: str) -> None:
     scenario = replace(_scenario((1, 2, 1.0, 1.0), (1, 2, 1.0, 1.0)), schedule=_of(*streams))
     with pytest.raises(InputError, match=f"made up comes to a deadlock after .* s: {where}"):
-        replay(scenario, 2)
+        simulate_schedule(scenario, 2)
 
 
 def test_the_hidden_part_of_an_all_reduce_goes_on_behind_what_the_schedule_puts_before_its_update() -> None:
     """R0 at 2; 3 s of all-reduce end at 5, while F1 and B1 take until 4."""
     late = _of("F0 B0 R0 F1 B1 U0 R1 U1")
     scenario = replace(_scenario((2, 1, 1.0, 1.0), sync=3.0), schedule=late)
-    replayed = replay(scenario, 2)
+    replayed = simulate_schedule(scenario, 2)
     assert [(done.start_s, done.end_s) for done in replayed.transfers] == [(2.0, 5.0), (5.0, 8.0)]
-    assert measure(scenario, replayed, 2).steady is None
+    assert summarise_simulation(scenario, replayed, 2).steady is None
 
 
 def test_replays_repeat_exactly() -> None:
-    scenario = _scenario((3, 4, 0.7, 1.3), (2, 3, 0.9, 1.1), (1, 1, 0.3, 0.4), sync=0.2, hop=Hop(0.1, 0.05))
-    assert replay(scenario, 100) == replay(scenario, 100)
+    scenario = _scenario((3, 4, 0.7, 1.3), (2, 3, 0.9, 1.1), (1, 1, 0.3, 0.4), sync=0.2, hop=StageBoundary(0.1, 0.05))
+    assert simulate_schedule(scenario, 100) == simulate_schedule(scenario, 100)
 
 
 def test_times_of_zero_do_no_harm() -> None:
@@ -323,9 +327,10 @@ def test_times_of_zero_do_no_harm() -> None:
 
 def test_a_trace_has_the_fields_that_viewers_require() -> None:
     scenario = replace(
-        _scenario((2, 3, 1.0, 2.0), (1, 1, 0.5, 1.0), sync=0.5, overlap=0.5, hop=Hop(0.25, 0.0)), workers_per_server=2
+        _scenario((2, 3, 1.0, 2.0), (1, 1, 0.5, 1.0), sync=0.5, overlap=0.5, hop=StageBoundary(0.25, 0.0)),
+        workers_per_server=2,
     )
-    replayed = replay(scenario, 6)
+    replayed = simulate_schedule(scenario, 6)
     document = json.loads(json.dumps(trace_document(scenario, replayed), allow_nan=False))
     events = document["traceEvents"]
     assert {event["ph"] for event in events} == {"M", "X", "C"}
@@ -354,9 +359,9 @@ def _rows_do_not_overlap(events: list[dict[str, float]]) -> None:
 
 
 def test_the_timeline_is_a_row_a_worker_in_the_columns_given() -> None:
-    scenario = _scenario((1, 2, 1.0, 2.0), (1, 1, 1.0, 2.0), hop=Hop(0.0, 0.5))
+    scenario = _scenario((1, 2, 1.0, 2.0), (1, 1, 1.0, 2.0), hop=StageBoundary(0.0, 0.5))
     replayed, report = _run(scenario)
-    lines = [line.plain for line in timeline(scenario, replayed, report, 66)]
+    lines = [line.plain for line in draw_timeline(scenario, replayed, report, 66)]
     assert lines == [
         "w0 s1 F0----F1---..................B0=========F2----B1=========F3-",
         "w1 s2 .........F0---B0==========F1---B1==========......F2---B2====",
@@ -380,8 +385,8 @@ def test_a_plan_over_two_servers_reads_its_links_from_the_cluster() -> None:
     )
     levels = (Level("server", 1, 0.0), Level("cluster", 2, 100.0, 0.25, sendrecv_efficiency=0.5))
     problem = Problem(profile, Cluster("t", Device("d", "cpu", 10_000, speed=2.0), levels), Options(stages=2))
-    scenario = from_document(Node(plan_document(solve(problem, Settings(solver="dp"))), "plan.json"))
-    assert scenario.hops == ((Hop(0.8, 0.25, 0.8, 1, 50.0),),)
+    scenario = scenario_from_document(Node(plan_document(solve(problem, Settings(solver="dp"))), "plan.json"))
+    assert scenario.hops == ((StageBoundary(0.8, 0.25, 0.8, 1, 50.0),),)
     assert [stage.forward_s for stage in scenario.stages] == [0.5, 0.5]
     assert math.isclose(_pace(scenario), 1.5)
 
@@ -399,10 +404,10 @@ def _over_two_servers(contention: bool) -> tuple[Scenario, Evaluation]:
     levels = (Level("server", 2, 1e6), Level("cluster", 2, 100.0))
     problem = Problem(profile, Cluster("t", Device("d", "cuda", 10**6), levels), Options(contention=contention))
     stages = tuple(Stage((name,), (worker,), 1, 1) for name, worker in zip("abc", (0, 2, 1), strict=True))
-    plan = depths.assign(Plan(stages), problem, 1.5)
+    plan = depths.assign_depths(Plan(stages), problem, 1.5)
     score = evaluate(plan, problem)
     outcome = Outcome(problem, plan, score, (), Verdict(True, False, ""), (), {})
-    return from_document(Node(plan_document(outcome), "plan.json")), score
+    return scenario_from_document(Node(plan_document(outcome), "plan.json")), score
 
 
 def test_what_shares_a_network_card_shares_its_time() -> None:
@@ -420,9 +425,9 @@ def test_what_a_flush_waits_for_is_in_sync_also_where_it_is_a_flow() -> None:
     layer = Layer("a", 0.5, 1.0, 100, 1)
     cluster = Cluster("t", Device("d", "cuda", 10**6), (Level("server", 1, 0.0), Level("cluster", 2, 100.0)))
     problem = Problem(Profile((layer,), (), 1), cluster, Options(schedule="gpipe", accumulate=2))
-    plan = one_stage(problem, 2)
+    plan = plain_data_parallel(problem, 2)
     outcome = Outcome(problem, plan, evaluate(plan, problem), (), Verdict(True, False, ""), (), {})
-    scenario = from_document(Node(plan_document(outcome), "plan.json"))
+    scenario = scenario_from_document(Node(plan_document(outcome), "plan.json"))
     assert scenario.cards is not None
     report = _run(scenario)[1]
     assert report.ratio == pytest.approx(1.0)
@@ -434,7 +439,7 @@ def test_flows_share_cards_fairly() -> None:
     now = 0.0
     ended: dict[str, float] = {}
     events: list[tuple[float, int, Callable[[], None]]] = []
-    network = Network(lambda: now, lambda time, event: events.append((time, len(events), event)))
+    network = SharedNetwork(lambda: now, lambda time, event: events.append((time, len(events), event)))
 
     def flow(name: str, duration: float, use: Use) -> Callable[[], None]:
         return lambda: network.start(duration, use, lambda: ended.setdefault(name, now))
@@ -463,6 +468,6 @@ def test_a_flow_has_what_the_others_cannot_use() -> None:
         ([{a: 1.0, b: 1.0}, {b: 1.0}, {b: 1.0}, {a: 1.0}], [1 / 3, 1 / 3, 1 / 3, 2 / 3]),
         ([{}, {a: 3.0}, {a: 1.0}], [1.0, 1 / 6, 0.5]),
     ):
-        flows = [Flow(1.0, use, lambda: None) for use in uses]
-        share_out(flows)
+        flows = [NetworkFlow(1.0, use, lambda: None) for use in uses]
+        share_cards(flows)
         assert [flow.speed for flow in flows] == pytest.approx(speeds)

@@ -13,19 +13,20 @@ from typing import Any
 
 import pytest
 
-from pipeplan import awaited, single
-from pipeplan.check import awaited as checker
-from pipeplan.check.verify import Finding, verify
-from pipeplan.cluster_data import Cluster, Device, Level, Server
-from pipeplan.evaluate import AWAITED, evaluate
-from pipeplan.files import Node
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.rendering import documents
-from pipeplan.solving import solve
-from pipeplan_launch import buckets
+from pipeplan.checker import ddp_overlap as checker
+from pipeplan.checker.verify import CheckResult, verify_plan
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cost import ddp_overlap
+from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, evaluate
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.planning import single_stage
+from pipeplan.planning.solve import solve
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering import plan_json
+from pipeplan.util.files import Node
+from pipeplan_launch.comm import buckets
 
 MIB = 2**20
 
@@ -70,7 +71,7 @@ def _least(problem: Problem) -> float:
 
 def _binds(problem: Problem) -> bool:
     bare = solve(replace(problem, options=replace(problem.options, contention=False)))
-    return single.binds(bare.plan, evaluate(bare.plan, problem))
+    return single_stage.is_bound_by_allreduce(bare.plan, evaluate(bare.plan, problem))
 
 
 @pytest.mark.parametrize("equal", [True, False])
@@ -90,12 +91,12 @@ def test_the_best_of_all_plans_is_found_and_proven(equal: bool) -> None:
 def test_the_proof_of_one_stage_is_checked() -> None:
     """Where it is the best: also that no other number of workers does better, and that no state is left out."""
     outcomes = (solve(_problem(seed)) for seed in range(12))
-    outcome = next(one for one in outcomes if one.evaluation.bound == AWAITED)
-    document = json.loads(json.dumps(documents.plan_document(outcome)))
+    outcome = next(one for one in outcomes if one.evaluation.bound == WAITS_FOR_UPDATE)
+    document = json.loads(json.dumps(plan_json.plan_document(outcome)))
     profile = outcome.problem.profile
 
-    def said(changed: dict[str, Any]) -> Finding:
-        return {found.what: found for found in verify(Node(changed, "plan.json"), profile)}["optimality"]
+    def said(changed: dict[str, Any]) -> CheckResult:
+        return {found.what: found for found in verify_plan(Node(changed, "plan.json"), profile)}["optimality"]
 
     assert said(document).holds
     assert document["certificate"]["several"] is True
@@ -107,11 +108,11 @@ def test_the_proof_of_one_stage_is_checked() -> None:
     assert not said(silent).holds, "then plans of one stage are not excluded"
     wrong = copy.deepcopy(document)
     wrong["prediction"]["stages"][0]["exposed_sync_s"] *= 1.01
-    assert not {found.what: found for found in verify(Node(wrong, "plan.json"), profile)}["stages"].holds
+    assert not {found.what: found for found in verify_plan(Node(wrong, "plan.json"), profile)}["stages"].holds
 
 
 def test_buckets_close_where_those_of_the_executor_do() -> None:
-    planned, checked = (awaited.FIRST_BUCKET_BYTES, awaited.BUCKET_BYTES), (checker.FIRST, checker.OTHERS)
+    planned, checked = (ddp_overlap.FIRST_BUCKET_BYTES, ddp_overlap.BUCKET_BYTES), (checker.FIRST, checker.OTHERS)
     assert planned == checked == (buckets.FIRST_BUCKET_BYTES, buckets.BUCKET_BYTES)
 
 
@@ -122,7 +123,7 @@ def test_nothing_waits_where_nothing_overlaps() -> None:
         plan = Plan((Stage(problem.layer_names, (0, 1, 2, 3), 1, 1),))
         score = evaluate(plan, problem)
         assert score.pace_s == pytest.approx(score.alone_s)
-        assert score.bound != AWAITED
+        assert score.bound != WAITS_FOR_UPDATE
 
 
 def test_copies_of_one_stage_count_where_replicas_are_limited() -> None:
@@ -134,9 +135,9 @@ def test_copies_of_one_stage_count_where_replicas_are_limited() -> None:
     problem = Problem(Profile(layers, tensors, 1), cluster, Options(max_replicas=2))
     outcome = solve(problem)
     assert (outcome.plan.config, len(outcome.plan.stages)) == ("2×(2)", 1)
-    assert outcome.evaluation.bound == AWAITED
+    assert outcome.evaluation.bound == WAITS_FOR_UPDATE
     assert outcome.bound_s <= outcome.objective_s * (1 + 1e-9)
     assert outcome.verdict.proven
-    document = json.loads(json.dumps(documents.plan_document(outcome)))
-    found = {one.what: one for one in verify(Node(document, "plan.json"), problem.profile)}
+    document = json.loads(json.dumps(plan_json.plan_document(outcome)))
+    found = {one.what: one for one in verify_plan(Node(document, "plan.json"), problem.profile)}
     assert found["optimality"].holds, found["optimality"].text

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from commandline import Run
 
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Size, Tensor
+from pipeplan.profile_data.layers import Layer, Size, Tensor
+from pipeplan.profile_data.profile import Profile
 
 
 def profile(of_eight: float, of_sixteen: float) -> Profile:

@@ -22,14 +22,15 @@ from instances import (
     unequal_instance,
 )
 
-from pipeplan import contention
-from pipeplan.cuts import enumerate_cuts
-from pipeplan.evaluate import evaluate
-from pipeplan.links import Links
-from pipeplan.problem import Problem
-from pipeplan.solvers import dp, ilp
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import contention
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.dp import dynamic_program
+from pipeplan.solvers.ilp import integer_program
 from pipeplan.solvers.result import Result, Status
-from pipeplan.solving import Settings, solve
 
 Draw = Callable[..., Instance]
 # What is drawn: all that there is on equal or on unequal servers, of one schedule, or of any with inference among them.
@@ -62,12 +63,12 @@ def _agrees(result: Result, expected: float, problem: Problem) -> None:
 def _check(instance: Instance, problem: Problem, *, program: bool = True, cold: bool = False) -> None:
     """Both solvers, the ILP with what the DP found as its bound, and if asked without."""
     expected = brute_force.best(instance)
-    first = dp.solve(problem, enumerate_cuts(problem, 10_000))
+    first = dynamic_program.solve(problem, enumerate_cuts(problem, 10_000))
     _agrees(first, expected, problem)
     if cold or (program and first.plan is None):
-        _agrees_if_known(ilp.solve(problem, ilp.Limits()), expected, instance, problem)
+        _agrees_if_known(integer_program.solve(problem, integer_program.IlpLimits()), expected, instance, problem)
     if program and first.plan is not None:
-        bounded = ilp.solve(problem, ilp.Limits(), cutoff_s=first.objective_s)
+        bounded = integer_program.solve(problem, integer_program.IlpLimits(), cutoff_s=first.objective_s)
         _agrees_if_known(bounded, expected, instance, problem)
 
 
@@ -103,7 +104,7 @@ def test_the_evaluator_charges_cards_as_the_oracle_does(schedule: str) -> None:
         if best.stages:
             busiest = Cards(Costs(instance, best.copies), best.size).busiest(best.stages)
             plan = to_plan(instance, best)
-            loads = contention.loads(plan, problem, Links.of(problem.cluster))
+            loads = contention.card_loads(plan, problem, Links.of(problem.cluster))
             assert loads.busiest()[0] == pytest.approx(busiest, rel=1e-8), seed
             assert evaluate(plan, problem).pace_s == pytest.approx(max(best.pace, busiest), rel=1e-8), seed
             bound += busiest > best.pace / 4
@@ -162,27 +163,33 @@ def test_ilp_finds_what_brute_force_finds_at_length(draw: Draw, schedule: str | 
 def test_cbc_agrees_with_brute_force_too() -> None:
     for seed in range(300, 306):
         instance, problem = _problem(seed, 5)
-        _agrees(ilp.solve(problem, ilp.Limits(solver="cbc")), brute_force.best(instance), problem)
+        _agrees(
+            integer_program.solve(problem, integer_program.IlpLimits(solver="cbc")), brute_force.best(instance), problem
+        )
 
 
 def test_an_infeasible_verdict_of_presolve_is_checked() -> None:
     # HiGHS 1.15 with presolve calls this program infeasible below the cut-off, and finds a plan without.
     instance, problem = _problem(20611, 5)
-    best = dp.solve(problem, enumerate_cuts(problem, 10_000))
-    _agrees(ilp.solve(problem, ilp.Limits(), cutoff_s=best.objective_s), brute_force.best(instance), problem)
+    best = dynamic_program.solve(problem, enumerate_cuts(problem, 10_000))
+    _agrees(
+        integer_program.solve(problem, integer_program.IlpLimits(), cutoff_s=best.objective_s),
+        brute_force.best(instance),
+        problem,
+    )
 
 
 def test_a_cutoff_that_is_too_low_is_noticed() -> None:
     _, problem = _problem(1, 5)
-    best = dp.solve(problem, enumerate_cuts(problem, 10_000))
-    result = ilp.solve(problem, ilp.Limits(), cutoff_s=best.objective_s * 0.9)
+    best = dynamic_program.solve(problem, enumerate_cuts(problem, 10_000))
+    result = integer_program.solve(problem, integer_program.IlpLimits(), cutoff_s=best.objective_s * 0.9)
     assert result.status == Status.INFEASIBLE
 
 
 def test_a_cutoff_that_is_too_high_is_beaten() -> None:
     _, problem = _problem(1, 5)
-    best = dp.solve(problem, enumerate_cuts(problem, 10_000))
-    result = ilp.solve(problem, ilp.Limits(), cutoff_s=best.objective_s * 3)
+    best = dynamic_program.solve(problem, enumerate_cuts(problem, 10_000))
+    result = integer_program.solve(problem, integer_program.IlpLimits(), cutoff_s=best.objective_s * 3)
     assert result.objective_s == pytest.approx(best.objective_s, rel=1e-6)
 
 
@@ -204,7 +211,7 @@ def test_a_pace_within_the_rounding_of_depths_ends_the_search() -> None:
     layers = [{"f": time, "b": 2 * time, "w": weights, "s": 10.0, "u": 0.0} for time, weights in sizes]
     instance = Instance(layers, tensors, [(4, 5e9, 0.0)], stages=3, max_replicas=1, schedule="2bw", accumulate=4)
     problem = to_problem(replace(instance, overlap=0.0))
-    result = dp.solve(problem, enumerate_cuts(problem, 100))
+    result = dynamic_program.solve(problem, enumerate_cuts(problem, 100))
     assert result.status == Status.OPTIMAL
     assert result.plan is not None
     assert evaluate(result.plan, problem).alone_s == pytest.approx(result.objective_s, rel=1e-8)

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 from commandline import Run
 
-from pipeplan.cluster_data import Cluster, Device, Level, Server
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
-from pipeplan.problem import Options
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.solving import Settings
-from pipeplan.sweep import plot
-from pipeplan.sweep.grid import Axes, Point, points
-from pipeplan.sweep.rows import Row, efficient, price_of, to_csv, to_json, varying
-from pipeplan.sweep.run import Answer, run, solve_point
+from pipeplan.planning.solve import Settings
+from pipeplan.problem.problem import Options
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.sweeps import plot
+from pipeplan.sweeps.points import SweepAxes, SweepPoint, sweep_points
+from pipeplan.sweeps.rows import SweepRow, hourly_price, pareto_rows, sweep_csv, sweep_json, varying_settings
+from pipeplan.sweeps.sweep import PointAnswer, solve_point, solve_points
 
 DP = Settings(solver="dp")
 GIB = 1 << 30
@@ -48,15 +48,17 @@ def _cluster(servers: int = 2, price: float | None = None) -> Cluster:
     return Cluster("lab", Device("chip", "cuda", GIB), levels, server_price=price)
 
 
-def _row(rate: float | None, price: float | None, workers: int = 4) -> Row:
+def _row(rate: float | None, price: float | None, workers: int = 4) -> SweepRow:
     """A row of a given speed: minibatches have 4 samples."""
-    answer = Answer(why="no plan") if rate is None else Answer(4 / rate, 1.5, "2-2", "compute of stage 1", 4, "DP")
-    return Row(Point(_profile(), _cluster(workers // 2), Options()), answer, price)
+    answer = (
+        PointAnswer(why="no plan") if rate is None else PointAnswer(4 / rate, 1.5, "2-2", "compute of stage 1", 4, "DP")
+    )
+    return SweepRow(SweepPoint(_profile(), _cluster(workers // 2), Options()), answer, price)
 
 
 def test_every_combination_comes_once_and_in_order() -> None:
-    axes = Axes({"cluster": [1e8, 2e8], "server": [1e9]}, memory=[GIB, 2 * GIB], minibatch=[4, 8])
-    found = points(_profile(), [_cluster(1), _cluster(2)], Options(), axes)
+    axes = SweepAxes({"cluster": [1e8, 2e8], "server": [1e9]}, memory=[GIB, 2 * GIB], minibatch=[4, 8])
+    found = sweep_points(_profile(), [_cluster(1), _cluster(2)], Options(), axes)
     seen = [(one.cluster.servers, one.bandwidths["cluster"], one.memory_bytes, one.profile.minibatch) for one in found]
     assert len(seen) == len(set(seen)) == 16
     assert seen[:3] == [(1, 1e8, GIB, 4), (1, 1e8, GIB, 8), (1, 1e8, 2 * GIB, 4)]
@@ -65,43 +67,45 @@ def test_every_combination_comes_once_and_in_order() -> None:
 
 
 def test_a_sweep_of_nothing_is_the_problem_itself() -> None:
-    assert points(_profile(), [_cluster()], Options(), Axes()) == [Point(_profile(), _cluster(), Options())]
+    assert sweep_points(_profile(), [_cluster()], Options(), SweepAxes()) == [
+        SweepPoint(_profile(), _cluster(), Options())
+    ]
 
 
 @pytest.mark.parametrize(
     ("axes", "complaint"),
     [
-        (Axes({"clutser": [1e8]}), "cluster lab has no level 'clutser'; did you mean 'cluster'"),
-        (Axes({"cluster": [0.0]}), "zero bandwidth"),
-        (Axes(minibatch=[0]), "must be at least 1"),
-        (Axes(memory=[0]), "has no memory"),
-        (Axes(schedules=["1f1b-stashign"]), "did you mean '1f1b-stashing'"),
-        (Axes(minibatch=range(1, 10_002)), "10001 combinations are too many"),
+        (SweepAxes({"clutser": [1e8]}), "cluster lab has no level 'clutser'; did you mean 'cluster'"),
+        (SweepAxes({"cluster": [0.0]}), "zero bandwidth"),
+        (SweepAxes(minibatch=[0]), "must be at least 1"),
+        (SweepAxes(memory=[0]), "has no memory"),
+        (SweepAxes(schedules=["1f1b-stashign"]), "did you mean '1f1b-stashing'"),
+        (SweepAxes(minibatch=range(1, 10_002)), "10001 combinations are too many"),
     ],
 )
-def test_what_cannot_be_varied_is_one_line(axes: Axes, complaint: str) -> None:
+def test_what_cannot_be_varied_is_one_line(axes: SweepAxes, complaint: str) -> None:
     with pytest.raises(InputError, match=complaint.replace("(", r"\(")):
-        points(_profile(), [_cluster()], Options(), axes)
+        sweep_points(_profile(), [_cluster()], Options(), axes)
 
 
 def test_the_ideal_is_all_workers_computing() -> None:
-    point = Point(_profile(), _cluster(2), Options())
+    point = SweepPoint(_profile(), _cluster(2), Options())
     assert point.ideal_rate == pytest.approx(4 * 4 / 0.1)
     assert replace(point, options=Options(inference=True)).ideal_rate == pytest.approx(4 * 4 / 0.04)
 
 
 def test_an_unsolvable_point_says_why() -> None:
-    short = points(_profile(), [_cluster()], Options(), Axes(memory=[10**6]))[0]
+    short = sweep_points(_profile(), [_cluster()], Options(), SweepAxes(memory=[10**6]))[0]
     assert "nothing fits in memory: layer 'b' alone needs" in solve_point(short, DP).why
-    narrow = points(_profile(), [_cluster(1)], Options(stages=3), Axes())[0]
+    narrow = sweep_points(_profile(), [_cluster(1)], Options(stages=3), SweepAxes())[0]
     assert "3 stages asked for, but the cluster has only 2 workers" in solve_point(narrow, DP).why
 
 
 def test_what_is_found_does_not_depend_on_the_number_of_processes() -> None:
-    grid = points(_profile(), [_cluster(1), _cluster(2)], Options(), Axes({"cluster": [1e7, 1e9]}))
-    answers: list[dict[int, Answer]] = [{}, {}]
+    grid = sweep_points(_profile(), [_cluster(1), _cluster(2)], Options(), SweepAxes({"cluster": [1e7, 1e9]}))
+    answers: list[dict[int, PointAnswer]] = [{}, {}]
     for jobs, found in zip((1, 2), answers, strict=True):
-        assert run(grid, DP, jobs, found.__setitem__)
+        assert solve_points(grid, DP, jobs, found.__setitem__)
     assert answers[0] == answers[1]
     assert len(answers[0]) == 4
     assert all(answer.proven == "DP" for answer in answers[0].values())
@@ -109,33 +113,35 @@ def test_what_is_found_does_not_depend_on_the_number_of_processes() -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_interrupt_leaves_what_there_is(jobs: int) -> None:
-    grid = points(_profile(), [_cluster()], Options(), Axes({"cluster": [1e7, 1e8, 1e9]}))
-    found: dict[int, Answer] = {}
+    grid = sweep_points(_profile(), [_cluster()], Options(), SweepAxes({"cluster": [1e7, 1e8, 1e9]}))
+    found: dict[int, PointAnswer] = {}
 
-    def tell(number: int, answer: Answer) -> None:
+    def tell(number: int, answer: PointAnswer) -> None:
         if found:
             raise KeyboardInterrupt
         found[number] = answer
 
-    assert not run(grid, DP, jobs, tell)
+    assert not solve_points(grid, DP, jobs, tell)
     assert len(found) == 1
 
 
 def test_an_interrupt_that_a_solver_caught_ends_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    def caught(point: Point, settings: Settings) -> Answer:
+    def caught(point: SweepPoint, settings: Settings) -> PointAnswer:
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-        return Answer()
+        return PointAnswer()
 
-    monkeypatch.setattr("pipeplan.sweep.run.solve_point", caught)
+    monkeypatch.setattr("pipeplan.sweeps.sweep.solve_point", caught)
     told: list[int] = []
-    assert not run(points(_profile(), [_cluster()], Options(), Axes()), DP, 1, lambda number, _: told.append(number))
+    assert not solve_points(
+        sweep_points(_profile(), [_cluster()], Options(), SweepAxes()), DP, 1, lambda number, _: told.append(number)
+    )
     assert told == [], "what an interrupted solver gives is no answer"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_two_solvers_are_both_named() -> None:
-    answer = solve_point(Point(_profile(), _cluster(), Options()), Settings(solver="both"))
+    answer = solve_point(SweepPoint(_profile(), _cluster(), Options()), Settings(solver="both"))
     assert answer.proven == "DP+ILP"
 
 
@@ -143,7 +149,7 @@ def test_the_pareto_set_is_what_comparing_all_pairs_gives() -> None:
     rng = random.Random(0)
     for _ in range(50):
         rows = [_row(rng.choice([None, 1.0, 2.0, 3.0, 4.0]), rng.choice([None, 1.0, 2.0, 3.0])) for _ in range(8)]
-        best = efficient(rows)
+        best = pareto_rows(rows)
         for number, row in enumerate(rows):
             beaten = any(
                 other.rate >= row.rate and other.cost <= row.cost and (other.rate, other.cost) != (row.rate, row.cost)
@@ -157,19 +163,19 @@ def test_what_a_million_samples_cost() -> None:
     # 100 samples/s take 10,000 s for a million, at 36 an hour.
     assert _row(100.0, 36.0).cost == pytest.approx(100.0)
     assert (_row(100.0, None).cost, _row(None, 36.0).cost) == (None, None)
-    point = Point(_profile(), _cluster(3, price=2.0), Options())
-    assert (price_of(point, None), price_of(point, 5.0)) == (6.0, 15.0)
-    assert price_of(Point(_profile(), _cluster(3), Options()), None) is None
+    point = SweepPoint(_profile(), _cluster(3, price=2.0), Options())
+    assert (hourly_price(point, None), hourly_price(point, 5.0)) == (6.0, 15.0)
+    assert hourly_price(SweepPoint(_profile(), _cluster(3), Options()), None) is None
     inside = Level("server", 2, 1e9)
     machines = [Server(Device(name, "cuda", GIB), inside, 0.0, price) for name, price in (("a", 1.0), ("b", 2.5))]
     mixed = Cluster.of_servers("mixed", machines, (Level("cluster", 2, 1e8),))
-    assert price_of(Point(_profile(), mixed, Options()), None) == 3.5
+    assert hourly_price(SweepPoint(_profile(), mixed, Options()), None) == 3.5
 
 
 def test_csv_and_json_say_the_same() -> None:
     rows = [_row(100.0, 36.0), _row(None, 36.0)]
-    lines = list(csv.DictReader(io.StringIO(to_csv(rows))))
-    document = to_json(rows, planned=3)
+    lines = list(csv.DictReader(io.StringIO(sweep_csv(rows))))
+    document = sweep_json(rows, planned=3)
     assert (document["format"], document["planned"]) == ("pipeplan-sweep", 3)
     for line, record in zip(lines, document["rows"], strict=True):
         assert line == {name: "" if value is None else str(value) for name, value in record.items()}
@@ -179,23 +185,23 @@ def test_csv_and_json_say_the_same() -> None:
 
 
 def test_only_what_differs_is_shown() -> None:
-    grid = points(_profile(), [_cluster(1), _cluster(2)], Options(), Axes({"cluster": [1e8, 2e8]}))
-    assert varying(Row(point, Answer()) for point in grid) == ["servers", "workers", "cluster links"]
+    grid = sweep_points(_profile(), [_cluster(1), _cluster(2)], Options(), SweepAxes({"cluster": [1e8, 2e8]}))
+    assert varying_settings(SweepRow(point, PointAnswer()) for point in grid) == ["servers", "workers", "cluster links"]
 
 
-def _scaled() -> list[Row]:
+def _scaled() -> list[SweepRow]:
     """Two lines over 2, 4 and 8 workers, 40 samples/s being the most that one gives."""
     rows = []
     for bandwidth, share in ((1e8, 0.5), (2e8, 1.0)):
         for servers in (1, 2, 4):
-            point = points(_profile(), [_cluster(servers)], Options(), Axes({"cluster": [bandwidth]}))[0]
+            point = sweep_points(_profile(), [_cluster(servers)], Options(), SweepAxes({"cluster": [bandwidth]}))[0]
             rate = point.ideal_rate * share
-            rows.append(Row(point, Answer(4 / rate, 1.0, "1", "", 1, "DP")))
+            rows.append(SweepRow(point, PointAnswer(4 / rate, 1.0, "1", "", 1, "DP")))
     return rows
 
 
 def test_the_plot_puts_points_where_they_belong() -> None:
-    lines = plot.scaling(_scaled())
+    lines = plot.scaling_lines(_scaled())
     assert max(map(len, lines)) <= 80
     body = [line[11:] for line in lines[1 : 1 + plot.HEIGHT]]
     places = {mark: [] for mark in "AB"}
@@ -211,21 +217,21 @@ def test_the_plot_puts_points_where_they_belong() -> None:
 
 
 def test_one_number_of_workers_is_not_drawn() -> None:
-    assert plot.scaling(_scaled()[:1]) == []
-    assert plot.svg(_scaled()[:1], "one") is None
+    assert plot.scaling_lines(_scaled()[:1]) == []
+    assert plot.scaling_svg(_scaled()[:1], "one") is None
 
 
 def test_more_lines_than_can_be_told_apart_are_counted() -> None:
     rows = [
-        Row(replace(row.point, profile=_profile().rescaled(size)), row.answer)
+        SweepRow(replace(row.point, profile=_profile().rescaled(size)), row.answer)
         for size in range(1, 12)
         for row in _scaled()[:2]
     ]
-    assert "and 3 more lines, not drawn" in plot.scaling(rows)[-1]
+    assert "and 3 more lines, not drawn" in plot.scaling_lines(rows)[-1]
 
 
 def test_the_drawing_stands_alone_and_escapes_names() -> None:
-    text = plot.svg(_scaled(), "<model> & 'cluster'")
+    text = plot.scaling_svg(_scaled(), "<model> & 'cluster'")
     assert text is not None
     tree = ElementTree.fromstring(text)
     space = "{http://www.w3.org/2000/svg}"
@@ -239,10 +245,10 @@ def test_the_drawing_stands_alone_and_escapes_names() -> None:
 
 
 def test_scales_are_in_round_numbers() -> None:
-    assert plot.ticks(5077.0) == [0, 2000, 4000]
-    assert plot.ticks(1.0) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    assert plot.interpolated([(2, 10.0), (4, 30.0)], 3) == pytest.approx(20.0)
-    assert plot.interpolated([(2, 10.0), (4, 30.0)], 1) == pytest.approx(5.0)
+    assert plot.axis_ticks(5077.0) == [0, 2000, 4000]
+    assert plot.axis_ticks(1.0) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert plot.interpolate([(2, 10.0), (4, 30.0)], 3) == pytest.approx(20.0)
+    assert plot.interpolate([(2, 10.0), (4, 30.0)], 1) == pytest.approx(5.0)
 
 
 # The command.

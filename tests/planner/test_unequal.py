@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 from instances import drawn, random_instance
 
-from pipeplan.cluster_data import Cluster, Device, Level, Server
-from pipeplan.cluster_file import load
-from pipeplan.cluster_json import from_json
-from pipeplan.contention import loads
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.cluster_toml import load_cluster
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost.contention import card_loads
+from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.errors import InputError
-from pipeplan.evaluate import Evaluation, evaluate
-from pipeplan.files import Node
-from pipeplan.links import Links
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.solvers.pipeline import spaces
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.solvers.plan_space import plan_spaces
+from pipeplan.util.files import Node
 
 MIXED = """
 format = "pipeplan-cluster"
@@ -87,7 +87,7 @@ def _score(cluster: Cluster, *stages: tuple[str, tuple[int, ...], int], copies: 
 
 
 def test_a_file_lists_what_differs(tmp_path: Path) -> None:
-    cluster = load(_saved(tmp_path, MIXED))
+    cluster = load_cluster(_saved(tmp_path, MIXED))
     assert not cluster.uniform
     assert (cluster.workers, cluster.servers, cluster.server_sizes) == (10, 3, (4, 4, 2))
     assert [device.name for device in cluster.devices] == ["big"] * 8 + ["small"] * 2
@@ -122,7 +122,7 @@ def test_a_message_runs_at_the_slowest_card_that_its_component_joins() -> None:
 
 
 def test_efficiencies_and_single_devices_count_as_elsewhere(tmp_path: Path) -> None:
-    links = Links.of(load(_saved(tmp_path, MIXED.replace("devices = 2", "devices = 1"))))
+    links = Links.of(load_cluster(_saved(tmp_path, MIXED.replace("devices = 2", "devices = 1"))))
     assert links.allreduce(2, 0) == (5e9 / 8 * 0.5, 50e-6)
     assert links.sendrecv(2, 0) == (5e9 / 8, 50e-6)
     assert links.sendrecv(1, 8) == (float("inf"), 0.0)
@@ -150,7 +150,7 @@ def _listed(cluster: Cluster) -> Cluster:
 
 def _random_plan(rng: random.Random, problem: Problem) -> Plan:
     """Stages on runs of workers; in copies where the cluster has some."""
-    copies = rng.choice([space.copies for space in spaces(problem.within(problem.cluster))])
+    copies = rng.choice([space.copies for space in plan_spaces(problem.within(problem.cluster))])
     size = problem.cluster.workers // copies
     count = rng.randint(1, min(size, len(problem.units)))
     ends = sorted(rng.sample(range(1, size + 1), count))
@@ -173,13 +173,13 @@ def test_equal_servers_that_are_listed_cost_what_they_cost_unlisted() -> None:
         problem = replace(problem, options=replace(problem.options, contention=True, stages=None))
         listed = problem.within(_listed(problem.cluster))
         assert not listed.cluster.uniform
-        assert [(one.level, one.copies) for one in spaces(listed)] == [
-            (one.level, one.copies) for one in spaces(problem)
+        assert [(one.level, one.copies) for one in plan_spaces(listed)] == [
+            (one.level, one.copies) for one in plan_spaces(problem)
         ]
         plan = _random_plan(random.Random(seed), problem)
         assert evaluate(plan, listed) == evaluate(plan, problem)
         links = Links.of(problem.cluster), Links.of(listed.cluster)
-        mine, its = (loads(plan, one, link) for one, link in zip((problem, listed), links, strict=True))
+        mine, its = (card_loads(plan, one, link) for one, link in zip((problem, listed), links, strict=True))
         assert [times.tolist() for times in mine.busy_s] == [times.tolist() for times in its.busy_s]
         compared += 1
     assert compared > 15
@@ -188,7 +188,7 @@ def test_equal_servers_that_are_listed_cost_what_they_cost_unlisted() -> None:
 def test_a_file_of_equal_servers_is_the_plain_cluster(tmp_path: Path) -> None:
     equal = MIXED.replace('device = "small"\ndevices = 2\nbandwidth = "6 GB/s"\ncard = "5 Gbit/s"', "")
     equal = equal.replace("[[server]]\n\nprice_per_hour = 1.5\n", "")
-    cluster = load(_saved(tmp_path, equal))
+    cluster = load_cluster(_saved(tmp_path, equal))
     assert cluster.uniform
     plain = """
 format = "pipeplan-cluster"
@@ -207,7 +207,7 @@ bandwidth = "10 Gbit/s"
 latency = "50 us"
 allreduce_efficiency = 0.5
 """
-    other = load(_saved(tmp_path, plain))
+    other = load_cluster(_saved(tmp_path, plain))
     assert cluster == other
     assert cluster.digest() == other.digest()
     assert cluster.price_per_hour == 20
@@ -246,7 +246,7 @@ def test_copies_need_equal_components() -> None:
     problem = replace(problem, options=replace(problem.options, stages=None, allow_copies=True))
 
     def copies(cluster: Cluster) -> list[int]:
-        return [space.copies for space in spaces(problem.within(cluster))]
+        return [space.copies for space in plan_spaces(problem.within(cluster))]
 
     assert copies(_servers(2, 2)) == [1, 2]
     assert copies(_servers(2, 3)) == [1]
@@ -265,7 +265,7 @@ def test_one_component_is_a_cluster_of_its_own() -> None:
 
 
 def test_fewer_servers_are_the_first_ones(tmp_path: Path) -> None:
-    cluster = load(_saved(tmp_path, MIXED))
+    cluster = load_cluster(_saved(tmp_path, MIXED))
     assert cluster.with_servers(2).server_sizes == (4, 4)
     assert cluster.with_servers(3) == cluster
     assert cluster.with_servers(1).workers == 4
@@ -279,17 +279,17 @@ def test_fewer_servers_are_the_first_ones(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", [MIXED, MIXED.replace("price_per_hour = 1.5\n", "")])
 def test_plan_json_holds_all_of_it(tmp_path: Path, text: str) -> None:
-    cluster = load(_saved(tmp_path, text))
-    again = from_json(Node(json.loads(json.dumps(cluster.to_json())), "plan.json: cluster"))
+    cluster = load_cluster(_saved(tmp_path, text))
+    again = cluster_from_json(Node(json.loads(json.dumps(cluster.to_json())), "plan.json: cluster"))
     assert again == cluster
     assert again.digest() == cluster.digest()
-    priced = replace(load("A"), server_price=12.24)
-    assert from_json(Node(priced.to_json(), "plan.json: cluster")) == priced
+    priced = replace(load_cluster("A"), server_price=12.24)
+    assert cluster_from_json(Node(priced.to_json(), "plan.json: cluster")) == priced
 
 
 def test_a_price_that_is_not_known_is_none(tmp_path: Path) -> None:
-    assert load(_saved(tmp_path, MIXED.replace("price_per_hour = 1.5\n", ""))).price_per_hour is None
-    assert load("A").price_per_hour is None
+    assert load_cluster(_saved(tmp_path, MIXED.replace("price_per_hour = 1.5\n", ""))).price_per_hour is None
+    assert load_cluster("A").price_per_hour is None
 
 
 @pytest.mark.parametrize(
@@ -316,13 +316,13 @@ def test_a_price_that_is_not_known_is_none(tmp_path: Path) -> None:
 def test_a_wrong_file_is_named_with_its_field(tmp_path: Path, old: str, new: str, complaint: str) -> None:
     assert old in MIXED
     with pytest.raises(InputError, match=complaint) as caught:
-        load(_saved(tmp_path, MIXED.replace(old, new, 1)))
+        load_cluster(_saved(tmp_path, MIXED.replace(old, new, 1)))
     assert "\n" not in str(caught.value)
     assert "mixed.toml" in str(caught.value)
 
 
 def test_cards_of_all_servers_make_the_levels_bandwidth_needless(tmp_path: Path) -> None:
     text = MIXED.replace('bandwidth = "10 Gbit/s"\n', "").replace('12 GB/s"', '12 GB/s"\ncard = "20 Gbit/s"')
-    links = Links.of(load(_saved(tmp_path, text)))
+    links = Links.of(load_cluster(_saved(tmp_path, text)))
     assert links.sendrecv(2, 0)[0] == 5e9 / 8
     assert links.card(1, 0)[0] == 20e9 / 8

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from commandline import Run
 
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.simulation.scenario import read
-from pipeplan_launch.config import load_plan
-from pipeplan_launch.preflight import workers_here
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.simulation.scenario import read_scenario
+from pipeplan_launch.plan.launch_plan import load_plan
+from pipeplan_launch.preflight import workers_to_start
 
 MIXED = """
 format = "pipeplan-cluster"
@@ -72,9 +72,9 @@ def test_the_folder_is_read_by_executor_simulator_and_shell(run: Run) -> None:
     assert run("solve", "--cluster", "mixed.toml", "--stages", "2").code == 0
     plan = load_plan(Path("plan"))
     assert (plan.server_sizes, plan.world, plan.servers) == ((1, 2, 2), 5, 3)
-    scenario = read(Path("plan"))
+    scenario = read_scenario(Path("plan"))
     assert [scenario.server_of(worker) for worker in range(5)] == [0, 1, 1, 2, 2]
-    started = [workers_here(plan, {"NODE_RANK": str(server)}, 0) for server in range(3)]
+    started = [workers_to_start(plan, {"NODE_RANK": str(server)}, 0) for server in range(3)]
     assert started == [1, 2, 2], "how many launch.sh starts on each"
     assert subprocess.run(["bash", "-n", "plan/launch.sh"], check=False).returncode == 0
     if shutil.which("shellcheck"):
@@ -92,7 +92,7 @@ def test_as_many_workers_everywhere_need_no_list(run: Run) -> None:
     stage = json.loads(Path("plan/stages/stage-0.json").read_text())
     assert stage["workers_per_server"] == 2
     assert "server_sizes" not in stage
-    assert workers_here(load_plan(Path("plan")), {}, 0) == 2
+    assert workers_to_start(load_plan(Path("plan")), {}, 0) == 2
 
 
 def test_the_first_servers_can_be_had_alone(run: Run) -> None:

@@ -8,12 +8,13 @@ import brute_force
 import pytest
 from instances import drawn, unequal_instance
 
-from pipeplan.cluster_data import Cluster, Device, Level, Server
-from pipeplan.cuts import enumerate_cuts
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
-from pipeplan.evaluate import evaluate
-from pipeplan.problem import Problem
-from pipeplan.solvers import differing, dp, ilp, machines
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.dp import dynamic_program, heterogeneous_search, topology
+from pipeplan.solvers.ilp import integer_program
 from pipeplan.solvers.result import Result, Status
 
 SCHEDULES = ("1f1b-stashing", "2bw", "gpipe", "1f1b-flush", "vertical-sync")
@@ -39,13 +40,13 @@ def _drawn(seed: int) -> tuple[float, Problem]:
 
 def _dp(seed: int) -> None:
     expected, problem = _drawn(seed)
-    _agrees(dp.solve(problem, enumerate_cuts(problem, 10_000)), expected, problem)
+    _agrees(dynamic_program.solve(problem, enumerate_cuts(problem, 10_000)), expected, problem)
 
 
 def _ilp(seed: int) -> None:
     expected, problem = _drawn(seed)
     if problem.options.boundary == "single" and problem.options.schedule in SCHEDULES[:2]:
-        _agrees(ilp.solve(problem, ilp.Limits()), expected, problem)
+        _agrees(integer_program.solve(problem, integer_program.IlpLimits()), expected, problem)
 
 
 @pytest.mark.parametrize("start", range(0, 60, 20))
@@ -77,21 +78,21 @@ def test_the_integer_program_finds_what_brute_force_finds_at_length(start: int) 
 def test_few_stages_at_a_time_give_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(300, 320):
         expected, problem = _drawn(seed)
-        monkeypatch.setattr(differing, "_AT_ONCE", 5)
-        monkeypatch.setattr(differing, "_CHUNK", 3)
-        _agrees(dp.solve(problem, enumerate_cuts(problem, 10_000)), expected, problem)
+        monkeypatch.setattr(heterogeneous_search, "_AT_ONCE", 5)
+        monkeypatch.setattr(heterogeneous_search, "_CHUNK", 3)
+        _agrees(dynamic_program.solve(problem, enumerate_cuts(problem, 10_000)), expected, problem)
 
 
 def test_more_workers_than_can_be_searched_are_refused() -> None:
     _, problem = _drawn(1)
-    servers = [Server(Device("d", "cpu", 10**9), Level("server", size, 1e9)) for size in (machines.MOST_WORKERS, 1)]
+    servers = [Server(Device("d", "cpu", 10**9), Level("server", size, 1e9)) for size in (topology.MOST_WORKERS, 1)]
     large = problem.within(Cluster.of_servers("large", servers, [Level("cluster", 2, 1e9)]))
     with pytest.raises(InputError, match=r"large has 1025 workers; with servers that differ .* at most 1024"):
-        dp.solve(large, enumerate_cuts(large, 10_000))
+        dynamic_program.solve(large, enumerate_cuts(large, 10_000))
 
 
 def test_a_deadline_ends_the_search() -> None:
     _, problem = _drawn(2)
-    result = dp.solve(problem, enumerate_cuts(problem, 10_000), seconds=0.0)
+    result = dynamic_program.solve(problem, enumerate_cuts(problem, 10_000), seconds=0.0)
     assert result.status == Status.TIME_LIMIT
     assert result.plan is None

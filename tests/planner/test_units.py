@@ -1,7 +1,7 @@
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.units import parse_rate, parse_size, parse_time, show_pace, show_rate, show_size, show_time
+from pipeplan.util.units import parse_rate, parse_size, parse_time, show_pace, show_rate, show_size, show_time
 
 
 @pytest.mark.parametrize(

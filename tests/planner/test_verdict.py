@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from instances import random_instance, to_problem
 
-from pipeplan import solving
-from pipeplan.cuts import enumerate_cuts
 from pipeplan.errors import DisagreementError
-from pipeplan.problem import Problem
+from pipeplan.planning import solve
+from pipeplan.planning.verdict import judge_results
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Problem
 from pipeplan.rendering.plan_folder import write_disagreement
-from pipeplan.solvers import dp, ilp
+from pipeplan.solvers.dp import dynamic_program
+from pipeplan.solvers.ilp import integer_program
 from pipeplan.solvers.result import Result, Status
-from pipeplan.verdict import judge
 
 
 @pytest.fixture
@@ -25,40 +26,40 @@ def problem() -> Problem:
 
 @pytest.fixture
 def answers(problem: Problem) -> tuple[Result, Result]:
-    first = dp.solve(problem, enumerate_cuts(problem, 1000))
-    return first, ilp.solve(problem, ilp.Limits(), first.objective_s)
+    first = dynamic_program.solve(problem, enumerate_cuts(problem, 1000))
+    return first, integer_program.solve(problem, integer_program.IlpLimits(), first.objective_s)
 
 
 def test_agreement_is_proof(problem: Problem, answers: tuple[Result, Result]) -> None:
-    verdict = judge(problem, list(answers))
+    verdict = judge_results(problem, list(answers))
     assert verdict.agree
     assert verdict.proven
     assert "proven optimal" in verdict.text
 
 
 def test_a_single_solver_proves_nothing_to_the_verdict(problem: Problem, answers: tuple[Result, Result]) -> None:
-    assert not judge(problem, [answers[0]]).proven
+    assert not judge_results(problem, [answers[0]]).proven
 
 
 def test_an_objective_that_is_not_the_plans_is_caught(problem: Problem, answers: tuple[Result, Result]) -> None:
     wrong = replace(answers[1], objective_s=answers[1].objective_s * 0.99, bound_s=answers[1].bound_s * 0.99)
-    assert not judge(problem, [answers[0], wrong]).agree
-    assert "claims" in judge(problem, [answers[0], wrong]).text
+    assert not judge_results(problem, [answers[0], wrong]).agree
+    assert "claims" in judge_results(problem, [answers[0], wrong]).text
 
 
 def test_a_bound_above_the_others_plan_is_caught(problem: Problem, answers: tuple[Result, Result]) -> None:
     wrong = replace(answers[1], bound_s=answers[1].bound_s * 1.01)
-    assert "faster than the bound" in judge(problem, [answers[0], wrong]).text
+    assert "faster than the bound" in judge_results(problem, [answers[0], wrong]).text
 
 
 def test_infeasible_against_a_plan_is_caught(problem: Problem, answers: tuple[Result, Result]) -> None:
     nothing = Result("ILP (HiGHS)", Status.INFEASIBLE, None, float("inf"), float("inf"), 0.0)
-    assert not judge(problem, [answers[0], nothing]).agree
+    assert not judge_results(problem, [answers[0], nothing]).agree
 
 
 def test_a_time_limit_is_no_contradiction(problem: Problem, answers: tuple[Result, Result]) -> None:
     late = Result("ILP (HiGHS)", Status.TIME_LIMIT, None, float("inf"), 0.0, 60.0)
-    verdict = judge(problem, [answers[0], late])
+    verdict = judge_results(problem, [answers[0], late])
     assert verdict.agree
     assert not verdict.proven
     assert "did not confirm" in verdict.text
@@ -67,17 +68,17 @@ def test_a_time_limit_is_no_contradiction(problem: Problem, answers: tuple[Resul
 def test_a_disagreement_is_raised_and_both_plans_are_written(
     problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = dp.solve
+    honest = dynamic_program.solve
 
     def pessimist(*arguments: object) -> Result:
         """A program that claims as its bound more than it found."""
         result = honest(*arguments)  # type: ignore[arg-type]
         return replace(result, bound_s=result.bound_s * 2)
 
-    monkeypatch.setattr(dp, "solve", pessimist)
+    monkeypatch.setattr(dynamic_program, "solve", pessimist)
     with pytest.raises(DisagreementError, match="the solvers disagree") as caught:
-        solving.solve(problem)
-    assert isinstance(caught.value, solving.Disagreement)
+        solve.solve(problem)
+    assert isinstance(caught.value, solve.Disagreement)
     written = write_disagreement(caught.value.results, tmp_path / "plan")
     assert sorted(path.name for path in written) == ["plan-disagreement-dp.json", "plan-disagreement-ilp.json"]
     assert all(path.exists() for path in written)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipeplan_launch.job import Job
+from pipeplan_launch.job.job import Job
 
 
 def mlp() -> Job:

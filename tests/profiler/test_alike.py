@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from pipeplan.profiler.alike import Observer, structure
+from pipeplan.profiler.duplicate_layers import Observer, structure
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan_launch import Job
-from pipeplan_launch.job import Batch
-from pipeplan_launch.trace import trace
+from pipeplan_launch.job.job import Batch
+from pipeplan_launch.tracing.trace import trace_job
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ def observed(model: nn.Module, *inputs: Tensor) -> LayerRun:
     """A run over the model with classes found by one full pass."""
     job = Job(model, inputs=lambda n: tuple(one[:1].expand(n, *one.shape[1:]).contiguous() for one in inputs))
     batch = Batch(job.example_inputs(3), None)
-    run = LayerRun(trace(job, 3), batch, lambda output, target: total(output), 3, CPU)
+    run = LayerRun(trace_job(job, 3), batch, lambda output, target: total(output), 3, CPU)
     run.watcher = observer = Observer(run)
     run.forward(immediately)
     run.backward(immediately)

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import nn
 
-from pipeplan import devices
+from pipeplan.cluster_data import devices
 from pipeplan.errors import InputError
-from pipeplan.profile_data import Profile
+from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler import Options, profile_model
-from pipeplan.profiler.estimate.building import Built, build
-from pipeplan.profiler.estimate.counting import Counts, count
-from pipeplan.profiler.estimate.timing import padding, seconds
+from pipeplan.profiler.estimate.flops import Counts, count
+from pipeplan.profiler.estimate.model_on_meta import Built, build
+from pipeplan.profiler.estimate.roofline import padding, seconds
 from pipeplan.profiler.estimate.work import Transformed, Work
 from pipeplan.profiler.profiler import sum_of_outputs
 
 JOBS = Path(__file__).with_name("estimate_jobs.py")
-V100 = devices.load("v100")
+V100 = devices.load_device("v100")
 
 
 def ref(name: str) -> str:
@@ -144,7 +144,7 @@ def test_a_model_larger_than_memory_is_estimated() -> None:
     profile = profile_model(ref("enormous"), Options(device="h100"))
     assert profile.layers[0].parameter_bytes == 4 * (200_000 * 200_000 + 200_000)
     # SGD with momentum reads and writes five times the parameters.
-    h100 = devices.load("h100")
+    h100 = devices.load_device("h100")
     update = 5 * profile.layers[0].parameter_bytes / (h100.bandwidth * h100.shares["elementwise"].memory)
     assert profile.layers[0].update_s == pytest.approx(update, rel=1e-3)
 
@@ -182,7 +182,7 @@ def test_times_are_the_roofline() -> None:
     assert seconds(Work("elementwise", "float32", kernels=3), V100) == pytest.approx(3 * V100.kernel_s)
     # A V100 has no bfloat16, and computes in float32; an A100 takes tf32 for convolutions, not for products.
     assert seconds(replace(thick, arithmetic="bfloat16"), V100) == seconds(thick, V100)
-    a100 = devices.load("a100")
+    a100 = devices.load_device("a100")
     fast, slow = (seconds(replace(thick, kind=kind), a100) for kind in ("convolution", "matmul"))
     assert slow > 5 * fast
 
@@ -195,7 +195,7 @@ def test_transforms_are_taken_where_they_are_faster_and_fit() -> None:
     assert seconds(replace(work, transformed=replace(other, workspace_bytes=5e9)), V100) == direct
     assert seconds(replace(work, transformed=replace(other, bytes=9e11)), V100) == direct
     # The tf32 of an A100's convolutions has none.
-    a100 = devices.load("a100")
+    a100 = devices.load_device("a100")
     assert seconds(work, a100) == seconds(replace(work, transformed=None), a100)
 
 
@@ -203,7 +203,7 @@ def test_tensor_cores_pay_for_channels_that_are_not_last() -> None:
     _, counts = counted("convolutions")
     (work,) = counts.forward["1"]
     assert work.converted_bytes == 2 * 4 * 4 * (8 + 16) * 20 * 20
-    a100 = devices.load("a100")
+    a100 = devices.load_device("a100")
     extra = work.converted_bytes / (a100.bandwidth * a100.shares["elementwise"].memory)
     last = replace(work, converted_bytes=0.0)
     assert seconds(work, a100) == pytest.approx(seconds(last, a100) + extra)

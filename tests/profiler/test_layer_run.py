@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeplan.profiler.clock import CPUClock
+from pipeplan.profiler.clock import CPUClock, measure_overhead
 from pipeplan.profiler.layer_run import LayerRun
-from pipeplan.profiler.overhead import measure_overhead
-from pipeplan.profiler.saved import SavedBytes
+from pipeplan.profiler.memory import SavedBytes
 from pipeplan_launch import Job, load_job
-from pipeplan_launch.job import Batch
-from pipeplan_launch.trace import trace
+from pipeplan_launch.job.job import Batch
+from pipeplan_launch.tracing.trace import trace_job
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -29,7 +28,7 @@ def immediately(call: Callable[[], None]) -> Callable[[], float]:
 def layer_run(name: str, minibatch: int) -> tuple[Job, LayerRun]:
     job = load_job(name, seed=0)
     assert job.loss is not None
-    return job, LayerRun(trace(job, minibatch), job.example_batch(minibatch), job.loss, minibatch, CPU)
+    return job, LayerRun(trace_job(job, minibatch), job.example_batch(minibatch), job.loss, minibatch, CPU)
 
 
 @pytest.mark.parametrize("name", ["mnist", "resnet-tiny"])
@@ -78,7 +77,7 @@ def test_groups_that_write_in_place() -> None:
             return self.last(y * y.sum())
 
     job = Job(Writes(), inputs=lambda n: torch.randn(n, 4))
-    traced = trace(job, 3)
+    traced = trace_job(job, 3)
     assert traced.together
     run = LayerRun(traced, Batch(job.example_inputs(3), None), lambda output, target: output.sum(), 3, CPU)
     run.forward(immediately)
@@ -88,7 +87,7 @@ def test_groups_that_write_in_place() -> None:
 def saved(model: nn.Module, width: int, minibatch: int) -> dict[str, int]:
     job = Job(model, inputs=lambda n: torch.randn(n, width))
     batch = Batch(job.example_inputs(minibatch), None)
-    run = LayerRun(trace(job, minibatch), batch, lambda output, target: output.sum(), minibatch, CPU)
+    run = LayerRun(trace_job(job, minibatch), batch, lambda output, target: output.sum(), minibatch, CPU)
     counted = SavedBytes([*model.parameters(), *batch.inputs])
     run.forward(immediately, counted.watch)
     return dict(counted.by_layer)

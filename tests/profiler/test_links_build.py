@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeplan import cluster_file, cluster_write
-from pipeplan.cluster_data import Cluster, Device
-from pipeplan.linkfit.build import Built, build
-from pipeplan.linkfit.levels import Nesting, find
-from pipeplan.linkfit.series import Series
-from pipeplan.links import Links
-from pipeplan_launch.linkprobe import turns
+from pipeplan.cluster_data import cluster_toml
+from pipeplan.cluster_data.cluster import Cluster, Device
+from pipeplan.cluster_data.links import Links
+from pipeplan.link_fit.alpha_beta import LinkSeries
+from pipeplan.link_fit.find_levels import Nesting, find_levels
+from pipeplan.link_fit.to_cluster import ClusterFromLinks, build_cluster
+from pipeplan_launch.link_benchmark import pair_schedule
 
 SIZES = [4096 * 4**step for step in range(7)]
 CPU = Device("core", "cpu", 2**30)
@@ -43,23 +43,23 @@ class Network:
         return min(self.stream, *self.cards[: self.level(a, b) + 1])
 
 
-def times(network: Network, nesting: Nesting, seed: int, slow: Callable[[Sequence[int]], float]) -> list[Series]:
+def times(network: Network, nesting: Nesting, seed: int, slow: Callable[[Sequence[int]], float]) -> list[LinkSeries]:
     """Of every job of the survey, by the closed forms. `slow`: how much slower some workers are."""
     rng, found = np.random.default_rng(seed), []
-    for job in turns.jobs(nesting.partitions, ["machine"] * network.spans[-1]):
+    for job in pair_schedule.level_jobs(nesting.partitions, ["machine"] * network.spans[-1]):
         for ranks in job.teams:
             level = network.level(min(ranks), max(ranks))
             latency, rate = max(network.latencies[: level + 1]), network.rate(min(ranks), max(ranks)) / slow(ranks)
-            if job.kind == turns.TOGETHER and network.spans[level - 1] > 1 and level:
+            if job.kind == pair_schedule.ALL_PAIRS_AT_ONCE and network.spans[level - 1] > 1 and level:
                 rate = min(network.stream, network.cards[level] / slow(ranks) / len(job.teams))
-            if job.kind == turns.RING:
+            if job.kind == pair_schedule.RING:
                 rate = min(network.cards[: level + 1]) / slow(ranks) * network.ring
                 count = 2 * (len(ranks) - 1)
                 each = [count * (size / len(ranks) / rate + latency) for size in SIZES]
             else:
                 each = [size / rate + latency for size in SIZES]
             noisy = [one * np.exp(rng.normal(0, 0.02)) for one in each]
-            found.append(Series(job.kind, job.level, ranks, "Gloo", tuple(zip(SIZES, noisy, strict=True))))
+            found.append(LinkSeries(job.kind, job.level, ranks, "Gloo", tuple(zip(SIZES, noisy, strict=True))))
     return found
 
 
@@ -69,16 +69,16 @@ def surveyed(
     devices: Sequence[Device] | None = None,
     slow: Callable[[Sequence[int]], float] = lambda ranks: 1.0,
     seed: int = 0,
-) -> Built:
+) -> ClusterFromLinks:
     workers = network.spans[-1]
     rates = {(a, b): network.rate(a, b) / slow((a, b)) for a, b in itertools.combinations(range(workers), 2)}
-    nesting = find(rates, [rank // server for rank in range(workers)])
-    return build("net", nesting, times(network, nesting, seed, slow), devices or [CPU] * workers, "today")
+    nesting = find_levels(rates, [rank // server for rank in range(workers)])
+    return build_cluster("net", nesting, times(network, nesting, seed, slow), devices or [CPU] * workers, "today")
 
 
-def read_back(built: Built, folder: Path) -> Cluster:
-    cluster_write.save(built.cluster, folder / "net.toml")
-    found = cluster_file.parse(folder / "net.toml")
+def read_back(built: ClusterFromLinks, folder: Path) -> Cluster:
+    cluster_toml.write_cluster(built.cluster, folder / "net.toml")
+    found = cluster_toml.read_cluster(folder / "net.toml")
     assert found == built.cluster
     return found
 
@@ -150,13 +150,13 @@ def test_servers_that_are_alike_are_not_listed(tmp_path: Path) -> None:
 def test_servers_of_one_worker(tmp_path: Path) -> None:
     network = Network((1, 2, 4), (1.0, 4e8, 1e8), (0.0, 1e-4, 2e-4))
     rates = {(a, b): network.cards[network.level(a, b)] for a, b in itertools.combinations(range(4), 2)}
-    nesting = find(rates, range(4))
+    nesting = find_levels(rates, range(4))
     flat = Network((2, 4), (4e8, 1e8), (1e-4, 2e-4))
     series = [
-        Series(one.kind, one.level + 1, one.ranks, one.way, one.samples)
-        for one in times(flat, find(rates, [0] * 4), 0, lambda ranks: 1.0)
+        LinkSeries(one.kind, one.level + 1, one.ranks, one.way, one.samples)
+        for one in times(flat, find_levels(rates, [0] * 4), 0, lambda ranks: 1.0)
     ]
-    cluster = read_back(build("net", nesting, series, [CPU] * 4, "today"), tmp_path)
+    cluster = read_back(build_cluster("net", nesting, series, [CPU] * 4, "today"), tmp_path)
     assert [(level.name, level.count) for level in cluster.levels] == [("server", 1), ("group", 2), ("cluster", 2)]
     assert (cluster.servers, cluster.workers) == (4, 4)
     assert Links.of(cluster).sendrecv(3, 0)[0] == pytest.approx(1e8, rel=0.06)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan import cluster_file
 from pipeplan.cli import main
 from pipeplan.cli.profile import links as links_command
+from pipeplan.cluster_data import cluster_toml
 
 Run = Callable[..., tuple[int, str, str]]
 JOINED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -45,7 +45,7 @@ def test_a_file_that_solve_takes(run: Run, tmp_path: Path) -> None:
     *meanwhile, written, last = err.splitlines()
     assert meanwhile == ["measuring pairs of workers", "measuring level 1"]
     assert (written, last) == ("written: here.toml", "next: pipeplan solve --cluster here.toml")
-    cluster = cluster_file.load("here.toml")
+    cluster = cluster_toml.load_cluster("here.toml")
     assert (cluster.name, cluster.workers, cluster.servers, cluster.device.kind) == ("here", 2, 1, "cpu")
     assert cluster.levels[0].source.startswith("measured 20")
     assert cluster.device.memory_bytes * 2 <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -205,7 +205,7 @@ def test_servers_that_start_their_own_workers(tmp_path: Path) -> None:
     said = [process.communicate(timeout=120)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert said[1] == "", "the first server shows progress"
-    assert cluster_file.load(str(tmp_path / "made.toml")).workers == 4
+    assert cluster_toml.load_cluster(str(tmp_path / "made.toml")).workers == 4
 
 
 @pytest.mark.slow
@@ -264,4 +264,4 @@ def test_by_torchrun(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("written: made.toml") == 1
-    assert cluster_file.load(str(tmp_path / "made.toml")).workers == 2
+    assert cluster_toml.load_cluster(str(tmp_path / "made.toml")).workers == 2

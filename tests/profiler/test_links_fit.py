@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeplan.linkfit.fit import Point, fit
+from pipeplan.link_fit.alpha_beta import TransferTime, fit_alpha_beta
 
 SIZES = [4096 * 4**step for step in range(8)]
 
@@ -17,25 +17,27 @@ def ring_s(members: int, size: float, bandwidth: float, latency_s: float) -> flo
 
 @pytest.mark.parametrize(("bandwidth", "latency_s"), [(4e6, 2e-3), (1.25e9, 3e-5), (2e11, 5e-6)])
 def test_times_without_noise_give_back_what_made_them(bandwidth: float, latency_s: float) -> None:
-    found = fit([Point.message(size, latency_s + size / bandwidth) for size in SIZES])
+    found = fit_alpha_beta([TransferTime.message(size, latency_s + size / bandwidth) for size in SIZES])
     assert found.bandwidth == pytest.approx(bandwidth, rel=1e-4)
     assert found.latency_s == pytest.approx(latency_s, rel=1e-3)
     assert found.worst < 1e-3
 
 
 def test_rings_of_several_sizes_are_one_link() -> None:
-    points = [Point.ring(members, size, ring_s(members, size, 1e9, 4e-5)) for members in (2, 4, 7) for size in SIZES]
-    found = fit(points)
+    points = [
+        TransferTime.ring(members, size, ring_s(members, size, 1e9, 4e-5)) for members in (2, 4, 7) for size in SIZES
+    ]
+    found = fit_alpha_beta(points)
     assert found.bandwidth == pytest.approx(1e9, rel=1e-4)
     assert found.latency_s == pytest.approx(4e-5, rel=1e-3)
-    assert found.seconds(Point.ring(5, 10**7, 0.0)) == pytest.approx(ring_s(5, 10**7, 1e9, 4e-5), rel=1e-3)
+    assert found.seconds(TransferTime.ring(5, 10**7, 0.0)) == pytest.approx(ring_s(5, 10**7, 1e9, 4e-5), rel=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_of_five_percent_moves_the_bandwidth_by_less(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    points = [Point.message(size, (3e-5 + size / 1e9) * np.exp(rng.normal(0, 0.05))) for size in SIZES * 3]
-    found = fit(points)
+    points = [TransferTime.message(size, (3e-5 + size / 1e9) * np.exp(rng.normal(0, 0.05))) for size in SIZES * 3]
+    found = fit_alpha_beta(points)
     assert found.bandwidth == pytest.approx(1e9, rel=0.05)
     assert found.latency_s == pytest.approx(3e-5, rel=0.15)
     assert 0.01 < found.error < 0.1
@@ -43,13 +45,13 @@ def test_noise_of_five_percent_moves_the_bandwidth_by_less(seed: int) -> None:
 
 @pytest.mark.parametrize("size", [4096, 2**20, 4 * 2**20])
 def test_one_disturbed_size_does_not_pull_the_rest(size: int) -> None:
-    points = [Point.message(one, (3e-5 + one / 1e9) * (4 if one == size else 1)) for one in SIZES]
-    found = fit(points)
+    points = [TransferTime.message(one, (3e-5 + one / 1e9) * (4 if one == size else 1)) for one in SIZES]
+    found = fit_alpha_beta(points)
     assert found.bandwidth == pytest.approx(1e9, rel=0.08)
     assert found.worst == pytest.approx(0.75, abs=0.05), "and it is stated"
 
 
 def test_no_latency_to_see() -> None:
-    found = fit([Point.message(size, size / 1e6) for size in SIZES])
+    found = fit_alpha_beta([TransferTime.message(size, size / 1e6) for size in SIZES])
     assert found.bandwidth == pytest.approx(1e6, rel=1e-3)
     assert found.latency_s < 1e-4 * SIZES[0] / 1e6 * 20

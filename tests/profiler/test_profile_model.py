@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from pipeplan.cli.models import command as models_command
 from pipeplan.cli.profile import command as profile_command
 from pipeplan.errors import InputError
-from pipeplan.profile_data import Profile
+from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler import Options, profile_model
-from pipeplan_launch.models import BUNDLED
+from pipeplan_launch.job.bundled_models import BUNDLED
 
 QUICK = Options(batches=(8,), repeats=2, warmup=1)
 

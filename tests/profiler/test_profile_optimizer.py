@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW
 
-from pipeplan.profiler.optimizer import optimizer_state
+from pipeplan.profiler.optimizer_step import optimizer_state
 from pipeplan_launch import Job, StageInfo
 from pipeplan_launch.errors import LaunchError
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeplan.profile_layers import Layer, Size
-from pipeplan.profiler.remarks import sum_against_whole, unread_parameters
+from pipeplan.profile_data.layers import Layer, Size
+from pipeplan.profiler.profiler import sum_against_whole, unread_parameters
 from pipeplan_launch import Job
-from pipeplan_launch.trace import trace
+from pipeplan_launch.tracing.trace import trace_job
 
 
 class Half(nn.Module):
@@ -24,7 +24,7 @@ class Half(nn.Module):
 
 def test_parameters_that_no_output_depends_on_are_named() -> None:
     def remarks(model: nn.Module) -> list[str]:
-        return unread_parameters(trace(Job(model, inputs=lambda n: torch.randn(n, 2)), 3))
+        return unread_parameters(trace_job(Job(model, inputs=lambda n: torch.randn(n, 2)), 3))
 
     (said,) = remarks(Half())
     assert said.endswith("unused.weight, unused.bias")

@@ -11,7 +11,7 @@ import torch
 from pipeplan.errors import InputError
 from pipeplan.profiler import Options, profile_model
 from pipeplan.profiler import profiler as module
-from pipeplan.profiler.room import free_bytes, lacked, within
+from pipeplan.profiler.memory import free_bytes, lacked, within
 
 MIB = 1 << 20
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pipeplan.profiler.samples import LEAST, Samples, drift, notes_on, settled, standard_error, uncertainty
+from pipeplan.profiler.passes import LEAST, Samples, drift, notes_on, settled, standard_error, uncertainty
 
 
 def noisy(count: int, middle: float, share: float, seed: int = 0) -> list[float]:

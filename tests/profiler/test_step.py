@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from pipeplan.profiler.clock import CPUClock
-from pipeplan.profiler.step import measure_steps, shared
+from pipeplan.profiler.optimizer_step import measure_steps, shared
 from pipeplan_launch import Job, StageInfo
 from pipeplan_launch.errors import LaunchError
 

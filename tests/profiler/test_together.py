@@ -16,11 +16,10 @@ from pathlib import Path
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Size
+from pipeplan.profile_data.layers import Layer, Size
+from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler import Options, profile_model
-from pipeplan.profiler.company import Alone, Member
-from pipeplan.profiler.together import combined
+from pipeplan.profiler.concurrent import Alone, Member, combined
 
 
 def profile(scale: float, peak: int = 0) -> Profile:

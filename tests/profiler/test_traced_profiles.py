@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from pipeplan.cli.profile.table import measured_profile
-from pipeplan.profile_data import Profile
+from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler import Options, profile_model
 
 SOURCE = """

@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeplan.profiler.allocations import Use, use_of
 from pipeplan.profiler.layer_run import LayerRun
-from pipeplan.profiler.workspace import measure_workspaces
+from pipeplan.profiler.memory import Use, measure_workspaces, use_of
 from pipeplan_launch import Job
-from pipeplan_launch.job import Batch
-from pipeplan_launch.trace import trace
+from pipeplan_launch.job.job import Batch
+from pipeplan_launch.tracing.trace import trace_job
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -40,7 +39,7 @@ class Wasteful(nn.Module):
 def test_what_is_dropped_on_the_way_counts() -> None:
     model = nn.Sequential(nn.Linear(512, 512), Wasteful(), nn.Linear(512, 1))
     job = Job(model, inputs=lambda n: torch.ones(n, 512))
-    run = LayerRun(trace(job, 512), Batch(job.example_inputs(512), None), lambda out, target: out.sum(), 512, CPU)
+    run = LayerRun(trace_job(job, 512), Batch(job.example_inputs(512), None), lambda out, target: out.sum(), 512, CPU)
     found = measure_workspaces(run, CPU)
     assert set(found) == {layer.name for layer in run.layers}
     wasteful = max(size for name, size in found.items() if name.startswith("1"))

@@ -10,11 +10,11 @@ import re
 
 import pytest
 
-from pipeplan import resources
+from pipeplan.util import files
 
 pytestmark = pytest.mark.browser
 
-FOLDER = resources.folder("templates") / "report"
+FOLDER = files.bundled_folder("templates") / "report"
 SIGHTS = {
     "typical": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
     # Machado, Oliveira and Fernandes, A physiologically-based model for simulation of color vision deficiency (2009),

@@ -7,10 +7,10 @@ import re
 import pytest
 from documents import document
 
-from pipeplan import resources
 from pipeplan.report.page import page
+from pipeplan.util import files
 
-FILES = sorted((resources.folder("templates") / "report").iterdir())
+FILES = sorted((files.bundled_folder("templates") / "report").iterdir())
 SVG = "http://www.w3.org/2000/svg"
 
 

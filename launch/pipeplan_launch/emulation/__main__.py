@@ -27,10 +27,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeplan_launch.emulation import faults
-from pipeplan_launch.emulation.leash import end_with_asker
-from pipeplan_launch.emulation.network import Network, Node
-from pipeplan_launch.emulation.traffic import Counting
+from pipeplan_launch.emulation import fault_injection
+from pipeplan_launch.emulation.link_counters import LinkCounters
+from pipeplan_launch.emulation.network_namespaces import Network, NetworkNode
+from pipeplan_launch.emulation.parent_watch import end_with_parent
 
 PORT = 29400
 SHARED_MEMORY = "PIPEPLAN_SHARED_MEMORY"  # `transport` has the same constant, but imports torch
@@ -40,16 +40,16 @@ FAILED = 2
 def main(order: Path) -> int:
     """Carry out the order in a file; returns the exit status."""
     content = json.loads(order.read_text())
-    end_with_asker()
+    end_with_parent()
     os.environ[SHARED_MEMORY] = "0"  # messages between workers of one server use the emulated links, too
     try:
         if content.get("fault"):
             _mount_proc()
-        network = Network(node_of(content["network"]))
+        network = Network(node_from_json(content["network"]))
     except (RuntimeError, OSError) as error:
         print(f"the network cannot be made: {error}", file=sys.stderr)
         return FAILED
-    results = faults.run(network, content, PORT) if content.get("fault") else _run(network, content)
+    results = fault_injection.run_with_fault(network, content, PORT) if content.get("fault") else _run(network, content)
     Path(content["out"]).write_text(json.dumps(results))
     return 0
 
@@ -63,7 +63,7 @@ def _mount_proc() -> None:
 
 def _run(network: Network, order: Mapping[str, Any]) -> dict[str, Any]:
     _import_for_workers()
-    counting = Counting(network.ports, Path(order["out"]).parent)
+    counting = LinkCounters(network.ports, Path(order["out"]).parent)
     began = time.time()
     statuses, late = _finish(dict(network.start(lambda: _work(order), PORT)), began + order["limit_s"])
     return {
@@ -75,15 +75,15 @@ def _run(network: Network, order: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def node_of(content: Mapping[str, Any]) -> Node:
+def node_from_json(content: Mapping[str, Any]) -> NetworkNode:
     """A node from its JSON object."""
-    below = tuple(node_of(one) for one in content.get("below", ()))
-    return Node(content.get("rate", ""), content.get("workers", 0), below, content.get("name", ""))
+    below = tuple(node_from_json(one) for one in content.get("below", ()))
+    return NetworkNode(content.get("rate", ""), content.get("workers", 0), below, content.get("name", ""))
 
 
 def _import_for_workers() -> None:
     """Import the modules that workers need once, before the workers are forked from this process."""
-    for name in ("torch._dynamo", "pipeplan_launch.worker", "pipeplan_launch.storage"):
+    for name in ("torch._dynamo", "pipeplan_launch.worker", "pipeplan_launch.checkpoint.tensor_store"):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipeplan_launch.job import Job
-from pipeplan_launch.models.generated import generated_text, text_window
-from pipeplan_launch.models.words import FIRST_WORD, loss, right
+from pipeplan_launch.job.job import Job
+from pipeplan_launch.models.synthetic_data import generated_text, text_window
+from pipeplan_launch.models.text_loss import FIRST_WORD, right_words, text_loss
 
 WORD_DROP, INPUT_DROP, HIDDEN_DROP, OUTPUT_DROP, WEIGHT_DROP = 0.1, 0.4, 0.3, 0.4, 0.5
 
 
 @dataclass(frozen=True)
-class Size:
+class AWDLMSize:
     """Widths and lengths. The last LSTM is as wide as the embedding."""
 
     embedding: int
@@ -37,8 +37,8 @@ class Size:
     """Words in a window."""
 
 
-PIPEDREAM = Size(embedding=1500, hidden=1500, layers=4, tied=False)
-PAPER = Size(embedding=400, hidden=1150, layers=3, tied=True)
+PIPEDREAM = AWDLMSize(embedding=1500, hidden=1500, layers=4, tied=False)
+PAPER = AWDLMSize(embedding=400, hidden=1150, layers=3, tied=True)
 
 
 class WordDropEmbedding(nn.Embedding):
@@ -85,7 +85,7 @@ class WeightDropLSTM(nn.LSTM):
 class AWDLM(nn.Module):
     """Scores for the next word at each position of a window."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: AWDLMSize) -> None:
         super().__init__()
         widths = [size.embedding] + [size.hidden] * (size.layers - 1) + [size.embedding]
         self.embedding = WordDropEmbedding(size.vocabulary, size.embedding)
@@ -111,16 +111,16 @@ class AWDLM(nn.Module):
         return scores
 
 
-def job(size: Size, name: str, minibatch: int) -> Job:
+def awd_lm_job(size: AWDLMSize, name: str, minibatch: int) -> Job:
     """A job with the learning rate, weight decay and clipping of the authors' code, on generated text."""
     return Job(
         AWDLM(size),
         inputs=lambda n: torch.randint(FIRST_WORD, size.vocabulary, (n, size.length)),
-        loss=loss,
+        loss=text_loss,
         data=lambda: generated_text(partial(text_window, size.length, size.vocabulary)),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=30.0, weight_decay=1.2e-6),
         clip_norm=0.25,
-        metric=right,
+        metric=right_words,
         name=name,
         minibatch=minibatch,
     )
@@ -128,9 +128,9 @@ def job(size: Size, name: str, minibatch: int) -> Job:
 
 def build() -> Job:
     """The job in the size of PipeDream's paper."""
-    return job(PIPEDREAM, "awd-lm", minibatch=80)
+    return awd_lm_job(PIPEDREAM, "awd-lm", minibatch=80)
 
 
 def paper() -> Job:
     """The job in the size of Merity et al., with tied weights: `pipeplan_launch.models.awd_lm:paper`."""
-    return job(PAPER, "awd-lm-paper", minibatch=40)
+    return awd_lm_job(PAPER, "awd-lm-paper", minibatch=40)

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipeplan_launch.job import Job
-from pipeplan_launch.models.generated import generated_text, sentence_pair
-from pipeplan_launch.models.words import FIRST_WORD, PAD, loss, right
+from pipeplan_launch.job.job import Job
+from pipeplan_launch.models.synthetic_data import generated_text, sentence_pair
+from pipeplan_launch.models.text_loss import FIRST_WORD, PAD, right_words, text_loss
 
 DROPOUT = 0.2
-INITIAL = 0.04
+INITIAL_RANGE = 0.04
 """Parameters start uniformly distributed between minus and plus this value (Wu et al.)."""
 
 
 @dataclass(frozen=True)
-class Size:
+class GNMTSize:
     """Number of layers, lengths and widths of a GNMT."""
 
     layers: int
@@ -36,14 +36,14 @@ class Size:
     width: int = 1024
 
 
-GNMT8 = Size(layers=4, source=48, target=47)
-GNMT16 = Size(layers=8, source=25, target=25)
+GNMT8 = GNMTSize(layers=4, source=48, target=47)
+GNMT16 = GNMTSize(layers=8, source=25, target=25)
 
 
 class Encoder(nn.Module):
     """A bidirectional LSTM, then unidirectional LSTMs with residual connections from the second one on."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: GNMTSize) -> None:
         super().__init__()
         width = size.width
         self.embedding = nn.Embedding(size.vocabulary, width, padding_idx=PAD)
@@ -86,7 +86,7 @@ class Attention(nn.Module):
 class Decoder(nn.Module):
     """An LSTM over the target so far, attention from it to the source, and LSTMs that read both."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: GNMTSize) -> None:
         super().__init__()
         width = size.width
         self.embedding = nn.Embedding(size.vocabulary, width, padding_idx=PAD)
@@ -111,12 +111,12 @@ class Decoder(nn.Module):
 class GNMT(nn.Module):
     """The whole model, with the true target so far as the decoder's input (teacher forcing)."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: GNMTSize) -> None:
         super().__init__()
         self.encoder = Encoder(size)
         self.decoder = Decoder(size)
         for parameter in self.parameters():
-            nn.init.uniform_(parameter, -INITIAL, INITIAL)
+            nn.init.uniform_(parameter, -INITIAL_RANGE, INITIAL_RANGE)
         for embedding in (self.encoder.embedding, self.decoder.embedding):
             nn.init.zeros_(embedding.weight[PAD])
 
@@ -126,22 +126,22 @@ class GNMT(nn.Module):
         return scores
 
 
-def example(size: Size, n: int) -> tuple[Tensor, Tensor, Tensor]:
+def gnmt_inputs(size: GNMTSize, n: int) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs for n pairs of sentences of full length."""
     source = torch.randint(FIRST_WORD, size.vocabulary, (n, size.source))
     return source, torch.full((n,), size.source), torch.randint(FIRST_WORD, size.vocabulary, (n, size.target))
 
 
-def job(size: Size, name: str) -> Job:
+def gnmt_job(size: GNMTSize, name: str) -> Job:
     """A job with Adam and clipping as in PipeDream and GNMT, on generated pairs of sentences."""
     return Job(
         GNMT(size),
-        inputs=lambda n: example(size, n),
-        loss=loss,
+        inputs=lambda n: gnmt_inputs(size, n),
+        loss=text_loss,
         data=lambda: generated_text(partial(sentence_pair, size.source, size.target, size.vocabulary)),
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=3e-4),
         clip_norm=5.0,
-        metric=right,
+        metric=right_words,
         name=name,
         minibatch=64,
     )
@@ -149,9 +149,9 @@ def job(size: Size, name: str) -> Job:
 
 def gnmt8() -> Job:
     """The job with 4 + 4 LSTM layers."""
-    return job(GNMT8, "gnmt8")
+    return gnmt_job(GNMT8, "gnmt8")
 
 
 def gnmt16() -> Job:
     """The job with 8 + 8 LSTM layers."""
-    return job(GNMT16, "gnmt16")
+    return gnmt_job(GNMT16, "gnmt16")

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job import Data, Job
+from pipeplan_launch.job.job import Data, Job
 
 TRAIN_SAMPLES = 1437
 SPLIT_SEED = 0

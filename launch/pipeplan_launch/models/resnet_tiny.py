@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipeplan_launch.job import Job
-from pipeplan_launch.models.generated import generated_images
+from pipeplan_launch.job.job import Job
+from pipeplan_launch.models.synthetic_data import generated_images
 
 WIDTHS = (16, 32, 64)
 

@@ -12,17 +12,17 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from pipeplan_launch.job import Job
-from pipeplan_launch.models.generated import between, generated_text, padded, words
-from pipeplan_launch.models.words import BEGIN, END, FIRST_WORD, PAD, loss, right
+from pipeplan_launch.job.job import Job
+from pipeplan_launch.models.synthetic_data import generated_text, pad_ids, random_between, zipf_words
+from pipeplan_launch.models.text_loss import BEGIN, END, FIRST_WORD, PAD, right_words, text_loss
 
-INITIAL = 0.08
+INITIAL_RANGE = 0.08
 """LSTMs, embedding and output layer start uniformly distributed between minus and plus this value, as in the authors'
 code."""
 
 
 @dataclass(frozen=True)
-class Size:
+class S2VTSize:
     """The paper's sizes, with the vocabulary of the authors' published model."""
 
     steps: int = 80
@@ -35,7 +35,7 @@ class Size:
 class S2VT(nn.Module):
     """An LSTM over frames, and an LSTM over the first one's output and the words so far."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: S2VTSize) -> None:
         super().__init__()
         self.frame = nn.Linear(size.features, size.embedding)
         self.word = nn.Embedding(size.vocabulary, size.embedding, padding_idx=PAD)
@@ -47,7 +47,7 @@ class S2VT(nn.Module):
                 if "bias" in name:
                     nn.init.zeros_(parameter)
                 else:
-                    nn.init.uniform_(parameter, -INITIAL, INITIAL)
+                    nn.init.uniform_(parameter, -INITIAL_RANGE, INITIAL_RANGE)
         nn.init.zeros_(self.word.weight[PAD])
 
     def forward(self, frames: Tensor, previous: Tensor) -> Tensor:
@@ -62,34 +62,34 @@ class S2VT(nn.Module):
         return scores
 
 
-def clip(size: Size, generator: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
+def video_sample(size: S2VTSize, generator: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """A generated video with its sentence: ((frames, words from BEGIN on), words up to END), each over all steps.
 
     Frames fill from a quarter to three quarters of the steps, words at most a quarter.
     """
-    frames = between(size.steps // 4, size.steps * 3 // 4, generator)
-    sentence = words(between(1, size.steps // 4 - 1, generator), size.vocabulary, generator)
+    frames = random_between(size.steps // 4, size.steps * 3 // 4, generator)
+    sentence = zipf_words(random_between(1, size.steps // 4 - 1, generator), size.vocabulary, generator)
     features = torch.zeros(size.steps, size.features)
     features[:frames] = torch.randn(frames, size.features, generator=generator).relu_()
     sentence_input = torch.cat([torch.tensor([BEGIN]), sentence])
     target = torch.cat([sentence, torch.tensor([END])])
-    return (features, padded(sentence_input, size.steps, frames)), padded(target, size.steps, frames)
+    return (features, pad_ids(sentence_input, size.steps, frames)), pad_ids(target, size.steps, frames)
 
 
-def example(size: Size, n: int) -> tuple[Tensor, Tensor]:
+def s2vt_inputs(size: S2VTSize, n: int) -> tuple[Tensor, Tensor]:
     """Inputs with a frame and a word at every step."""
     return torch.randn(n, size.steps, size.features), torch.randint(FIRST_WORD, size.vocabulary, (n, size.steps))
 
 
-def job(size: Size, name: str) -> Job:
+def s2vt_job(size: S2VTSize, name: str) -> Job:
     """A job with cross entropy over the words alone and SGD with momentum, on generated videos."""
     return Job(
         S2VT(size),
-        inputs=lambda n: example(size, n),
-        loss=loss,
-        data=lambda: generated_text(partial(clip, size), samples=512),
+        inputs=lambda n: s2vt_inputs(size, n),
+        loss=text_loss,
+        data=lambda: generated_text(partial(video_sample, size), samples=512),
         clip_norm=10.0,
-        metric=right,
+        metric=right_words,
         name=name,
         minibatch=80,
     )
@@ -97,4 +97,4 @@ def job(size: Size, name: str) -> Job:
 
 def build() -> Job:
     """The job in its full size."""
-    return job(Size(), "s2vt")
+    return s2vt_job(S2VTSize(), "s2vt")

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pipeplan_launch.job import Job
-from pipeplan_launch.models.generated import generated_images
+from pipeplan_launch.job.job import Job
+from pipeplan_launch.models.synthetic_data import generated_images
 
 # Output channels of the 3×3 convolutions; "M" halves the size by max pooling.
 CONFIGURATION = [64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512, "M"]

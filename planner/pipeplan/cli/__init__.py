@@ -14,10 +14,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from pipeplan._version import __version__
-from pipeplan.cli.misspelt import message_of
+from pipeplan.cli.usage_errors import usage_message
 from pipeplan.errors import DisagreementError, PipeplanError
-from pipeplan.suggest import did_you_mean
-from pipeplan.text import one_line
+from pipeplan.util.text import did_you_mean, one_line
 
 LONGEST = 1000
 """Most characters of an error message."""
@@ -57,7 +56,7 @@ _COMMANDS = {
     "calibrate": ("calibrate", "Write a new profile and cluster file from a run's measurements."),
     "models": ("models", "List the bundled models."),
     "clusters": ("clusters", "List the bundled clusters."),
-    "import": ("importer", "Convert a profile or link measurements of another tool."),
+    "import": ("import_", "Convert a profile or link measurements of another tool."),
     "completion": ("completion", "Print the completion script of a shell."),
 }
 
@@ -141,7 +140,7 @@ def main() -> None:
         _print_error(str(error))
         status = DISAGREED if isinstance(error, DisagreementError) else MENDABLE
     except click.ClickException as error:
-        _print_error(message_of(error))
+        _print_error(usage_message(error))
         status = MENDABLE
     except (click.Abort, KeyboardInterrupt, _Interrupted):
         if sys.stderr.isatty():

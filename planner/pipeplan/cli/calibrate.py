@@ -12,21 +12,28 @@ import click
 from rich.console import RenderableType
 from rich.table import Table
 
-from pipeplan import cluster_write, stored
-from pipeplan.calibrate.calibrate import Calibrated, calibrate
-from pipeplan.calibrate.observed import Observed, median, observe
-from pipeplan.calibrate.result import Row, cluster_of, document, profile_of, rows
-from pipeplan.cli.given import profile_of_plan
+from pipeplan.calibration.calibrate import Calibrated, calibrate
+from pipeplan.calibration.measured_stages import ObservedRun, median_run, observe_run
+from pipeplan.calibration.result import (
+    CalibratedStage,
+    calibrated_stages,
+    calibration_document,
+    cluster_of,
+    profile_of,
+)
 from pipeplan.cli.options import force_option, json_option, output_file, plan_profile_option, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json
-from pipeplan.cluster_data import Cluster
+from pipeplan.cli.problem_options import profile_of_plan
+from pipeplan.cluster_data import cluster_toml
+from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
-from pipeplan.files import refuse_unwritable
-from pipeplan.measured.run import Run, read
-from pipeplan.plan import Plan
-from pipeplan.problem import Problem
-from pipeplan.profile_data import Profile
-from pipeplan.units import show_time
+from pipeplan.plan.plan import Plan
+from pipeplan.problem import plan_file
+from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.profile import Profile
+from pipeplan.run_data.run_folder import MeasuredRun, read_run
+from pipeplan.util.files import refuse_unwritable
+from pipeplan.util.units import show_time
 
 DISTURBED = 0.05
 """Share of a worker's time spent waiting for a core, above which a note says so."""
@@ -39,7 +46,7 @@ _REMARK = "written by pipeplan calibrate; docs/calibrate.md"
 class _PlannedRun:
     """A run, its plan, and the problem that the plan was made for."""
 
-    run: Run
+    run: MeasuredRun
     path: Path
     problem: Problem
     plan: Plan
@@ -90,18 +97,18 @@ def command(
         _refuse(output, target, force, [planned.digest for planned in planned_runs])
     problem = planned_runs[0].problem
     shared = bool(problem.cluster.shared_cores)
-    by_plan: dict[str, list[Observed]] = {}
+    by_plan: dict[str, list[ObservedRun]] = {}
     for planned in planned_runs:
-        observed = observe(planned.run, planned.path, planned.plan, planned.problem.options, shared)
+        observed = observe_run(planned.run, planned.path, planned.plan, planned.problem.options, shared)
         by_plan.setdefault(planned.run.plan, []).append(observed)
-    runs = [median(of_one_plan) for of_one_plan in by_plan.values()]
+    runs = [median_run(of_one_plan) for of_one_plan in by_plan.values()]
     calibrated = calibrate(runs, problem.profile, problem.cluster)
     if not no_write:
         _write(profile_of(calibrated, runs, problem.profile), output, cluster_of(calibrated, runs), target)
     if as_json:
-        print_json(document(calibrated, runs, problem.profile), ascii_only=True)
+        print_json(calibration_document(calibrated, runs, problem.profile), ascii_only=True)
     else:
-        print_answer(_calibration_table(calibrated, runs, rows(runs, problem.profile)), fold=True)
+        print_answer(_calibration_table(calibrated, runs, calibrated_stages(runs, problem.profile)), fold=True)
     for warning in _warnings(calibrated, runs):
         note(f"note: {warning}")
     if not no_write:
@@ -109,7 +116,7 @@ def command(
         note(f"written: {output}, {target}; solve again with: pipeplan solve {names}")
 
 
-def _warnings(calibrated: Calibrated, runs: list[Observed]) -> Iterator[str]:
+def _warnings(calibrated: Calibrated, runs: list[ObservedRun]) -> Iterator[str]:
     for run in runs:
         if run.disturbed > DISTURBED:
             share = min(1.0, run.disturbed)
@@ -123,17 +130,17 @@ def _read(folders: tuple[Path, ...], named: Path | None, profile_file: Path | No
     """The runs with their plans. Raises `InputError` for runs that cannot be calibrated together."""
     found: list[_PlannedRun] = []
     for folder in folders:
-        run = read(folder)
+        run = read_run(folder)
         home = named or run.folder.absolute().parent.parent
-        if not stored.file_of(home).is_file():
+        if not plan_file.plan_file(home).is_file():
             raise InputError(f"{run.folder} is not in the folder of its plan: name that with --plan")
-        root, path = stored.document(home), stored.file_of(home)
+        root, path = plan_file.read_plan_document(home), plan_file.plan_file(home)
         if not found:
             profile = profile_of_plan(root, path, profile_file)
         elif root["profile"]["minibatch"].integer() != profile.minibatch:
             raise InputError(f"{path} is for minibatches of another size than {found[0].path}: calibrate one size")
         plan = Plan.from_json(root["plan"])
-        problem, plan = stored.of(root, _same_layers(profile, plan, path, found))
+        problem, plan = plan_file.plan_from_document(root, _same_layers(profile, plan, path, found))
         digest = root["profile"]["digest"].text()
         if plan.digest(digest, problem.cluster.digest()) != run.plan:
             raise InputError(f"{run.folder} is a run of another plan than {path}: it was solved again since")
@@ -180,7 +187,7 @@ def _refuse(profile: Path, cluster: Path, force: bool, made_from: list[str]) -> 
 def _write(profile: Profile, output: Path, cluster: Cluster, target: Path) -> None:
     """Write both files, or leave both as they were."""
     before = target.read_bytes() if target.is_file() else None
-    cluster_write.save(cluster, target, [_REMARK])
+    cluster_toml.write_cluster(cluster, target, [_REMARK])
     try:
         profile.save(output)
     except BaseException:
@@ -192,7 +199,9 @@ def _write(profile: Profile, output: Path, cluster: Cluster, target: Path) -> No
         raise
 
 
-def _calibration_table(calibrated: Calibrated, runs: list[Observed], stages: list[Row]) -> Iterator[RenderableType]:
+def _calibration_table(
+    calibrated: Calibrated, runs: list[ObservedRun], stages: list[CalibratedStage]
+) -> Iterator[RenderableType]:
     table = Table(box=None, padding=(0, 1), title="measured over the profile before", title_justify="left")
     for name in ("run", "stage", "layers", "forward", "backward", "update", "besides"):
         table.add_column(name, justify="left" if name in ("run", "layers") else "right")

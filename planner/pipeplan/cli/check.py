@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from pipeplan.check.document import FORMAT, VERSION
-from pipeplan.check.verify import verify
-from pipeplan.cli.given import profile_of_plan
+from pipeplan.checker.document import FORMAT, VERSION
+from pipeplan.checker.verify import verify_plan
 from pipeplan.cli.options import json_option, plan_profile_option, quiet_option
 from pipeplan.cli.output import print_json, print_line
+from pipeplan.cli.problem_options import profile_of_plan
 from pipeplan.errors import InputError
-from pipeplan.files import read_document
-from pipeplan.text import one_line
+from pipeplan.util.files import read_document
+from pipeplan.util.text import one_line
 
 
 @click.command("check")
@@ -33,7 +33,7 @@ def command(plan: Path, profile_file: Path | None, as_json: bool) -> None:
     """
     path = plan / "plan.json" if plan.is_dir() else plan
     root = read_document(path, FORMAT, VERSION)
-    findings = verify(root, profile_of_plan(root, path, profile_file))
+    findings = verify_plan(root, profile_of_plan(root, path, profile_file))
     if as_json:
         print_json([{"what": one.what, "holds": one.holds, "text": one.text} for one in findings])
     else:

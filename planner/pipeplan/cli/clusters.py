@@ -6,16 +6,16 @@ import click
 from rich import box
 from rich.table import Table
 
-from pipeplan.cli.options import bundled_clusters, completing, json_option, quiet_option
+from pipeplan.cli.options import bundled_clusters, complete_names, json_option, quiet_option
 from pipeplan.cli.output import print_answer, print_json
-from pipeplan.cluster_data import Cluster
-from pipeplan.cluster_file import bundled_names, load
-from pipeplan.local import local
-from pipeplan.units import show_rate, show_size
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.cluster_toml import bundled_cluster_names, load_cluster
+from pipeplan.cluster_data.local import local_cluster
+from pipeplan.util.units import show_rate, show_size
 
 
 @click.command("clusters")
-@click.argument("files", nargs=-1, metavar="[FILE]...", shell_complete=completing(bundled_clusters, ".toml"))
+@click.argument("files", nargs=-1, metavar="[FILE]...", shell_complete=complete_names(bundled_clusters, ".toml"))
 @json_option
 @quiet_option
 def command(files: tuple[str, ...], as_json: bool) -> None:
@@ -26,7 +26,10 @@ def command(files: tuple[str, ...], as_json: bool) -> None:
     pipeplan clusters cluster.toml B
     pipeplan clusters --json
     """
-    clusters = [local(None) if name == "local" else load(name) for name in files or (*bundled_names(), "local")]
+    clusters = [
+        local_cluster(None) if name == "local" else load_cluster(name)
+        for name in files or (*bundled_cluster_names(), "local")
+    ]
     if as_json:
         print_json([cluster.to_json() for cluster in clusters])
         return

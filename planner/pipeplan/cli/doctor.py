@@ -11,8 +11,8 @@ from rich.text import Text
 
 from pipeplan.cli.options import json_option, quiet_option
 from pipeplan.cli.output import print_answer, print_json
-from pipeplan.doctor.examine import examine
-from pipeplan.doctor.finding import MISSING, OK, WARNING, Finding
+from pipeplan.first_steps.doctor import examine_machine
+from pipeplan.first_steps.finding import MISSING, OK, WARNING, DoctorFinding
 
 LACKING = 2
 """The exit code if something that is needed is missing."""
@@ -33,7 +33,7 @@ def command(plan: Path | None, as_json: bool) -> int:
     pipeplan doctor
     pipeplan doctor plan
     """
-    findings = examine(plan)
+    findings = examine_machine(plan)
     if as_json:
         print_json([finding.to_json() for finding in findings])
     else:
@@ -41,7 +41,7 @@ def command(plan: Path | None, as_json: bool) -> int:
     return LACKING if any(finding.state == MISSING for finding in findings) else 0
 
 
-def _finding_lines(findings: list[Finding]) -> Iterator[RenderableType]:
+def _finding_lines(findings: list[DoctorFinding]) -> Iterator[RenderableType]:
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         state, style = finding.state, STYLES[finding.state]

@@ -8,19 +8,20 @@ from typing import Any, NoReturn
 
 import click
 
-from pipeplan import interrupts, stored
-from pipeplan.cli.given import problem_arguments, problem_of
 from pipeplan.cli.options import json_option, quiet_option, seed_option
 from pipeplan.cli.output import note, print_answer, print_json, status
-from pipeplan.diagnose import Diagnosis, diagnose
+from pipeplan.cli.problem_options import problem_arguments, problem_of
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.explain import infeasible
-from pipeplan.explain.report import Wishes, explain, to_json
-from pipeplan.explain.show import explanation_parts
-from pipeplan.plan import Plan
-from pipeplan.problem import Problem
-from pipeplan.solving import Settings
-from pipeplan.units import parse_share
+from pipeplan.explanation import infeasible
+from pipeplan.explanation.explain import RobustnessSettings, explain_plan, explanation_json
+from pipeplan.explanation.terminal import explanation_parts
+from pipeplan.plan.plan import Plan
+from pipeplan.planning.infeasibility import Diagnosis, diagnose
+from pipeplan.planning.solve import Settings
+from pipeplan.problem import plan_file
+from pipeplan.problem.problem import Problem
+from pipeplan.util import interrupts
+from pipeplan.util.units import parse_share
 
 
 @click.command("explain")
@@ -65,23 +66,23 @@ def command(
     pipeplan explain profile.json --cluster local --workers 3
     pipeplan explain plan --profile profile.json
     """
-    wishes = Wishes(samples, seed, None if spread is None else parse_share(spread, "--spread"))
+    wishes = RobustnessSettings(samples, seed, None if spread is None else parse_share(spread, "--spread"))
     problem, plan, origin = _subject(profile_option, arguments)
     settings = Settings(solver=solver, certify=False)
     note(origin, dim=True)
     try:
-        with status("") as show_status, interrupts.noted() as interrupted:
+        with status("") as show_status, interrupts.remember_interrupt() as interrupted:
 
             def progress(text: str) -> None:
                 interrupted()
                 show_status(f"{text} …")
 
-            explanation = explain(problem, settings, wishes, plan, progress)
+            explanation = explain_plan(problem, settings, wishes, plan, progress)
             interrupted()
     except InfeasibleError:
         _explain_infeasible(problem, diagnose(problem, settings.maximum_cuts), as_json)
     if as_json:
-        print_json(to_json(explanation))
+        print_json(explanation_json(explanation))
     else:
         print_answer(explanation_parts(explanation), fold=True, narrow=True)
 
@@ -89,11 +90,11 @@ def command(
 def _subject(profile: Path | None, arguments: dict[str, Any]) -> tuple[Problem, Plan | None, str]:
     """The problem, the plan to explain (None: the best one), and a line that says where they come from."""
     path: Path | None = arguments["profile"]
-    if path is not None and stored.is_plan(path):
+    if path is not None and plan_file.is_plan(path):
         if profile is None:
             raise InputError(f"{path} is a plan: say which profile it was made from with --profile")
         _refuse_problem_options(path)
-        problem, plan = stored.read(path, profile)
+        problem, plan = plan_file.read_plan(path, profile)
         return problem, plan, f"plan: {path}, made from {profile}"
     if profile is not None and path is not None:
         raise InputError(f"{path} is not a plan but a profile: leave out --profile")
@@ -114,7 +115,7 @@ def _refuse_problem_options(path: Path) -> None:
 def _explain_infeasible(problem: Problem, diagnosis: Diagnosis, as_json: bool) -> NoReturn:
     """Print why there is no plan, and raise an `InfeasibleError` with the diagnosis in one line."""
     if as_json:
-        print_json(infeasible.to_json(problem, diagnosis))
+        print_json(infeasible.diagnosis_json(problem, diagnosis))
     else:
         print_answer(infeasible.diagnosis_parts(problem, diagnosis), fold=True, narrow=True)
     sys.stdout.flush()

@@ -7,21 +7,28 @@ from pathlib import Path
 
 import click
 
-from pipeplan import stored
-from pipeplan.cli.given import profile_of_plan
-from pipeplan.cli.options import force_option, json_option, output_folder, plan_profile_option, quiet_option, words
+from pipeplan.cli.options import (
+    complete_words,
+    force_option,
+    json_option,
+    output_folder,
+    plan_profile_option,
+    quiet_option,
+)
 from pipeplan.cli.output import note, print_json, print_line
+from pipeplan.cli.problem_options import profile_of_plan
 from pipeplan.errors import InputError
-from pipeplan.exports import written
-from pipeplan.exports.target import NAMES, File, Target, target
-from pipeplan.plan import Plan
-from pipeplan.problem import Problem
+from pipeplan.exports import target as written
+from pipeplan.exports.target import TARGET_NAMES, ExportFile, ExportTarget, export_target
+from pipeplan.plan.plan import Plan
+from pipeplan.problem import plan_file
+from pipeplan.problem.problem import Problem
 
 FORMAT, VERSION = "pipeplan-export", 1
 
 
 @click.command("export")
-@click.argument("name", metavar="TARGET", required=False, shell_complete=words(*NAMES))
+@click.argument("name", metavar="TARGET", required=False, shell_complete=complete_words(*TARGET_NAMES))
 @click.argument("plan_folder", metavar="[PLAN]", type=click.Path(path_type=Path), default=Path("plan"))
 @click.option("--list", "listed", is_flag=True, help="List the targets with the versions that they support.")
 @output_folder(note="TARGET in the plan's folder")
@@ -52,28 +59,32 @@ def command(
         _list(as_json)
         return
     if name is None:
-        raise InputError(f"say which trainer to export the plan for: {', '.join(NAMES)}")
-    to = target(name)
-    path = stored.file_of(plan_folder)
-    root = stored.document(plan_folder)
-    problem, plan = stored.of(root, profile_of_plan(root, path, profile_file))
+        raise InputError(f"say which trainer to export the plan for: {', '.join(TARGET_NAMES)}")
+    to = export_target(name)
+    path = plan_file.plan_file(plan_folder)
+    root = plan_file.read_plan_document(plan_folder)
+    problem, plan = plan_file.plan_from_document(root, profile_of_plan(root, path, profile_file))
     folder = output or path.parent / to.name
-    files = written.export(to, problem, plan)
+    files = written.export_files(to, problem, plan)
     if as_json:
         print_json(_document(to, folder, files, (problem, plan)), indent=None)
         return
-    written.write(folder, files, force=force)
+    written.write_export(folder, files, force=force)
     for line in export_lines(to, folder, files, (problem, plan)):
         note(line)
 
 
-def export_lines(to: Target, folder: Path, files: Mapping[str, File], solved: tuple[Problem, Plan]) -> list[str]:
+def export_lines(
+    to: ExportTarget, folder: Path, files: Mapping[str, ExportFile], solved: tuple[Problem, Plan]
+) -> list[str]:
     """A line for each file that was written, and one on the next step."""
     lines = [f"written: {folder / name}  {file.about}" for name, file in files.items()]
     return [*lines, f"next: {to.next_step(*solved, str(folder))}"]
 
 
-def _document(to: Target, folder: Path, files: Mapping[str, File], solved: tuple[Problem, Plan]) -> dict[str, object]:
+def _document(
+    to: ExportTarget, folder: Path, files: Mapping[str, ExportFile], solved: tuple[Problem, Plan]
+) -> dict[str, object]:
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -86,7 +97,7 @@ def _document(to: Target, folder: Path, files: Mapping[str, File], solved: tuple
 
 
 def _list(as_json: bool) -> None:
-    targets = [target(name) for name in NAMES]
+    targets = [export_target(name) for name in TARGET_NAMES]
     if as_json:
         print_json([{"name": to.name, "title": to.title} for to in targets], indent=None)
         return

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from pipeplan import init
 from pipeplan.cli.options import force_option, json_option, output_folder, quiet_option
 from pipeplan.cli.output import note, print_json, print_line
+from pipeplan.cluster_data.local import local_cluster
 from pipeplan.errors import InputError
-from pipeplan.local import local
+from pipeplan.first_steps import init
 
 
 @click.command("init")
@@ -37,9 +37,9 @@ def command(folder: Path | None, workers: int | None, output: Path | None, force
     if folder is not None and output is not None and folder != output:
         raise InputError(f"two folders are given, {folder} and {output}: leave out one")
     place = folder or output or Path()
-    texts = init.files(workers)
-    init.write(place, texts, force=force)
-    steps = init.commands(place, local(workers).device.kind)
+    texts = init.starter_files(workers)
+    init.write_starter_files(place, texts, force=force)
+    steps = init.next_commands(place, local_cluster(workers).device.kind)
     for name in texts:
         note(f"written: {place / name}")
     if as_json:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from pipeplan.cli.options import json_option, quiet_option
 from pipeplan.cli.output import print_answer, print_json
-from pipeplan_launch.models import BUNDLED
+from pipeplan_launch.job.bundled_models import BUNDLED
 
 
 @click.command("models")
@@ -35,6 +35,6 @@ def command(as_json: bool) -> None:
     print_answer([table, "\nYour own: path/to/file.py:callable or package.module:callable"])
 
 
-def names() -> list[str]:
+def bundled_model_names() -> list[str]:
     """Names of the bundled models."""
     return list(BUNDLED)

@@ -1,4 +1,6 @@
-"""Options that commands share under the same name, and functions that complete values in a shell.
+"""Checks before a file is replaced: a command replaces its own older output, but any other file only with --force.
+
+Options that commands share under the same name, and functions that complete values in a shell.
 
 -o         the file or folder to write
 --force    replace what is there
@@ -19,6 +21,34 @@ import click
 from click.shell_completion import CompletionItem
 
 from pipeplan.cli import output
+from pipeplan.errors import InputError
+
+HEAD = 2**12
+"""Bytes at the beginning of a file that are searched for the mark of its kind."""
+
+
+def refuse_foreign_file(path: Path, mark: bytes, what: str, force: bool) -> None:
+    """Raise an `InputError` if `path` is a file that is not `what`, which has a mark in its first bytes."""
+    if force or not path.is_file() or not path.stat().st_size or mark in _begin(path):
+        return
+    raise InputError(f"{path} exists and is not {what}: give another file with -o, or --force to replace it")
+
+
+def refuse_existing(path: Path, force: bool) -> None:
+    """Raise an `InputError` if `path` is a folder, or an existing file and `force` is not set."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name the file to write with -o")
+    if path.exists() and not force:
+        raise InputError(f"{path} exists; give another file with -o, or --force to replace it")
+
+
+def _begin(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(HEAD)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -89,7 +119,7 @@ def quiet_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("-q", "--quiet", is_flag=True, help=QUIET)(command)
 
 
-def completing(names: Callable[[], Iterable[str]], suffix: str = "") -> Complete:
+def complete_names(names: Callable[[], Iterable[str]], suffix: str = "") -> Complete:
     """A completion to names and files; those files that end in `suffix` are listed before the shell adds others."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -104,26 +134,26 @@ def completing(names: Callable[[], Iterable[str]], suffix: str = "") -> Complete
 
 def bundled_models() -> list[str]:
     """Names of the bundled models."""
-    from pipeplan.cli.models import names
+    from pipeplan.cli.models import bundled_model_names
 
-    return names()
+    return bundled_model_names()
 
 
 def bundled_clusters() -> list[str]:
     """Names that `--cluster` takes."""
-    from pipeplan.cluster_file import bundled_names
+    from pipeplan.cluster_data.cluster_toml import bundled_cluster_names
 
-    return ["local", *bundled_names()]
+    return ["local", *bundled_cluster_names()]
 
 
 def bundled_profiles() -> list[str]:
     """Names of the bundled profiles."""
-    from pipeplan.bundled_profiles import bundled
+    from pipeplan.profile_data.profile_file import bundled_profile_paths
 
-    return list(bundled())
+    return list(bundled_profile_paths())
 
 
-def words(*names: str) -> Complete:
+def complete_words(*names: str) -> Complete:
     """A completion to the given words alone."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

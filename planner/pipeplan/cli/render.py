@@ -14,9 +14,9 @@ import click
 from pipeplan.cli.options import force_option, output_file, quiet_option
 from pipeplan.cli.output import note, print_json, print_line
 from pipeplan.errors import InputError
-from pipeplan.rendering import launch_files
-from pipeplan.rendering.launcher import Launcher, Setting
-from pipeplan.rendering.launchers import LAUNCHERS, launcher
+from pipeplan.rendering import plan_folder
+from pipeplan.rendering.launcher import Launcher, LauncherSetting
+from pipeplan.rendering.launchers import LAUNCHERS, launcher_by_name
 
 OWN = "own"
 """The name of the hidden command that renders the user's template without a kind."""
@@ -53,7 +53,7 @@ class _Kinds(click.Group):
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in (*LAUNCHERS, OWN):
-            launcher(args[0])
+            launcher_by_name(args[0])
         return super().resolve_command(context, args)
 
 
@@ -114,7 +114,9 @@ def _own_command() -> click.Command:
     return _with_shared_options(rendering_command, (), note)
 
 
-def _with_shared_options(rendering_command: click.Command, settings: Sequence[Setting], note: str) -> click.Command:
+def _with_shared_options(
+    rendering_command: click.Command, settings: Sequence[LauncherSetting], note: str
+) -> click.Command:
     template = click.Option(
         ["--template"], type=click.Path(path_type=Path), metavar="FILE", help="Render your own jinja2 template."
     )
@@ -124,7 +126,7 @@ def _with_shared_options(rendering_command: click.Command, settings: Sequence[Se
     return rendering_command
 
 
-def _option(setting: Setting) -> click.Option:
+def _option(setting: LauncherSetting) -> click.Option:
     name = f"--{setting.name.replace('_', '-')}"
     if setting.type == "flag":
         return click.Option([name, setting.name], is_flag=True, default=None, help=setting.help)
@@ -140,12 +142,12 @@ def _option(setting: Setting) -> click.Option:
 
 def _render(kind: Launcher | None, plan: Path, settings: dict[str, Any], to: _Output) -> None:
     own, to_screen = to.template, to.output == Path("-")
-    path = launch_files.destination(plan, kind, own, None if to_screen else to.output)
-    text = launch_files.text(plan, kind, settings, own=own, output=path, command=_command_line())
+    path = plan_folder.launch_file_path(plan, kind, own, None if to_screen else to.output)
+    text = plan_folder.launch_file_text(plan, kind, settings, own=own, output=path, command=_command_line())
     if to_screen:
         print_line(text, newline=False)
         return
-    launch_files.write(path, text, kind, own, force=to.force)
+    plan_folder.write_launch_file(path, text, kind, own, force=to.force)
     note(f"written: {path}")
 
 

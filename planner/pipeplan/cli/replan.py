@@ -9,28 +9,28 @@ from typing import Any
 
 import click
 
-from pipeplan import interrupts, stored
 from pipeplan.api import cluster as named_cluster
-from pipeplan.check import model as models
-from pipeplan.check.document import Document
-from pipeplan.check.structure import check_structure
-from pipeplan.cli.answer import disagreement_in, search_arguments, settings_of, written
-from pipeplan.cli.given import option_fields, problem_arguments, profile_of_plan
+from pipeplan.checker import model as models
+from pipeplan.checker.document import PlanDocument
+from pipeplan.checker.structure import check_structure
 from pipeplan.cli.options import force_option, json_option, output_folder, plan_profile_option, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json
-from pipeplan.cluster_data import Cluster
+from pipeplan.cli.problem_options import option_fields, problem_arguments, profile_of_plan
+from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.drawing.plan_table import plan_table
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.posing import default_overlap
-from pipeplan.problem import Options, Problem
-from pipeplan.rendering.plan_folder import refuse_to_overwrite, write_plan
-from pipeplan.replan import runs
-from pipeplan.replan.lost import Left, without, workers_named
-from pipeplan.replan.options import RELAXED, relaxed, what_helps
-from pipeplan.replan.report import Old, Report
-from pipeplan.replan.show import changes_table, resume_lines
-from pipeplan.schedules import ACCUMULATING
-from pipeplan.show import plan_table
-from pipeplan.solving import Outcome, Settings, solve
+from pipeplan.from_options import default_overlap
+from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.problem import plan_file
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.rendering.plan_folder import refuse_to_overwrite_plan, write_plan
+from pipeplan.replanning.remaining_cluster import RemainingCluster, remove_workers, workers_named
+from pipeplan.replanning.replan import RELAXED, OldPlan, ReplanReport, helpful_options, relax_options
+from pipeplan.replanning.terminal import changes_table, resume_lines
+from pipeplan.run_data import latest_run
+from pipeplan.util import interrupts
 
 
 @click.command("replan")
@@ -86,24 +86,24 @@ def command(
     pipeplan replan plan --cluster what-is-left.toml
     """
     names = tuple(name.strip() for text in lost for name in text.split(","))
-    folder = stored.file_of(plan_folder).parent
+    folder = plan_file.plan_file(plan_folder).parent
     output = _default_output(folder) if output is None else output
     if not no_write:
-        refuse_to_overwrite(output, force)
+        refuse_to_overwrite_plan(output, force)
     settings = settings_of(arguments)
     old_problem, old, origin = _old(plan_folder, folder, profile_file)
     left = _left(old_problem.cluster, names, cluster, servers, workers)
     problem = _problem(old_problem, left, relax, arguments)
     checkpoint = None
     if not old.plan.inference:
-        checkpoint = runs.latest(folder, run_folder, problem.profile.graph_hash)
+        checkpoint = latest_run.latest_checkpoint(folder, run_folder, problem.profile.graph_hash)
     note(origin, dim=True)
-    with interrupts.noted() as interrupted, disagreement_in(None if no_write else output):
+    with interrupts.remember_interrupt() as interrupted, keep_disagreement(None if no_write else output):
         outcome = _solved(problem, settings)
     if not no_write:
         # Written before the table is printed, as in `solve`.
         write_plan(outcome, output, force=force)
-    report = Report(old, left, names, outcome, None if no_write else output, checkpoint)
+    report = ReplanReport(old, left, names, outcome, None if no_write else output, checkpoint)
     if as_json:
         print_json(report.to_json(), ascii_only=True)
     else:
@@ -111,7 +111,7 @@ def command(
         print_answer(changes_table(report), fold=True)
         print_answer(resume_lines(report))
     if not no_write:
-        note(written(outcome, output))
+        note(written_lines(outcome, output))
     interrupted()  # as in `solve`
 
 
@@ -124,44 +124,44 @@ def _default_output(folder: Path) -> Path:
     return named.with_name(f"{replanned[1]}-{int(replanned[2] or 1) + 1}")
 
 
-def _old(path: Path, folder: Path, profile_file: Path | None) -> tuple[Problem, Old, str]:
+def _old(path: Path, folder: Path, profile_file: Path | None) -> tuple[Problem, OldPlan, str]:
     """The problem that the old plan was made for, the plan itself, and a line on where both come from.
 
     Raises `InputError` if the structure of the plan is wrong.
     """
-    root, file = stored.document(path), stored.file_of(path)
+    root, file = plan_file.read_plan_document(path), plan_file.plan_file(path)
     profile = profile_of_plan(root, file, profile_file)
-    document = Document.of(root)
+    document = PlanDocument.of(root)
     if not document.pace_s > 0:
         raise InputError(f"{file} is no plan to begin with: it states no pace")
     try:
-        check_structure(document, models.build(profile, document.asked, inference=document.inference))
+        check_structure(document, models.checked_model(profile, document.asked, inference=document.inference))
     except InputError as error:
         raise InputError(f"{file} is no plan to begin with: {error}") from None
-    problem, plan = stored.of(root, profile)
-    old = Old(folder, plan, problem.cluster, profile.minibatch, document.pace_s)
+    problem, plan = plan_file.plan_from_document(root, profile)
+    old = OldPlan(folder, plan, problem.cluster, profile.minibatch, document.pace_s)
     return problem, old, f"plan: {file}; profile: {profile.model_name}"
 
 
 def _left(
     cluster: Cluster, names: tuple[str, ...], instead: str | None, servers: int | None, workers: int | None
-) -> Left:
+) -> RemainingCluster:
     if instead is not None:
         if names:
             raise InputError("--lost refers to the plan's cluster, which --cluster replaces: give one of them")
-        return Left(named_cluster(instead, servers=servers, workers=workers), (), ())
+        return RemainingCluster(named_cluster(instead, servers=servers, workers=workers), (), ())
     if servers is not None or workers is not None:
         raise InputError("--servers and --workers go with --cluster; say what is gone with --lost")
     if not names:
         raise InputError("say what is gone, as in --lost server1, or what there is now with --cluster")
-    return without(cluster, workers_named(names, cluster))
+    return remove_workers(cluster, workers_named(names, cluster))
 
 
-def _problem(old: Problem, left: Left, relax: tuple[str, ...], arguments: dict[str, Any]) -> Problem:
+def _problem(old: Problem, left: RemainingCluster, relax: tuple[str, ...], arguments: dict[str, Any]) -> Problem:
     profile, minibatch = old.profile, arguments["minibatch"]
     if minibatch is not None and minibatch != profile.minibatch:
         profile = profile.rescaled(minibatch)
-    options = _options(relaxed(old.options, relax), arguments)
+    options = _options(relax_options(old.options, relax), arguments)
     kind = left.cluster.device.kind
     if arguments["overlap"] is None and kind != old.cluster.device.kind:
         options = replace(options, overlap=default_overlap(kind))
@@ -187,7 +187,7 @@ def _solved(problem: Problem, settings: Settings) -> Outcome:
     try:
         return solve(problem, settings)
     except InfeasibleError as error:
-        helps = what_helps(problem)
+        helps = helpful_options(problem)
         if not helps:
             raise
         raise InfeasibleError(f"{error}; of the options here {', '.join(helps)} would do") from None

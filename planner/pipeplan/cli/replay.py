@@ -8,18 +8,16 @@ from pathlib import Path
 
 import click
 
-from pipeplan.cli.given import profile_of_plan
 from pipeplan.cli.options import json_option, quiet_option
 from pipeplan.cli.output import answer_console, is_watched, print_json, status
-from pipeplan.emulate import show, show_fault
-from pipeplan.emulate.fault_run import replay_fault
-from pipeplan.emulate.prepared import Prepared
-from pipeplan.emulate.run import SECONDS, Settings, replay
-from pipeplan.emulate.watching import minibatches_done
+from pipeplan.cli.problem_options import profile_of_plan
 from pipeplan.errors import InputError
-from pipeplan.files import read_document
-from pipeplan.profile_data import Profile
+from pipeplan.profile_data.profile import Profile
+from pipeplan.replay import fault_terminal, terminal
+from pipeplan.replay.fault_run import replay_fault
+from pipeplan.replay.run import SECONDS, PreparedReplay, ReplaySettings, minibatches_done, replay_plan
 from pipeplan.simulation.scenario import FORMAT, VERSION
+from pipeplan.util.files import read_document
 
 NOT_AS_PROMISED = 1
 
@@ -72,23 +70,23 @@ def command(
         if fault is not None:
             broken = replay_fault(plan_folder, layers, fault, seconds, timeout, keep, watch)
         else:
-            replayed = replay(plan_folder, layers, Settings(seconds, keep), watch)
+            replayed = replay_plan(plan_folder, layers, ReplaySettings(seconds, keep), watch)
     if as_json:
         print_json(replayed.to_json() if fault is None else broken.to_json())
     elif fault is None:
-        show.show(replayed, answer_console())
+        terminal.show_replay(replayed, answer_console())
     else:
-        show_fault.show(broken, answer_console())
+        fault_terminal.show_fault_replay(broken, answer_console())
     return 0 if fault is None or broken.kept else NOT_AS_PROMISED
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Path, Prepared], None]]:
+def _progress() -> Iterator[Callable[[Path, PreparedReplay], None]]:
     """Show on standard error how far the replay is; only in terminals, because counting minibatches reads files."""
     with status("getting ready") as show_status:
         watched = is_watched()
 
-        def watch(room: Path, ready: Prepared) -> None:
+        def watch(room: Path, ready: PreparedReplay) -> None:
             if not watched:
                 return
             done = minibatches_done(room / "run")

@@ -6,18 +6,24 @@ from pathlib import Path
 
 import click
 
-from pipeplan import stored
-from pipeplan.cli.given import profile_of_plan
-from pipeplan.cli.options import force_option, json_option, output_file, plan_profile_option, quiet_option
+from pipeplan.cli.options import (
+    force_option,
+    json_option,
+    output_file,
+    plan_profile_option,
+    quiet_option,
+    refuse_foreign_file,
+)
 from pipeplan.cli.output import note, print_json
-from pipeplan.cli.overwrite import refuse_another
+from pipeplan.cli.problem_options import profile_of_plan
 from pipeplan.errors import InputError
-from pipeplan.files import Node, refuse_unwritable, write_text
-from pipeplan.measured import run as runs
-from pipeplan.profile_data import Profile
+from pipeplan.problem import plan_file
+from pipeplan.profile_data.profile import Profile
 from pipeplan.report.build import build
 from pipeplan.report.page import page
 from pipeplan.report.source import read
+from pipeplan.run_data import run_folder as runs
+from pipeplan.util.files import Node, refuse_unwritable, write_text
 
 REPORT = "report.html"
 MARK = b'<meta name="generator" content="pipeplan report">'
@@ -53,16 +59,16 @@ def command(
     pipeplan report plan plan/runs/20260131T120000Z
     pipeplan report plan -o vgg16.html --profile profile.json
     """
-    path = stored.file_of(plan_folder)
+    path = plan_file.plan_file(plan_folder)
     target = output or path.parent / REPORT
-    root = stored.document(plan_folder)
+    root = plan_file.read_plan_document(plan_folder)
     if not as_json:
         if target.is_dir():
             raise InputError(f"{target} is a folder: name the file to write, as in -o {target / REPORT}")
         refuse_unwritable(target)
-        refuse_another(target, MARK, "a report", force)
+        refuse_foreign_file(target, MARK, "a report", force)
     source = read(root, _profile(root, path, profile_file))
-    measured = None if run is None else runs.read_of(path.parent, run)
+    measured = None if run is None else runs.read_run_of_plan(path.parent, run)
     document = build(source, measured, thorough=thorough).to_json()
     if as_json:
         print_json(document, indent=None)
@@ -74,7 +80,7 @@ def command(
 def write_report(folder: Path, profile: Profile) -> Path:
     """Write the report on a plan that was just written, replacing any older one. Returns its path."""
     target = folder / REPORT
-    write_text(target, page(build(read(stored.document(folder), profile)).to_json()))
+    write_text(target, page(build(read(plan_file.read_plan_document(folder), profile)).to_json()))
     return target
 
 

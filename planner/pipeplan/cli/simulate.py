@@ -11,11 +11,11 @@ from pipeplan.api import simulate
 from pipeplan.cli.options import json_option, quiet_option
 from pipeplan.cli.output import answer_console, answer_width, note, print_json
 from pipeplan.errors import InputError
-from pipeplan.files import write_text
-from pipeplan.measured.run import read_of
-from pipeplan.simulation import picture
-from pipeplan.simulation.simulated import MOST_MINIBATCHES
-from pipeplan.simulation.trace import overlaid_document, trace_document
+from pipeplan.run_data.run_folder import read_run_of_plan
+from pipeplan.simulation import terminal
+from pipeplan.simulation.perfetto import overlaid_document, trace_document
+from pipeplan.simulation.simulate import MOST_MINIBATCHES
+from pipeplan.util.files import write_text
 
 
 @click.command("simulate")
@@ -55,7 +55,7 @@ def command(
     """
     if as_json and run_folder is not None:
         raise InputError("--run is drawn, and --json draws nothing: leave out one of them")
-    run = None if run_folder is None else read_of(plan_folder, run_folder)
+    run = None if run_folder is None else read_run_of_plan(plan_folder, run_folder)
     simulated = simulate(plan_folder, minibatches)
     plan, replayed, report = simulated.scenario, simulated.replayed, simulated.report
     if trace_file is not None:
@@ -64,6 +64,6 @@ def command(
     if as_json:
         print_json(report.to_json())
         return
-    picture.show(plan, replayed, report, answer_console(), width or answer_width(), run)
+    terminal.print_simulation(plan, replayed, report, answer_console(), width or answer_width(), run)
     if trace_file is not None:
         note(f"written: {trace_file} (open it at ui.perfetto.dev)")

@@ -8,26 +8,26 @@ from typing import Any, Literal
 
 import click
 
-from pipeplan import interrupts
 from pipeplan.api import cluster
-from pipeplan.auto import Choice
-from pipeplan.cli.answer import disagreement_in, search_arguments, settings_of, written
-from pipeplan.cli.given import ProfileSource, option_fields, problem_arguments, read_profile
-from pipeplan.cli.options import force_option, json_option, output_folder, quiet_option, words
+from pipeplan.cli.options import complete_words, force_option, json_option, output_folder, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json, print_line, status
+from pipeplan.cli.problem_options import ProfileSource, option_fields, problem_arguments, read_profile
 from pipeplan.cli.solve_for import for_option, write_exported
+from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
+from pipeplan.cluster_data.devices import device_mismatch
+from pipeplan.drawing.plan_table import plan_table
 from pipeplan.errors import InputError
-from pipeplan.exports import written as exports
-from pipeplan.exports.aim import Aim
-from pipeplan.fewest import Fewest
-from pipeplan.fewest import fewest_workers as search_fewest
-from pipeplan.hardware import mismatch
-from pipeplan.posing import AUTO, Posed, pose
-from pipeplan.rendering import documents, plan_folder
-from pipeplan.show import plan_table
-from pipeplan.sized import Sized
-from pipeplan.solving import Outcome, solve
-from pipeplan.units import show_pace, show_time
+from pipeplan.exports import target as exports
+from pipeplan.exports.solve_for import TargetedProblem
+from pipeplan.from_options import AUTO, BuiltProblem, build_problem
+from pipeplan.planning.choose_minibatch import MinibatchChoice
+from pipeplan.planning.choose_schedule import ScheduleChoice
+from pipeplan.planning.fewest_workers import FewestWorkers
+from pipeplan.planning.fewest_workers import fewest_workers as search_fewest
+from pipeplan.planning.solve import Outcome, solve
+from pipeplan.rendering import plan_folder, plan_json
+from pipeplan.util import interrupts
+from pipeplan.util.units import show_pace, show_time
 
 
 @click.command("solve")
@@ -44,7 +44,7 @@ from pipeplan.units import show_pace, show_time
     "--staleness",
     metavar="NONE|BOUNDED|ANY",
     default="any",
-    shell_complete=words("none", "bounded", "any"),
+    shell_complete=complete_words("none", "bounded", "any"),
     help="With --schedule auto: how stale weights may be.",
 )
 @click.option("--fewest-workers", metavar="5%", help="Use as few workers as come this close to the best pace.")
@@ -84,13 +84,13 @@ def command(
     settings = settings_of(arguments)
     within = None if fewest_workers is None else _share(fewest_workers)
     if not no_write:
-        plan_folder.refuse_to_overwrite(output, force)
+        plan_folder.refuse_to_overwrite_plan(output, force)
     elif with_report:
         raise InputError("--report goes beside a plan that is written: leave out --no-write")
     samples = _samples(minibatch)
     source = read_profile(arguments["profile"], None if samples == AUTO else samples)
-    with interrupts.noted() as interrupted, status(source.text):
-        posed = pose(
+    with interrupts.remember_interrupt() as interrupted, status(source.text):
+        posed = build_problem(
             source.profile,
             cluster(arguments["cluster_name"], servers=arguments["servers"], workers=arguments["workers"]),
             minibatch=AUTO if samples == AUTO else None,
@@ -101,20 +101,20 @@ def command(
             **option_fields(arguments | {"target_name": target_name}),
         )
         interrupted()  # an interrupted search may have chosen a schedule that is not the best
-        with disagreement_in(None if no_write else output):
+        with keep_disagreement(None if no_write else output):
             fewest = None if within is None else search_fewest(posed.problem, within, settings)
             outcome = solve(posed.problem, settings) if fewest is None else fewest.outcome
     if posed.aim is not None:
         # Raises for what the trainer cannot express or cannot be written, before anything is written.
         files = posed.aim.files(outcome)
         if not no_write:
-            exports.refuse_to_overwrite(output / posed.aim.to.name, files, force)
+            exports.refuse_to_overwrite_export(output / posed.aim.to.name, files, force)
     # Written before the table is printed, so that `| head`, which closes our output early, does not lose the plan.
     written_files = [] if no_write else _write(outcome, posed.aim, output, force)
     # Notes come after everything that may fail, because an error is to be the only line on standard error.
     _print_choices(source, posed, fewest)
     if as_json:
-        print_json(documents.plan_document(outcome), ascii_only=True)
+        print_json(plan_json.plan_document(outcome), ascii_only=True)
     else:
         print_answer(plan_table(outcome))
         if posed.aim is not None:
@@ -128,17 +128,17 @@ def command(
     interrupted()  # the best plan so far is written, but the exit code stops scripts from going on with it
 
 
-def _write(outcome: Outcome, aim: Aim | None, folder: Path, force: bool) -> list[str]:
+def _write(outcome: Outcome, aim: TargetedProblem | None, folder: Path, force: bool) -> list[str]:
     """Write the plan, and the files of the trainer that it is for. Returns the lines that say so."""
     plan_folder.write_plan(outcome, folder, force=force)
     exported = [] if aim is None else write_exported(aim, outcome, folder, force=force)
-    return [written(outcome, folder, fresh=() if aim is None else (aim.to.name,)), *exported]
+    return [written_lines(outcome, folder, fresh=() if aim is None else (aim.to.name,)), *exported]
 
 
-def _print_choices(source: ProfileSource, posed: Posed, fewest: Fewest | None) -> None:
+def _print_choices(source: ProfileSource, posed: BuiltProblem, fewest: FewestWorkers | None) -> None:
     """Print the origin of the profile, and the schedules, minibatch sizes and numbers of workers that were tried."""
     note(source.text, dim=True)
-    if warning := mismatch(posed.problem.profile, posed.problem.cluster):
+    if warning := device_mismatch(posed.problem.profile, posed.problem.cluster):
         note(warning)
     for line in [*map(_choice, posed.schedules), *map(_size, posed.sizes), *([_fewest(fewest)] if fewest else [])]:
         note(line, dim=True)
@@ -168,11 +168,11 @@ def _samples(text: str | None) -> int | Literal["auto"] | None:
         raise InputError(f"--minibatch: expected a number of samples or auto, found {text!r}") from None
 
 
-def _size(sized: Sized) -> str:
+def _size(sized: MinibatchChoice) -> str:
     return f"  minibatch {sized.minibatch}: {_rate(sized.samples_per_s, sized.config)}"
 
 
-def _choice(choice: Choice) -> str:
+def _choice(choice: ScheduleChoice) -> str:
     per_update = f", {choice.problem.options.accumulate} minibatches" if choice.problem.options.accumulate else ""
     rate = _rate(None if choice.sample_s is None else 1 / choice.sample_s, choice.config)
     return f"  {choice.schedule}{per_update} of {choice.minibatch}: {rate}"
@@ -194,7 +194,7 @@ def _share(text: str) -> float:
     return share
 
 
-def _fewest(fewest: Fewest) -> str:
+def _fewest(fewest: FewestWorkers) -> str:
     less = "" if fewest.fewer_s is None else f"; one fewer takes {show_time(fewest.fewer_s)}"
     return (
         f"{fewest.workers} workers come within {fewest.slower:.2%} of the best, {fewest.best.plan.config} on "

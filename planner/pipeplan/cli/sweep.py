@@ -11,22 +11,22 @@ from typing import Any, TypeVar
 import click
 
 from pipeplan.api import cluster
-from pipeplan.cli.answer import positive_time_limit
-from pipeplan.cli.given import check_schedules, options_of, problem_arguments, read_profile
 from pipeplan.cli.options import json_option, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json, progress_bar
+from pipeplan.cli.problem_options import check_schedules, options_of, problem_arguments, read_profile
+from pipeplan.cli.solver_options import positive_time_limit
 from pipeplan.errors import DisagreementError, InputError
-from pipeplan.files import write_text
-from pipeplan.problem import Options
-from pipeplan.profile_data import Profile
-from pipeplan.schedules import ACCUMULATING
-from pipeplan.solving import Settings
-from pipeplan.sweep import plot, rows
-from pipeplan.sweep.grid import Axes, Point, points
-from pipeplan.sweep.rows import Row
-from pipeplan.sweep.run import Answer, run
-from pipeplan.sweep.show import scaling_plot, sweep_table
-from pipeplan.units import parse_rate, parse_size
+from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.planning.solve import Settings
+from pipeplan.problem.problem import Options
+from pipeplan.profile_data.profile import Profile
+from pipeplan.sweeps import plot, rows
+from pipeplan.sweeps.points import SweepAxes, SweepPoint, sweep_points
+from pipeplan.sweeps.rows import SweepRow
+from pipeplan.sweeps.sweep import PointAnswer, solve_points
+from pipeplan.sweeps.terminal import scaling_plot, sweep_table
+from pipeplan.util.files import write_text
+from pipeplan.util.units import parse_rate, parse_size
 
 Value = TypeVar("Value")
 
@@ -95,7 +95,7 @@ def command(
     pipeplan sweep profile.json --cluster A --memory 8GiB,16GiB --minibatch 32,64 --price 12.24 --csv sweep.csv
     """
     settings = Settings(solver=solver, time_limit_s=positive_time_limit(time_limit), certify=False)
-    axes = Axes(
+    axes = SweepAxes(
         bandwidths=_bandwidths(bandwidth),
         memory=_listed(memory, "--memory", parse_size),
         minibatch=_listed(minibatch, "--minibatch", _integer),
@@ -107,7 +107,7 @@ def command(
     )
     note(origin, dim=True)
     answers, finished = _run(grid, settings, jobs)
-    solved = [Row(grid[i], answers[i], rows.price_of(grid[i], price)) for i in sorted(answers)]
+    solved = [SweepRow(grid[i], answers[i], rows.hourly_price(grid[i], price)) for i in sorted(answers)]
     _write_and_print(solved, len(grid), _Outputs(csv_file, svg_file, as_json))
     sys.stdout.flush()
     if not finished:
@@ -122,45 +122,45 @@ def _profile(arguments: dict[str, Any]) -> tuple[Profile, str]:
 
 
 def _points(
-    profile: Profile, arguments: dict[str, Any], servers: list[int], workers: list[int], axes: Axes
-) -> list[Point]:
+    profile: Profile, arguments: dict[str, Any], servers: list[int], workers: list[int], axes: SweepAxes
+) -> list[SweepPoint]:
     name = arguments["cluster_name"]
     clusters = [
         cluster(name, servers=count, workers=each) for count in servers or (None,) for each in workers or (None,)
     ]
-    return points(profile, clusters, _options(arguments, clusters[0].device.kind, axes), axes)
+    return sweep_points(profile, clusters, _options(arguments, clusters[0].device.kind, axes), axes)
 
 
-def _options(arguments: dict[str, Any], kind: str, axes: Axes) -> Options:
+def _options(arguments: dict[str, Any], kind: str, axes: SweepAxes) -> Options:
     check_schedules(axes.schedules, arguments)
     # `points` sets the schedule of each point. Until then any of them will do that agrees with the other arguments.
     last = max(axes.schedules, key=lambda name: name in ACCUMULATING, default=None)
     return options_of(arguments | {"schedule": last}, kind)
 
 
-def _run(grid: list[Point], settings: Settings, jobs: int | None) -> tuple[dict[int, Answer], bool]:
+def _run(grid: list[SweepPoint], settings: Settings, jobs: int | None) -> tuple[dict[int, PointAnswer], bool]:
     """The answers by number of the point, and whether every point has one; it has not if Ctrl-C came."""
-    answers: dict[int, Answer] = {}
+    answers: dict[int, PointAnswer] = {}
     with progress_bar("solving") as update:
         update(0, len(grid), "solving")
 
-        def collect(number: int, answer: Answer) -> None:
+        def collect(number: int, answer: PointAnswer) -> None:
             answers[number] = answer
             update(len(answers), len(grid), "solving")
 
-        finished = run(grid, settings, jobs, collect)
+        finished = solve_points(grid, settings, jobs, collect)
     return answers, finished
 
 
-def _write_and_print(solved: list[Row], planned: int, outputs: _Outputs) -> None:
+def _write_and_print(solved: list[SweepRow], planned: int, outputs: _Outputs) -> None:
     """Write the files before the table is printed, so that `| head`, which closes our output early, keeps them."""
     if outputs.csv is not None:
-        write_text(outputs.csv, rows.to_csv(solved))
+        write_text(outputs.csv, rows.sweep_csv(solved))
         note(f"written: {outputs.csv}")
     if outputs.svg is not None:
         _draw(solved, outputs.svg)
     if outputs.as_json:
-        print_json(rows.to_json(solved, planned=planned))
+        print_json(rows.sweep_json(solved, planned=planned))
         return
     print_answer(sweep_table(solved), fold=True, narrow=True)
     print_answer(scaling_plot(solved))
@@ -168,9 +168,9 @@ def _write_and_print(solved: list[Row], planned: int, outputs: _Outputs) -> None
         note(f"{len(solved)} of {planned} points were solved")
 
 
-def _draw(solved: list[Row], file: Path) -> None:
+def _draw(solved: list[SweepRow], file: Path) -> None:
     title = f"{solved[0].point.profile.model_name} on cluster {solved[0].point.cluster.name}" if solved else ""
-    drawing = plot.svg(solved, title)
+    drawing = plot.scaling_svg(solved, title)
     if drawing is None:
         note(f"not written: {file}, as there are no two numbers of workers with a plan")
         return

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import click
 
-from pipeplan.cli.options import force_option, output_file, quiet_option
+from pipeplan.cli.options import force_option, output_file, quiet_option, refuse_foreign_file
 from pipeplan.cli.output import note
-from pipeplan.cli.overwrite import refuse_another
 from pipeplan.errors import InputError
-from pipeplan.files import refuse_unwritable, write_text
-from pipeplan.measured.run import read_of
-from pipeplan.simulation import scenario, trace
-from pipeplan.simulation.engine import replay
+from pipeplan.run_data.run_folder import read_run_of_plan
+from pipeplan.simulation import perfetto, scenario
+from pipeplan.simulation.engine import simulate_schedule
+from pipeplan.util.files import refuse_unwritable, write_text
 
 MOST_MINIBATCHES = 100_000
 DEFAULT_MINIBATCHES = 256
@@ -28,7 +27,7 @@ DEFAULT_MINIBATCHES = 256
 @force_option
 @click.option(
     "--only",
-    type=click.Choice([trace.PREDICTED, trace.MEASURED]),
+    type=click.Choice([perfetto.PREDICTED, perfetto.MEASURED]),
     help="Write only one of the two timelines  [default: both]",
 )
 @click.option(
@@ -53,15 +52,15 @@ def command(
     pipeplan trace plan --only predicted
     """
     refuse_unwritable(output)
-    refuse_another(output, b'"traceEvents"', "a trace", force)
-    plan = scenario.read(plan_folder)
-    if only == trace.PREDICTED:
+    refuse_foreign_file(output, b'"traceEvents"', "a trace", force)
+    plan = scenario.read_scenario(plan_folder)
+    if only == perfetto.PREDICTED:
         if run_folder is not None:
             raise InputError(f"--only predicted needs no run: leave out {run_folder}")
-        document = trace.trace_document(plan, replay(plan, minibatches))
+        document = perfetto.trace_document(plan, simulate_schedule(plan, minibatches))
     else:
-        run = read_of(plan_folder, run_folder)
-        make = trace.measured_document if only == trace.MEASURED else trace.overlaid_document
+        run = read_run_of_plan(plan_folder, run_folder)
+        make = perfetto.measured_document if only == perfetto.MEASURED else perfetto.overlaid_document
         document = make(plan, run, minibatches)
     write_text(output, json.dumps(document, allow_nan=False) + "\n")
     note(f"written: {output} (open it at ui.perfetto.dev)")

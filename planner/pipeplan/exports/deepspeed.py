@@ -12,19 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pipeplan.errors import InputError
-from pipeplan.exports.chains import Item, chain_of
-from pipeplan.exports.degrees import Degrees, degrees, synchronous
-from pipeplan.exports.flight import otherwise
-from pipeplan.exports.header import header
-from pipeplan.exports.python import literal
-from pipeplan.exports.servers import used
-from pipeplan.exports.target import File, refused
-from pipeplan.plan import Plan
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.rendering.templating import template
-from pipeplan.schedules import GPIPE
-from pipeplan.text import one_line
+from pipeplan.exports.files import header_lines, python_literal
+from pipeplan.exports.launch_commands import workers_per_used_server
+from pipeplan.exports.layer_chains import ChainItem, chain_of
+from pipeplan.exports.microbatch_orders import in_flight_difference
+from pipeplan.exports.target import ExportFile, refusal
+from pipeplan.exports.uniform_degrees import GridDegrees, grid_degrees, restrict_to_synchronous_grid
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import GPIPE
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering.templates import load_template
+from pipeplan.util.text import one_line
 
 MODULE, CONFIG, HOSTS = "planned_pipeline.py", "ds_config.json", "hostfile"
 
@@ -42,43 +41,46 @@ class DeepSpeed:
         if options.schedule == GPIPE:
             raise InputError(f"{self.title} has no schedule {GPIPE}: leave out --schedule")
         groups = tuple(item.layers for item in items if len(item.layers) > 1)
-        return replace(synchronous(self, options), together=(*options.together, *groups))
+        return replace(restrict_to_synchronous_grid(self, options), together=(*options.together, *groups))
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` if DeepSpeed cannot cut the model like this plan, or would run it differently."""
         items = _chain(self, problem.profile) if len(plan.stages) > 1 else ()
-        grid = degrees(self, problem, plan)
+        grid = grid_degrees(self, problem, plan)
         if plan.schedule == GPIPE and grid.stages > 1:
-            raise refused(self, plan, f"it has no schedule {GPIPE}")
+            raise refusal(self, plan, f"it has no schedule {GPIPE}")
         if not grid.stage_major:
-            raise refused(self, plan, "the replicas of a stage must be neighbours, one stage after another")
+            raise refusal(self, plan, "the replicas of a stage must be neighbours, one stage after another")
         for number, stage in enumerate(plan.stages, start=1):
             for item in items:
                 inside = set(item.layers) & set(stage.layers)
                 if inside and inside != set(item.layers):
-                    raise refused(
+                    raise refusal(
                         self, plan, f"stage {number} holds a part of {item.label} only, where no single output crosses"
                     )
 
-    def files(self, problem: Problem, plan: Plan) -> Mapping[str, File]:
+    def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
         """The module, the configuration and the host file."""
-        grid, lines = degrees(self, problem, plan), header(self, problem, plan)
+        grid, lines = grid_degrees(self, problem, plan), header_lines(self, problem, plan)
         starts = _starts(problem, plan)
-        module = template("exports/deepspeed.py.j2").render(
+        module = load_template("exports/deepspeed.py.j2").render(
             header=lines,
-            starts=[literal(item.label if item else "") for item in starts],
+            starts=[python_literal(item.label if item else "") for item in starts],
             about=[one_line(_about(index, problem, plan, grid)) for index in range(grid.stages)],
             beside=sorted({one_line(name) for item in starts if item for name in item.beside}),
-            in_flight=otherwise(problem, plan, grid),
+            in_flight=in_flight_difference(problem, plan, grid),
             recompute=[stage.recompute for stage in plan.stages],
             degrees=grid,
             module=MODULE.removesuffix(".py"),
             config=CONFIG,
         )
         return {
-            MODULE: File(module, "a PipelineModule with the stages of the plan"),
-            CONFIG: File(_config(plan, grid), "batch sizes, to which you add the rest of your configuration"),
-            HOSTS: File(_hosts(lines, used(problem.cluster, grid.count)), "slots of every server; put in your hosts"),
+            MODULE: ExportFile(module, "a PipelineModule with the stages of the plan"),
+            CONFIG: ExportFile(_config(plan, grid), "batch sizes, to which you add the rest of your configuration"),
+            HOSTS: ExportFile(
+                _hosts(lines, workers_per_used_server(problem.cluster, grid.count)),
+                "slots of every server; put in your hosts",
+            ),
         }
 
     def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
@@ -92,7 +94,7 @@ class DeepSpeed:
 TARGET = DeepSpeed()
 
 
-def _chain(to: DeepSpeed, profile: Profile) -> tuple[Item, ...]:
+def _chain(to: DeepSpeed, profile: Profile) -> tuple[ChainItem, ...]:
     """The model as a list of layers. Raises `InputError` in the name of the target."""
     try:
         return chain_of(profile)
@@ -100,7 +102,7 @@ def _chain(to: DeepSpeed, profile: Profile) -> tuple[Item, ...]:
         raise InputError(f"{to.title} cannot cut this model: {error}") from None
 
 
-def _starts(problem: Problem, plan: Plan) -> list[Item | None]:
+def _starts(problem: Problem, plan: Plan) -> list[ChainItem | None]:
     """The item with which each stage begins; None for the first stage, which begins with the first layer."""
     if len(plan.stages) == 1:
         return [None]
@@ -108,7 +110,7 @@ def _starts(problem: Problem, plan: Plan) -> list[Item | None]:
     return [None, *(next(item for item in items if item.layers[0] in stage.layers) for stage in plan.stages[1:])]
 
 
-def _about(index: int, problem: Problem, plan: Plan, grid: Degrees) -> str:
+def _about(index: int, problem: Problem, plan: Plan, grid: GridDegrees) -> str:
     """One line with the layers and the ranks of a stage."""
     in_stage = set(plan.stages[index].layers)
     names = [layer.name for layer in problem.profile.layers if layer.name in in_stage]
@@ -119,7 +121,7 @@ def _about(index: int, problem: Problem, plan: Plan, grid: Degrees) -> str:
     )
 
 
-def _config(plan: Plan, grid: Degrees) -> str:
+def _config(plan: Plan, grid: GridDegrees) -> str:
     config: dict[str, object] = {
         "train_batch_size": grid.batch,
         "train_micro_batch_size_per_gpu": grid.microbatch,

@@ -12,18 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pipeplan.errors import InputError
-from pipeplan.exports.degrees import Degrees, degrees, synchronous
-from pipeplan.exports.flight import otherwise
-from pipeplan.exports.header import header
-from pipeplan.exports.servers import used
-from pipeplan.exports.stacks import Stack, stack_of, tied
-from pipeplan.exports.target import File, refused
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.rendering.templating import template
-from pipeplan.schedules import GPIPE
-from pipeplan.text import one_line
+from pipeplan.exports.files import header_lines
+from pipeplan.exports.launch_commands import workers_per_used_server
+from pipeplan.exports.microbatch_orders import in_flight_difference
+from pipeplan.exports.module_stacks import BlockStack, shared_weights, stack_of
+from pipeplan.exports.target import ExportFile, refusal
+from pipeplan.exports.uniform_degrees import GridDegrees, grid_degrees, restrict_to_synchronous_grid
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.plan.schedules import GPIPE
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering.templates import load_template
+from pipeplan.util.text import one_line
 
 FILE = "arguments.sh"
 
@@ -38,47 +38,47 @@ class Megatron:
     def restrict(self, profile: Profile, options: Options) -> Options:
         """Restrict to cuts between blocks, to a uniform grid, to 1F1B with a flush, and to no recomputation."""
         stack = _stack(self, profile)
-        if shared := tied(profile, stack):
+        if shared := shared_weights(profile, stack):
             raise InputError(
                 f"{shared[0]} and {shared[1]} share their weights, which keeps the whole model in one stage: profile "
                 f"it without (`tie_word_embeddings=False`); the export tells {self.title} not to share them either"
             )
         if options.schedule == GPIPE:
             raise InputError(f"{self.title} has no schedule {GPIPE}: leave out --schedule")
-        restricted = synchronous(self, options)
+        restricted = restrict_to_synchronous_grid(self, options)
         return replace(restricted, recompute=False, together=(*options.together, *_groups(stack)))
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` if a plan has no layout, or Megatron-LM would run it differently."""
         stack = _stack(self, problem.profile)
-        grid = degrees(self, problem, plan)
+        grid = grid_degrees(self, problem, plan)
         if plan.schedule == GPIPE and grid.stages > 1:
-            raise refused(self, plan, f"it has no schedule {GPIPE}")
+            raise refusal(self, plan, f"it has no schedule {GPIPE}")
         if not grid.stage_major:
-            raise refused(self, plan, "the replicas of a stage must be neighbours, one stage after another")
+            raise refusal(self, plan, "the replicas of a stage must be neighbours, one stage after another")
         for number, stage in enumerate(plan.stages, start=1):
             if stage.recompute:
-                raise refused(self, plan, f"stage {number} recomputes, where all stages would have to alike")
+                raise refusal(self, plan, f"stage {number} recomputes, where all stages would have to alike")
         for number, stage in enumerate(plan.stages, start=1):
             for part, names in zip(_part_names(stack), stack.parts(), strict=True):
                 inside = set(names) & set(stage.layers)
                 if inside and inside != set(names):
-                    raise refused(self, plan, f"stage {number} holds a part of {part} only")
+                    raise refusal(self, plan, f"stage {number} holds a part of {part} only")
 
-    def files(self, problem: Problem, plan: Plan) -> Mapping[str, File]:
+    def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
         """The arguments, as a fragment for bash."""
-        grid, stack = degrees(self, problem, plan), stack_of(problem.profile)
-        text = template("exports/megatron.sh.j2").render(
-            header=header(self, problem, plan),
+        grid, stack = grid_degrees(self, problem, plan), stack_of(problem.profile)
+        text = load_template("exports/megatron.sh.j2").render(
+            header=header_lines(self, problem, plan),
             stages=[_stage_line(index, stage, stack, grid) for index, stage in enumerate(plan.stages)],
             blocks=len(stack.blocks),
             layout="|".join(_letters(stage, stack) for stage in plan.stages),
             degrees=grid,
-            untied=tied(problem.profile, stack) is None,
-            servers=used(problem.cluster, grid.count),
-            in_flight=otherwise(problem, plan, grid),
+            untied=shared_weights(problem.profile, stack) is None,
+            servers=workers_per_used_server(problem.cluster, grid.count),
+            in_flight=in_flight_difference(problem, plan, grid),
         )
-        return {FILE: File(text, "arguments: the pipeline's layout, degrees of parallelism, batch sizes")}
+        return {FILE: ExportFile(text, "arguments: the pipeline's layout, degrees of parallelism, batch sizes")}
 
     def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
         """How to pass the arguments to Megatron-LM."""
@@ -88,7 +88,7 @@ class Megatron:
 TARGET = Megatron()
 
 
-def _stack(to: Megatron, profile: Profile) -> Stack:
+def _stack(to: Megatron, profile: Profile) -> BlockStack:
     """The model as a list of blocks. Raises `InputError` in the name of the target."""
     try:
         return stack_of(profile)
@@ -96,15 +96,15 @@ def _stack(to: Megatron, profile: Profile) -> Stack:
         raise InputError(f"{to.title} cannot train this model: {error}") from None
 
 
-def _groups(stack: Stack) -> tuple[tuple[str, ...], ...]:
+def _groups(stack: BlockStack) -> tuple[tuple[str, ...], ...]:
     return tuple(names for names in stack.parts() if len(names) > 1)
 
 
-def _part_names(stack: Stack) -> list[str]:
+def _part_names(stack: BlockStack) -> list[str]:
     return ["the embedding", *(f"{stack.path}.{index}" for index in range(len(stack.blocks))), "the head"]
 
 
-def _letters(stage: Stage, stack: Stack) -> str:
+def _letters(stage: Stage, stack: BlockStack) -> str:
     """A stage in the layout, such as `Et*3`."""
     names = set(stage.layers)
     count = sum(set(block) <= names for block in stack.blocks)
@@ -112,7 +112,7 @@ def _letters(stage: Stage, stack: Stack) -> str:
     return "E" * (set(stack.before) <= names) + blocks + "L" * (set(stack.after) <= names)
 
 
-def _stage_line(index: int, stage: Stage, stack: Stack, grid: Degrees) -> str:
+def _stage_line(index: int, stage: Stage, stack: BlockStack, grid: GridDegrees) -> str:
     """One line of a comment with the parts and the ranks of a stage."""
     parts = [
         part for part, names in zip(_part_names(stack), stack.parts(), strict=True) if set(names) <= set(stage.layers)

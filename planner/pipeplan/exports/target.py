@@ -1,17 +1,24 @@
-"""The interface of a trainer that plans are exported to, and the list of these trainers."""
+"""Writes the files of a target for a plan: all of them or none.
+
+The interface of a trainer that plans are exported to, and the list of these trainers.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from pipeplan.errors import InputError
-from pipeplan.plan import Plan
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.suggest import did_you_mean
+from pipeplan.plan.plan import Plan
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.profile import Profile
+from pipeplan.util.files import write_text
+from pipeplan.util.text import did_you_mean
 
 # Name of a target: the module of its `TARGET`, which is imported on demand.
 _MODULES: Mapping[str, str] = {
@@ -21,11 +28,11 @@ _MODULES: Mapping[str, str] = {
     "torchtitan": "torchtitan",
 }
 
-NAMES = tuple(_MODULES)
+TARGET_NAMES = tuple(_MODULES)
 
 
 @dataclass(frozen=True)
-class File:
+class ExportFile:
     """One of the files by which a trainer gets the plan."""
 
     text: str
@@ -34,7 +41,7 @@ class File:
     mode: int = 0o644
 
 
-class Target(Protocol):
+class ExportTarget(Protocol):
     """One trainer, in the exact version that its export was written for."""
 
     @property
@@ -54,25 +61,25 @@ class Target(Protocol):
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` if the target cannot express a plan.
 
-        The error, which `refused` makes, names the reason and the command that finds a plan for the target.
+        The error, which `refusal` makes, names the reason and the command that finds a plan for the target.
         """
 
-    def files(self, problem: Problem, plan: Plan) -> Mapping[str, File]:
+    def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
         """The files for a plan that `refuse` has accepted, by name."""
 
     def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
         """One line on how to use the files in `folder`."""
 
 
-def target(name: str) -> Target:
+def export_target(name: str) -> ExportTarget:
     """The target of that name. Raises `InputError`."""
     if name not in _MODULES:
-        raise InputError(f"there is no export for {name!r}; {did_you_mean(name, NAMES)}")
-    found: Target = importlib.import_module(f"pipeplan.exports.{_MODULES[name]}").TARGET
+        raise InputError(f"there is no export for {name!r}; {did_you_mean(name, TARGET_NAMES)}")
+    found: ExportTarget = importlib.import_module(f"pipeplan.exports.{_MODULES[name]}").TARGET
     return found
 
 
-def refused(to: Target, plan: Plan, reason: str) -> InputError:
+def refusal(to: ExportTarget, plan: Plan, reason: str) -> InputError:
     """The error for a plan that a target cannot express: `reason` is a clause without a full stop."""
     # `solve --for` needs the number of minibatches per update.
     accumulate = "" if plan.accumulate else " --accumulate 32"
@@ -80,3 +87,49 @@ def refused(to: Target, plan: Plan, reason: str) -> InputError:
         f"{to.title} cannot express the plan {plan.config}: {reason}; "
         f"`pipeplan solve … --for {to.name}{accumulate}` finds the best plan that it can"
     )
+
+
+def export_files(to: ExportTarget, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
+    """The files of a target by name. Raises `InputError` for a plan that the target cannot express."""
+    to.refuse(problem, plan)
+    return to.files(problem, plan)
+
+
+def refuse_to_overwrite_export(folder: Path, names: Collection[str], force: bool) -> None:
+    """Raise `InputError` if files of these names cannot, or must not, be written to `folder`."""
+    for place in (folder, *folder.parents):
+        if place.exists() or place.is_symlink():
+            if not place.is_dir():
+                raise InputError(f"{place} is not a folder; an export is written to one: give another with -o")
+            break
+    for name in names:
+        if (folder / name).is_dir():
+            raise InputError(f"{folder / name} is a folder, and the export has a file of that name: give -o another")
+        if (folder / name).exists() and not force:
+            raise InputError(f"{folder / name} exists: give another folder with -o, or --force to replace it")
+
+
+def write_export(folder: Path, files: Mapping[str, ExportFile], *, force: bool = False) -> None:
+    """Write all files into a folder, or none. With `force` they replace existing ones. Raises `InputError`."""
+    refuse_to_overwrite_export(folder, files, force)
+    created = _missing(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".new-export.", dir=folder))
+        try:
+            for name, file in files.items():
+                write_text(scratch / name, file.text, mode=file.mode)
+            for name in files:
+                (scratch / name).replace(folder / name)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            for place in created:
+                if place.is_dir() and not any(place.iterdir()):
+                    place.rmdir()
+    except OSError as error:
+        raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
+
+
+def _missing(folder: Path) -> list[Path]:
+    """The folders of a path that do not exist yet, innermost first."""
+    return [place for place in (folder, *folder.parents) if not place.exists()]

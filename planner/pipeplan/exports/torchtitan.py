@@ -11,18 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pipeplan.errors import InputError
-from pipeplan.exports import orders
-from pipeplan.exports.degrees import degrees, synchronous
-from pipeplan.exports.header import header
-from pipeplan.exports.python import literal
-from pipeplan.exports.run import torchrun
-from pipeplan.exports.stacks import Stack, stack_of, tied
-from pipeplan.exports.target import File, refused
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.rendering.templating import template
-from pipeplan.text import one_line
+from pipeplan.exports import microbatch_orders
+from pipeplan.exports.files import header_lines, python_literal
+from pipeplan.exports.launch_commands import torchrun_commands
+from pipeplan.exports.module_stacks import BlockStack, shared_weights, stack_of
+from pipeplan.exports.target import ExportFile, refusal
+from pipeplan.exports.uniform_degrees import grid_degrees, restrict_to_synchronous_grid
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering.templates import load_template
+from pipeplan.util.text import one_line
 
 FILE = "plan_config.py"
 JOBS: Mapping[int, str] = {32: "llama3_8b", 80: "llama3_70b", 126: "llama3_405b"}
@@ -41,57 +40,65 @@ class Torchtitan:
         """Restrict to a uniform grid with a flush, cuts between blocks, and no recomputation."""
         stack = self._stack(profile, stages=2)
         groups = (names for names in stack.parts() if len(names) > 1)
-        return replace(synchronous(self, options), recompute=False, together=(*options.together, *groups))
+        return replace(
+            restrict_to_synchronous_grid(self, options), recompute=False, together=(*options.together, *groups)
+        )
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` for any other plan."""
-        grid, stack = degrees(self, problem, plan), self._stack(problem.profile, stages=len(plan.stages))
+        grid, stack = grid_degrees(self, problem, plan), self._stack(problem.profile, stages=len(plan.stages))
         if not grid.stage_major:
-            raise refused(self, plan, "the replicas of a stage must be neighbours, one stage after another")
+            raise refusal(self, plan, "the replicas of a stage must be neighbours, one stage after another")
         for number, stage in enumerate(plan.stages, start=1):
             if stage.recompute:
-                raise refused(self, plan, f"stage {number} recomputes, where all would have to, block by block")
+                raise refusal(self, plan, f"stage {number} recomputes, where all would have to, block by block")
             for part, names in _parts(stack).items():
                 if 0 < len(set(names) & set(stage.layers)) < len(names):
-                    raise refused(self, plan, f"stage {number} holds a part of {part} only")
+                    raise refusal(self, plan, f"stage {number} holds a part of {part} only")
 
-    def files(self, problem: Problem, plan: Plan) -> Mapping[str, File]:
+    def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
         """The configuration, and the order of passes if torch's schedule has another one."""
-        grid, stack = degrees(self, problem, plan), stack_of(problem.profile)
-        torch_order = orders.is_torchs(plan, grid)
-        text = template("exports/torchtitan.py.j2").render(
-            header=header(self, problem, plan),
+        grid, stack = grid_degrees(self, problem, plan), stack_of(problem.profile)
+        torch_order = microbatch_orders.is_torch_order(plan, grid)
+        text = load_template("exports/torchtitan.py.j2").render(
+            header=header_lines(self, problem, plan),
             run=_run(problem, grid.count, "."),
             model=one_line(f"{problem.profile.model_name}, whose blocks are in {stack.path}"),
             job=JOBS.get(len(stack.blocks), SMALL),
             blocks=len(stack.blocks),
             stages=[_modules(stage, stack) for stage in plan.stages],
-            schedule=orders.name_of(plan),
-            order="" if torch_order else orders.FILE,
-            too_few=orders.too_few(plan, grid),
+            schedule=microbatch_orders.torch_schedule_name(plan),
+            order="" if torch_order else microbatch_orders.FILE,
+            too_few=microbatch_orders.too_few_microbatches(plan, grid),
             degrees=grid,
             # Without a pipeline torchtitan loads the microbatches of an update one by one.
             local=grid.microbatch * (grid.microbatches if grid.stages > 1 else 1),
-            python=literal,
+            python=python_literal,
         )
-        files = {FILE: File(text, "puts the plan into a job's configuration: stages, schedule, degrees, batch sizes")}
+        files = {
+            FILE: ExportFile(text, "puts the plan into a job's configuration: stages, schedule, degrees, batch sizes")
+        }
         if not torch_order:
-            files[orders.FILE] = File(orders.csv(plan), "the order of the passes, which the configuration names")
+            files[microbatch_orders.FILE] = ExportFile(
+                microbatch_orders.order_csv(plan), "the order of the passes, which the configuration names"
+            )
         return files
 
     def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
         """How to start training."""
         job = JOBS.get(len(stack_of(problem.profile).blocks))
         whose = f"it extends {job}; name your own" if job else "name your job"
-        return f"{whose} in {folder}/{FILE}; {'; '.join(_run(problem, degrees(self, problem, plan).count, folder))}"
+        return (
+            f"{whose} in {folder}/{FILE}; {'; '.join(_run(problem, grid_degrees(self, problem, plan).count, folder))}"
+        )
 
-    def _stack(self, profile: Profile, *, stages: int) -> Stack:
+    def _stack(self, profile: Profile, *, stages: int) -> BlockStack:
         """The model as a list of blocks. Raises `InputError`, also if its ends share weights and `stages` exceeds 1."""
         try:
             stack = stack_of(profile)
         except InputError as error:
             raise InputError(f"{self.title} has no such model: {error}") from None
-        if stages > 1 and (shared := tied(profile, stack)):
+        if stages > 1 and (shared := shared_weights(profile, stack)):
             raise InputError(
                 f"{shared[0]} and {shared[1]} share their weights, which keeps the whole model in one stage: profile "
                 "it with weights for each"
@@ -105,16 +112,18 @@ TARGET = Torchtitan()
 def _run(problem: Problem, workers: int, folder: str) -> list[str]:
     where = f"PYTHONPATH={shlex.quote(folder)}"
     module = FILE.removesuffix(".py")
-    return torchrun(problem.cluster, workers, f"-m torchtitan.train --module {module} --config plan", before=where)
+    return torchrun_commands(
+        problem.cluster, workers, f"-m torchtitan.train --module {module} --config plan", before=where
+    )
 
 
-def _parts(stack: Stack) -> dict[str, tuple[str, ...]]:
+def _parts(stack: BlockStack) -> dict[str, tuple[str, ...]]:
     """The groups of layers that cuts do not separate, by names for messages."""
     blocks = {f"{stack.path}.{index}": names for index, names in enumerate(stack.blocks)}
     return {"the embedding": stack.before, **blocks, "the head": stack.after}
 
 
-def _modules(stage: Stage, stack: Stack) -> list[str]:
+def _modules(stage: Stage, stack: BlockStack) -> list[str]:
     """The paths of a stage's modules in torchtitan."""
     in_stage = set(stage.layers)
     blocks = [f"layers.{index}" for index, names in enumerate(stack.blocks) if set(names) <= in_stage]

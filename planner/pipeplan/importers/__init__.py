@@ -1,1 +1,1 @@
-"""Readers for files of other projects: PipeDream's profiles, and link measurements of nccl-tests."""
+"""Readers of other projects' files: PipeDream's profiles, and measurements of nccl-tests."""

@@ -5,18 +5,22 @@
 `nwrong`. `config` has `nthreads`, `ngpus` and `devices`, the ranks and their hosts (all of them under MPI). Which
 operation it was stands in `args` alone. For an all-reduce among n ranks bus_bw / alg_bw = 2 (n - 1) / n
 (doc/PERFORMANCE.md), which gives n.
+
+A cluster level from link measurements: bandwidth, latency, and the efficiency of each operation.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeplan.errors import InputError
-from pipeplan.files import Node, read_json
-from pipeplan.linkfit import fit as linkfit
-from pipeplan.linkfit.fit import Fit, Point
+from pipeplan.link_fit import alpha_beta as linkfit
+from pipeplan.link_fit.alpha_beta import AlphaBetaFit, TransferTime
+from pipeplan.util.files import Node, read_json
+from pipeplan.util.units import show_size
 
 KIND = "nccl-tests file"
 ALL_REDUCE, SENDRECV = "all_reduce", "sendrecv"
@@ -26,7 +30,7 @@ _PROGRAM = re.compile(r"(?:.*/)?([a-z_]+?)_perf(?:_mpi)?(?:\.exe)?")
 
 
 @dataclass(frozen=True)
-class Run:
+class NcclTestsRun:
     """One run of one program of nccl-tests."""
 
     file: str
@@ -39,7 +43,7 @@ class Run:
     """Bytes of the whole array and seconds, sorted by size."""
 
 
-def load(path: Path, operation: str | None = None) -> Run:
+def read_nccl_tests(path: Path, operation: str | None = None) -> NcclTestsRun:
     """Read a run of all_reduce_perf or sendrecv_perf. Raises `InputError` where the file is malformed or unusable."""
     root = read_json(path, KIND)
     operation = operation or _operation(root)
@@ -54,7 +58,7 @@ def load(path: Path, operation: str | None = None) -> Run:
     if ranks < 2:
         root.fail(f"{ranks} rank moves no data between devices: run it on at least two")
     points = tuple(sorted((size, seconds) for size, seconds, _ in rows))
-    return Run(path.name, operation, ranks, hosts, device, points)
+    return NcclTestsRun(path.name, operation, ranks, hosts, device, points)
 
 
 def _operation(root: Node) -> str:
@@ -112,16 +116,18 @@ def _ranks(root: Node, ratio: float) -> int:
     return round(2 / (2 - ratio))
 
 
-def fit(run: Run) -> Fit:
+def fit_nccl_tests(run: NcclTestsRun) -> AlphaBetaFit:
     """Fit the latency of a step and the bandwidth to a run, like `pipeplan profile --links` does for its own times.
 
     A single size determines only the bandwidth. Raises `InputError` where all sizes are too small for a bandwidth.
     """
     ring = run.operation == ALL_REDUCE
-    points = [Point.ring(run.ranks, size, t) if ring else Point.message(size, t) for size, t in run.points]
+    points = [
+        TransferTime.ring(run.ranks, size, t) if ring else TransferTime.message(size, t) for size, t in run.points
+    ]
     if len({size for size, _ in run.points}) < 2:
-        return Fit(0.0, points[-1].bytes / points[-1].seconds, 0.0, 0.0)
-    found = linkfit.fit(points)
+        return AlphaBetaFit(0.0, points[-1].bytes / points[-1].seconds, 0.0, 0.0)
+    found = linkfit.fit_alpha_beta(points)
     largest = points[-1]
     if largest.bytes / found.bandwidth < LEAST_SHARE * largest.seconds:
         raise InputError(
@@ -129,3 +135,62 @@ def fit(run: Run) -> Fit:
             "larger ones, as with -e 1G"
         )
     return found
+
+
+@dataclass(frozen=True)
+class MeasuredLevel:
+    """A measured level."""
+
+    bandwidth: float
+    """Bytes/s."""
+    latency_s: float
+    allreduce_efficiency: float
+    sendrecv_efficiency: float | None
+    """None without a run of sendrecv."""
+    source: str
+    spans: int
+    """Number of hosts, or of devices where all are in one host."""
+    servers: bool
+    """Whether the level joins hosts."""
+    errors: tuple[str, ...]
+    """Lines on the error of the fit, one for each run."""
+
+
+def level_from_runs(runs: Sequence[NcclTestsRun], nominal: float | None) -> MeasuredLevel:
+    """Fit a level to one run of all_reduce and optionally one of sendrecv, both on the same ranks.
+
+    Efficiencies are relative to `nominal` (bytes/s), or to the largest measured bandwidth without it. An all-reduce
+    alone determines only the product of its bandwidth and efficiency, so that messages stay open. Raises `InputError`
+    for other sets of runs.
+    """
+    by_operation = {run.operation: run for run in runs}
+    if ALL_REDUCE not in by_operation or len(by_operation) < len(runs) or len(runs) > 2:
+        raise InputError("a level is made of one run of all_reduce_perf, and one of sendrecv_perf if there is one")
+    fits = {name: fit_nccl_tests(run) for name, run in by_operation.items()}
+    bandwidth = max([nominal or 0.0, *(one.bandwidth for one in fits.values())])
+    messages = fits.get(SENDRECV)
+    collective = by_operation[ALL_REDUCE]
+    return MeasuredLevel(
+        bandwidth=bandwidth,
+        latency_s=max(one.latency_s for one in fits.values()),
+        allreduce_efficiency=fits[ALL_REDUCE].bandwidth / bandwidth,
+        sendrecv_efficiency=messages.bandwidth / bandwidth if messages else None,
+        source=f"nccl-tests, {' and '.join(run.file for run in runs)}, {_where(collective)}",
+        spans=collective.hosts if collective.hosts > 1 else collective.ranks,
+        servers=collective.hosts > 1,
+        errors=tuple(_error(run, fits[name]) for name, run in by_operation.items()),
+    )
+
+
+def _error(run: NcclTestsRun, found: AlphaBetaFit) -> str:
+    smallest, largest = run.points[0][0], run.points[-1][0]
+    return (
+        f"{run.operation}, {show_size(smallest)} to {show_size(largest)} in {len(run.points)} sizes: "
+        f"{found.bandwidth / 1e9:.4g} GB/s, {found.latency_s * 1e6:.3g} us a step, off by {found.error:.0%} "
+        f"(median), at most {found.worst:.0%}"
+    )
+
+
+def _where(run: NcclTestsRun) -> str:
+    devices = f"{run.ranks} × {run.device}" if run.device else f"{run.ranks} ranks"
+    return f"{devices} on {run.hosts} hosts" if run.hosts > 1 else devices

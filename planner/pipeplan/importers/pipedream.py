@@ -12,12 +12,12 @@ import math
 import re
 from pathlib import Path
 
-from pipeplan import graph
 from pipeplan.errors import InputError
-from pipeplan.files import read_text
-from pipeplan.importers.given import checked_minibatch, imported_provenance
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
+from pipeplan.importers.recognise import checked_minibatch, imported_provenance
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.util import graph
+from pipeplan.util.files import read_text
 
 TOOL = "the text format of PipeDream's profiler"
 
@@ -30,7 +30,7 @@ _NODE = re.compile(
 _EDGE = re.compile(r"\t(\S+) -- (\S+)\s*")
 
 
-def load(path: Path, minibatch: int | None, device_name: str = "") -> Profile:
+def read_pipedream_profile(path: Path, minibatch: int | None, device_name: str = "") -> Profile:
     """Read a graph.txt that was measured with `minibatch` samples, which the format does not state.
 
     `Input*` nodes are data loading, and `__getitem__` nodes without readers carry no work; both are left out. The

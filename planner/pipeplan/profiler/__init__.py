@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeplan.profiler import needed as needed  # first: what torch this needs
+from pipeplan.profiler import torch_version as torch_version  # first: it says which torch this needs
 from pipeplan.profiler.options import Options
 from pipeplan.profiler.profiler import profile_model
 

@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_unflatten
 
-from pipeplan.profiler.prepared import Kind, RunLayer, Watcher, prepare
-from pipeplan_launch.job import Batch
-from pipeplan_launch.layers import LOSS
-from pipeplan_launch.precision import autocast
-from pipeplan_launch.split import output_spec
-from pipeplan_launch.trace import TensorSpec, TracedModel
+from pipeplan.profiler.layer_inputs import Kind, RunLayer, Watcher, prepare
+from pipeplan_launch.job.autocast import autocast
+from pipeplan_launch.job.job import Batch
+from pipeplan_launch.tracing.layers import LOSS_LAYER
+from pipeplan_launch.tracing.split import output_spec
+from pipeplan_launch.tracing.trace import TensorSpec, TracedModel
 
 Measure = Callable[[Callable[[], None]], Callable[[], float]]
 Loss = Callable[[Any, Any], Tensor]
@@ -104,7 +104,7 @@ class LayerRun:
             results: list[Any] = []
             times[layer.name] = self._forward_one(layer, results, measure, around)
             look(layer.name, results)
-            if layer.name == LOSS:
+            if layer.name == LOSS_LAYER:
                 self._loss = results[0]
                 continue
             for spec, made in zip(layer.makes, results, strict=True):
@@ -142,7 +142,7 @@ class LayerRun:
 
         def call() -> None:
             made = layer.segment.run(*layer.state, *received, *data, self.minibatch)
-            if layer.name == LOSS:
+            if layer.name == LOSS_LAYER:
                 results.append(self.loss(tree_unflatten(list(made), self._output_spec), self.batch.target))
             else:
                 results.extend(made)
@@ -224,7 +224,7 @@ class LayerRun:
     def _differentiate(self, layer: RunLayer, targets: list[Any]) -> Sequence[Tensor | None]:
         if not targets:
             return ()
-        if layer.name == LOSS:
+        if layer.name == LOSS_LAYER:
             assert self._loss is not None
             return torch.autograd.grad(self._loss, targets, allow_unused=True)
         pairs = [(self._made[spec.name], self._gradient(spec)) for spec in layer.makes if spec.requires_grad]

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeplan.profile_layers import Layer, Size
-from pipeplan.profile_layers import Tensor as Edge
-from pipeplan.profiler.clock import median, spread
-from pipeplan.profiler.overhead import Overhead
-from pipeplan.profiler.samples import Samples
-from pipeplan_launch.trace import TracedModel
+from pipeplan.profile_data.layers import Layer, Size
+from pipeplan.profile_data.layers import Tensor as Edge
+from pipeplan.profiler.clock import Overhead, median, spread
+from pipeplan.profiler.passes import Samples
+from pipeplan_launch.tracing.trace import TracedModel
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,143 @@
-"""Passes over a model: one that inspects, some to warm up, and the measured ones, by layers and whole in turn."""
+"""Passes over a model: one that inspects, some to warm up, and the measured ones, by layers and whole in turn.
+
+Measured times, whether there are enough of them, and what to say of their spread and drift.
+"""
 
 from __future__ import annotations
 
+import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from pipeplan.errors import InputError
-from pipeplan.profiler.alike import Observer
-from pipeplan.profiler.clock import Clock
-from pipeplan.profiler.company import Company
+from pipeplan.profiler.clock import Clock, Overhead, measure_overhead, median, spread
+from pipeplan.profiler.concurrent import Company
+from pipeplan.profiler.duplicate_layers import Observer
 from pipeplan.profiler.layer_run import LayerRun
+from pipeplan.profiler.memory import SavedBytes, measure_workspaces
+from pipeplan.profiler.optimizer_step import StepCost, measure_steps
 from pipeplan.profiler.options import Progress
-from pipeplan.profiler.overhead import Overhead, measure_overhead
-from pipeplan.profiler.samples import Samples, settled
-from pipeplan.profiler.saved import SavedBytes
-from pipeplan.profiler.step import StepCost, measure_steps
-from pipeplan.profiler.workspace import measure_workspaces
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job import Job
-from pipeplan_launch.layers import LOSS
-from pipeplan_launch.usercode import describe
+from pipeplan_launch.job.job import Job
+from pipeplan_launch.job.user_code import describe_error
+from pipeplan_launch.tracing.layers import LOSS_LAYER
+
+TOTAL_BOUND = 0.01
+"""Passes go on until the standard error of the median total is below this share of it …"""
+LAYER_BOUND = 0.03
+"""… and that of each layer that counts below this share of the layer's time."""
+THAT_COUNT = 0.9
+"""The layers that count: the longest ones, which together make up this share of the time."""
+LEAST = 5
+"""Passes before a spread is judged."""
+DRIFT_BOUND = 0.05
+"""A change of the total between the first and the last third of the passes that is reported."""
+SURE = 4.0
+"""A drift is one only if it is this many standard errors large."""
+
+
+@dataclass
+class Samples:
+    """Times in seconds, one for each pass; of the layers that were run."""
+
+    weights: Mapping[str, int] = field(default_factory=dict)
+    """How many layers a layer stands for; 1 where it is not in here."""
+    forward: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    backward: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    whole_forward: list[float] = field(default_factory=list)
+    whole_backward: list[float] = field(default_factory=list)
+
+    @property
+    def passes(self) -> int:
+        """How many there were."""
+        return len(next(iter(self.forward.values()), []))
+
+    def totals(self, of: Mapping[str, Sequence[float]]) -> list[float]:
+        """For each pass the sum over all layers of the model."""
+        weighted = ([self.weights.get(name, 1) * one for one in times] for name, times in of.items())
+        return [sum(one) for one in zip(*weighted, strict=True)]
+
+    def by_layer(self) -> dict[str, list[float]]:
+        """Forward and backward together, for each layer that was run."""
+        return {
+            name: [a + b for a, b in zip(times, self.backward[name], strict=True)]
+            for name, times in self.forward.items()
+        }
+
+
+def standard_error(times: Sequence[float]) -> float:
+    """Of the median, as a share of it: 1.2533 σ / √n, with the σ of a normal distribution of this quartile range."""
+    middle = median(times)
+    if middle <= 0.0 or len(times) < 2:
+        return 0.0 if len(times) > 1 else math.inf
+    return 1.2533 * spread(times) / 1.349 / math.sqrt(len(times)) / middle
+
+
+def uncertainty(samples: Samples) -> tuple[float, float, str]:
+    """The standard error of the total, the largest of a layer that counts, and that layer's name."""
+    by_layer = samples.by_layer()
+    total = standard_error(samples.totals(by_layer))
+    cost = {name: median(times) * samples.weights.get(name, 1) for name, times in by_layer.items()}
+    left, worst, which = THAT_COUNT * sum(cost.values()), 0.0, ""
+    for name in sorted(cost, key=lambda one: -cost[one]):
+        if left <= 0.0:
+            break
+        left -= cost[name]
+        error = standard_error(by_layer[name])
+        if error >= worst:
+            worst, which = error, name
+    return total, worst, which
+
+
+def settled(samples: Samples) -> bool:
+    """Whether the spread is small enough to stop."""
+    if samples.passes < LEAST:
+        return False
+    total, worst, _ = uncertainty(samples)
+    return total <= TOTAL_BOUND and worst <= LAYER_BOUND
+
+
+def drift(totals: Sequence[float]) -> float | None:
+    """By which share the totals changed from the first third of the passes to the last; None where chance explains it.
+
+    Medians of thirds, so that single passes that something disturbed do not matter.
+    """
+    third = len(totals) // 3
+    if third < 3:
+        return None
+    first, last = totals[:third], totals[-third:]
+    start, end = median(first), median(last)
+    if start <= 0.0:
+        return None
+    chance = math.hypot(standard_error(first) * start, standard_error(last) * end)
+    change = end - start
+    return change / start if abs(change) > max(DRIFT_BOUND * start, SURE * chance) else None
+
+
+def notes_on(samples: Samples) -> tuple[str, ...]:
+    """Sentences about what a reader of these times should know."""
+    found = []
+    totals = samples.totals(samples.by_layer())
+    changed = drift(totals)
+    if changed is not None:
+        what = "slower" if changed > 0 else "faster"
+        found.append(
+            f"the machine became {abs(changed):.0%} {what} while it measured (the last third of {len(totals)} passes "
+            "against the first): heat, a changing clock or other load; measure again when it is quiet"
+        )
+    total, worst, which = uncertainty(samples)
+    if samples.passes >= 2 and (total > TOTAL_BOUND or worst > LAYER_BOUND):
+        found.append(
+            f"the spread is larger than aimed at: after {samples.passes} passes the total is known to "
+            f"{total:.1%} and {which} to {worst:.1%} (aim: {TOTAL_BOUND:.0%} and {LAYER_BOUND:.0%}, standard error)"
+        )
+    return tuple(found)
+
 
 BUDGET_S = 25.0
 """What the repeats may take, unless their number is given: at least 3 of them run."""
@@ -61,7 +176,7 @@ class Passes:
         except (LaunchError, InputError, torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:
-            raise InputError(f"{ref!r} cannot be run on a minibatch of its data: {describe(error)}") from error
+            raise InputError(f"{ref!r} cannot be run on a minibatch of its data: {describe_error(error)}") from error
         self.run.backward(self.clock.measure)
         self.run.watcher = None
         self._clear()
@@ -155,7 +270,7 @@ class Passes:
 
 def _look(ref: str, layer: str, module: str, made: Sequence[Tensor]) -> None:
     """Raise an `InputError` for NaN in what a layer made, and for a loss that cannot be trained on."""
-    if layer == LOSS:
+    if layer == LOSS_LAYER:
         _check_loss(ref, made[0])
     elif any(bool(tensor.isnan().any()) for tensor in made if tensor.is_floating_point()):
         where = f" (in the module {module!r})" if module and module != layer else ""

@@ -1,4 +1,7 @@
-"""Profile a model: trace it, run it layer by layer and as a whole, and write down medians."""
+"""Profile a model: trace it, run it layer by layer and as a whole, and write down medians.
+
+What a reader of a measured profile should know of the model, besides how steady the times were.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +13,59 @@ import torch
 from torch import Tensor
 
 from pipeplan._version import __version__
-from pipeplan.devices import MEASURED
+from pipeplan.cluster_data.devices import LOCAL_DEVICES
 from pipeplan.errors import InputError
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Provenance
+from pipeplan.profile_data.layers import Provenance, Size
+from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler.clock import Clock, CPUClock, CUDAClock
-from pipeplan.profiler.company import Alone, Company
+from pipeplan.profiler.concurrent import Alone, Company, profile_together
 from pipeplan.profiler.layer_run import LayerRun
-from pipeplan.profiler.optimizer import optimizer_state
+from pipeplan.profiler.memory import complaint, free_bytes, lacked, needed, refuse_the_hopeless, within
+from pipeplan.profiler.optimizer_step import StepCost, optimizer_state
 from pipeplan.profiler.options import Options, Progress
 from pipeplan.profiler.outcome import Measured, cpu_name, own_parameters
-from pipeplan.profiler.passes import Passes
-from pipeplan.profiler.remarks import sum_against_whole, unread_parameters
-from pipeplan.profiler.room import complaint, free_bytes, lacked, needed, refuse_the_hopeless, within
-from pipeplan.profiler.samples import notes_on
-from pipeplan.profiler.step import StepCost
-from pipeplan.profiler.together import profile_together
+from pipeplan.profiler.passes import Passes, notes_on
 from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job import Batch, Job
-from pipeplan_launch.loading import canonical_ref, load_job
-from pipeplan_launch.memory import resident_bytes
-from pipeplan_launch.trace import TracedModel, trace
+from pipeplan_launch.job.job import Batch, Job
+from pipeplan_launch.job.loading import canonical_reference, load_job
+from pipeplan_launch.telemetry.memory import resident_bytes
+from pipeplan_launch.tracing.trace import TracedModel, trace_job
+
+AGREES = 0.1
+"""The share by which the sum of the layers may differ from the whole model before it is worth a sentence."""
+MOST_NAMES = 3
+
+
+def unread_parameters(traced: TracedModel) -> list[str]:
+    """A sentence on parameters that the outputs do not depend on: they are in no stage, and are never trained."""
+    read = {name for info in traced.layers for name in info.parameters}
+    unread = [name for name, _ in traced.model.named_parameters() if name not in read]
+    if not unread:
+        return []
+    more = f" and {len(unread) - MOST_NAMES} more" if len(unread) > MOST_NAMES else ""
+    return [f"no output depends on these parameters, which are in no layer: {', '.join(unread[:MOST_NAMES])}{more}"]
+
+
+def sum_against_whole(size: Size) -> list[str]:
+    """A sentence where the layers by themselves do not add up to the model as its author wrote it."""
+    sums = {
+        "forward": (sum(layer.forward_s for layer in size.layers), size.whole_forward_s),
+        "backward": (sum(layer.backward_s for layer in size.layers), size.whole_backward_s),
+    }
+    off = [
+        f"{found / whole:.2f} of it {way}" for way, (found, whole) in sums.items() if _is_off(found, whole) and whole
+    ]
+    if not off:
+        return []
+    what = " and ".join(off)
+    why = "very short layers cost more by themselves, and a busy machine slows some passes more than others"
+    return [f"the layers do not add up to the whole model, {what}: {why}"]
+
+
+def _is_off(found: float, whole: float | None) -> bool:
+    return whole is not None and whole > 0 and abs(found / whole - 1) > AGREES
+
 
 MOST_PROCESSES = 256
 """More than these are a slip of the finger."""
@@ -39,7 +73,7 @@ MOST_PROCESSES = 256
 
 def profile_model(ref: str, options: Options, progress: Progress = lambda done, total, what: None) -> Profile:
     """Profile the model that `ref` names. Raises `InputError` for whatever is wrong with it or with the options."""
-    if options.device not in MEASURED:
+    if options.device not in LOCAL_DEVICES:
         from pipeplan.profiler.estimate import estimate_model
 
         return estimate_model(ref, options, progress)
@@ -87,7 +121,7 @@ def _profile_here(
     job = load_job(ref, options.seed)
     sizes = options.batches or (job.minibatch,)
     progress(0, 0, "tracing")
-    traced = trace(job, sizes[0], options.granularity)
+    traced = trace_job(job, sizes[0], options.granularity)
     made.append(traced)
     if len(sizes) > 1 and not traced.dynamic_batch:
         raise InputError(
@@ -167,7 +201,7 @@ def _profile(ref: str, job: Job, found: Sequence[Measured], steps: StepCost, opt
         layers=first.layers,
         tensors=first.tensors,
         minibatch=first.minibatch,
-        model_ref=canonical_ref(ref),
+        model_ref=canonical_reference(ref),
         model_name=job.name,
         graph_hash=traced.graph_hash,
         dynamic_batch=traced.dynamic_batch,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeplan.errors import InputError
-from pipeplan.rendering.launcher import Context, Launcher, Setting
+from pipeplan.rendering.launcher import Launcher, LauncherSetting, TemplateContext
 
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
@@ -46,7 +46,7 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _kubernetes_variables(context: Context, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def _kubernetes_variables(context: TemplateContext, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Further variables of the template, and its function `q`, which quotes a value. Raises `InputError`."""
     each = bool(settings["pod_per_worker"])
     if context.uneven and not each:
@@ -80,7 +80,7 @@ def _kubernetes_variables(context: Context, settings: Mapping[str, Any]) -> Mapp
     }
 
 
-def _name(context: Context, name: str | None, pods: int) -> str:
+def _name(context: TemplateContext, name: str | None, pods: int) -> str:
     longest = _longest_name(pods)
     if name is None:
         return _slug(f"{context.model} {context.config}", longest)
@@ -119,7 +119,7 @@ def _inside(path: str) -> str:
     return path.strip("/")
 
 
-def _resources(context: Context, settings: Mapping[str, Any], per_pod: int) -> list[tuple[str, str]]:
+def _resources(context: TemplateContext, settings: Mapping[str, Any], per_pod: int) -> list[tuple[str, str]]:
     """Resources of one pod, as (name, quantity)."""
     cpu = settings["cpu"] or (str(per_pod * context.threads) if context.device == "cpu" else None)
     resources = [("cpu", cpu), ("memory", settings["memory"])]
@@ -172,22 +172,28 @@ KUBERNETES = Launcher(
     "trainjob.yaml",
     "kubernetes.yaml.j2",
     settings=(
-        Setting("image", "The image, which has pipeplan, torch and your model.", default="pipeplan:latest"),
-        Setting("claim", "The PersistentVolumeClaim of plan and runs; all pods write to it.", default="pipeplan"),
-        Setting("folder", "The plan folder inside the claim.", default="plan", metavar="PATH"),
-        Setting("config_map", "Take the plan from this ConfigMap, not from the claim; at most 1 MiB.", metavar="NAME"),
-        Setting("mount", "The path at which pods see the claim.", default="/mnt/pipeplan", metavar="PATH"),
-        Setting("name", "Name of the TrainJob.  [default: made of the model's name and the plan]"),
-        Setting("namespace", "Namespace of the TrainJob.  [default: that of kubectl]"),
-        Setting("runtime", "The ClusterTrainingRuntime.", default="torch-distributed", metavar="NAME"),
-        Setting("gpu_resource", "The resource name of a GPU.", default="nvidia.com/gpu", metavar="NAME"),
-        Setting("cpu", "Processor cores of a pod.  [default on CPUs: the threads of its workers]", metavar="QUANTITY"),
-        Setting("memory", "Memory of a pod, such as 64Gi.", metavar="QUANTITY"),
-        Setting("env", "An environment variable of the workers. Repeat.", many=True, metavar="NAME=VALUE"),
-        Setting("node_selector", "Use only nodes with this label. Repeat.", many=True, metavar="KEY=VALUE"),
-        Setting("options", "Options of launch.sh, such as '--epochs 90'.", metavar="TEXT"),
-        Setting("grace", "Time for a checkpoint when a pod is ended.", "count", default=300, metavar="SECONDS"),
-        Setting("pod_per_worker", "A pod for each worker, not for each server.", "flag", default=False),
+        LauncherSetting("image", "The image, which has pipeplan, torch and your model.", default="pipeplan:latest"),
+        LauncherSetting(
+            "claim", "The PersistentVolumeClaim of plan and runs; all pods write to it.", default="pipeplan"
+        ),
+        LauncherSetting("folder", "The plan folder inside the claim.", default="plan", metavar="PATH"),
+        LauncherSetting(
+            "config_map", "Take the plan from this ConfigMap, not from the claim; at most 1 MiB.", metavar="NAME"
+        ),
+        LauncherSetting("mount", "The path at which pods see the claim.", default="/mnt/pipeplan", metavar="PATH"),
+        LauncherSetting("name", "Name of the TrainJob.  [default: made of the model's name and the plan]"),
+        LauncherSetting("namespace", "Namespace of the TrainJob.  [default: that of kubectl]"),
+        LauncherSetting("runtime", "The ClusterTrainingRuntime.", default="torch-distributed", metavar="NAME"),
+        LauncherSetting("gpu_resource", "The resource name of a GPU.", default="nvidia.com/gpu", metavar="NAME"),
+        LauncherSetting(
+            "cpu", "Processor cores of a pod.  [default on CPUs: the threads of its workers]", metavar="QUANTITY"
+        ),
+        LauncherSetting("memory", "Memory of a pod, such as 64Gi.", metavar="QUANTITY"),
+        LauncherSetting("env", "An environment variable of the workers. Repeat.", many=True, metavar="NAME=VALUE"),
+        LauncherSetting("node_selector", "Use only nodes with this label. Repeat.", many=True, metavar="KEY=VALUE"),
+        LauncherSetting("options", "Options of launch.sh, such as '--epochs 90'.", metavar="TEXT"),
+        LauncherSetting("grace", "Time for a checkpoint when a pod is ended.", "count", default=300, metavar="SECONDS"),
+        LauncherSetting("pod_per_worker", "A pod for each worker, not for each server.", "flag", default=False),
     ),
     more=_kubernetes_variables,
 )

@@ -10,18 +10,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from pipeplan import cluster_json
 from pipeplan._version import __version__
+from pipeplan.cluster_data import cluster_json
 from pipeplan.errors import InputError
-from pipeplan.files import Node
-from pipeplan.plan import Plan
-from pipeplan.schedules import INFERENCE
-from pipeplan.suggest import did_you_mean
-from pipeplan.text import one_line
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import INFERENCE
+from pipeplan.util.files import Node
+from pipeplan.util.text import did_you_mean, one_line
 
 
 @dataclass(frozen=True)
-class Context:
+class TemplateContext:
     """The variables of every template. Text is as in the user's files: quote whatever a shell reads."""
 
     title: str
@@ -74,12 +73,12 @@ class Context:
         command: str = "pipeplan solve",
         plan_folder: str = "",
         beside: bool = True,
-    ) -> Context:
+    ) -> TemplateContext:
         """Read the variables from a plan.json. Raises `InputError`.
 
         `beside`: whether the file is written into the plan folder.
         """
-        plan, cluster = Plan.from_json(root["plan"]), cluster_json.from_json(root["cluster"])
+        plan, cluster = Plan.from_json(root["plan"]), cluster_json.cluster_from_json(root["cluster"])
         model, sizes = root["profile"]["model"].text(), cluster.server_sizes
         reference, threads = root["profile"].get("ref"), root["profile"].get("threads")
         return cls(
@@ -113,7 +112,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Setting:
+class LauncherSetting:
     """An option of one launcher: `--some-name` on the command line, `some_name` in Python and in the template."""
 
     name: str
@@ -146,7 +145,7 @@ class Setting:
         return value
 
 
-def _no_more_variables(_context: Context, _settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def _no_more_variables(_context: TemplateContext, _settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
@@ -163,12 +162,12 @@ class Launcher:
     template: str
     """File in the bundled folder of templates."""
     mode: int = 0o644
-    settings: tuple[Setting, ...] = ()
-    more: Callable[[Context, Mapping[str, Any]], Mapping[str, Any]] = field(default=_no_more_variables)
+    settings: tuple[LauncherSetting, ...] = ()
+    more: Callable[[TemplateContext, Mapping[str, Any]], Mapping[str, Any]] = field(default=_no_more_variables)
     """Function that derives further variables of the template from the plan and the settings. It raises `InputError`
     for a plan or settings that cannot be rendered."""
 
-    def variables(self, context: Context, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def variables(self, context: TemplateContext, settings: Mapping[str, Any]) -> dict[str, Any]:
         """All variables of the template. Raises `InputError` for settings that this launcher does not have."""
         known = {setting.name: setting for setting in self.settings}
         for name in settings:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from pipeplan.errors import InputError
 from pipeplan.rendering.kubernetes import KUBERNETES
-from pipeplan.rendering.launcher import Launcher, Setting
-from pipeplan.rendering.plain_torchrun import TORCHRUN
+from pipeplan.rendering.launcher import Launcher, LauncherSetting
 from pipeplan.rendering.slurm import SLURM
 from pipeplan.rendering.ssh import SSH
-from pipeplan.suggest import did_you_mean
+from pipeplan.rendering.torchrun import TORCHRUN
+from pipeplan.util.text import did_you_mean
 
 LOCAL = Launcher(
     "local",
@@ -19,14 +19,16 @@ LOCAL = Launcher(
     "launch.sh.j2",
     mode=0o755,
     settings=(
-        Setting("python", "The interpreter that will run the plan.  [default: this interpreter]", metavar="PATH"),
+        LauncherSetting(
+            "python", "The interpreter that will run the plan.  [default: this interpreter]", metavar="PATH"
+        ),
     ),
 )
 
 LAUNCHERS: Mapping[str, Launcher] = {launcher.name: launcher for launcher in (LOCAL, SSH, SLURM, TORCHRUN, KUBERNETES)}
 
 
-def launcher(name: str) -> Launcher:
+def launcher_by_name(name: str) -> Launcher:
     """The launcher of that name. Raises `InputError`."""
     if name not in LAUNCHERS:
         raise InputError(f"there is no kind {name!r} of file to start a plan; {did_you_mean(name, LAUNCHERS)}")

@@ -1,4 +1,6 @@
-"""Writes a plan folder: plan.json for people and tools, stages/*.json for the executor, launch.sh to run it.
+"""Writes the files that start a plan, from plan.json alone: neither the profile nor a solver is needed.
+
+Writes a plan folder: plan.json for people and tools, stages/*.json for the executor, launch.sh to run it.
 
 All files are written to a scratch folder first and then moved into place, so that no half-written plan can be started.
 """
@@ -6,30 +8,84 @@ All files are written to a scratch folder first and then moved into place, so th
 from __future__ import annotations
 
 import shutil
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeplan.errors import InputError
-from pipeplan.files import Node, write_json, write_text
-from pipeplan.rendering.documents import VERSION, plan_document, result_document, stage_documents
-from pipeplan.rendering.launcher import Context
+from pipeplan.problem import plan_file
+from pipeplan.rendering.launcher import Launcher, TemplateContext
 from pipeplan.rendering.launchers import LOCAL
-from pipeplan.rendering.templating import template
+from pipeplan.rendering.plan_json import FORMAT_VERSION, plan_document, result_document, stage_documents
+from pipeplan.rendering.templates import load_template, render_user_template
+from pipeplan.util.files import Node, write_json, write_text
 
 if TYPE_CHECKING:
+    from pipeplan.planning.solve import Outcome
     from pipeplan.solvers.result import Result
-    from pipeplan.solving import Outcome
+
+
+def launch_file_text(
+    plan: Path,
+    kind: Launcher | None,
+    settings: Mapping[str, Any],
+    *,
+    own: Path | None = None,
+    output: Path | None = None,
+    command: str = "pipeplan render",
+) -> str:
+    """The text of a file that starts the plan of a folder, rendered from the template of `kind`, or from `own`.
+
+    `own` is a template of the user's. `settings` are those of `kind`; without a kind they are any variables for `own`.
+    `output` is where the text will be written: outside the plan folder it has to name that folder. Raises `InputError`.
+    """
+    path = plan_file.plan_file(plan)
+    root, folder = plan_file.read_plan_document(plan), path.parent.resolve()
+    beside = output is None or output.parent.resolve() == folder
+    context = TemplateContext.of(root, command=command, plan_folder=str(folder), beside=beside)
+    variables = kind.variables(context, settings) if kind else context.variables() | dict(settings)
+    if own is not None:
+        return render_user_template(own, variables)
+    assert kind is not None, "a kind or a template must be given"
+    return load_template(kind.template).render(variables)
+
+
+def launch_file_path(plan: Path, kind: Launcher | None, own: Path | None, output: Path | None) -> Path:
+    """Path of the file: `output`, else a file in the plan folder named after the user's template or the kind."""
+    if output is not None:
+        return output
+    if own is not None:
+        name = own.name.removesuffix(".j2").removesuffix(".jinja2").removesuffix(".jinja")
+        return plan_file.plan_file(plan).parent / name
+    assert kind is not None
+    return plan_file.plan_file(plan).parent / kind.file_name
+
+
+def write_launch_file(
+    path: Path, content: str, kind: Launcher | None, own: Path | None = None, *, force: bool = False
+) -> None:
+    """Write the file, in full or not at all. Raises `InputError` if another one exists, unless `force` is given."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name the file to write with -o")
+    if path.exists() and not force and path.is_file() and path.read_bytes() != content.encode():
+        raise InputError(f"{path} exists with another content: give another file with -o, or --force")
+    if own is not None:
+        # A template that can be run becomes a file that can be run.
+        mode = stat.S_IMODE(own.stat().st_mode) if own.exists() else 0o644
+    else:
+        mode = kind.mode if kind else 0o644
+    write_text(path, content, mode=mode)
 
 
 def launch_script(document: Mapping[str, Any]) -> str:
     """The text of launch.sh for a plan.json. Every value in it is quoted for the shell."""
-    context = Context.of(Node(document, "the plan"))
-    return template(LOCAL.template).render(LOCAL.variables(context, {}))
+    context = TemplateContext.of(Node(document, "the plan"))
+    return load_template(LOCAL.template).render(LOCAL.variables(context, {}))
 
 
-def refuse_to_overwrite(folder: Path, force: bool) -> None:
+def refuse_to_overwrite_plan(folder: Path, force: bool) -> None:
     """Raise `InputError` if a plan cannot, or must not, be written to `folder`."""
     if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
         raise InputError(f"{folder} is not a folder; a plan is written to one: give another with -o")
@@ -48,7 +104,7 @@ def refuse_to_overwrite(folder: Path, force: bool) -> None:
 
 def write_plan(outcome: Outcome, folder: Path, *, force: bool = False) -> None:
     """Write the plan folder. With `force` it replaces a plan; other files in the folder stay. Raises `InputError`."""
-    refuse_to_overwrite(folder, force)
+    refuse_to_overwrite_plan(folder, force)
     made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +154,12 @@ def write_disagreement(results: tuple[Result, ...], folder: Path) -> list[Path]:
         plan = result.plan.to_json() if result.plan else None
         write_json(
             path,
-            {"format": "pipeplan-disagreement", "version": VERSION, "result": result_document(result), "plan": plan},
+            {
+                "format": "pipeplan-disagreement",
+                "version": FORMAT_VERSION,
+                "result": result_document(result),
+                "plan": plan,
+            },
         )
         written.append(path)
     return written

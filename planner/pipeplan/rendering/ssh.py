@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeplan.rendering.launcher import Context, Launcher
+from pipeplan.rendering.launcher import Launcher, TemplateContext
 
 
-def _ssh_variables(context: Context, _settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def _ssh_variables(context: TemplateContext, _settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """`model_file`: the file in the reference of the model; empty where the reference names a module."""
     file, colon, _ = context.model_ref.rpartition(":")
     return {"model_file": file if colon and file.endswith(".py") else ""}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pipeplan.explain import anatomy
+from pipeplan.explanation import time_breakdown
+from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.report.document import Bound
 from pipeplan.report.source import Source
-from pipeplan.schedules import ACCUMULATING
 
 DRAINING = "filling and draining the pipeline"
 """What a batch may be bound by: two of its parts together, its first minibatch's passes and transfers."""
@@ -17,7 +17,7 @@ def bounds(source: Source) -> list[Bound]:
     """The resources, busiest first; with a flush the parts of a batch, which add up to the pace."""
     bound = source.root["prediction"]["bound_by"].text()
     if source.known is not None:
-        found = anatomy.loads(source.plan, source.known.problem, source.known.score)
+        found = time_breakdown.resource_loads(source.plan, source.known.problem, source.known.score)
     else:
         stated = [load for load in _stated(source, bound) if load.seconds > 0]
         found = sorted(stated, key=lambda load: (-load.seconds, load.name != bound))
@@ -32,7 +32,7 @@ def _is(name: str, bound: str) -> bool:
     return name == bound or (name.startswith(f"{bound}, minibatches ") or name == f"{bound} that is waited for")
 
 
-def _stated(source: Source, bound: str) -> list[anatomy.Load]:
+def _stated(source: Source, bound: str) -> list[time_breakdown.ResourceLoad]:
     """What plan.json alone tells: passes, all-reduces and messages, each by itself, and what it names as `bound`."""
     batch = source.root["prediction"].get("batch")
     if batch is not None:
@@ -44,21 +44,21 @@ def _stated(source: Source, bound: str) -> list[anatomy.Load]:
             "gradient synchronisation that is waited for": "exposed_s",
             "synchronisation among the copies of the pipeline": "copies_s",
         }
-        return [anatomy.Load(name, batch[key].number() / minibatches) for name, key in parts.items()]
+        return [time_breakdown.ResourceLoad(name, batch[key].number() / minibatches) for name, key in parts.items()]
     found = []
     among = source.root["prediction"]["copies_synchronisation_s"].number()
     if source.plan.copies > 1:
-        found.append(anatomy.Load("synchronisation among the copies of the pipeline", among))
+        found.append(time_breakdown.ResourceLoad("synchronisation among the copies of the pipeline", among))
     for number, load in enumerate(source.scenario.stages, start=1):
         group = (source.plan.accumulate or 1) if source.plan.schedule in ACCUMULATING else load.replicas
         work = (load.forward_s + load.backward_s) / load.replicas
-        found.append(anatomy.Load(f"compute of stage {number}", work))
-        found.append(anatomy.Load(f"gradient synchronisation of stage {number}", load.sync_s / group))
+        found.append(time_breakdown.ResourceLoad(f"compute of stage {number}", work))
+        found.append(time_breakdown.ResourceLoad(f"gradient synchronisation of stage {number}", load.sync_s / group))
         if number <= len(source.scenario.hops):
             hops = source.scenario.hops[number - 1]
             busy = max(max(hop.transmit_s, hop.back_s) / hop.links for hop in hops) / len(hops)
-            found.append(anatomy.Load(f"traffic from stage {number} to stage {number + 1}", busy))
+            found.append(time_breakdown.ResourceLoad(f"traffic from stage {number} to stage {number + 1}", busy))
     if all(load.name != bound for load in found):
         # A wait, a card or a depth: of these plan.json has the name of the one that binds, which takes the pace.
-        found.append(anatomy.Load(bound, source.pace_s))
+        found.append(time_breakdown.ResourceLoad(bound, source.pace_s))
     return found

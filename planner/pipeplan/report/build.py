@@ -5,26 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from pipeplan._version import __version__
-from pipeplan.cuts import Cuts, enumerate_cuts
-from pipeplan.explain.alternatives import Alternatives
-from pipeplan.measured.run import Run
-from pipeplan.report import (
-    bounds,
-    certificate,
-    comparisons,
-    graph,
-    links,
-    measured,
-    memory,
-    scaling,
-    stages,
-    timeline,
-    words,
-)
+from pipeplan.explanation.second_best import Alternatives
+from pipeplan.problem.cuts import Cuts, enumerate_cuts
+from pipeplan.report import bounds, certificate, comparisons, labels, links, measured, model_graph, stages, timeline
 from pipeplan.report.document import Report
-from pipeplan.report.replayed import simulate
 from pipeplan.report.source import Known, Source
-from pipeplan.text import one_line
+from pipeplan.report.timeline import simulate
+from pipeplan.run_data.run_folder import MeasuredRun
+from pipeplan.util.text import one_line
 
 MOST_SERVERS = 256
 MOST_CUTS = 50_000
@@ -33,30 +21,30 @@ QUICK_SECOND, QUICK_SCALING = 1_000, 5_000
 tenths of a second."""
 
 
-def build(source: Source, run: Run | None = None, *, thorough: bool = False) -> Report:
+def build(source: Source, run: MeasuredRun | None = None, *, thorough: bool = False) -> Report:
     """The report on a plan, beside a run of it; `thorough`: with what may take minutes to find."""
     simulated = simulate(source.scenario)
     shown = timeline.timeline(simulated, run)
     second, grown = _solved(source, thorough)
     found = Report(
-        title=words.title(source),
+        title=labels.title(source),
         pipeplan=__version__,
         made=made(source),
         prediction=prediction(source) | {"bounds": bounds.bounds(source)[: bounds.MOST]},
         measured=None if run is None else measured.measured(run),
         stages=stages.stages(source),
-        graph=graph.graph(source),
+        graph=model_graph.graph(source),
         placement=stages.placement(source, MOST_SERVERS),
         timeline=shown,
         links=links.links(source, simulated, measured.allreduces(run) if run is not None else {})[: links.MOST],
-        memory=memory.memory(source, simulated, shown.end_s, measured.peaks(run) if run is not None else {}),
+        memory=stages.memory(source, simulated, shown.end_s, measured.peaks(run) if run is not None else {}),
         comparisons=comparisons.comparisons(source, second),
         scaling=grown,
         certificate=certificate.certificate(source),
         words={},
         notes=[],
     )
-    return words.told(found, source, simulated, run, second)
+    return labels.told(found, source, simulated, run, second)
 
 
 def _solved(source: Source, thorough: bool) -> tuple[Alternatives | None, dict[str, Any] | None]:
@@ -71,7 +59,7 @@ def _solved(source: Source, thorough: bool) -> tuple[Alternatives | None, dict[s
     if thorough or _size(known, cuts) <= QUICK_SECOND:
         second = comparisons.runner_up(source, known, cuts, thorough=thorough)
     if thorough or _size(known, cuts) <= QUICK_SCALING:
-        grown = scaling.scaling(known, cuts, source.plan, source.pace_s)
+        grown = comparisons.scaling(known, cuts, source.plan, source.pace_s)
     return second, grown
 
 
@@ -89,7 +77,7 @@ def made(source: Source) -> dict[str, Any]:
         "profile_how": one_line(said["how"].text()),
         "profile_device": one_line(source.known.profile.provenance.device_name) if source.known else "",
         "cluster": one_line(source.cluster.name),
-        "cluster_described": words.cluster(source.cluster),
+        "cluster_described": labels.cluster(source.cluster),
         "workers": source.cluster.workers,
         "busy": source.plan.busy,
         "config": comparisons.config(source.plan.config),

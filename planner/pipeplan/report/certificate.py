@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeplan.report import sayings
+from pipeplan.planning.verdict import TOLERANCE
+from pipeplan.report import text_alternative
 from pipeplan.report.source import Source
-from pipeplan.text import one_line
-from pipeplan.verdict import TOLERANCE
+from pipeplan.util.text import one_line
 
 
 def certificate(source: Source) -> dict[str, Any]:
@@ -34,10 +34,11 @@ def in_short(found: dict[str, Any]) -> str:
 
 
 def _bound(source: Source, bound_s: float, gap: float | None) -> str:
-    least = f"No plan in the space that was searched is faster than {sayings.time(bound_s)} a minibatch"
+    least = f"No plan in the space that was searched is faster than {text_alternative.time(bound_s)} a minibatch"
     if gap is not None and gap <= TOLERANCE:
         return f"{least}, which is this plan's pace."
-    return f"{least}; this plan takes {sayings.time(source.pace_s)}, so that at most {gap or 0:.2%} could be gained."
+    pace = text_alternative.time(source.pace_s)
+    return f"{least}; this plan takes {pace}, so that at most {gap or 0:.2%} could be gained."
 
 
 def _covers(source: Source) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeplan import contention
-from pipeplan.links import Links
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import contention
+from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.report.document import Link
-from pipeplan.report.replayed import Simulated
 from pipeplan.report.source import Source
-from pipeplan.schedules import ACCUMULATING
+from pipeplan.report.timeline import Simulated
 
 MOST = 200
 """Links that are listed, the busiest first."""
@@ -78,11 +78,11 @@ def _cards(source: Source) -> list[Link]:
     if source.known is None or not source.known.problem.options.contention:
         return []
     rates = Links.of(source.cluster)
-    cards = contention.loads(source.plan, source.known.problem, rates)
+    cards = contention.card_loads(source.plan, source.known.problem, rates)
     found = []
     for level in range(source.cluster.server_level, len(cards.busy_s)):
         starts = source.cluster.starts(level)
-        for direction, way in ((contention.OUT, "outgoing"), (contention.IN, "incoming")):
+        for direction, way in ((contention.OUTGOING, "outgoing"), (contention.INCOMING, "incoming")):
             for component, seconds in enumerate(cards.busy_s[level][direction]):
                 rate = rates.card(level, starts[component])[0]
                 found.append(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeplan.files import Node
-from pipeplan.measured.run import ALL_REDUCE, Run
-from pipeplan.text import one_line
+from pipeplan.run_data.run_folder import ALL_REDUCE, MeasuredRun
+from pipeplan.util.files import Node
+from pipeplan.util.text import one_line
 
 PAIRS = ("forward_s", "backward_s", "update_s", "sync_s", "wait_s", "memory_bytes")
 ALONE = ("load_s", "send_s", "other_s")
 
 
-def measured(run: Run) -> dict[str, Any]:
+def measured(run: MeasuredRun) -> dict[str, Any]:
     """The pace, the first cause of the difference, and every stage."""
     summary = run.summary
     pace, cause = _pair(summary, "minibatch_s"), summary.get("cause")
@@ -45,7 +45,7 @@ def _pair(node: Node, name: str) -> dict[str, float | None]:
     return {key: one.number() if (one := found.get(key)) else None for key in ("predicted", "measured", "ratio")}
 
 
-def allreduces(run: Run) -> dict[int, float]:
+def allreduces(run: MeasuredRun) -> dict[int, float]:
     """Share of the recorded time in which all-reduces of a stage went on, mean over its workers."""
     end_s = max((one.end_s for found in run.timelines.values() for one in found), default=0.0)
     shares: dict[int, list[float]] = {}
@@ -55,7 +55,7 @@ def allreduces(run: Run) -> dict[int, float]:
     return {stage: sum(found) / len(found) for stage, found in shares.items()}
 
 
-def peaks(run: Run) -> dict[int, int]:
+def peaks(run: MeasuredRun) -> dict[int, int]:
     """The measured peak of every stage's fullest worker, bytes."""
     found = {}
     for node in run.summary["stages"].items():

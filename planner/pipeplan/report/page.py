@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pipeplan import resources
-from pipeplan.rendering import templating
+from pipeplan.rendering import templates
+from pipeplan.util import files
 
 # What could end the script element that the document stands in, or begin another; JSON reads the escapes alike.
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -22,9 +22,11 @@ def embedded(document: dict[str, Any]) -> str:
 
 def page(document: dict[str, Any]) -> str:
     """The whole file."""
-    folder = resources.folder("templates") / "report"
+    folder = files.bundled_folder("templates") / "report"
     parts = {
         kind: "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob(f"*.{kind}")))
         for kind in ("css", "js")
     }
-    return templating.template("report.html.j2").render(title=document["title"], document=embedded(document), **parts)
+    return templates.load_template("report.html.j2").render(
+        title=document["title"], document=embedded(document), **parts
+    )

@@ -6,15 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeplan import cluster_json, stored
-from pipeplan.cluster_data import Cluster
-from pipeplan.evaluate import Evaluation, evaluate
-from pipeplan.files import Node
-from pipeplan.plan import Plan
-from pipeplan.problem import Problem
-from pipeplan.profile_data import Profile
+from pipeplan.cluster_data import cluster_json
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.plan.plan import Plan
+from pipeplan.problem import plan_file
+from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.profile import Profile
 from pipeplan.simulation import scenario
 from pipeplan.simulation.scenario import Scenario
+from pipeplan.util.files import Node
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,13 @@ class Source:
 
 def read(root: Node, profile: Profile | None) -> Source:
     """The source that a plan.json is, with its profile if that is at hand. Raises `InputError` where it is damaged."""
-    found = scenario.from_document(root)
+    found = scenario.scenario_from_document(root)
     if found.predicted_s <= 0:
         root["prediction"]["minibatch_s"].fail("expected more than 0 seconds: solve again with --force")
     known = None
     if profile is not None:
-        problem, plan = stored.of(root, profile)
+        problem, plan = plan_file.plan_from_document(root, profile)
         known = Known(problem, evaluate(plan, problem))
         if not math.isfinite(known.score.pace_s):
             root["plan"].fail("its depths keep no pace at all: solve again with --force")
-    return Source(root, Plan.from_json(root["plan"]), cluster_json.from_json(root["cluster"]), found, known)
+    return Source(root, Plan.from_json(root["plan"]), cluster_json.cluster_from_json(root["cluster"]), found, known)

@@ -1,17 +1,60 @@
-"""The pipeline over time, from its fill to the steady state, on as many workers as can be told apart."""
+"""The pipeline over time, from its fill to the steady state, on as many workers as can be told apart.
+
+The simulation behind a report: as `pipeplan simulate` has it, or a shorter one where that would take long.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from pipeplan.measured.run import Run
 from pipeplan.report.document import KINDS, Timeline, columns
-from pipeplan.report.replayed import Simulated
-from pipeplan.simulation.report import exit_times, round_length
+from pipeplan.run_data.run_folder import MeasuredRun
+from pipeplan.simulation import metrics
+from pipeplan.simulation.engine import SimulatedEvents, simulate_schedule
+from pipeplan.simulation.memory import MemoryOverTime, memory_over_time
+from pipeplan.simulation.metrics import exit_times, round_length
 from pipeplan.simulation.scenario import Scenario
+
+MOST_PASSES = 40_000
+"""Forward and backward passes that are simulated with shared cards: a few seconds."""
+MOST_ALONE = 120_000
+"""Without them."""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A replay and what it shows."""
+
+    scenario: Scenario
+    replayed: SimulatedEvents
+    minibatches: int
+    measured: metrics.SimulationReport
+    remark: str
+    """What was left out of it, in words; empty where it is what `pipeplan simulate` shows."""
+
+    @cached_property
+    def memory(self) -> MemoryOverTime:
+        """Bytes of every worker over time."""
+        return memory_over_time(self.scenario, self.replayed, self.minibatches)
+
+
+def simulate(scenario: Scenario) -> Simulated:
+    """Replay a plan: enough for a steady state, or as much as fits into a few seconds."""
+    wanted, remark = metrics.enough_minibatches(scenario), ""
+    passes = (2 if scenario.schedule.trains else 1) * len(scenario.stages)
+    count = wanted
+    if wanted * passes > MOST_PASSES:
+        scenario = replace(scenario, cards=None)
+        count = min(wanted, max(MOST_ALONE // passes, 1))
+        remark = "It is simulated with every link alone, as if network cards were not shared"
+        remark += "." if count == wanted else f", and for {count} minibatches only."
+    replayed = simulate_schedule(scenario, count)
+    return Simulated(scenario, replayed, count, metrics.summarise_simulation(scenario, replayed, count), remark)
+
 
 MOST_LANES = 64
 MOST_INTERVALS = 12_000
@@ -78,7 +121,7 @@ def steady_from(simulated: Simulated) -> float | None:
     return settled[-1] if settled else None
 
 
-def timeline(simulated: Simulated, run: Run | None = None) -> Timeline:
+def timeline(simulated: Simulated, run: MeasuredRun | None = None) -> Timeline:
     """What is predicted, from the first minibatch on until the steady state has been seen for some rounds, or for as
     many minibatches as a run recorded; and what the run recorded of them.
     """
@@ -102,7 +145,7 @@ def timeline(simulated: Simulated, run: Run | None = None) -> Timeline:
     )
 
 
-def _recorded(run: Run | None) -> int | None:
+def _recorded(run: MeasuredRun | None) -> int | None:
     """How many minibatches a run recorded."""
     return min((one.minibatches for one in run.recorded.values()), default=None) if run is not None else None
 
@@ -137,7 +180,7 @@ def _first(found: list[Interval]) -> tuple[list[Interval], float]:
     return [one for one in found[:MOST_INTERVALS] if one[3] < end_s], end_s
 
 
-def _measured(run: Run, workers: Sequence[int]) -> list[Interval]:
+def _measured(run: MeasuredRun, workers: Sequence[int]) -> list[Interval]:
     """What a run recorded of the workers that are shown."""
     found = []
     for lane, worker in enumerate(workers):

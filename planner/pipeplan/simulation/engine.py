@@ -25,9 +25,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pipeplan.errors import InputError
-from pipeplan.simulation.flows import Network, Use
-from pipeplan.simulation.scenario import Hop, Load, Scenario
-from pipeplan_launch.schedule import Action, Kind
+from pipeplan.simulation.fair_share import SharedNetwork, Use
+from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
+from pipeplan_launch.plan.schedule import Action, ActionKind
 
 
 class Pass(NamedTuple):
@@ -52,7 +52,7 @@ class Transfer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Replayed:
+class SimulatedEvents:
     """All events of a simulation: actions and transfers, each in order of their starts."""
 
     actions: tuple[Pass, ...]
@@ -65,9 +65,11 @@ class Replayed:
     @cached_property
     def passes(self) -> tuple[Pass, ...]:
         """All actions except updates that took no time."""
-        return tuple(done for done in self.actions if done.action.kind is not Kind.UPDATE or done.end_s > done.start_s)
+        return tuple(
+            done for done in self.actions if done.action.kind is not ActionKind.UPDATE or done.end_s > done.start_s
+        )
 
-    def finished(self, stage: int, kind: Kind) -> list[float]:
+    def finished(self, stage: int, kind: ActionKind) -> list[float]:
         """The times at which a stage finished its passes of one kind, in increasing order."""
         return sorted(done.end_s for done in self.passes if done.stage == stage and done.action.kind is kind)
 
@@ -138,7 +140,7 @@ class _Engine:
         ]
         self._activations = [_links(f"stage {i + 1} → {i + 2}", hops) for i, hops in enumerate(scenario.hops)]
         self._gradients = [_links(f"stage {i + 2} → {i + 1}", hops) for i, hops in enumerate(scenario.hops)]
-        self._network = None if scenario.cards is None else Network(lambda: self._now, self._at)
+        self._network = None if scenario.cards is None else SharedNetwork(lambda: self._now, self._at)
         # Copies of a pipeline are in different components, and all stages share the link between these.
         shared = _Link("all-reduce")
         self._sync = [
@@ -146,7 +148,7 @@ class _Engine:
             for stage in range(self._last + 1)
         ]
 
-    def run(self) -> Replayed:
+    def run(self) -> SimulatedEvents:
         """Play all streams to their ends. Raises an `InputError` on a deadlock, with a worker and what it waits for."""
         workers = [worker for stage in self._workers for worker in stage]
         for worker in workers:
@@ -161,7 +163,7 @@ class _Engine:
             raise InputError(self._deadlock(stuck))
         if not math.isfinite(self._now):
             raise InputError("the times of the plan are too long to add up")
-        return Replayed(tuple(self._actions), tuple(self._transfers), self._now)
+        return SimulatedEvents(tuple(self._actions), tuple(self._transfers), self._now)
 
     def _at(self, time_s: float, event: Callable[[], None], rank: int = -1) -> None:
         """Schedule an event. Events at the same time happen by rank, then in the order in which they were scheduled."""
@@ -175,27 +177,27 @@ class _Engine:
             action = worker.pop()
             worker.arrived.discard(action)
             match action.kind:
-                case Kind.FORWARD:
+                case ActionKind.FORWARD:
                     self._compute(worker, action, load.forward_s)
-                case Kind.BACKWARD:
+                case ActionKind.BACKWARD:
                     worker.awaiting_backward.remove(action.index)
                     self._compute(worker, action, load.backward_s)
-                case Kind.REDUCE:
+                case ActionKind.REDUCE:
                     self._join(worker, action.index)
-                case Kind.UPDATE:
+                case ActionKind.UPDATE:
                     began_s = self._waited.get((worker.stage, action.index))
                     self._compute(worker, action, self._parts(load)[1], began_s)
 
     def _ready(self, worker: _Worker, action: Action) -> bool:
         match action.kind:
-            case Kind.FORWARD:
+            case ActionKind.FORWARD:
                 return worker.stage == 0 or action in worker.arrived
-            case Kind.BACKWARD:
+            case ActionKind.BACKWARD:
                 gradient_ready = worker.stage == self._last or action in worker.arrived
                 return gradient_ready and action.index in worker.awaiting_backward
-            case Kind.REDUCE:
+            case ActionKind.REDUCE:
                 return True
-            case Kind.UPDATE:
+            case ActionKind.UPDATE:
                 return action in worker.arrived
 
     def _compute(self, worker: _Worker, action: Action, duration_s: float, began_s: float | None = None) -> None:
@@ -223,11 +225,11 @@ class _Engine:
     def _finish(self, worker: _Worker, action: Action) -> None:
         worker.busy = False
         match action.kind:
-            case Kind.FORWARD:
+            case ActionKind.FORWARD:
                 worker.awaiting_backward.add(action.index)
                 if worker.stage < self._last:
                     self._send(self._activations[worker.stage], worker.stage, worker.stage + 1, action)
-            case Kind.BACKWARD if worker.stage > 0:
+            case ActionKind.BACKWARD if worker.stage > 0:
                 self._send(self._gradients[worker.stage - 1], worker.stage - 1, worker.stage - 1, action)
             case _:
                 pass
@@ -237,7 +239,7 @@ class _Engine:
         """Queue a message on its link; it arrives at the receiver after the transfer and the latency."""
         turn, copy = divmod(action.index, self._scenario.copies)
         hop = self._scenario.hops[boundary][copy]
-        busy_s = hop.transmit_s if action.kind is Kind.FORWARD else hop.back_s
+        busy_s = hop.transmit_s if action.kind is ActionKind.FORWARD else hop.back_s
         replicas = self._workers[target]
         receiver = replicas[action.index % len(replicas)]
         use = self._use(action, boundary, copy)
@@ -259,7 +261,7 @@ class _Engine:
             return {}
         ends = self._scenario.stages[boundary : boundary + 2]
         sender, receiver = (load.workers[action.index % load.replicas] for load in ends)
-        if action.kind is Kind.BACKWARD:
+        if action.kind is ActionKind.BACKWARD:
             sender, receiver = receiver, sender
         return self._scenario.cards.message(sender, receiver, self._scenario.hops[boundary][copy].bandwidth)
 
@@ -276,7 +278,7 @@ class _Engine:
         if not link.busy:
             self._begin_next(link, self._network)
 
-    def _begin_next(self, link: _Link, network: Network) -> None:
+    def _begin_next(self, link: _Link, network: SharedNetwork) -> None:
         """Begin with the next job that waits for a free link."""
         job, start = link.waiting.popleft(), self._now
         link.busy = True
@@ -304,7 +306,7 @@ class _Engine:
 
     def _join(self, worker: _Worker, group: int) -> None:
         """Let one replica join the all-reduce of its group, which starts when the last replica joins."""
-        update = Action(Kind.UPDATE, group)
+        update = Action(ActionKind.UPDATE, group)
         if worker.head == update:
             worker.awaits_at_once.add(group)
         key = worker.stage, group
@@ -337,7 +339,7 @@ class _Engine:
     def _release(self, worker: _Worker, update: Action, time_s: float) -> None:
         self._at(time_s, lambda: self._arrive(worker, update))
 
-    def _parts(self, load: Load) -> tuple[float, float]:
+    def _parts(self, load: StageLoad) -> tuple[float, float]:
         """The hidden and the exposed part of an all-reduce, in seconds."""
         overlap = self._scenario.overlap
         if self._network is not None and self._scenario.drains:
@@ -353,7 +355,7 @@ class _Engine:
         )
 
 
-def _links(name: str, hops: Sequence[Hop]) -> list[list[_Link]]:
+def _links(name: str, hops: Sequence[StageBoundary]) -> list[list[_Link]]:
     """The links of a boundary in one direction, for every copy of the pipeline."""
     links = []
     for copy, hop in enumerate(hops, start=1):
@@ -363,6 +365,6 @@ def _links(name: str, hops: Sequence[Hop]) -> list[list[_Link]]:
     return links
 
 
-def replay(scenario: Scenario, minibatches: int) -> Replayed:
+def simulate_schedule(scenario: Scenario, minibatches: int) -> SimulatedEvents:
     """Simulate a plan for a number of minibatches. Raises an `InputError` where its schedule comes to a deadlock."""
     return _Engine(scenario, minibatches).run()

@@ -1,8 +1,10 @@
 """The activity of each worker over time in one form for simulations and for runs, so that the two can be compared.
 
-A run records its activity (`pipeplan.measured`); a simulation plays actions with the times of the plan. In a simulation
+A run records its activity (`pipeplan.run_data`); a simulation plays actions with the times of the plan. In a simulation
 the optimiser's step, which the plan charges to each backward pass, is the end of that pass; the exposed part of an
 all-reduce is a wait; and a worker waits whenever it plays no action.
+
+Draws timelines of simulations and runs as rows of characters, one row for each worker.
 """
 
 from __future__ import annotations
@@ -12,22 +14,29 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from rich.text import Text
+
 from pipeplan.errors import InputError
-from pipeplan.measured.run import ALL_REDUCE, BACKWARD, FORWARD, UPDATE, WAIT, Interval, Run
-from pipeplan.simulation.engine import Pass, Replayed
+from pipeplan.run_data.run_folder import ALL_REDUCE, BACKWARD, FORWARD, UPDATE, WAIT, MeasuredRun, TimelineInterval
+from pipeplan.simulation.engine import Pass, SimulatedEvents
 from pipeplan.simulation.scenario import Scenario
-from pipeplan_launch.schedule import Action, Kind, group_count
+from pipeplan_launch.plan.schedule import Action, ActionKind, group_count
 
 BRIEF_S = 2e-5
 """Shorter waits are left out, in runs and in simulations."""
-_ACTIONS = {FORWARD: Kind.FORWARD, BACKWARD: Kind.BACKWARD, UPDATE: Kind.UPDATE, ALL_REDUCE: Kind.REDUCE}
+_ACTIONS = {
+    FORWARD: ActionKind.FORWARD,
+    BACKWARD: ActionKind.BACKWARD,
+    UPDATE: ActionKind.UPDATE,
+    ALL_REDUCE: ActionKind.REDUCE,
+}
 
 
 class Bar(NamedTuple):
     """A period in which a worker was busy, or waited."""
 
     kind: str
-    """One of `pipeplan.measured.run.KINDS`."""
+    """One of `pipeplan.run_data.run_folder.KINDS`."""
     action: Action
     """The action that it performed, or for which it waited."""
     start_s: float
@@ -46,7 +55,7 @@ class Lane:
     """Its bars, in the order of their starts."""
 
 
-def predicted(scenario: Scenario, replayed: Replayed, minibatches: int) -> list[Lane]:
+def predicted_lanes(scenario: Scenario, replayed: SimulatedEvents, minibatches: int) -> list[Lane]:
     """The lanes of a simulation of `minibatches` minibatches, in the order of the workers' numbers."""
     played: dict[tuple[int, int], list[Pass]] = {}
     for done in replayed.actions:
@@ -68,32 +77,32 @@ def _played(scenario: Scenario, stage: int, replica: int, passes: Sequence[Pass]
     begun: dict[int, float] = {}
     updated: set[int] = set()
     for action in scenario.schedule.stream(scenario.shapes, stage, replica, minibatches):
-        if action.kind is Kind.REDUCE:
+        if action.kind is ActionKind.REDUCE:
             begun[action.index] = now
             continue
         done = next(queue)
-        if action.kind is Kind.UPDATE:
+        if action.kind is ActionKind.UPDATE:
             if done.end_s - now >= BRIEF_S:
                 yield Bar(WAIT, action, now, done.end_s)
             if load.replicas > 1:
-                yield Bar(ALL_REDUCE, Action(Kind.REDUCE, action.index), begun.pop(action.index), done.end_s)
+                yield Bar(ALL_REDUCE, Action(ActionKind.REDUCE, action.index), begun.pop(action.index), done.end_s)
             if action.index not in updated:
                 yield Bar(UPDATE, action, done.end_s, done.end_s)
         else:
             if done.start_s - now >= BRIEF_S:
                 yield Bar(WAIT, action, now, done.start_s)
-            if action.kind is Kind.FORWARD:
+            if action.kind is ActionKind.FORWARD:
                 yield Bar(FORWARD, action, done.start_s, done.end_s)
             else:
                 step_s = done.end_s - (done.end_s - done.start_s) * load.update_share
                 yield Bar(BACKWARD, action, done.start_s, step_s)
                 if load.update_share:
                     updated.add(action.index // size)
-                    yield Bar(UPDATE, Action(Kind.UPDATE, action.index // size), step_s, done.end_s)
+                    yield Bar(UPDATE, Action(ActionKind.UPDATE, action.index // size), step_s, done.end_s)
         now = done.end_s
 
 
-def measured(scenario: Scenario, run: Run) -> list[Lane]:
+def measured_lanes(scenario: Scenario, run: MeasuredRun) -> list[Lane]:
     """The lanes of a run of the plan. Raises an `InputError` where it recorded no timelines, or is of another plan."""
     if not run.recorded:
         raise InputError(f"{run.folder} has no timelines: it is of an older executor, so run the plan again")
@@ -110,7 +119,7 @@ def measured(scenario: Scenario, run: Run) -> list[Lane]:
     return lanes
 
 
-def _recorded(intervals: Sequence[Interval]) -> Iterator[Bar]:
+def _recorded(intervals: Sequence[TimelineInterval]) -> Iterator[Bar]:
     """The bars of one worker, from its recorded intervals. A wait is for the action that follows it."""
     awaited: dict[int, Action] = {}
     others = [(index, interval) for index, interval in enumerate(intervals) if interval.kind != ALL_REDUCE]
@@ -124,7 +133,7 @@ def _recorded(intervals: Sequence[Interval]) -> Iterator[Bar]:
             yield Bar(interval.kind, action, interval.start_s, interval.end_s)
 
 
-def shifted(lanes: Sequence[Lane], scenario: Scenario, first: int) -> list[Lane]:
+def shift_lanes(lanes: Sequence[Lane], scenario: Scenario, first: int) -> list[Lane]:
     """The lanes with minibatches counted from `first`, as a run that resumes in the middle of an epoch counts them."""
     if not first:
         return list(lanes)
@@ -143,10 +152,10 @@ def _later(action: Action, minibatches: int, groups: int) -> Action:
 
 def counts_groups(action: Action) -> bool:
     """Whether an action's index is that of a group of minibatches."""
-    return action.kind in (Kind.REDUCE, Kind.UPDATE)
+    return action.kind in (ActionKind.REDUCE, ActionKind.UPDATE)
 
 
-def within(lanes: Sequence[Lane], scenario: Scenario, minibatches: int) -> list[Lane]:
+def lanes_within(lanes: Sequence[Lane], scenario: Scenario, minibatches: int) -> list[Lane]:
     """The lanes cut to the first `minibatches` minibatches, and to the groups that begin among them."""
     kept = []
     for lane in lanes:
@@ -157,3 +166,77 @@ def within(lanes: Sequence[Lane], scenario: Scenario, minibatches: int) -> list[
         )
         kept.append(Lane(lane.worker, lane.stage, lane.replica, bars))
     return kept
+
+
+MOST_ROWS = 32
+"""Largest number of workers that are drawn."""
+_STYLES = {ActionKind.FORWARD: "cyan", ActionKind.BACKWARD: "magenta", ActionKind.UPDATE: "yellow"}
+# The number of a pass is followed by dashes for forward and double dashes for backward, to be read without colours.
+_FILL = {ActionKind.FORWARD: "-", ActionKind.BACKWARD: "=", ActionKind.UPDATE: "~"}
+
+
+class Mark(NamedTuple):
+    """An action to draw. An update stands for the time that the worker waits for its all-reduce."""
+
+    action: Action
+    start_s: float
+    end_s: float
+
+
+def played_marks(passes: Sequence[Pass]) -> list[Mark]:
+    """The marks of one worker's simulated passes."""
+    return [Mark(done.action, done.start_s, done.end_s) for done in passes]
+
+
+def recorded_marks(lane: Lane) -> list[Mark]:
+    """The marks of one worker of a run. As in a simulation, the optimiser's step is the end of a backward pass."""
+    marks: list[Mark] = []
+    for bar in lane.bars:
+        held_up = bar.kind == WAIT and bar.action.kind is ActionKind.UPDATE
+        if bar.kind in (FORWARD, BACKWARD) or held_up:
+            before = marks[-1] if marks else None
+            if before is not None and before.action == bar.action:  # another part of the same backward pass
+                marks[-1] = before._replace(end_s=bar.end_s)
+            else:
+                marks.append(Mark(bar.action, bar.start_s, bar.end_s))
+        elif bar.kind == UPDATE and marks and marks[-1].action.kind is ActionKind.BACKWARD:
+            marks[-1] = marks[-1]._replace(end_s=bar.end_s)
+    return marks
+
+
+def draw_rows(workers: Sequence[tuple[str, Sequence[Mark]]], span_s: float, width: int) -> Iterator[Text]:
+    """The rows of the first `span_s` seconds, one of `width` columns for each worker (label, marks)."""
+    margin = max((len(label) for label, _ in workers), default=0)
+    for label, marks in workers[:MOST_ROWS]:
+        yield Text().append(label.ljust(margin), "dim").append_text(_row(marks, span_s, time_cells(width, margin)))
+    if len(workers) > MOST_ROWS:
+        yield Text(f"… {len(workers)} workers in all", "dim")
+
+
+def time_cells(width: int, margin: int) -> int:
+    """Number of columns that are left for the time axis."""
+    return max(width - margin, 10)
+
+
+def _row(marks: Sequence[Mark], span: float, cells: int) -> Text:
+    """The row of one worker; idle time is drawn as dots."""
+    row, drawn = Text(), 0
+    for action, start, end in marks:
+        if start >= span:
+            break
+        # Every pass gets at least one cell, unless another short pass has taken it.
+        first = max(drawn, _cell(start, span, cells))
+        last = min(cells, max(_cell(start, span, cells) + 1, _cell(end, span, cells)))
+        if last <= first:
+            continue
+        row.append("." * (first - drawn), "dim")
+        label = str(action)
+        # A number that does not fit is left out, because its first digits would be another number.
+        shown = label if len(label) <= last - first else action.kind.value
+        row.append(shown.ljust(last - first, _FILL[action.kind]), _STYLES[action.kind])
+        drawn = last
+    return row.append("." * (cells - drawn), "dim")
+
+
+def _cell(time_s: float, span: float, cells: int) -> int:
+    return min(cells, round(time_s / span * cells)) if span > 0 else 0

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from pipeplan.simulation.engine import Pass, Replayed
+from pipeplan.simulation.engine import Pass, SimulatedEvents
 from pipeplan.simulation.scenario import Scenario
-from pipeplan_launch.schedule import Kind, own_minibatches
+from pipeplan_launch.plan.schedule import ActionKind, own_minibatches
 
-Steps = dict[tuple[int, int], list[tuple[float, int]]]
+MemoryOverTime = dict[tuple[int, int], list[tuple[float, int]]]
 """(stage, replica) -> list of (time in seconds, bytes from then on), in order of time."""
 
 
-def memory_over_time(scenario: Scenario, replayed: Replayed, minibatches: int) -> Steps:
+def memory_over_time(scenario: Scenario, replayed: SimulatedEvents, minibatches: int) -> MemoryOverTime:
     """Memory of every worker over time.
 
     It is at most `Load.memory_bytes`, which includes one more weight version where updates lag.
@@ -41,17 +41,17 @@ def _steps(
     own = own_minibatches(replica, load.replicas, minibatches)
     in_flight = finished = updates = 0
     for _, _, action, start_s, end_s in actions:
-        in_flight += action.kind is Kind.FORWARD
-        if action.kind is Kind.BACKWARD:
+        in_flight += action.kind is ActionKind.FORWARD
+        if action.kind is ActionKind.BACKWARD:
             in_flight, finished = in_flight - 1, finished + 1
-        updates += action.kind is Kind.UPDATE
+        updates += action.kind is ActionKind.UPDATE
         oldest = scenario.schedule.version(shapes, stage, own[finished]) if finished < len(own) else updates
         versions = max(1, updates - oldest + 1)
-        moment = start_s if action.kind is Kind.FORWARD else end_s
+        moment = start_s if action.kind is ActionKind.FORWARD else end_s
         yield moment, load.fixed_bytes + versions * load.parameter_bytes + in_flight * load.minibatch_bytes
 
 
-def peak_memory(scenario: Scenario, steps: Steps) -> list[int]:
+def peak_memory(scenario: Scenario, steps: MemoryOverTime) -> list[int]:
     """For each stage, the peak memory of one of its workers, in bytes."""
     peaks = [load.fixed_bytes + load.parameter_bytes for load in scenario.stages]
     for (stage, _), counts in steps.items():

@@ -1,4 +1,7 @@
-"""The input of the simulator: a plan with its times, read from a plan folder and checked."""
+"""The input of the simulator: a plan with its times, read from a plan folder and checked.
+
+The order in which a stage computes the minibatches of one update, taken from the executor's schedule.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pipeplan import cost
-from pipeplan.cluster_data import Cluster
-from pipeplan.cluster_json import from_json
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import formulas
 from pipeplan.errors import InputError
-from pipeplan.files import Node, read_document
-from pipeplan.links import Links
-from pipeplan.plan import Plan
-from pipeplan.schedules import ACCUMULATING, DOUBLE_BUFFERED, FLUSHING, INFERENCE
-from pipeplan.simulation.cards import Cards
-from pipeplan_launch.schedule import SCHEDULES, Schedule, StageShape
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import ACCUMULATING, DOUBLE_BUFFERED, FLUSHING, INFERENCE
+from pipeplan.simulation.fair_share import SharedCards
+from pipeplan.util.files import Node, read_document
+from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind, Schedule, StageShape
 
 FORMAT, VERSION = "pipeplan-plan", 1
 
 
 @dataclass(frozen=True)
-class Load:
+class StageLoad:
     """The work of one stage: seconds and bytes for one minibatch on one replica."""
 
     workers: tuple[int, ...]
@@ -60,7 +63,7 @@ class Load:
         if self.left_s is not None:
             return self.left_s + (1.0 - overlap) * max(0.0, self.sync_s - self.left_s)
         work = (self.forward_s + self.backward_s) * self.per_update
-        return float(cost.overlapped(work, self.sync_s, overlap)) - max(work, self.hidden_s(overlap))
+        return float(formulas.overlapped(work, self.sync_s, overlap)) - max(work, self.hidden_s(overlap))
 
     def hidden_s(self, overlap: float) -> float:
         """Time for which an all-reduce runs beside the replicas' computing."""
@@ -73,7 +76,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Hop:
+class StageBoundary:
     """The boundary between two stages of one copy of the pipeline."""
 
     transmit_s: float
@@ -99,8 +102,8 @@ class Scenario:
 
     config: str
     """The replica counts, such as `15-1` (`Plan.config`)."""
-    stages: tuple[Load, ...]
-    hops: tuple[tuple[Hop, ...], ...]
+    stages: tuple[StageLoad, ...]
+    hops: tuple[tuple[StageBoundary, ...], ...]
     """For each stage but the last, its boundary to the next stage in every copy of the pipeline."""
     schedule: Schedule
     overlap: float
@@ -113,7 +116,7 @@ class Scenario:
     """The first worker of every server of a heterogeneous cluster; empty for a uniform cluster."""
     accumulate: int | None = None
     """Minibatches per update, for the schedules that need a number."""
-    cards: Cards | None = None
+    cards: SharedCards | None = None
     """The network cards that messages and all-reduces share; None where each uses its links alone."""
 
     @cached_property
@@ -140,23 +143,23 @@ class Scenario:
         return sum(stage.replicas for stage in self.stages)
 
 
-def read(folder: Path) -> Scenario:
+def read_scenario(folder: Path) -> Scenario:
     """The scenario of a plan folder. Raises an `InputError` that says which file or field is missing or wrong."""
     path = folder / "plan.json"
     if not path.is_file():
         why = "has no plan.json" if folder.is_dir() else "is not a folder" if folder.exists() else "does not exist"
         raise InputError(f"{folder} {why}; `pipeplan solve` writes plan folders")
-    scenario = from_document(read_document(path, FORMAT, VERSION))
+    scenario = scenario_from_document(read_document(path, FORMAT, VERSION))
     for index in range(len(scenario.stages)):
         if not (folder / "stages" / f"stage-{index}.json").is_file():
             raise InputError(f"{folder}/stages/stage-{index}.json is missing: solve again with --force")
     return scenario
 
 
-def from_document(root: Node) -> Scenario:
+def scenario_from_document(root: Node) -> Scenario:
     """The scenario of a plan.json. Raises an `InputError` that names the field that is wrong."""
     plan = Plan.from_json(root["plan"])
-    cluster = from_json(root["cluster"])
+    cluster = cluster_from_json(root["cluster"])
     _check(root["plan"], plan, cluster)
     predictions = root["prediction"]["stages"].items()
     if len(predictions) != len(plan.stages):
@@ -180,7 +183,7 @@ def from_document(root: Node) -> Scenario:
         copies=plan.copies,
         workers_per_server=cluster.workers_per_server,
         accumulate=plan.accumulate,
-        cards=Cards(plan, Links.of(cluster)) if root["options"]["contention"].boolean() else None,
+        cards=SharedCards(plan, Links.of(cluster)) if root["options"]["contention"].boolean() else None,
         server_starts=() if cluster.uniform else tuple(cluster.starts(cluster.server_level)[:-1]),
     )
 
@@ -201,11 +204,11 @@ def _check(node: Node, plan: Plan, cluster: Cluster) -> None:
         node["stages"].fail(f"{most} minibatches are in flight at a stage, more than one update of 2bw has")
 
 
-def _load(plan: Plan, index: int, node: Node, waits: bool) -> Load:
+def _load(plan: Plan, index: int, node: Node, waits: bool) -> StageLoad:
     stage, update, left = plan.stages[index], node.get("update_s"), node.get("exposed_sync_s")
     update_s = update.number() if update else 0.0
     backward_s = node["backward_s"].number() + update_s
-    return Load(
+    return StageLoad(
         workers=stage.workers,
         depth=stage.depth,
         forward_s=node["forward_s"].number(),
@@ -221,7 +224,7 @@ def _load(plan: Plan, index: int, node: Node, waits: bool) -> Load:
     )
 
 
-def _hops(plan: Plan, cluster: Cluster, index: int, node: Node, parallel: bool) -> tuple[Hop, ...]:
+def _hops(plan: Plan, cluster: Cluster, index: int, node: Node, parallel: bool) -> tuple[StageBoundary, ...]:
     links = Links.of(cluster)
     sent, returned = node["send_bytes"].integer(), node["receive_gradient_bytes"].integer()
     hops = []
@@ -229,6 +232,20 @@ def _hops(plan: Plan, cluster: Cluster, index: int, node: Node, parallel: bool) 
         senders, receivers = plan.copy(copy)[index : index + 2]
         bandwidth, latency_s = links.sendrecv_among(senders + receivers)
         at_once = min(len(senders), len(receivers)) if parallel else 1
-        send_s, return_s = (float(cost.boundary_time(size, bandwidth)) for size in (sent, returned))
-        hops.append(Hop(send_s, latency_s, return_s, at_once, bandwidth))
+        send_s, return_s = (float(formulas.boundary_time(size, bandwidth)) for size in (sent, returned))
+        hops.append(StageBoundary(send_s, latency_s, return_s, at_once, bandwidth))
     return tuple(hops)
+
+
+def pass_order(plan: Plan, stage: int) -> list[tuple[str, int]]:
+    """The passes of one update on the first replica of a stage, as (`F` or `B`, minibatch), for a synchronous schedule.
+
+    Minibatches are counted from 0 among those of the replica. All replicas with the same number of minibatches run the
+    same passes.
+    """
+    shapes = [StageShape(one.replicas, one.depth, plan.accumulate) for one in plan.stages]
+    # Without accumulation, a plan of one stage makes one update for a minibatch of each replica.
+    minibatches = plan.accumulate or shapes[0].replicas
+    stream = SCHEDULES[plan.schedule].stream(shapes, stage, 0, minibatches)
+    kinds = (ActionKind.FORWARD, ActionKind.BACKWARD)
+    return [(str(one.kind), one.index // shapes[stage].replicas) for one in stream if one.kind in kinds]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pipeplan.plan import Plan
+from pipeplan.plan.plan import Plan
 
 
 class Status(StrEnum):

@@ -20,12 +20,12 @@ from pathlib import Path
 
 from foreign_formats.assumptions import Assumptions
 from foreign_formats.graph_parts import ordered, unique_names, whole_bytes, without_idle
-from pipeplan import graph
 from pipeplan.errors import InputError
-from pipeplan.files import Node, read_json
-from pipeplan.importers.given import imported_provenance
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
+from pipeplan.importers.recognise import imported_provenance
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.util import graph
+from pipeplan.util.files import Node, read_json
 
 KIND = "dnn-partitioning file"
 TOOL = "the input format of dnn-partitioning (NeurIPS 2020)"

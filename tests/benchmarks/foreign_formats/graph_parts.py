@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from pipeplan import graph
 from pipeplan.errors import InputError
-from pipeplan.files import LARGEST
-from pipeplan.profile_layers import Layer, Tensor
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.util import graph
+from pipeplan.util.files import LARGEST
 
 
 def unique_names(named: Sequence[tuple[int, str]]) -> dict[int, str]:

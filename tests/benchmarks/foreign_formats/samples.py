@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeplan.profile_data import Profile
+from pipeplan.profile_data.profile import Profile
 
 
 def dnn_partitioning(profile: Profile, *, training: bool = True) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from foreign_formats.dnn_partitioning import read_dnn_partitioning
 from foreign_formats.piper import read_piper
 from pipeplan.errors import InputError
 from pipeplan.importers import pipedream
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 
 ASSUMPTIONS = Assumptions(minibatch=8, time_unit="ms")
 
@@ -177,7 +177,7 @@ def test_what_carries_nothing_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["resnet50", "gnmt16"])
 def test_published_profiles_come_out_the_same_by_all_three_formats(reference: Path, tmp_path: Path, name: str) -> None:
     """The published workloads of both are PipeDream's profiles, of the very same models."""
-    original = pipedream.load(reference / "pipedream" / f"{name}.txt", 8)
+    original = pipedream.read_pipedream_profile(reference / "pipedream" / f"{name}.txt", 8)
     path = samples.written(tmp_path / "one.json", samples.dnn_partitioning(original))
     by_output = {t.producer: t.bytes for t in original.tensors}
     ours = {layer.name: layer for layer in read_dnn_partitioning(path, ASSUMPTIONS).layers}
@@ -222,7 +222,7 @@ def excerpts() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_what_both_published_agrees_with_what_they_made_it_from(reference: Path, tmp_path: Path) -> None:
-    original = pipedream.load(reference / "pipedream" / "gnmt16.txt", 8)
+    original = pipedream.read_pipedream_profile(reference / "pipedream" / "gnmt16.txt", 8)
     first, second = excerpts()
     ours = read_dnn_partitioning(samples.written(tmp_path / "a.json", first), ASSUMPTIONS)
     theirs = read_piper(samples.written(tmp_path / "b.json", second), ASSUMPTIONS)

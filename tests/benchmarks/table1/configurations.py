@@ -19,16 +19,15 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan import cost
-from pipeplan.cuts import Cuts
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import depths, formulas
+from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.errors import InputError
-from pipeplan.evaluate import Evaluation, evaluate
-from pipeplan.links import Links
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Problem
-from pipeplan.solvers import depths
-from pipeplan.solvers.pipeline import Space, spaces
-from pipeplan.solvers.reduce import reduced
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.problem.cuts import Cuts
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.dp.reduce_cuts import prune_cuts
+from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 
 Floats = NDArray[np.float64]
 
@@ -67,7 +66,7 @@ class Configurations:
     def of(problem: Problem, cuts: Cuts) -> Configurations:
         """The configurations of a problem, with the cuts that some optimal plan may need."""
         free = replace(problem, options=replace(problem.options, memory=False))
-        kept = reduced(free, cuts)
+        kept = prune_cuts(free, cuts)
         within = np.zeros((len(kept.ideals),) * 2, dtype=bool)
         for index in range(len(kept.ideals)):
             within[kept.smaller(index), index] = True
@@ -112,7 +111,7 @@ class Configurations:
     def rank(self, pace_s: float) -> Rank:
         """The rank of a pace among all configurations, including copies of a pipeline inside each server."""
         better = among = 0
-        for space in spaces(self.problem):
+        for space in plan_spaces(self.problem):
             inner = self.problem if space.copies == 1 else space.inner(self.problem)
             configurations = Configurations(inner, self.cuts, self.within)
             workers = inner.cluster.workers
@@ -139,16 +138,16 @@ class Configurations:
             work = self.cuts.work_s[None, :] - self.cuts.work_s[:, None]
             size = self.cuts.parameters[None, :] - self.cuts.parameters[:, None]
             rate = self._links.allreduce(level, 0)
-            compute = cost.compute_time(work, replicas, self.problem.cluster.device.speed)
-            wait = cost.synchronisation_time(replicas, size, *rate) if replicas > 1 else np.zeros_like(work)
+            compute = formulas.compute_time(work, replicas, self.problem.cluster.device.speed)
+            wait = formulas.synchronisation_time(replicas, size, *rate) if replicas > 1 else np.zeros_like(work)
             wait = wait if self.problem.training else np.zeros_like(work)
-            both = cost.overlapped(compute, wait, self.problem.options.overlap)
+            both = formulas.overlapped(compute, wait, self.problem.options.overlap)
             self._stages[key] = np.where(self.within, both, np.inf)
         return self._stages[key]
 
     def _boundary(self, level: int) -> Floats:
         size = np.maximum(self.cuts.sent, self.cuts.returned)
-        return np.asarray(cost.boundary_time(size, self._links.sendrecv(level, 0)[0]))
+        return np.asarray(formulas.boundary_time(size, self._links.sendrecv(level, 0)[0]))
 
     def _step(self, before: Floats, last: int, position: int, replicas: int) -> Floats:
         """F with one more stage. `last` is the first worker of the previous stage, `position` that of this one."""
@@ -207,11 +206,11 @@ class Configurations:
             names = tuple(n for unit in self.cuts.members(start, end) for n in self.problem.units[unit].layers)
             stages.append(Stage(names, tuple(range(position, position + count)), 1, 1))
             start, position = end, position + count
-        plan = Space(len(self.problem.cluster.levels), 1).plan(self.problem, stages)
+        plan = PlanSpace(len(self.problem.cluster.levels), 1).plan(self.problem, stages)
         # Depths are assigned for the pace of stages and boundaries, because contention depends on the depths.
         costs = evaluate(plan, self.problem).stages
         pace = max(max(stage.stage_s, stage.boundary_s) for stage in costs)
-        plan = depths.assign(plan, self.problem, pace * (1 + 1e-12))
+        plan = depths.assign_depths(plan, self.problem, pace * (1 + 1e-12))
         return plan, evaluate(plan, self.problem)
 
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from pipeplan import cluster_file, devices
-from pipeplan.cluster_data import Cluster
+from pipeplan.cluster_data import cluster_toml, devices
+from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
 from table1.published import PublishedRow
 
@@ -95,7 +95,7 @@ def cluster_of(row: PublishedRow, efficiencies: Sequence[Efficiency]) -> Cluster
 
 @cache
 def _loaded(name: str) -> Cluster:
-    return cluster_file.load(name)
+    return cluster_toml.load_cluster(name)
 
 
 @cache
@@ -103,7 +103,7 @@ def speed_of(cluster: str) -> float:
     """Speed of a cluster's devices relative to a V100, on which all profiles were made. Cluster C has other cards."""
     if cluster != "C":
         return 1.0
-    peaks = [devices.load(name).peaks["float32"] for name in ("titan-x", "v100")]
+    peaks = [devices.load_device(name).peaks["float32"] for name in ("titan-x", "v100")]
     return peaks[0] / peaks[1]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pipeplan.profile_data import Profile
+from pipeplan.profile_data.profile import Profile
 from table1 import profile_changes
 from table1.efficiencies import ALLREDUCE, MESSAGES, Efficiency, fit_efficiencies, solve_share
 from table1.published import PublishedRow

@@ -11,15 +11,15 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.cuts import enumerate_cuts
-from pipeplan.evaluate import evaluate
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.solving import Settings, solve
-from pipeplan.stages import one_stage
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.cost.stage_times import plain_data_parallel
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 from table1.configurations import Configurations
 
 SOURCE = "slides of a course project on pipelined and data-parallel CNN inference over MPI on CPUs"
@@ -108,7 +108,7 @@ def predict() -> list[Inference]:
     inference = problem()
     ways = [
         _scored("pipelined, cyclic", cyclic(), inference, PIPELINED[2]),
-        _scored("data parallel", one_stage(inference, CPUS), inference, PARALLEL[2]),
+        _scored("data parallel", plain_data_parallel(inference, CPUS), inference, PARALLEL[2]),
     ]
     straight = Configurations.of(inference, enumerate_cuts(inference, 100))
     counts = balanced(tuple(shares().values()), CPUS)

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeplan.cluster_data import Level
-from pipeplan.cuts import Cuts, Floats, Ints
+from pipeplan.cluster_data.cluster import Level
+from pipeplan.cost import depths
 from pipeplan.errors import InputError
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Problem
-from pipeplan.solvers import depths
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.problem.cuts import Cuts, Floats, Ints
+from pipeplan.problem.problem import Problem
 from pipeplan.solvers.result import Result, Status
 
 NAMES = ("pipedream-paper", "pipedream-code")
@@ -98,7 +98,7 @@ def solve_published(problem: Problem, cuts: Cuts, name: str) -> Result:
         Stage(_names(problem, cuts, start, end), tuple(workers), 1, 1)
         for start, end, workers in _walk(tables, sizes, len(levels) - 1, 0, len(cuts.ideals) - 1, [0])
     ]
-    plan = depths.assign(Plan(tuple(stages)), problem, pace)
+    plan = depths.assign_depths(Plan(tuple(stages)), problem, pace)
     seconds = time.perf_counter() - began
     return Result(f"DP ({name})", Status.OPTIMAL, plan, pace, pace, seconds, f"by the formula of {name}")
 

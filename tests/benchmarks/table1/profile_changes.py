@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pipeplan import devices
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer
+from pipeplan.cluster_data import devices
+from pipeplan.profile_data.layers import Layer
+from pipeplan.profile_data.profile import Profile
 from table1.published import PublishedRow
 
 WORDS = {"gnmt8": (48, 31), "gnmt16": (25, 34)}
@@ -62,7 +62,7 @@ def _move_backward(layers: dict[str, Layer], source: Layer, target: Layer, left_
 
 def with_step(profile: Profile, optimizer_state: Mapping[str, float], row: PublishedRow) -> Profile:
     """Set the optimiser's step of every layer to its time in separate kernels on a V100."""
-    device = devices.load("v100")
+    device = devices.load_device("v100")
     rate = device.bandwidth * device.shares["elementwise"].memory
     passes = PASSES[optimizer_state.get(row.profile, 1.0)]
     layers = tuple(replace(one, update_s=passes * one.parameter_bytes / rate) for one in profile.layers)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeplan import resources
 from pipeplan.errors import InputError
 from pipeplan.importers import pipedream
-from pipeplan.profile_data import Profile
+from pipeplan.profile_data.profile import Profile
+from pipeplan.util import files
 from table1.published import PublishedRow
 
 MEASURED_AT = {"vgg16": 128, "alexnet": 256, "resnet50": 128, "gnmt8": 32, "gnmt16": 128}
@@ -54,7 +54,7 @@ def profile_of(row: PublishedRow, folder: Path | None) -> ProfileSource:
     file = folder / f"{row.profile}.txt" if folder is not None else None
     if file is not None and file.is_file():
         size = MEASURED_AT[row.profile]
-        profile = pipedream.load(file, size, "V100")
+        profile = pipedream.read_pipedream_profile(file, size, "V100")
         return ProfileSource(profile.rescaled(row.minibatch), True, size)
-    profile = Profile.load(resources.folder("profiles") / f"{row.profile}-v100.json")
+    profile = Profile.load(files.bundled_folder("profiles") / f"{row.profile}-v100.json")
     return ProfileSource(profile.rescaled(row.minibatch), False, profile.minibatch)

@@ -10,12 +10,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
-from pipeplan.evaluate import evaluate
-from pipeplan.files import read_document, write_json
-from pipeplan.profile_data import Profile
-from pipeplan.rendering import documents, plan_folder
-from pipeplan.solving import NO_CERTIFICATE, Outcome
+from pipeplan.planning.solve import NO_CERTIFICATE, Outcome
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering import plan_folder, plan_json
+from pipeplan.util.files import read_document, write_json
 from table1.rows import Predicted, Row
 
 FORMAT, VERSION = "pipeplan-table1-replay", 1
@@ -87,7 +87,7 @@ def replay_rows(rows: Sequence[Row], folder: Path, run: Replayer, report: Callab
 def _replay(row: Row, plan_name: str, predicted: Predicted, folder: Path, run: Replayer) -> Replay:
     outcome = _outcome_with(row, predicted)
     if folder.exists() and any(folder.iterdir()):
-        if not _holds(folder, documents.plan_document(outcome)):
+        if not _holds(folder, plan_json.plan_document(outcome)):
             raise InputError(f"{folder} holds something other than this plan: move it away, or give another --keep")
         if (folder / RESULT_FILE).is_file():
             return _read_result(folder / RESULT_FILE)
@@ -106,7 +106,7 @@ def _replay(row: Row, plan_name: str, predicted: Predicted, folder: Path, run: R
 def _holds(folder: Path, wanted: dict[str, Any]) -> bool:
     """Whether a folder holds the wanted plan, with the same predicted time."""
     try:
-        stored = read_document(folder / PLAN_FILE, documents.PLAN_FORMAT, documents.VERSION)
+        stored = read_document(folder / PLAN_FILE, plan_json.PLAN_FORMAT, plan_json.FORMAT_VERSION)
         same_time = stored["prediction"]["minibatch_s"].number() == wanted["prediction"]["minibatch_s"]
         return same_time and all(
             stored[part].value == json.loads(json.dumps(wanted[part])) for part in ("plan", "profile", "cluster")

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pipeplan.cuts import Cuts, enumerate_cuts
-from pipeplan.evaluate import Evaluation, evaluate
-from pipeplan.plan import Plan
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.solving import Outcome, Settings, solve
-from pipeplan.stages import one_stage
+from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.cost.stage_times import plain_data_parallel
+from pipeplan.plan.plan import Plan
+from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.problem.cuts import Cuts, enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.profile import Profile
 from table1.configurations import TOLERANCE, Configurations, Rank
 from table1.efficiencies import Efficiency, cluster_of, stated
 from table1.profiles import ProfileSource
@@ -110,7 +110,7 @@ class Case:
         problem = configurations.problem
         if not hidden:
             problem = replace(problem, options=replace(problem.options, overlap=0.0))
-        return evaluate(one_stage(problem, self.row.workers), problem).pace_s / score.pace_s
+        return evaluate(plain_data_parallel(problem, self.row.workers), problem).pace_s / score.pace_s
 
 
 def paper_plan(row: PublishedRow, configurations: Configurations) -> tuple[Plan, Evaluation]:
@@ -138,7 +138,7 @@ def predict_row(
     """Predict all plans of a row. `report` receives a few words about each step."""
     configurations = Case(row, source.profile).configurations(efficiencies)
     free = configurations.problem
-    parallel = one_stage(free, row.workers)
+    parallel = plain_data_parallel(free, row.workers)
     parallel_score = evaluate(parallel, free)
 
     def scored(plan: Plan, score: Evaluation) -> Predicted:

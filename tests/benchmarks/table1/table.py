@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeplan.errors import InputError
-from pipeplan.solving import Settings
-from pipeplan.suggest import did_you_mean
+from pipeplan.planning.solve import Settings
+from pipeplan.util.text import did_you_mean
 from table1 import inference, profiles
 from table1.efficiencies import Efficiency, fit_efficiencies
 from table1.experiments import Experiment, Variant, gain_with, run_experiments

@@ -9,15 +9,16 @@ from dataclasses import replace
 
 import pytest
 
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.cuts import enumerate_cuts
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cost import depths
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
-from pipeplan.evaluate import evaluate
-from pipeplan.plan import Plan, Stage
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.solvers import depths, dp
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.solvers.dp import dynamic_program
 from table1.configurations import Configurations
 
 
@@ -42,7 +43,7 @@ def plans(given: Problem, replicas: tuple[int, ...]) -> Iterator[Plan]:
             stages.append(Stage(tuple(names[start:end]), tuple(range(position, position + count)), 9, 9))
             position += count
         # Deep enough for any pace: what is compared are stages and boundaries.
-        yield depths.assign(Plan(tuple(stages)), given, 1e-3)
+        yield depths.assign_depths(Plan(tuple(stages)), given, 1e-3)
 
 
 def least(given: Problem, replicas: tuple[int, ...]) -> float:
@@ -95,7 +96,7 @@ def test_the_rank_takes_data_parallelism_as_if_it_never_waited() -> None:
 def test_the_best_of_all_configurations_is_what_the_solver_finds() -> None:
     given = problem(7)
     cuts = enumerate_cuts(given, 100)
-    found = dp.solve(given, cuts)
+    found = dynamic_program.solve(given, cuts)
     rank = Configurations.of(given, cuts).rank(found.objective_s)
     assert rank.place == 1
     assert rank.among == 15 + 3, "those of 4 workers, and copies of those of 2 in each server"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan import cluster_file
+from pipeplan.cluster_data import cluster_toml
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.errors import InputError
-from pipeplan.evaluate import evaluate
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.stages import one_stage
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 from table1 import efficiencies, profiles
 from table1.efficiencies import ALLREDUCE, MESSAGES, Efficiency
 from table1.published import FITTED, ROWS, PublishedRow, row_named
@@ -40,7 +40,7 @@ def test_the_fit_is_the_formula_for_data_parallelism_inverted() -> None:
     most_s = least_s + sum(one.backward_s for one in layers)
     crossing = 2 * 15 / 16 * sum(one.parameter_bytes for one in layers) / 1.25e9
     assert crossing / most_s <= share_of(known, "A", ALLREDUCE) <= crossing / least_s
-    awaits = evaluate(one_stage(configurations.problem, 16), configurations.problem).pace_s
+    awaits = evaluate(plain_data_parallel(configurations.problem, 16), configurations.problem).pace_s
     assert awaits / pace == pytest.approx(5.28, rel=1e-9)
     assert case.gain(known) == pytest.approx(5.28, rel=1e-9)
 
@@ -83,7 +83,9 @@ def test_every_link_is_listed_once_and_has_a_source() -> None:
     known = efficiencies.stated()
     keys = [(one.cluster, one.level, one.operation) for one in known]
     assert len(set(keys)) == len(keys)
-    linked = [(name, level.name) for name in "ABC" for level in cluster_file.load(name).levels if level.count > 1]
+    linked = [
+        (name, level.name) for name in "ABC" for level in cluster_toml.load_cluster(name).levels if level.count > 1
+    ]
     assert set(keys) == {(*one, operation) for one in linked for operation in (ALLREDUCE, MESSAGES)}
     assert all(one.source and 0 < one.share <= 1 for one in known)
     rates = {one.rate for one in known if one.operation == MESSAGES}

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan import cluster_file as clusters
-from pipeplan.cluster_data import Cluster, Device, Level
-from pipeplan.cuts import enumerate_cuts
-from pipeplan.evaluate import evaluate
+from pipeplan.cluster_data import cluster_toml as clusters
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.importers import pipedream
-from pipeplan.problem import Options, Problem
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
-from pipeplan.solving import Settings, solve
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 from table1 import pipedream_optimiser
 
 
@@ -38,7 +38,7 @@ def _cluster(*levels: tuple[int, float]) -> Cluster:
 def test_pipedream_code_reproduces_the_published_optimiser(
     reference: Path, name: str, levels: list[tuple[int, float]], replicas: list[int], pace_s: float, gain: float
 ) -> None:
-    profile = pipedream.load(reference / "pipedream" / f"{name}.txt", 128)
+    profile = pipedream.read_pipedream_profile(reference / "pipedream" / f"{name}.txt", 128)
     problem = Problem(profile, _cluster(*levels))
     result = pipedream_optimiser.solve_published(problem, enumerate_cuts(problem, 2000), "pipedream-code")
     assert result.plan is not None
@@ -63,8 +63,8 @@ def test_pipedream_code_reproduces_the_published_optimiser(
 def test_the_three_optima_on_cluster_a(
     reference: Path, name: str, measured_at: int, minibatch: int, pace_s: float, gain: float
 ) -> None:
-    profile = pipedream.load(reference / "pipedream" / f"{name}.txt", measured_at).rescaled(minibatch)
-    outcome = solve(Problem(profile, clusters.load("A"), Options(memory=False, contention=False)), Settings())
+    profile = pipedream.read_pipedream_profile(reference / "pipedream" / f"{name}.txt", measured_at).rescaled(minibatch)
+    outcome = solve(Problem(profile, clusters.load_cluster("A"), Options(memory=False, contention=False)), Settings())
     assert outcome.verdict.proven
     assert outcome.evaluation.pace_s == pytest.approx(pace_s, rel=0.5 * 10 ** -len(f"{pace_s:g}".lstrip("0.")) * 10)
     assert outcome.baselines[0].gain(outcome.evaluation.pace_s) == pytest.approx(gain, abs=5e-3)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Tensor
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 from table1 import profile_changes, profiles
 from table1.published import row_named
 

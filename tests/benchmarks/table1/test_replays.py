@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.profile_data import Profile
+from pipeplan.planning.solve import Settings
+from pipeplan.profile_data.profile import Profile
 from pipeplan.simulation import scenario
-from pipeplan.solving import Settings
 from table1 import efficiencies, profiles
 from table1.published import row_named
 from table1.replays import Replay, error_summary, replay_rows
@@ -36,7 +36,7 @@ class Replayer:
     seen: list[str] = field(default_factory=list)
 
     def __call__(self, folder: Path, profile: Profile) -> Result:
-        plan = scenario.read(folder)
+        plan = scenario.read_scenario(folder)
         assert Profile.load(folder / "profile.json").digest() == profile.digest()
         self.seen.append(plan.config)
         return Result(1.1 * plan.predicted_s, plan.predicted_s)
@@ -143,7 +143,7 @@ def test_errors_are_summed_up() -> None:
 
 def test_a_replay_that_fails_leaves_the_others(row: Row, tmp_path: Path) -> None:
     def run(folder: Path, profile: Profile) -> Result:
-        if scenario.read(folder).config == "4":
+        if scenario.read_scenario(folder).config == "4":
             raise InputError("a worker was killed")
         return Result(1.0, 1.0)
 

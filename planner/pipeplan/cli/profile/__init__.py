@@ -12,7 +12,7 @@ import importlib
 
 import click
 
-from pipeplan.suggest import did_you_mean
+from pipeplan.util.text import did_you_mean
 
 _NAMED = ("show", "diff")
 

@@ -9,12 +9,10 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from pipeplan.bundled_profiles import read
-from pipeplan.cli.options import bundled_profiles, completing, json_option, quiet_option
+from pipeplan.cli.options import bundled_profiles, complete_names, json_option, quiet_option
 from pipeplan.cli.output import print_answer, print_json
-from pipeplan.cli.profile.show import KINDS
-from pipeplan.profile_data import Profile
-from pipeplan.profile_diff import (
+from pipeplan.cli.profile.show import ORIGINS
+from pipeplan.profile_data.diff import (
     SAME,
     UNKNOWN,
     LayerCosts,
@@ -24,8 +22,10 @@ from pipeplan.profile_diff import (
     diff_document,
     sum_costs,
 )
-from pipeplan.text import one_line
-from pipeplan.units import show_size, show_time
+from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.profile_file import load_profile
+from pipeplan.util.text import one_line
+from pipeplan.util.units import show_size, show_time
 
 ROWS = 20
 TIME_RATIOS = {"B/A": "total_s", "fwd\nB/A": "forward_s", "bwd\nB/A": "backward_s"}
@@ -33,8 +33,8 @@ SIZE_RATIOS = {"weights\nB/A": "parameter_bytes", "kept\nB/A": "saved_bytes", "o
 
 
 @click.command("diff")
-@click.argument("first", metavar="A", shell_complete=completing(bundled_profiles, ".json"))
-@click.argument("second", metavar="B", shell_complete=completing(bundled_profiles, ".json"))
+@click.argument("first", metavar="A", shell_complete=complete_names(bundled_profiles, ".json"))
+@click.argument("second", metavar="B", shell_complete=complete_names(bundled_profiles, ".json"))
 @click.option("--top", type=click.IntRange(min=1), default=ROWS, metavar="N", show_default=True, help="Layers to show.")
 @json_option
 @quiet_option
@@ -48,7 +48,7 @@ def command(first: str, second: str, top: int, as_json: bool) -> None:
     pipeplan profile diff before.json after.json
     pipeplan profile diff vgg16-v100 imported.json --top 5
     """
-    diff = compare_profiles(read(first), read(second))
+    diff = compare_profiles(load_profile(first), load_profile(second))
     if as_json:
         print_json(diff_document(diff))
         return
@@ -79,7 +79,7 @@ def _heading(diff: ProfileDiff, first: str, second: str) -> list[str]:
 def _origin(profile: Profile) -> str:
     origin = profile.provenance
     device = origin.device_name or origin.device or "an unnamed device"
-    return f"{profile.model_name}, minibatch {profile.minibatch}, {KINDS.get(origin.kind, origin.kind)} {device}"
+    return f"{profile.model_name}, minibatch {profile.minibatch}, {ORIGINS.get(origin.kind, origin.kind)} {device}"
 
 
 def _unmatched(letter: str, layers: Sequence[LayerDiff]) -> str:

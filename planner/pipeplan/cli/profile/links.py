@@ -14,18 +14,18 @@ from pathlib import Path
 
 import click
 
-from pipeplan import cluster_write, local
 from pipeplan.cli.options import force_option, json_option, output_file, quiet_option
 from pipeplan.cli.output import is_watched, note, print_answer, print_json, progress_bar
 from pipeplan.cli.profile.links_table import links_table
+from pipeplan.cluster_data import cluster_toml, local
 from pipeplan.errors import InputError
-from pipeplan.linkfit.build import Built, build
-from pipeplan.linkfit.levels import Nesting, find
-from pipeplan.linkfit.series import Series
+from pipeplan.link_fit.alpha_beta import LinkSeries
+from pipeplan.link_fit.find_levels import Nesting, find_levels
+from pipeplan.link_fit.to_cluster import ClusterFromLinks, build_cluster
+from pipeplan_launch.elastic.signals import watch_signals
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.interrupt import watch_signals
-from pipeplan_launch.linkprobe.settings import Found, Measured, Settings, Share
-from pipeplan_launch.torch_here import unusable
+from pipeplan_launch.link_benchmark.config import BenchmarkSettings, MeasuredLinks, PairRates, ServerShare
+from pipeplan_launch.torch_check import unusable
 
 Progress = Callable[[int, int, str], None]
 """A function that is called with the steps done, the steps in all, and the current step."""
@@ -98,12 +98,12 @@ def command(
             f"this machine would have one worker, a {hardware.name}: give --workers 2, or start by torchrun"
         )
     first = share.number == 0 if share else os.environ.get("RANK") == "0"
-    settings = Settings(hardware.kind, timeout, budget, asdict(hardware), refusal if first else "")
+    settings = BenchmarkSettings(hardware.kind, timeout, budget, asdict(hardware), refusal if first else "")
     measured = _measure(settings, None if joined else count, share)
     if measured is None:
         return
     built = _built(measured, name or output.stem)
-    cluster_write.save(built.cluster, output, _remarks(measured, built))
+    cluster_toml.write_cluster(built.cluster, output, _remarks(measured, built))
     if as_json:
         print_json(built.cluster.to_json())
     else:
@@ -113,7 +113,7 @@ def command(
     note(f"written: {output}\nnext: pipeplan solve --cluster {output}")
 
 
-def _share(servers: int) -> Share | None:
+def _share(servers: int) -> ServerShare | None:
     """The part of this server among several, from the environment variables that launch.sh reads too."""
     if servers == 1:
         return None
@@ -128,7 +128,7 @@ def _share(servers: int) -> Share | None:
     number = os.environ["NODE_RANK"]
     if not number.isdecimal() or int(number) >= servers:
         raise InputError(f"NODE_RANK is {number!r}: it must be this server's number, 0 to {servers - 1}")
-    return Share(servers, int(number))
+    return ServerShare(servers, int(number))
 
 
 def _refusal(output: Path, force: bool) -> str:
@@ -145,21 +145,21 @@ def _refusal(output: Path, force: bool) -> str:
 
 def _hardware(device: str | None, workers: int | None) -> tuple[local.Hardware, int]:
     """The hardware of each worker on this machine, and the number of workers."""
-    gpus = local.gpus() if device != "cpu" else []
+    gpus = local.local_gpus() if device != "cpu" else []
     if device == "cuda" and not gpus:
         raise InputError("--device cuda: nvidia-smi finds no GPU here; give --device cpu, or leave --device out")
     if gpus and (device == "cuda" or workers is None or workers <= len(gpus)):
         return gpus[0], workers or len(gpus)
-    here = local.processors()
+    here = local.local_processors()
     return here, workers or here.cores
 
 
-def _nesting(found: Found, kind: str) -> Nesting:
+def _nesting(found: PairRates, kind: str) -> Nesting:
     # Processes move between the cores of a CPU, so any islands of fast links among them would be chance.
-    return find(found.pairs, found.places, islands=kind == "cuda")
+    return find_levels(found.pairs, found.places, islands=kind == "cuda")
 
 
-def _measure(settings: Settings, workers: int | None, share: Share | None) -> Measured | None:
+def _measure(settings: BenchmarkSettings, workers: int | None, share: ServerShare | None) -> MeasuredLinks | None:
     """Measure with the workers that torchrun started, or with `workers` on this machine.
 
     Returns None in processes other than worker 0, which has the result.
@@ -168,18 +168,17 @@ def _measure(settings: Settings, workers: int | None, share: Share | None) -> Me
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     if why := unusable():
         raise InputError(f"measuring links needs torch: {why[0]}; {why[1]}")
-    from pipeplan_launch.linkprobe.here import measure_here
-    from pipeplan_launch.linkprobe.joined import measure_joined
+    from pipeplan_launch.link_benchmark.run import measure_on_this_machine, measure_under_torchrun
 
-    def levels(found: Found) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    def levels(found: PairRates) -> tuple[tuple[tuple[int, ...], ...], ...]:
         return _nesting(found, settings.device).partitions
 
     try:
         if workers is not None:
             with _progress() as progress:
-                return measure_here(workers, settings, levels, progress, share)
+                return measure_on_this_machine(workers, settings, levels, progress, share)
         with _one_of_several(), _progress(os.environ.get("RANK") == "0") as progress:
-            return measure_joined(settings, levels, progress)
+            return measure_under_torchrun(settings, levels, progress)
     except LaunchError as error:
         raise InputError(str(error)) from error
 
@@ -225,18 +224,18 @@ def _progress(shown: bool = True) -> Iterator[Progress]:
         yield progress
 
 
-def _built(measured: Measured, name: str) -> Built:
+def _built(measured: MeasuredLinks, name: str) -> ClusterFromLinks:
     hardware = [local.Hardware(**facts) for facts in measured.facts]  # type: ignore[arg-type]
     nesting = _nesting(measured.found, hardware[0].kind)
     devices = [
         one.shared_by(measured.machines.count(machine))
         for one, machine in zip(hardware, measured.machines, strict=True)
     ]
-    series = [Series(one.kind, one.level, one.ranks, one.way, one.samples) for one in measured.timed]
-    return build(name, nesting, series, devices, datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"))
+    series = [LinkSeries(one.kind, one.level, one.ranks, one.way, one.samples) for one in measured.timed]
+    return build_cluster(name, nesting, series, devices, datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"))
 
 
-def _remarks(measured: Measured, built: Built) -> list[str]:
+def _remarks(measured: MeasuredLinks, built: ClusterFromLinks) -> list[str]:
     workers, servers = len(measured.machines), built.cluster.servers
     lines = [f"Measured by pipeplan profile --links, {workers} workers on {servers} server{'s' * (servers > 1)}."]
     lines.append("How, and what the figures are: docs/links.md of pipeplan.")

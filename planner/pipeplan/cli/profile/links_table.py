@@ -8,14 +8,14 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from pipeplan.linkfit.build import Built, Link
-from pipeplan.linkfit.fit import Fit
-from pipeplan.units import show_size, show_time
+from pipeplan.link_fit.alpha_beta import AlphaBetaFit
+from pipeplan.link_fit.to_cluster import ClusterFromLinks, MeasuredLink
+from pipeplan.util.units import show_size, show_time
 
 _HEADINGS = ("level", "joins", "link\nGbit/s", "latency", "message\nGbit/s", "±", "all-reduce\nGbit/s", "±", "sizes")
 
 
-def links_table(built: Built) -> Iterator[RenderableType]:
+def links_table(built: ClusterFromLinks) -> Iterator[RenderableType]:
     """A table with a row for every level: the fitted figures, and the error of the fit."""
     cluster = built.cluster
     kinds = ", ".join(f"{count} × {devices} {name}" for count, devices, name in cluster.kinds)
@@ -30,7 +30,7 @@ def links_table(built: Built) -> Iterator[RenderableType]:
     yield "± is the median difference between a time and what latency and bandwidth give for it."
 
 
-def _row(link: Link) -> list[str]:
+def _row(link: MeasuredLink) -> list[str]:
     sizes = [size for one in link.series for size, _ in one.samples]
     return [
         _gbit(link.bandwidth),
@@ -41,7 +41,7 @@ def _row(link: Link) -> list[str]:
     ]
 
 
-def _fitted(fit: Fit) -> tuple[str, str]:
+def _fitted(fit: AlphaBetaFit) -> tuple[str, str]:
     return _gbit(fit.bandwidth), f"{fit.error:.0%}"
 
 

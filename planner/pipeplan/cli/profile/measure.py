@@ -11,24 +11,24 @@ from typing import Any
 import click
 
 from pipeplan.api import profile
-from pipeplan.cli.given import DEFAULT_PROFILE
 from pipeplan.cli.options import (
-    completing,
+    complete_names,
     force_option,
     json_option,
     model_words,
     output_file,
     quiet_option,
+    refuse_foreign_file,
     seed_option,
 )
 from pipeplan.cli.output import note, print_answer, print_json, progress_bar
-from pipeplan.cli.overwrite import refuse_another
+from pipeplan.cli.problem_options import DEFAULT_PROFILE
 from pipeplan.cli.profile.table import measured_profile
+from pipeplan.cluster_data.local import local_processors
 from pipeplan.errors import InputError
-from pipeplan.files import refuse_unwritable
-from pipeplan.init import CLUSTER
-from pipeplan.local import processors
-from pipeplan.profile_data import GRANULARITIES, Profile
+from pipeplan.first_steps.init import CLUSTER
+from pipeplan.profile_data.profile import GRANULARITIES, Profile
+from pipeplan.util.files import refuse_unwritable
 
 
 class _Measure(click.Command):
@@ -38,7 +38,7 @@ class _Measure(click.Command):
 
 
 @click.command("measure", cls=_Measure)
-@click.argument("model", shell_complete=completing(model_words, ".py"))
+@click.argument("model", shell_complete=complete_names(model_words, ".py"))
 @click.option(
     "--batch",
     "batches",
@@ -100,7 +100,7 @@ def command(
     pipeplan profile mnist --device v100 -o mnist-v100.json
     """
     refuse_unwritable(output)
-    refuse_another(output, b'"pipeplan-profile"', "a profile", force)
+    refuse_foreign_file(output, b'"pipeplan-profile"', "a profile", force)
     measured = _measure(model, {"batch": _sizes(batches), **options})
     measured.save(output)
     if as_json:
@@ -108,7 +108,7 @@ def command(
     else:
         print_answer(measured_profile(measured), wide=True)
         note(f"written: {output}\nnext: {_next(measured, output)}")
-        if options["device"] == "cpu" and options["threads"] > (cores := processors().cores):
+        if options["device"] == "cpu" and options["threads"] > (cores := local_processors().cores):
             note(f"note: {options['threads']} threads share {cores} cores: fewer would be as quick")
 
 

@@ -9,18 +9,18 @@ from typing import Any
 import click
 from rich.console import RenderableType
 
-from pipeplan.bundled_profiles import read
-from pipeplan.cli.options import bundled_profiles, completing, json_option, quiet_option
+from pipeplan.cli.options import bundled_profiles, complete_names, json_option, quiet_option
 from pipeplan.cli.output import answer_width, note, print_answer, print_json
-from pipeplan.cli.profile.table import layer_table, totals
-from pipeplan.files import write_text
-from pipeplan.picture.chains import expensive, total_s
-from pipeplan.picture.terminal import picture
-from pipeplan.profile_data import Profile
-from pipeplan.text import one_line
-from pipeplan.units import show_time
+from pipeplan.cli.profile.table import layer_table, profile_totals
+from pipeplan.drawing.fold_chains import expensive, total_s
+from pipeplan.drawing.terminal import picture
+from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.profile_file import load_profile
+from pipeplan.util.files import write_text
+from pipeplan.util.text import one_line
+from pipeplan.util.units import show_time
 
-KINDS = {
+ORIGINS = {
     "measured": "measured on",
     "modelled": "modelled, not measured, for",
     "imported": "imported, measured on",
@@ -29,7 +29,7 @@ KINDS = {
 
 
 @click.command("show")
-@click.argument("profile", metavar="FILE", shell_complete=completing(bundled_profiles, ".json"))
+@click.argument("profile", metavar="FILE", shell_complete=complete_names(bundled_profiles, ".json"))
 @click.option(
     "--top",
     type=click.IntRange(min=1),
@@ -62,7 +62,7 @@ def command(
     pipeplan profile show profile.json --top 10
     pipeplan profile show vgg16-v100 --svg vgg16.svg
     """
-    found = read(profile)
+    found = load_profile(profile)
     _draw(found, svg_file, dot_file)
     if as_json:
         print_json(profile_summary(found, top))
@@ -77,18 +77,18 @@ def _draw(profile: Profile, svg_file: Path | None, dot_file: Path | None) -> Non
     if svg_file is None and dot_file is None:
         return
     # Imported late, because rendering templates imports the whole planner.
-    from pipeplan.picture import drawing
+    from pipeplan.drawing import svg
 
-    for path, text in ((svg_file, drawing.svg), (dot_file, drawing.dot)):
+    for path, text in ((svg_file, svg.svg), (dot_file, svg.dot)):
         if path is not None:
             write_text(path, text(profile))
 
 
 def _profile_parts(profile: Profile, top: int | None, *, drawn: bool) -> Iterator[RenderableType]:
-    yield from map(one_line, heading(profile))
+    yield from map(one_line, profile_heading(profile))
     yield ""
     yield layer_table(profile, top)
-    yield from map(one_line, totals(profile))
+    yield from map(one_line, profile_totals(profile))
     if not drawn:
         return
     hot = expensive(profile)
@@ -99,14 +99,14 @@ def _profile_parts(profile: Profile, top: int | None, *, drawn: bool) -> Iterato
     yield from picture(profile, answer_width())
 
 
-def heading(profile: Profile) -> list[str]:
+def profile_heading(profile: Profile) -> list[str]:
     """Lines on the model and on the origin of the numbers."""
     origin = profile.provenance
     lines = [f"{profile.model_name or 'a model'}, minibatch {profile.minibatch}: {len(profile.layers)} layers"]
     lines[0] += f" ({profile.granularity}), {show_time(profile.total_s)} forward and backward"
     where = origin.device_name or origin.device or "an unnamed device"
     conditions = [
-        f"{KINDS.get(origin.kind, origin.kind)} {where}"
+        f"{ORIGINS.get(origin.kind, origin.kind)} {where}"
         + (f" ({origin.device})" if origin.device and origin.device_name else "")
     ]
     conditions += [f"in {origin.processes} processes at the same time"] if origin.processes > 1 else []

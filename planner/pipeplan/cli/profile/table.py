@@ -9,11 +9,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pipeplan.picture.chains import expensive, total_s
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Size, Tensor
-from pipeplan.text import one_line
-from pipeplan.units import show_size, show_time
+from pipeplan.drawing.fold_chains import expensive, total_s
+from pipeplan.profile_data.layers import Layer, Size, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.util.text import one_line
+from pipeplan.util.units import show_size, show_time
 
 PLAINLY = "torch.export"
 """The tracer of models that contain no opaque modules."""
@@ -35,7 +35,7 @@ def measured_profile(profile: Profile) -> Iterator[RenderableType]:
     yield one_line(heading)
     yield layer_table(profile)
     traced = [f"Traced by {where.traced}"] if where.traced not in ("", PLAINLY) else []
-    for line in (*totals(profile), *traced, *(f"Note: {note}" for note in where.notes)):
+    for line in (*profile_totals(profile), *traced, *(f"Note: {note}" for note in where.notes)):
         yield one_line(line)
 
 
@@ -124,7 +124,7 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3f}" if seconds < 0.1 else f"{seconds * 1e3:.1f}"
 
 
-def totals(profile: Profile) -> list[str]:
+def profile_totals(profile: Profile) -> list[str]:
     """Lines below the table: the meaning of ±, the sum against the whole model, the update, memory, and other sizes."""
     lines = []
     if any(layer.forward_spread_s or layer.backward_spread_s for layer in profile.layers):

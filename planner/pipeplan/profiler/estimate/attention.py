@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
-from pipeplan.profiler.estimate.tensors import arithmetic, cast, size_of
-from pipeplan.profiler.estimate.work import Work
+from pipeplan.profiler.estimate.work import Work, arithmetic, cast, size_of
 
 CAUSAL = 0.5
 """The part of the matrix that a causal mask leaves; the other half is not computed."""

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.utils.flop_counter import conv_flop_count
 
-from pipeplan.profiler.estimate.tensors import arithmetic, size_of
-from pipeplan.profiler.estimate.work import Transformed, Work
+from pipeplan.profiler.estimate.work import Transformed, Work, arithmetic, size_of
 
 
 @dataclass(frozen=True)

@@ -7,24 +7,24 @@ from typing import Any
 
 import torch
 
-from pipeplan import devices
 from pipeplan._version import __version__
-from pipeplan.devices import DeviceModel
+from pipeplan.cluster_data import devices
+from pipeplan.cluster_data.devices import DeviceModel
 from pipeplan.errors import InputError
-from pipeplan.profile_data import Profile
-from pipeplan.profile_layers import Layer, Provenance, Size, Tensor
-from pipeplan.profiler.estimate.building import Built, build
-from pipeplan.profiler.estimate.counting import Counts, count
-from pipeplan.profiler.estimate.timing import total
+from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.profiler.estimate.flops import Counts, count
+from pipeplan.profiler.estimate.model_on_meta import Built, build
+from pipeplan.profiler.estimate.roofline import total
 from pipeplan.profiler.estimate.work import Work
-from pipeplan.profiler.optimizer import optimizer_state
+from pipeplan.profiler.optimizer_step import optimizer_state
 from pipeplan.profiler.options import Options, Progress
 from pipeplan.profiler.outcome import own_parameters
 from pipeplan.profiler.profiler import sum_of_outputs
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.loading import canonical_ref
-from pipeplan_launch.trace import TracedModel
-from pipeplan_launch.usercode import describe
+from pipeplan_launch.job.loading import canonical_reference
+from pipeplan_launch.job.user_code import describe_error
+from pipeplan_launch.tracing.trace import TracedModel
 
 HOW = (
     "estimated, not measured: for every operator the larger of FLOPs and bytes, each over the rate that this kind of "
@@ -41,7 +41,7 @@ def estimate_model(ref: str, options: Options, progress: Progress = lambda done,
     Nothing is computed: the model is traced and run on tensors without data. Raises `InputError` for whatever is wrong
     with the model, the options or the device.
     """
-    device = devices.load(options.device)
+    device = devices.load_device(options.device)
     if options.processes > 1:
         raise InputError("--processes is for the CPU that is here: leave it out with an estimate")
     for size in options.batches:
@@ -74,7 +74,7 @@ def count_size(ref: str, built: Built, minibatch: int) -> Counts:
     except LaunchError:
         raise
     except Exception as error:
-        raise LaunchError(f"{ref!r} cannot be run on tensors without data: {describe(error)}") from error
+        raise LaunchError(f"{ref!r} cannot be run on tensors without data: {describe_error(error)}") from error
 
 
 def _unseen(counts: Counts) -> list[str]:
@@ -146,7 +146,7 @@ def _profile(
         layers=first.layers,
         tensors=first.tensors,
         minibatch=first.minibatch,
-        model_ref=canonical_ref(ref),
+        model_ref=canonical_reference(ref),
         model_name=built.job.name,
         dynamic_batch=traced.dynamic_batch,
         granularity=options.granularity,

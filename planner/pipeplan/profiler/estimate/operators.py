@@ -9,8 +9,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from pipeplan.profiler.estimate.convolutions import Convolution
-from pipeplan.profiler.estimate.tensors import arithmetic, size_of, tensors
-from pipeplan.profiler.estimate.work import Work
+from pipeplan.profiler.estimate.work import Work, arithmetic, size_of, tensors
 
 aten = torch.ops.aten
 

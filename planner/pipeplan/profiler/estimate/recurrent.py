@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeplan.profiler.estimate.tensors import arithmetic, cast
-from pipeplan.profiler.estimate.work import Work
+from pipeplan.profiler.estimate.work import Work, arithmetic, cast
 
 
 def is_plain(x: Any, hidden: Any, *others: Any) -> bool:

@@ -1,0 +1,122 @@
+"""Checkpoints in a run folder: their paths, when they are valid, and which of them are kept.
+
+A checkpoint is a folder. It is written beside its final path, and moved there once it is complete on disk. So an
+interrupted checkpoint is never found, and the previous one stays intact.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from pipeplan_launch.checkpoint.manifest import MANIFEST_NAME, Manifest, Position, read_manifest
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.files import explain_errors
+
+KEPT_CHECKPOINTS = 2
+"""Number of checkpoints kept: the latest, and the previous one in case the latest is damaged."""
+PARTIAL_CHECKPOINT = ".checkpoint.part"
+"""Folder in a run folder in which a checkpoint is being written."""
+_NAME = re.compile(r"epoch-(\d+)-sample-(\d+)")
+
+
+def checkpoint_folder(run: Path, position: Position, minibatch_samples: int) -> Path:
+    """Folder of a checkpoint. Its name counts epochs from 1, and samples instead of minibatches, whose size may
+    change.
+    """
+    samples = position.minibatch * minibatch_samples
+    return run / "checkpoints" / f"epoch-{position.epoch + 1:04d}-sample-{samples:08d}"
+
+
+def complete_checkpoints(run: Path) -> list[Path]:
+    """Folders of a run's complete checkpoints, earliest first."""
+    checkpoints = []
+    for path in (run / "checkpoints").glob(f"epoch-*/{MANIFEST_NAME}"):
+        if match := _NAME.fullmatch(path.parent.name):
+            checkpoints.append((int(match[1]), int(match[2]), path.parent))
+    return [folder for _, _, folder in sorted(checkpoints)]
+
+
+def latest_checkpoint(run: Path) -> Manifest | None:
+    """The last complete checkpoint of a run folder, None if there is none. Raises `LaunchError` if it is damaged."""
+    folders = complete_checkpoints(run)
+    if not folders:
+        for path in (run / "checkpoints").glob(f"epoch-*/{MANIFEST_NAME}"):
+            read_manifest(path.parent)  # raises if an older pipeplan wrote it
+        return None
+    try:
+        return read_manifest(folders[-1])
+    except LaunchError as error:
+        if len(folders) == 1:
+            raise
+        raise LaunchError(f"{error}; the previous checkpoint is {folders[-2]}, for --resume-from") from error
+
+
+def find_checkpoint(path: Path) -> Manifest:
+    """The checkpoint at `path`, or the last one of the run folder at `path`. Raises `LaunchError`."""
+    if (path / MANIFEST_NAME).is_file():
+        return read_manifest(path)
+    manifest = latest_checkpoint(path)
+    if manifest is None:
+        raise LaunchError(f"{path} is neither a checkpoint nor a run folder with a complete one")
+    return manifest
+
+
+def begin_checkpoint(run: Path) -> Path:
+    """Make an empty folder to write a checkpoint into, and remove the remains of unfinished ones."""
+    part = run / PARTIAL_CHECKPOINT
+    with explain_errors(part, "making"):
+        abandon_checkpoint(run)
+        for folder in (run / "checkpoints").glob("epoch-*"):
+            if not (folder / MANIFEST_NAME).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+        part.mkdir(parents=True)
+    return part
+
+
+def abandon_checkpoint(run: Path) -> None:
+    """Remove the files of an unfinished checkpoint."""
+    shutil.rmtree(run / PARTIAL_CHECKPOINT, ignore_errors=True)
+
+
+def commit_checkpoint(run: Path, manifest: Manifest) -> Path:
+    """Make the checkpoint that was written into `manifest.folder` valid, and remove old ones. Returns its final
+    folder.
+    """
+    manifest.write(manifest.folder)
+    folder = checkpoint_folder(run, manifest.position, manifest.minibatch_samples)
+    with explain_errors(folder, "moving a checkpoint to"):
+        _sync(manifest.folder)
+        folder.parent.mkdir(exist_ok=True)
+        _remove(folder)
+        os.rename(manifest.folder, folder)
+        _sync(folder.parent)
+        _sync(run)
+    for old in complete_checkpoints(run)[:-KEPT_CHECKPOINTS]:
+        _remove(old)
+    return folder
+
+
+def check_same_model(manifest: Manifest, model_ref: str, graph_hash: str) -> None:
+    """Raises `LaunchError` if the checkpoint is of another model."""
+    if manifest.graph_hash != graph_hash:
+        raise LaunchError(
+            f"{manifest.folder} is of another model, or another version of {model_ref!r}: its graph is "
+            f"{manifest.graph_hash[:19]}…, the model's is {graph_hash[:19]}…; start anew without --resume"
+        )
+
+
+def _remove(folder: Path) -> None:
+    (folder / MANIFEST_NAME).unlink(missing_ok=True)  # first, because a half-deleted folder must not look valid
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    """Flush the directory entries of a folder to disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,217 @@
+"""Writing and reading tensors by name with torch.distributed.checkpoint (DCP).
+
+DCP does the writing: a tensor that several workers hold is written by one of them, the work is spread, and files are
+synced. Reading differs in one point. DCP's index of a checkpoint, `.metadata`, is a pickle, and reading a pickle may
+run any code. Here the index comes from manifest.json instead; `.metadata` is written for torch's own tools and never
+read. DCP then reads only archives of one tensor each, with `weights_only=True`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.futures import Future
+
+from pipeplan_launch.checkpoint.manifest import Manifest, SavedTensor
+from pipeplan_launch.comm.p2p import peer_loss_explained
+from pipeplan_launch.errors import LaunchError
+
+DCP_INDEX = ".metadata"
+
+
+def write_tensors(
+    folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None
+) -> dict[str, SavedTensor]:
+    """Write the tensors of all workers of the group into a folder. With None this process is alone.
+
+    Tensors of the same name must be equal on all workers that hold them. Returns the locations of the tensors that
+    this worker wrote. If writing fails in any worker, all of them raise `LaunchError`.
+    """
+    planner = _SavePlanner()
+    with (
+        _in_one_line(f"writing {folder} failed"),
+        peer_loss_explained(f"another worker was lost while writing {folder}"),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # DCP warns about writing without other processes, which is intended
+        metadata = dcp_save(
+            dict(tensors), storage_writer=_Writer(folder), planner=planner, process_group=group, no_dist=group is None
+        )
+    written = {}
+    for index, info in metadata.storage_data.items():
+        if index.fqn in planner.checks:
+            tensor = tensors[index.fqn]
+            written[index.fqn] = SavedTensor(
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                shape=tuple(tensor.shape),
+                file=info.relative_path,
+                offset=info.offset,
+                size=info.length,
+                crc32=planner.checks[index.fqn],
+            )
+    return written
+
+
+def fill_tensors(manifest: Manifest, names: Mapping[str, Tensor]) -> None:
+    """Fill tensors from the checkpoint, each from the saved tensor of its name. Raises `LaunchError`.
+
+    They may be on any device, and of another dtype than the saved tensors.
+    """
+    targets = {}
+    for name, target in names.items():
+        saved = manifest.tensors.get(name)
+        if saved is None:
+            raise LaunchError(f"{manifest.folder} has no {name.partition('.')[2]!r}")
+        if saved.shape != tuple(target.shape):
+            raise LaunchError(
+                f"{manifest.folder}: {name.partition('.')[2]!r} is {saved.shape}, the model's is {tuple(target.shape)}"
+            )
+        as_saved = target.device.type == "cpu" and target.dtype == dtype_of(saved) and target.is_contiguous()
+        targets[name] = target.detach() if as_saved else empty_tensor(saved)
+    if not targets:
+        return
+    with _in_one_line(f"reading {manifest.folder} failed"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # DCP warns about reading without other processes, which is intended
+        dcp_load(dict(targets), storage_reader=_Reader(manifest, targets), planner=_LoadPlanner(manifest), no_dist=True)
+    with torch.no_grad():
+        for name, target in names.items():
+            if targets[name].data_ptr() != target.data_ptr():
+                target.copy_(targets[name])
+
+
+def load_tensors(manifest: Manifest, names: Iterable[str]) -> dict[str, Tensor]:
+    """Saved tensors on the CPU, with their saved dtypes. Raises `LaunchError`."""
+    tensors = {}
+    for name in names:
+        if name not in manifest.tensors:
+            raise LaunchError(f"{manifest.folder} has no {name!r}")
+        tensors[name] = empty_tensor(manifest.tensors[name])
+    fill_tensors(manifest, tensors)
+    return tensors
+
+
+def empty_tensor(saved: SavedTensor) -> Tensor:
+    """Uninitialised memory for a saved tensor."""
+    return torch.empty(saved.shape, dtype=dtype_of(saved))
+
+
+def dtype_of(saved: SavedTensor) -> torch.dtype:
+    """The dtype of a saved tensor. Raises `LaunchError` for one that no parameter can have."""
+    dtype = getattr(torch, saved.dtype, None)
+    if not isinstance(dtype, torch.dtype) or saved.dtype.startswith("q"):  # quantised tensors are never written
+        raise LaunchError(f"there is no dtype {saved.dtype!r}, which the checkpoint gives for a tensor")
+    return dtype
+
+
+class _SavePlanner(DefaultSavePlanner):
+    """Computes a checksum of every tensor that this worker writes."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.checks: dict[str, int] = {}
+
+    def resolve_data(self, write_item: Any) -> Tensor | io.BytesIO:
+        data = super().resolve_data(write_item)
+        assert isinstance(data, Tensor)
+        on_cpu = data.detach().cpu()
+        self.checks[write_item.index.fqn] = checksum(on_cpu)
+        return on_cpu
+
+
+class _Writer(FileSystemWriter):
+    """Reports an error of the disk in one line."""
+
+    def write_data(self, plan: Any, planner: Any) -> Future[Any]:
+        try:
+            return super().write_data(plan, planner)
+        except (OSError, RuntimeError) as error:
+            raise LaunchError(f"writing {self.path} failed: {_reason(error)}") from error
+
+
+class _Reader(FileSystemReader):
+    """Finds tensors by the manifest instead of DCP's index."""
+
+    def __init__(self, manifest: Manifest, names: Iterable[str]) -> None:
+        """`names`: the tensors to read. Raises `LaunchError`."""
+        super().__init__(manifest.folder)
+        described: dict[str, Any] = {}
+        places = {}
+        for name in names:
+            saved = manifest.tensors[name]
+            size, start = torch.Size(saved.shape), torch.Size([0] * len(saved.shape))
+            properties = TensorProperties(dtype=dtype_of(saved))
+            described[name] = TensorStorageMetadata(properties, size, [ChunkStorageMetadata(start, size)])
+            places[MetadataIndex(name, start)] = _StorageInfo(saved.file, saved.offset, saved.size)
+        self._described = Metadata(described, storage_data=places)
+
+    def read_metadata(self, *_arguments: Any, **_options: Any) -> Metadata:
+        return self._described
+
+
+class _LoadPlanner(DefaultLoadPlanner):
+    """Compares every tensor with its checksum, and refuses entries that are not tensors, which DCP would unpickle."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._manifest = manifest
+
+    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+        raise LaunchError(f"{self._manifest.folder}: {read_item.dest_index.fqn!r} is not a tensor")
+
+    def commit_tensor(self, read_item: Any, tensor: Tensor) -> None:
+        name = read_item.dest_index.fqn
+        saved = self._manifest.tensors[name]
+        if checksum(tensor) != saved.crc32:
+            path = self._manifest.folder / saved.file
+            raise LaunchError(f"{path} does not hold what was written for {name!r}: it was damaged or exchanged")
+
+
+def checksum(tensor: Tensor) -> int:
+    """CRC-32 of the bytes of a tensor on the CPU, in C order."""
+    plain = tensor.detach().contiguous()
+    size = plain.numel() * plain.element_size()
+    return zlib.crc32((ctypes.c_char * size).from_address(plain.data_ptr())) if size else 0
+
+
+@contextmanager
+def _in_one_line(what: str) -> Iterator[None]:
+    """Context that turns DCP's exceptions, which hold the failures of all workers, into a one-line `LaunchError`."""
+    try:
+        yield
+    except CheckpointException as error:
+        first = error.failures[min(error.failures)][0]
+        if isinstance(first, LaunchError):
+            raise LaunchError(str(first)) from error
+        raise LaunchError(f"{what}: {_reason(first)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The operating system's message, even if it is only in the context of an error of torch's archive writer."""
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, OSError):
+            return chain.strerror or str(chain)
+        chain = chain.__cause__ or chain.__context__
+    return str(error).partition("\n")[0] or type(error).__name__

@@ -1,0 +1,127 @@
+"""Flat buckets in which the gradients of a stage are all-reduced among its replicas.
+
+A bucket closes once it holds `BUCKET_BYTES`. The buckets are in the order in which the backward pass fills them. The
+first one is smaller, so that the first all-reduce starts early. The sizes are those of torch's DDP (Li et al., PyTorch
+Distributed, VLDB 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+FIRST_BUCKET_BYTES = 2**20
+BUCKET_BYTES = 25 * 2**20
+
+
+def set_bucket_size(size: int) -> None:
+    """Make all buckets from now on close at `size` bytes. Emulated stages use it, whose bytes stand for several."""
+    global FIRST_BUCKET_BYTES, BUCKET_BYTES
+    FIRST_BUCKET_BYTES = BUCKET_BYTES = size
+
+
+class Bucket:
+    """The gradients of some parameters of one dtype on one device. Its memory is allocated once."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], index: int, is_last: bool) -> None:
+        """`index`: position among the buckets. `is_last`: whether it is the last bucket of an update."""
+        first = next(iter(parameters.values()))
+        total = sum(parameter.numel() for parameter in parameters.values())
+        self.index, self.is_last = index, is_last
+        self.parameters = dict(parameters)
+        self.flat = torch.zeros(total + len(parameters), dtype=first.dtype, device=first.device)
+        """All gradients one after another, then one flag per parameter: the number of replicas with a gradient."""
+        self.values, self.flags = self.flat[:total], self.flat[total:]
+        sizes = [parameter.numel() for parameter in parameters.values()]
+        self.views = {
+            name: view.view(parameter.shape)
+            for (name, parameter), view in zip(parameters.items(), torch.split(self.values, sizes), strict=True)
+        }
+        """View of each parameter's gradient in `flat`, in the parameter's shape."""
+        self.filled: set[str] = set()
+        """Parameters whose gradient this replica has written."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether this replica has written a gradient for every parameter."""
+        return len(self.filled) == len(self.views)
+
+    def complete(self) -> None:
+        """Set the flags, and zero the gradients that were not written. The bucket may then be sent."""
+        self.flags.fill_(1.0)
+        if self.is_full:
+            return
+        for number, (name, view) in enumerate(self.views.items()):
+            if name not in self.filled:
+                view.zero_()
+                self.flags[number] = 0.0
+
+    def present(self) -> Mapping[str, Tensor]:
+        """After the exchange: the averaged gradients of the parameters for which any replica has a gradient."""
+        if self.is_full:  # reading the flags would wait for the GPU
+            return self.views
+        counts = self.flags.tolist()
+        return {name: view for (name, view), count in zip(self.views.items(), counts, strict=True) if count > 0}
+
+
+@dataclass(frozen=True)
+class UpdateGroup:
+    """A group of minibatches whose gradients make one update. It is the same on all replicas of the stage."""
+
+    total: float = 1.0
+    """Sum of the shares of the group's minibatches over all replicas, as expected when the segment began."""
+    number: int = 0
+    """Number of updates that the stage has made before this one, since the job began."""
+    whole: bool = False
+    """Whether an exchange must send all of the gradient: the group is the last one of the segment."""
+
+
+class BucketExchange(Protocol):
+    """A way to average a bucket over replicas other than a plain sum. Called in a separate thread, in bucket order."""
+
+    scale: float
+    """Factor by which gradients are multiplied beforehand."""
+
+    def __call__(self, bucket: Bucket, update: UpdateGroup) -> None:
+        """Replace `bucket.values` by a value that all replicas share, and `bucket.flags` by their sum over replicas."""
+        ...
+
+    def draws(self, bucket: Bucket, update: UpdateGroup) -> bool:
+        """Whether averaging this bucket draws random numbers from the process's global generator."""
+        ...
+
+    def reset(self) -> None:
+        """Drop the gradients that were held back."""
+        ...
+
+
+def make_buckets(parameters: Mapping[str, nn.Parameter]) -> list[Bucket]:
+    """The buckets of a stage, in the order in which the backward pass completes them.
+
+    `parameters`: in the order of their first use in the forward pass. A bucket holds one dtype on one device.
+    """
+    closed: list[list[str]] = []
+    filling: dict[tuple[torch.dtype, torch.device], tuple[list[str], int]] = {}
+    for name, parameter in reversed(list(parameters.items())):
+        kind, size = (parameter.dtype, parameter.device), parameter.numel() * parameter.element_size()
+        if size == 0:
+            continue
+        # Popped and inserted again, so that the kinds stay in the order of their latest gradient.
+        names, room = filling.pop(kind, ([], BUCKET_BYTES if closed else FIRST_BUCKET_BYTES))
+        names.append(name)
+        if size < room:
+            filling[kind] = (names, room - size)
+        else:
+            closed.append(names)
+    closed += [names for names, _ in filling.values()]
+    last = len(closed) - 1
+    return [Bucket({n: parameters[n] for n in names}, index, index == last) for index, names in enumerate(closed)]
+
+
+def bucket_by_parameter(buckets: Sequence[Bucket]) -> dict[str, Bucket]:
+    """The bucket of each parameter, by parameter name."""
+    return {name: bucket for bucket in buckets for name in bucket.views}

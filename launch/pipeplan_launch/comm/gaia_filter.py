@@ -1,0 +1,196 @@
+"""Gaia's significance filter between servers (Hsieh et al., Gaia: Geo-Distributed Machine Learning Approaching LAN
+Speeds, NSDI 2017).
+
+The replicas of a stage on one server sum their gradients exactly. Between servers only significant entries are sent,
+those by which the optimiser would change the weight by more than a share v of it:
+
+    η · |a| > v / √t · |w|        a: the server's part of the mean gradient, including entries held back before;
+                                  η: the step size, see `StepSizes`;
+                                  w: the weight;
+                                  t: updates of the stage, including this one; the threshold decreases as in Gaia
+
+Other entries are held back on their server and accumulate until they are significant. In Gaia, a server applies its own
+updates at once and sends only significant ones to the others, so the servers' weights differ. Here every replica
+applies only the entries that were sent, so weights stay equal everywhere and gradients are late instead (as in gradient
+dropping, Aji and Heafield, EMNLP 2017). The last update of a segment is sent completely, with all entries held back.
+
+Entries are sent as index and value, or as a dense sum where that takes fewer bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pipeplan_launch.comm.buckets import Bucket, UpdateGroup
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+
+_INDEX_BYTES = 4
+
+
+def server_of_rank(plan: LaunchPlan, rank: int) -> int:
+    """The server of a worker. Ranks are numbered server by server."""
+    server = 0
+    while rank >= plan.workers_on(server):
+        rank -= plan.workers_on(server)
+        server += 1
+    return server
+
+
+def ranks_by_server(plan: LaunchPlan, stage: int) -> list[list[int]]:
+    """The ranks of a stage's replicas, by server."""
+    servers: dict[int, list[int]] = {}
+    for rank in sorted(plan.pipeline[stage].workers):
+        servers.setdefault(server_of_rank(plan, rank), []).append(rank)
+    return [servers[server] for server in sorted(servers)]
+
+
+class ReplicasByServer:
+    """The replicas of a stage by server, as seen by one of them. The first replica of each server is its leader."""
+
+    def __init__(self, servers: Sequence[Sequence[int]], rank: int, everyone: dist.ProcessGroup) -> None:
+        """`servers`: the ranks on each server. `everyone`: the process group of all replicas."""
+        self._own = next(list(ranks) for ranks in servers if rank in ranks)
+        self._rank, self.everyone = rank, everyone
+        self.leaders = [ranks[0] for ranks in servers]
+        """The leader of each server, by rank."""
+
+    @property
+    def leader(self) -> int:
+        """The leader of this replica's server."""
+        return self._own[0]
+
+    @cached_property
+    def _groups(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
+        # Made at the first update: if the setup failed in one worker, the others would wait for it here. A replica that
+        # is alone on its server makes a group of one, because torch names a group after the number of groups that a
+        # process has made before, and names must match (pytorch/pytorch issue 173608).
+        own_group = self._group(self._own)
+        return own_group, self._group(self.leaders) if self._rank == self.leader else None
+
+    @property
+    def server_group(self) -> dist.ProcessGroup | None:
+        """The replicas of this server; None where there is only one. All replicas must call this at the same time."""
+        return self._groups[0] if len(self._own) > 1 else None
+
+    @property
+    def leader_group(self) -> dist.ProcessGroup | None:
+        """The leaders of all servers; None in other replicas. All replicas must call this at the same time."""
+        return self._groups[1]
+
+    def _group(self, ranks: list[int]) -> Any:
+        return dist.new_group(ranks, backend=dist.get_backend(self.everyone), use_local_synchronization=True)
+
+
+class StepSizes:
+    """The distance by which an optimiser moves a weight for a gradient of 1 at its next update, ignoring momentum.
+
+    For plain gradient descent this is the learning rate. For optimisers that divide by the root of the gradient's mean
+    square v̂, as Adam (Kingma and Ba, ICLR 2015), RMSprop and Adagrad do, it is rate / (√v̂ + ε) for every entry, from
+    the optimiser's state.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._groups = {id(one): group for group in optimizer.param_groups for one in group["params"]}
+
+    def __call__(self, parameter: nn.Parameter) -> Tensor | float | None:
+        """The step size of a parameter; None where an adaptive optimiser has not made an update yet."""
+        group, state = self._groups[id(parameter)], self._optimizer.state.get(parameter, {})
+        rate = float(group.get("lr", 1.0))
+        mean_square = next((state[name] for name in ("exp_avg_sq", "square_avg", "sum") if name in state), None)
+        if mean_square is None:
+            return None if "betas" in group and not state else rate
+        if "exp_avg_sq" in state and "betas" in group and "step" in state:
+            mean_square = mean_square / (1.0 - group["betas"][1] ** float(state["step"]))
+        root: Tensor = mean_square.sqrt().add_(group.get("eps", 1e-8))
+        return rate / root
+
+
+class SignificanceFilter:
+    """Averages a bucket over the replicas of a stage: exactly on a server, by significance between servers."""
+
+    scale = 1.0
+
+    def __init__(
+        self, servers: ReplicasByServer, share: float, steps: Callable[[nn.Parameter], Tensor | float | None]
+    ) -> None:
+        """`share`: v, a share of the weight. `steps`: η of a parameter at this update, or None if all entries count as
+        significant.
+        """
+        self._servers, self._share, self._steps = servers, share, steps
+        self._held: dict[int, Tensor] = {}
+        """Entries that have not been sent, by bucket index; on the leader of a server only."""
+
+    def __call__(self, bucket: Bucket, update: UpdateGroup) -> None:
+        """Average a bucket."""
+        servers, values = self._servers, bucket.values
+        if servers.server_group is not None:
+            dist.all_reduce(values, group=servers.server_group)
+        if servers.leader_group is not None:
+            held = self._held.pop(bucket.index, None)
+            if held is not None:
+                values.add_(held)
+            self._between_servers(bucket, update)
+        if servers.server_group is not None:
+            dist.broadcast(values, servers.leader, group=servers.server_group)
+        dist.all_reduce(bucket.flags, group=servers.everyone)
+
+    def draws(self, bucket: Bucket, update: UpdateGroup) -> bool:
+        """False: no random numbers are drawn."""
+        return False
+
+    def reset(self) -> None:
+        """Drop the entries that were held back."""
+        self._held = {}
+
+    def _between_servers(self, bucket: Bucket, update: UpdateGroup) -> None:
+        servers, values = self._servers, bucket.values
+        assert servers.leader_group is not None
+        if update.whole:
+            dist.all_reduce(values, group=servers.leader_group)
+            return
+        chosen = self._significant(bucket, update).nonzero().squeeze(1)
+        counts = self._counts(len(chosen), values.device)
+        size = values.element_size()
+        if sum(counts) * (_INDEX_BYTES + size) >= 2 * values.numel() * size or values.numel() > 2**31:
+            dist.all_reduce(values, group=servers.leader_group)  # both sides count the bytes that all servers send
+            return
+        self._held[bucket.index] = held = values.clone()
+        held[chosen] = 0
+        own = (chosen.to(torch.int32), values[chosen])
+        values.zero_()
+        for leader, count in zip(servers.leaders, counts, strict=True):
+            if count == 0:
+                continue
+            mine = leader == dist.get_rank()
+            indices = own[0] if mine else own[0].new_empty(count)
+            entries = own[1] if mine else own[1].new_empty(count)
+            dist.broadcast(indices, leader, group=servers.leader_group)
+            dist.broadcast(entries, leader, group=servers.leader_group)
+            values.index_add_(0, indices, entries)
+
+    def _significant(self, bucket: Bucket, update: UpdateGroup) -> Tensor:
+        """Mask of the significant entries of a bucket."""
+        threshold, masks = self._share / math.sqrt(update.number + 1), []
+        for name, view in bucket.views.items():
+            parameter = bucket.parameters[name]
+            step = self._steps(parameter)
+            if step is None:
+                masks.append(torch.ones(view.numel(), dtype=torch.bool, device=view.device))
+            else:
+                masks.append(((view * step).abs() > threshold * parameter.data.abs()).flatten())
+        return torch.cat(masks)
+
+    def _counts(self, own: int, device: torch.device) -> list[int]:
+        """Number of entries that each server sends."""
+        counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in self._servers.leaders]
+        dist.all_gather(counts, torch.tensor([own], device=device), group=self._servers.leader_group)
+        return [int(count) for count in counts]

@@ -1,0 +1,279 @@
+"""Averages the gradients of a stage's replicas at every update.
+
+Gradients are all-reduced in flat buckets (`buckets`). torch's DDP cannot be used: with several minibatches in flight,
+its hooks miss the second backward pass. The all-reduces of a group of minibatches start
+
+- bucket by bucket during the backward pass of this replica's last minibatch of the group, as soon as a bucket is full,
+  if the buckets are free by then: in plain data parallelism, and in schedules with a flush;
+- at action R (see `schedule`) where the previous all-reduce still runs, as in stages whose updates are late. It has a
+  whole round to finish there, and an earlier start would take a second set of buckets.
+
+In both cases all replicas start the all-reduces in the same order. At R, gradients that are missing become zeros and
+the remaining buckets are sent; action U waits for all of them.
+
+A gradient is multiplied by share / total as it is written to its bucket. `share` is its minibatch's part of the group's
+samples and `total` the sum of these shares over the group, so the sum over replicas is the mean over samples. The total
+is known in advance unless the segment is ended early; so the shares are summed too, and the mean is corrected.
+
+Averages the buffers of a stage's replicas (running statistics, counters) when a segment has drained.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_until_done
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipeplan_launch.comm.buckets import Bucket, BucketExchange, UpdateGroup, bucket_by_parameter, make_buckets
+from pipeplan_launch.errors import LaunchError
+
+
+class GradientReducer:
+    """Averages the gradients of one group of minibatches after another over the replicas of a stage."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        group: dist.ProcessGroup | None,
+        exchange: BucketExchange | None = None,
+    ) -> None:
+        """`parameters`: the trained ones, in the order of their first use. `group`: the stage's replicas, None where
+        there is only one. `exchange`: None for the exact mean.
+        """
+        self._parameters = dict(parameters)
+        self._group, self._exchange = group, exchange
+        self._thread = None if exchange is None else ThreadPoolExecutor(1, "averaging")
+        self._buckets: list[Bucket] | None = None  # made at the first update, because a stage may never be trained
+        self._bucket_of: dict[str, Bucket] = {}
+        self._pending: dict[str, Tensor] = {}
+        """Sums of gradients over the minibatches of the group being collected, each multiplied by its share."""
+        self._weight = 0.0
+        """Sum of these minibatches' shares."""
+        self._alone: tuple[dict[str, Tensor], float] = ({}, 1.0)
+        """(gradients, sum of shares) of a collected group, where the stage has one replica."""
+        self._round: UpdateGroup | None = None
+        """The group that is being sent, from its first bucket until `finish`."""
+        self.begun_s = 0.0
+        """Time at which the first bucket of the latest group was sent, by `time.perf_counter`."""
+        self._next = 0
+        """Index of the bucket to send next."""
+        self._waits: list[Callable[[], object]] = []
+        self._own_total = torch.zeros(1, dtype=torch.float64)
+        self._share: float | None = None
+        """Share of the minibatch whose backward pass runs, while hooks take its gradients; else None."""
+        self._sends = False
+        """Whether the hooks write these gradients straight into the buckets."""
+        self._hooked: Mapping[str, Tensor] | None = None
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+
+    def reset(self) -> None:
+        """Begin a segment: drop the gradients that the exchange still holds back."""
+        if self._exchange is not None:
+            self._exchange.reset()
+
+    @contextmanager
+    def backward(self, leaves: Mapping[str, Tensor], share: float, final: UpdateGroup | None) -> Iterator[None]:
+        """Context for the backward pass of one of this replica's minibatches, on these leaves by parameter name.
+
+        `final`: the group, if this minibatch is the replica's last one of it. The caller passes the gradients that are
+        left on the leaves afterwards to `add`.
+        """
+        sends = final is not None and self._group is not None and self._round is None
+        if not sends and not self._pending:  # there is nothing to send or to add to during the pass
+            yield
+            return
+        self._hook(leaves)
+        if sends:
+            assert final is not None
+            self._begin(final, self._weight + share)
+        self._share, self._sends = share, sends
+        try:
+            yield
+        finally:
+            self._share = None
+
+    def add(self, gradients: Mapping[str, Tensor], share: float = 1.0) -> None:
+        """Add the gradients of one of this replica's minibatches, by parameter name, to the group being collected.
+
+        `share`: the minibatch's weight in the group's mean. The reducer owns the tensors from now on.
+        """
+        self._weight += share
+        for name, gradient in gradients.items():
+            if name in self._parameters:
+                self._keep(name, gradient, share)
+
+    def start(self, update: UpdateGroup) -> None:
+        """Send the buckets of the collected group that have not been sent. Missing gradients are sent as zeros."""
+        if self._group is None:
+            self._alone, self._pending = (self._pending, self._weight), {}
+            self._weight = 0.0
+            return
+        if self._round is None:
+            self._begin(update, self._weight)
+        for bucket in self._to_send():
+            for name in bucket.views.keys() & self._pending.keys():
+                self._put(name, None, 0.0)
+            self._send(bucket)
+        self._pending, self._weight = {}, 0.0
+
+    def finish(self) -> dict[str, Tensor]:
+        """Wait for the weighted mean of the group's gradients, by parameter name.
+
+        Parameters for which no replica has a gradient are left out. The next group overwrites the tensors.
+        """
+        if self._group is None:
+            averaged, weight = self._alone
+            self._alone = ({}, 1.0)
+            return averaged if weight == 1.0 else {name: one.div_(weight) for name, one in averaged.items()}
+        assert self._round is not None
+        waits, self._waits = self._waits, []
+        for wait in waits:
+            wait()
+        expected, weight = self._round.total, float(self._own_total)
+        self._round = None
+        result: dict[str, Tensor] = {}
+        for bucket in self._buckets or ():
+            if weight and abs(weight - expected) > 1e-9 * expected:
+                bucket.values.mul_(expected / weight)
+            result |= bucket.present()
+        return result
+
+    def _hook(self, leaves: Mapping[str, Tensor]) -> None:
+        """Register hooks through which autograd hands over each gradient of these leaves once it is complete."""
+        if leaves is self._hooked:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        self._hooked = leaves
+        self._hooks = [
+            leaves[name].register_post_accumulate_grad_hook(partial(self._arrived, name))  # type: ignore[no-untyped-call]
+            for name in self._parameters
+        ]
+
+    def _arrived(self, name: str, leaf: Tensor) -> None:
+        gradient, share = leaf.grad, self._share
+        if share is None or gradient is None:
+            return
+        leaf.grad = None
+        if not self._sends:
+            self._keep(name, gradient, share)
+            return
+        self._put(name, gradient, share)
+        assert self._buckets is not None
+        for bucket in self._to_send():
+            if not bucket.is_full:
+                break
+            self._send(bucket)
+
+    def _keep(self, name: str, gradient: Tensor, share: float) -> None:
+        if self._group is not None:
+            _check_dense(name, gradient)
+        before = self._pending.get(name)
+        if before is not None:
+            before.add_(gradient, alpha=share)
+        else:
+            self._pending[name] = gradient if share == 1.0 else gradient.mul_(share)
+
+    def _put(self, name: str, gradient: Tensor | None, share: float) -> None:
+        """Write a parameter's collected gradient plus this one into its bucket."""
+        bucket, total = self._bucket_of.get(name), self._pending.pop(name, None)
+        if bucket is None:
+            return  # the parameter has no elements
+        assert self._round is not None
+        scale = (1.0 if self._exchange is None else self._exchange.scale) / self._round.total
+        view = bucket.views[name]
+        if gradient is not None:
+            _check_dense(name, gradient)
+        if name in bucket.filled:
+            if bucket.index < self._next or gradient is None:
+                raise LaunchError(f"one backward made the gradient of {name!r} twice, the second time too late")
+            view.add_(gradient, alpha=share * scale)
+            return
+        if total is None:
+            assert gradient is not None
+            torch.mul(gradient, share * scale, out=view)
+        else:
+            torch.mul(total if gradient is None else total.add_(gradient, alpha=share), scale, out=view)
+        bucket.filled.add(name)
+
+    def _begin(self, update: UpdateGroup, weight: float) -> None:
+        """Begin to send a group. `weight`: sum of the shares of this replica's minibatches."""
+        if self._buckets is None:
+            self._buckets = make_buckets(self._parameters)
+            self._bucket_of = bucket_by_parameter(self._buckets)
+        self._round, self._next = update, 0
+        self.begun_s = time.perf_counter()
+        for bucket in self._buckets:
+            bucket.filled.clear()
+        self._own_total.fill_(weight)
+        if self._buckets:
+            self._sum(self._own_total)
+
+    def _to_send(self) -> Sequence[Bucket]:
+        return (self._buckets or ())[self._next :]
+
+    def _send(self, bucket: Bucket) -> None:
+        assert self._round is not None
+        self._next += 1
+        bucket.complete()
+        if self._exchange is None:
+            self._sum(bucket.flat)
+        else:
+            assert self._thread is not None
+            alone = self._exchange.draws(bucket, self._round)
+            averaging = self._thread.submit(self._exchange, bucket, self._round)
+            if alone:  # a forward pass at the same time would draw other numbers for its dropout
+                wait_until_done([averaging])
+            self._waits.append(averaging.result)
+
+    def _sum(self, tensor: Tensor) -> None:
+        try:
+            work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        except RuntimeError as error:  # raised by `finish`: in a backward pass it would look like the model's error
+            self._waits.append(partial(_raise, error))
+        else:
+            if work is not None:
+                self._waits.append(work.wait)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _check_dense(name: str, gradient: Tensor) -> None:
+    if gradient.layout is not torch.strided:
+        raise LaunchError(
+            f"the gradient of {name!r} is sparse, which a stage with replicas does not support: "
+            "build its layer with sparse=False, or solve for a plan without replicas of it"
+        )
+
+
+def _mean(buffer: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The replicas' mean. Where they agree, their value is returned exactly: a constant must not drift by rounding."""
+    total, high, low = buffer.clone(), buffer.clone(), buffer.clone()
+    dist.all_reduce(total, group=group)
+    dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)
+    dist.all_reduce(low, op=dist.ReduceOp.MIN, group=group)
+    return torch.where(high == low, buffer, total / dist.get_world_size(group))
+
+
+@torch.no_grad()
+def average_buffers(buffers: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+    """Replace each buffer by the replicas' mean (floating-point buffers) or maximum (integer counters).
+
+    Boolean buffers are left alone.
+    """
+    for buffer in buffers:
+        if buffer.is_floating_point():
+            buffer.copy_(_mean(buffer, group))
+        elif buffer.dtype == torch.bool:
+            continue
+        else:
+            dist.all_reduce(buffer, op=dist.ReduceOp.MAX, group=group)

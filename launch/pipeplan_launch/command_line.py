@@ -1,0 +1,186 @@
+"""The command line of a run. Torch-free."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.plan.averaging_options import parse_compression, parse_significance
+
+T = TypeVar("T")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a wrong option in one line, with the closest option that exists."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.match(r"unrecognized arguments: (\S+)", message)
+        line = message.removeprefix("argument ") if unknown is None else self._unknown(unknown[1])
+        print(f"error: {self.prog}: {' '.join(line.split())}", file=sys.stderr)
+        sys.exit(2)
+
+    def _unknown(self, option: str) -> str:
+        if not option.startswith("-"):
+            return f"{option!r} follows no option that takes it: see --help"
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        near = difflib.get_close_matches(option.partition("=")[0], known, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}?" if near else "see --help"
+        return f"there is no option {option}; {hint}"
+
+
+def worker_parser(prog: str) -> argparse.ArgumentParser:
+    """The parser of a worker's options, which launch.sh takes as well and passes on."""
+    parser = _Parser(
+        prog=prog,
+        description="Run a plan. The launch.sh in the plan folder starts all workers, and passes these options on.",
+    )
+    _add_start_options(parser)
+    _add_running_options(parser)
+    _add_communication_options(parser)
+    return parser
+
+
+def _add_start_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan_folder", type=Path, metavar="PLAN_FOLDER", help="folder that `pipeplan solve` wrote")
+    parser.add_argument(
+        "--epochs", type=_positive, metavar="N", help="number of epochs in all (10); for inference, of passes (1)"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument(
+        "--resume-from", type=Path, metavar="D", help="go on from this checkpoint or run, in a new run folder"
+    )
+    parser.add_argument("--run-dir", type=Path, metavar="D", help="run folder (PLAN_FOLDER/runs/<UTC time>)")
+    parser.add_argument(
+        "--seed", type=_seed, metavar="N", help="seed of the weights, the order of samples and dropout (0)"
+    )
+    parser.add_argument("--weights", type=Path, metavar="D", help="begin with the weights of this checkpoint or run")
+
+
+def _add_running_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--log-every", type=_natural, default=20, metavar="N", help="minibatches between two log lines; 0: none (20)"
+    )
+    parser.add_argument("--threads", type=_threads, metavar="N", help="torch threads per worker (OMP_NUM_THREADS)")
+    parser.add_argument(
+        "--checkpoint-every", type=_positive, default=1, metavar="N", help="epochs between two checkpoints (1)"
+    )
+    parser.add_argument(
+        "--checkpoint-minibatches",
+        type=_positive,
+        metavar="N",
+        help="also write a checkpoint every N minibatches of an epoch (none)",
+    )
+    parser.add_argument(
+        "--evaluate-every",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="epochs between two evaluations (1); the last epoch is always evaluated",
+    )
+    parser.add_argument(
+        "--max-minibatches", type=_positive, metavar="N", help="run only the first N minibatches of every epoch"
+    )
+    parser.add_argument("--restarts", type=_natural, default=3, metavar="N", help="restarts after faults, at most (3)")
+
+
+def _add_communication_options(parser: argparse.ArgumentParser) -> None:
+    averaging = parser.add_mutually_exclusive_group()
+    averaging.add_argument(
+        "--compress",
+        type=_parsed_by(parse_compression),
+        metavar="HOW",
+        help="compress gradients among replicas: bf16, powersgd or powersgd:RANK (no compression)",
+    )
+    averaging.add_argument(
+        "--significance",
+        type=_parsed_by(parse_significance),
+        metavar="V%",
+        help="send only updates above V%% of the weight between servers",
+    )
+    parser.add_argument(
+        "--probe",
+        type=_probe,
+        default=2.0,
+        metavar="S",
+        help="seconds for measuring the links between servers before training; 0: do not measure (2)",
+    )
+    parser.add_argument(
+        "--timeout", type=_seconds, default=600.0, metavar="S", help="seconds to wait for another worker, at most (600)"
+    )
+
+
+def check_start_options(resume: bool, resume_from: Path | None, weights: Path | None, *, trains: bool) -> None:
+    """Raise `LaunchError` if the options name more than one start of a run, or a resumption of an inference run."""
+    options = {"--resume": resume, "--resume-from": resume_from, "--weights": weights}
+    chosen = [name for name, value in options.items() if value]
+    if len(chosen) > 1:
+        raise LaunchError(f"{' and '.join(chosen)} exclude each other: a run begins from one of them")
+    if not trains and (resume or resume_from is not None):
+        raise LaunchError(f"an inference run cannot be resumed: give --weights in place of {chosen[0]}")
+
+
+def _parsed_by(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """`parse` with its `ValueError` as the error that argparse reports with the error's own message."""
+
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
+
+
+def _natural(text: str) -> int:
+    return _integer(text, 0)
+
+
+def _positive(text: str) -> int:
+    return _integer(text, 1)
+
+
+def _seed(text: str) -> int:
+    return _integer(text, 0, 2**63 - 1)
+
+
+def _threads(text: str) -> int:
+    return _integer(text, 1, 4096)
+
+
+def _integer(text: str, least: int, most: int = 2**63 - 1) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of at least {least}")
+    if value > most:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is more than {most}")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = _float_or(text, 0.0)
+    if not 0 < value < 1e8:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+def _probe(text: str) -> float:
+    value = _float_or(text, -1.0)
+    if not 0 <= value <= 600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 (no probe) to 600")
+    return value
+
+
+def _float_or(text: str, default: float) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return default

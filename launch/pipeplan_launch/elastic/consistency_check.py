@@ -1,0 +1,106 @@
+"""Checks that all workers have the same data and that the replicas of a stage have the same initial weights.
+
+Each worker builds its own. Without this check, a run whose workers differ would silently train on inputs and targets
+that do not belong together.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.seeds import seed_loading
+from pipeplan_launch.job.user_code import user_code_errors
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Digests of one worker's data and weights, which it sends to the others at the start."""
+
+    rank: int
+    stage: int
+    data: dict[str, str] = field(default_factory=dict)
+    """A number of samples or the digest of a sample, by a description for the user."""
+    weights: str = ""
+    """Digest of the stage's initial weights; empty if the stage has one replica."""
+
+
+def data_fingerprint(name: str, dataset: Any, seed: int) -> dict[str, str]:
+    """The length of a data set, and digests of its first, middle and last sample, by description.
+
+    Raises `LaunchError` if the data cannot be read.
+    """
+    with user_code_errors("reading the job's data"):
+        count = len(dataset)
+        marks = {f"the number of {name} samples": str(count)}
+        for index in sorted({0, count // 2, count - 1}) if count else ():
+            seed_loading(seed, 0, index)
+            marks[f"{name} sample {index}"] = digest(dataset[index])
+    return marks
+
+
+def check_agreement(fingerprints: Sequence[Fingerprint]) -> None:
+    """Raise `LaunchError` if data or weights differ between workers. The message is the same in all workers."""
+    first = fingerprints[0]
+    for other in fingerprints[1:]:
+        for name, mark in first.data.items():
+            if other.data.get(name) != mark:
+                values = f" ({mark} and {other.data.get(name)})" if name.startswith("the number") else ""
+                raise LaunchError(
+                    f"the data differs between workers: {name} is not the same at ranks {first.rank} and {other.rank}"
+                    f"{values}: make data() deterministic"
+                )
+    known: dict[int, Fingerprint] = {}
+    for one in fingerprints:
+        before = known.setdefault(one.stage, one)
+        if before.weights != one.weights:
+            raise LaunchError(
+                f"the initial weights of stage {one.stage} differ between its replicas, ranks {before.rank} and "
+                f"{one.rank}: the job's model must be built the same way, from the same seed, in every process"
+            )
+
+
+def weights_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Digest of parameters and buffers, given by name."""
+    return digest(dict(tensors))
+
+
+def digest(value: Any) -> str:
+    """Digest of the tensors and numbers in a nested structure. Other values in it are ignored."""
+    hashed = hashlib.blake2b(digest_size=16)
+    _add(hashed, value)
+    return hashed.hexdigest()
+
+
+def _add(hashed: hashlib.blake2b, value: Any) -> None:
+    if isinstance(value, Tensor):
+        _add_tensor(hashed, value.detach())
+    elif isinstance(value, bool | int | float | complex):
+        hashed.update(f"{value!r};".encode())
+    elif isinstance(value, Mapping):
+        for key in value:
+            hashed.update(f"{key};".encode())
+            _add(hashed, value[key])
+    elif isinstance(value, list | tuple):
+        hashed.update(f"{len(value)};".encode())
+        for inner in value:
+            _add(hashed, inner)
+    elif type(value).__module__ == "numpy":
+        _add(hashed, value.tolist())
+
+
+def _add_tensor(hashed: hashlib.blake2b, tensor: Tensor) -> None:
+    hashed.update(f"{tensor.dtype}{tuple(tensor.shape)};".encode())
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    plain = tensor.cpu().contiguous()
+    size = plain.numel() * plain.element_size()
+    if size:  # hashed in place: a copy of a large stage's weights would raise its peak memory
+        hashed.update((ctypes.c_char * size).from_address(plain.data_ptr()))

@@ -1,0 +1,258 @@
+"""Process groups of a run: joining the other workers, and exchanging small values with them.
+
+Runs a function in all workers of a group, where it may fail in any of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+
+from pipeplan_launch.comm.p2p import peer_loss_explained
+from pipeplan_launch.elastic import rendezvous, restart_state
+from pipeplan_launch.elastic.rendezvous import Attempt
+from pipeplan_launch.elastic.signals import call_before_exit
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.rank_mapping.host_identity import machine_and_network
+from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
+
+# An idle worker, and the first stages at the end of an epoch, wait as long as the other workers need. The death of a
+# peer is noticed at once all the same, because its connection closes.
+NO_TIMEOUT = timedelta(days=30)
+LOST_MID_MESSAGE = "a worker was lost in the middle of a message"
+FINAL_ERROR_S = 10.0
+"""How long processes wait for process 0 to report an error of all: torchrun kills it as soon as one of them ends."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The process groups of a run. Every worker creates all of them, whether or not it is a member."""
+
+    everyone: dist.ProcessGroup
+    active: dist.ProcessGroup
+    """The workers that belong to a stage."""
+    replicas: dist.ProcessGroup | None
+    """The replicas of this worker's stage; None if the stage has one."""
+    flush: dist.ProcessGroup | None
+    """The workers that belong to a stage, if the schedule flushes and there are several stages; else None."""
+    attempt: Attempt
+    seats: RankAssignment
+    """The assignment of processes to workers, servers and devices."""
+
+
+_attempt: list[Attempt] = []
+"""The attempt that this worker has joined; empty before."""
+_device_number: list[int] = []
+"""The number of this process's CUDA device among those that it sees; empty as long as ranks are not assigned."""
+
+
+def device_of(plan: LaunchPlan) -> torch.device:
+    """The device on which this worker computes. Raises `LaunchError` where a CUDA plan finds no CUDA device."""
+    if plan.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise LaunchError("the plan is for CUDA devices, and torch finds none here")
+    number = _device_number[0] if _device_number else int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", number % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def join_workers(plan: LaunchPlan, timeout_s: float) -> Groups:
+    """Join the other workers as torchrun's environment says, assign ranks, and make the process groups.
+
+    RANK in the environment is the worker's number in the plan from then on. Raises `LaunchError` (`PeerLost` if some
+    workers are missing) or `gathering.AllOver`.
+    """
+    size = os.environ.get("WORLD_SIZE")
+    if size is None or "RANK" not in os.environ:
+        raise LaunchError("this is one worker of a plan, which torchrun starts: run the launch.sh of the plan folder")
+    attempt = rendezvous.join_attempt(timeout_s, _cards() if plan.device == "cuda" else ())
+    attempt, seats = _with_ranks(plan, attempt)
+    timeout, rank = timedelta(seconds=timeout_s), attempt.rank
+    _attempt[:] = [attempt]
+    call_before_exit(lambda over: announce_end(over=over))
+    rendezvous.watch_for_restart(attempt, _end_as_succeeded)
+    if seats.is_one_server and seats.is_one_network and Path("/sys/class/net/lo").exists():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no socket has to listen on the network
+    backend = "cpu:gloo,cuda:nccl" if plan.device == "cuda" and seats.own_device_each() else "gloo"
+    with peer_loss_explained(f"rank {rank} could not connect to the other workers"):
+        dist.init_process_group(backend, store=attempt.store, rank=rank, world_size=plan.world, timeout=timeout)
+        everyone = _group(list(range(plan.world)), "gloo", NO_TIMEOUT)
+        active = _group(list(plan.active), "gloo", NO_TIMEOUT)
+        flush = None
+        if plan.schedule.flushes and len(plan.pipeline) > 1:
+            flush = _group(list(plan.active), "gloo", timeout)
+        mine = None
+        for stage in plan.pipeline:
+            if len(stage.workers) > 1:
+                group = _group(list(stage.workers), backend, timeout)
+                mine = group if rank in stage.workers else mine
+    return Groups(everyone, active, mine, flush, attempt, seats)
+
+
+def _cards() -> list[str]:
+    """UUIDs of the CUDA devices that this process sees, "" where torch does not provide one."""
+    devices = (torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count()))
+    return [str(getattr(device, "uuid", "")) for device in devices]
+
+
+def _with_ranks(plan: LaunchPlan, attempt: Attempt) -> tuple[Attempt, RankAssignment]:
+    """The attempt with this process's rank in the plan, and the rank assignment.
+
+    If the number of processes differs from the plan's number of workers, process 0 raises `LaunchError` and the others
+    raise `gathering.AllOver`.
+    """
+    sizes = [plan.workers_on(server) for server in range(plan.servers)]
+    if attempt.world != plan.world:
+        _attempt[:] = [attempt]
+        if attempt.rank:
+            attempt.await_end(FINAL_ERROR_S)
+            raise rendezvous.LaunchOver
+        started = RankAssignment.of([attempt.world], attempt.wheres).started()
+        on_servers = f" ({', '.join(map(str, sizes))} on its servers)" if len(sizes) > 1 else ""
+        raise LaunchError(
+            f"the plan has {plan.world} workers{on_servers}, and {attempt.world} were started, {started}: run its "
+            "launch.sh on every server; WORKERS sets how many one launch starts"
+        )
+    seats = RankAssignment.of(sizes, attempt.wheres)
+    process = attempt.rank
+    _device_number[:] = [seats.device(process)]
+    os.environ["RANK"] = str(seats.workers[process])
+    restart_state.remember_workers(seats.workers)
+    return replace(attempt, rank=seats.workers[process]), seats
+
+
+def will_restart() -> bool:
+    """Whether all workers would be restarted after a fault now: attempts are left, and the launch is not over."""
+    return restart_state.may_restart() and not (_attempt and _attempt[0].is_over())
+
+
+def announce_end(fault: str | None = None, over: bool = False) -> None:
+    """Announce to the next attempt that this worker ends in an orderly way.
+
+    `fault`: the fault that it noticed. `over`: whether there will be no next attempt.
+    """
+    if _attempt:
+        _attempt[0].leave(fault, over)
+
+
+def _end_as_succeeded() -> None:
+    """End this worker after another server has restarted one. Called in a thread, as the main thread is blocked."""
+    if will_restart():
+        announce_end(fault=LOST_MID_MESSAGE)
+        os._exit(restart_state.STATUS_PEER_LOST)
+    print(f"error: {LOST_MID_MESSAGE}", file=sys.stderr, flush=True)
+    restart_state.give_up(2)
+    announce_end(over=True)
+    os._exit(2)
+
+
+def _group(ranks: list[int], backend: str, timeout: timedelta) -> Any:
+    return dist.new_group(ranks, timeout=timeout, backend=backend)
+
+
+def first_failure(failed: bool, group: dist.ProcessGroup) -> int | None:
+    """The lowest rank of the group that failed, or None. All workers of the group call this."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    lowest = torch.tensor([rank if failed else world])
+    with _lost_peers():
+        dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=group)
+    return None if int(lowest) == world else int(lowest)
+
+
+def sum_over(values: list[float], group: dist.ProcessGroup) -> list[float]:
+    """Sums of the values over the workers of a group, known to all of them."""
+    total = torch.tensor(values, dtype=torch.float64)
+    with _lost_peers():
+        dist.all_reduce(total, group=group)
+    result: list[float] = total.tolist()
+    return result
+
+
+def wait_for(group: dist.ProcessGroup) -> None:
+    """Wait until all workers of the group have called this."""
+    with _lost_peers():
+        dist.barrier(group)
+
+
+def synchronise_workers(group: dist.ProcessGroup) -> float:
+    """Wait until all workers of the group have called this; returns the time, by this worker's `time.perf_counter`.
+
+    Workers of one machine share its clock and get the same time. Between machines, times differ as much as the moments
+    at which the barrier releases them.
+    """
+    wait_for(group)
+    # Processes of one boot of a system share a clock, even in different containers.
+    mine = torch.tensor([crc32(machine_and_network()[0].encode()), time.perf_counter()], dtype=torch.float64)
+    theirs = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
+    with _lost_peers():
+        dist.all_gather(theirs, mine, group=group)
+    return min(float(moment) for machine, moment in theirs if machine == mine[0])
+
+
+def broadcast(value: Any, source: int, group: dist.ProcessGroup) -> Any:
+    """Broadcast the value of rank `source` to all workers of the group; returns it."""
+    box = [value]
+    with _lost_peers():
+        dist.broadcast_object_list(box, src=source, group=group)
+    return box[0]
+
+
+def gather_everywhere(value: Any, group: dist.ProcessGroup) -> list[Any]:
+    """Gather the values of all workers of the group, by rank, in all of them."""
+    box: list[Any] = [None] * dist.get_world_size(group)
+    with _lost_peers():
+        dist.all_gather_object(box, value, group=group)
+    return box
+
+
+def gather_at(value: Any, destination: int, group: dist.ProcessGroup) -> list[Any]:
+    """Gather the values of all workers of the group, by rank, at rank `destination`; returns [] elsewhere."""
+    rank = dist.get_rank()
+    box: list[Any] | None = [None] * dist.get_world_size(group) if rank == destination else None
+    with _lost_peers():
+        dist.gather_object(value, box, dst=destination, group=group)
+    return box or []
+
+
+def _lost_peers() -> AbstractContextManager[None]:
+    return peer_loss_explained(f"rank {dist.get_rank()} lost another worker")
+
+
+T = TypeVar("T")
+
+
+class FailedElsewhere(Exception):
+    """Another worker has reported an error, so this one ends without a message."""
+
+
+def run_in_all(group: dist.ProcessGroup, call: Callable[[], T]) -> T:
+    """Run `call` in all workers of the group; returns its result in this worker.
+
+    If it raises `LaunchError` in any of them, the failing worker with the lowest rank raises its error and all others
+    raise `FailedElsewhere`.
+    """
+    error, result = None, None
+    try:
+        result = call()
+    except LaunchError as caught:
+        error = caught
+    lowest = first_failure(error is not None, group)
+    if lowest is not None:
+        if error is not None and lowest == dist.get_rank():
+            raise error
+        raise FailedElsewhere
+    return result  # type: ignore[return-value]

@@ -1,0 +1,256 @@
+"""Rendezvous for one restart attempt. Processes of the previous attempt may still be alive.
+
+torchrun keeps one store for all attempts, so an attempt finds the keys of the previous one there: process groups then
+connect to workers that are gone (pytorch/pytorch#135712). torchrun's count of restarts does not help, because every
+server counts separately. So process 0 numbers the attempts, all keys of an attempt are below its number, and process 0
+announces when all processes are present.
+
+    attempt          number of the latest attempt, from 1
+    N/here/PROCESS   location of a process that is present in attempt N
+    N/go             locations of all processes: attempt N is complete, and no other process may join it
+    N/left/WORKER    that worker has ended in an orderly way
+    N/again          a worker of attempt N was restarted, so the attempt is over
+    N/fault          description of the first fault that a worker noticed
+    run              the run folder, which the next attempt continues
+    over             an error that a restart cannot cure
+
+A process is numbered by its launcher's rank. Which worker of the plan it is follows from the locations of all processes
+(`pipeplan_launch.rank_mapping`), and may change in the next attempt.
+
+Notices that another server has restarted a worker of this attempt, which ends the attempt.
+
+The peers of a dead worker usually notice, because their connections to it close. But if Gloo has received the beginning
+of a message, it waits for the rest until its timeout: `Pair::signalException` wakes only those that wait for a message
+to begin.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from pipeplan_launch.comm.p2p import peer_loss_explained
+from pipeplan_launch.elastic import restart_state
+from pipeplan_launch.elastic.signals import check_interrupt
+from pipeplan_launch.elastic.store import StoreClient, StoreTimeout
+from pipeplan_launch.errors import PeerLost, listed
+from pipeplan_launch.rank_mapping.host_identity import (
+    Location,
+    location_json,
+    locations_json,
+    own_location,
+    read_locations,
+)
+
+POLL_S = 0.01
+OVER_KEY = "over"
+STORE_LOST = "the workers' common store was lost"
+
+
+class KeyValueStore(Protocol):
+    """The part of torch's key-value store, which all workers share, that the executor uses."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Set the value of a key."""
+
+    def get(self, key: str, /) -> bytes:
+        """The value of a key. Waits until it is set."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all these keys are set."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Add to a number, which starts at 0; returns the sum."""
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        """Set a value if it is `expected`, or if there is none and `expected` is ""; returns the value afterwards."""
+
+
+class LaunchOver(Exception):
+    """Another worker has ended the launch for good and has reported why."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt, as seen by one of its workers."""
+
+    number: int
+    """Number of the attempt, from 1."""
+    store: Any
+    """torch's store with the keys of this attempt only, for torch's own use."""
+    launch: KeyValueStore
+    """The store with the keys of all attempts."""
+    rank: int
+    """The worker of the plan that this process is, or the launcher's rank as long as ranks are not assigned."""
+    world: int
+    wheres: tuple[Location, ...] = ()
+    """Locations of all processes, by the launcher's rank."""
+
+    @property
+    def keys(self) -> KeyValueStore:
+        """The store with the keys of this attempt only."""
+        keys: KeyValueStore = _under(str(self.number), self.launch)
+        return keys
+
+    def after_fault(self) -> str:
+        """Beginning of the line that says where this attempt starts: the fault and the restart; "" in the first."""
+        fault = self.last_fault()
+        if fault is None:
+            return ""
+        return f"{fault}; restart {restart_state.restart_number()} of {restart_state.most_restarts()}: "
+
+    def last_fault(self) -> str | None:
+        """The reason why the previous attempt ended; None in the first attempt."""
+        if self.number == 1:
+            return None
+        before = _under(str(self.number - 1), self.launch)
+        if not before.check(["go"]):
+            return "not all workers started"
+        lost = [rank for rank in range(self.world) if not before.check([f"left/{rank}"])]
+        if lost:
+            return f"{_workers_text(lost)} {'was' if len(lost) == 1 else 'were'} lost"
+        return before.get("fault").decode() if before.check(["fault"]) else "all workers ended"
+
+    def leave(self, fault: str | None = None, over: bool = False) -> None:
+        """Announce that this worker ends in an orderly way.
+
+        `fault`: the fault that it noticed. `over`: whether the launch is over for good.
+        """
+        with suppress(RuntimeError):  # the fault may be the loss of the store itself
+            if fault is not None:
+                self.keys.compare_set("fault", "", fault)
+            if over:
+                self.launch.set(OVER_KEY, "")
+            self.keys.set(f"left/{self.rank}", "")
+
+    def remember_run(self, run: Path) -> None:
+        """Remember the run folder for the next attempt, in which worker 0 may be on another server."""
+        with peer_loss_explained(STORE_LOST):
+            self.launch.set("run", str(run.resolve()))
+
+    def run_before(self) -> Path | None:
+        """The run folder of the previous attempts; None if there is none."""
+        with peer_loss_explained(STORE_LOST):
+            if self.number == 1 or not self.launch.check(["run"]):
+                return None
+            return Path(self.launch.get("run").decode())
+
+    def is_succeeded(self) -> bool:
+        """Whether another server has restarted a worker of this attempt. Raises `RuntimeError` if the store is lost."""
+        return self.keys.check(["again"]) or self.launch.add("attempt", 0) != self.number
+
+    def is_over(self) -> bool:
+        """Whether a worker has ended the launch for good; False if the store does not answer."""
+        with suppress(RuntimeError):  # the next attempt will find out
+            return self.launch.check([OVER_KEY])
+        return False
+
+    def await_end(self, patience_s: float) -> None:
+        """Wait until a worker has ended the launch for good, or `patience_s` seconds have passed."""
+        deadline = time.monotonic() + patience_s
+        while not self.is_over() and time.monotonic() < deadline:
+            check_interrupt()
+            time.sleep(POLL_S)
+
+
+def join_attempt(timeout_s: float, cards: Sequence[str] = ()) -> Attempt:
+    """Wait until all processes of an attempt are present. This process reads its rank from torchrun's environment.
+
+    `cards`: UUIDs of the CUDA devices that this process sees, "" for a device without one. Raises `PeerLost` if some
+    processes are not present in time, and `LaunchOver` if there will be no other attempt.
+    """
+    deadline = time.monotonic() + timeout_s
+    with peer_loss_explained("the workers' common store could not be reached"):
+        base, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+        asked = StoreClient(base, timeout_s).under("pipeplan")
+        mine = location_json(own_location(os.environ, cards))
+        number = _come(asked, rank, deadline, mine) if rank else _call_together(asked, world, deadline, mine)
+        wheres = read_locations(asked.get(f"{number}/go").decode())
+    return Attempt(number, _under(str(number), _under("pipeplan", base)), asked, rank, world, wheres)
+
+
+def _call_together(launch: KeyValueStore, world: int, deadline: float, mine: str) -> int:
+    number = launch.add("attempt", 1)
+    missing = list(range(1, world))
+    while missing:
+        missing = [rank for rank in missing if not launch.check([f"{number}/here/{rank}"])]
+        if missing:
+            _pause(launch, deadline, f"{_workers_text(missing)} did not come")
+    others = (launch.get(f"{number}/here/{rank}").decode() for rank in range(1, world))
+    launch.set(f"{number}/go", locations_json([mine, *others]))
+    return number
+
+
+def _come(launch: KeyValueStore, rank: int, deadline: float, mine: str) -> int:
+    """Join the current attempt. A process that finds an attempt complete without it waits for the next one."""
+    joined = 0
+    while True:
+        number = launch.add("attempt", 0)
+        complete = number > 0 and launch.check([f"{number}/go"])
+        if complete and joined == number:
+            return number
+        if complete and joined < number:
+            launch.set(f"{number}/again", "")
+        if number > joined and not complete:
+            launch.set(f"{number}/here/{rank}", mine)
+            joined = number
+        _pause(launch, deadline, "worker 0 did not come")
+
+
+def _pause(launch: KeyValueStore, deadline: float, late: str) -> None:
+    check_interrupt()
+    if launch.check([OVER_KEY]):
+        raise LaunchOver
+    if time.monotonic() > deadline:
+        raise PeerLost(late)
+    time.sleep(POLL_S)
+
+
+def _under(prefix: str, store: Any) -> Any:
+    if isinstance(store, StoreClient):
+        return store.under(prefix)
+    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+
+
+def _workers_text(ranks: Sequence[int]) -> str:
+    """Format ranks as `worker 2` or `workers 2 and 3`."""
+    return f"worker{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
+
+
+EVERY_S = 0.5
+GRACE_S = 1.0
+"""Time for workers that notice by themselves, since they can report the message for which they waited."""
+
+
+def watch_for_restart(attempt: Attempt, act: Callable[[], None]) -> None:
+    """Start a thread that calls `act` once the attempt is over, if this worker has not noticed by itself.
+
+    Does nothing where one launcher started all workers, since it ends them.
+    """
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):
+        return
+    threading.Thread(target=_watch, args=(attempt, act), daemon=True, name="succession").start()
+
+
+def _watch(attempt: Attempt, act: Callable[[], None]) -> None:
+    with suppress(RuntimeError):  # the main thread notices by itself that the store is lost
+        while not _is_succeeded(attempt):
+            time.sleep(EVERY_S)
+        time.sleep(GRACE_S)
+        act()
+
+
+def _is_succeeded(attempt: Attempt) -> bool:
+    with suppress(StoreTimeout):  # tries again until the connection is back
+        return attempt.is_succeeded()
+    return False

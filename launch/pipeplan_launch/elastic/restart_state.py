@@ -1,0 +1,160 @@
+"""State that one attempt of a launch leaves for the next, as torchrun restarts all workers after a fault. Torch-free.
+
+The launcher (`pipeplan_launch.torchrun`) makes a small folder on its server and removes it when it ends. The variable
+`PIPEPLAN_ATTEMPTS` holds its path. A worker that is started without the launcher has no such folder and remembers
+nothing.
+
+    run         the run folder, written by worker 0, which the next attempt continues
+    workers     the worker of the plan that each process is, in the order of torchrun's ranks
+    final-N     a final error was reported, or a stop was requested: all attempts end with status N
+    stop        number of the signal by which the launcher was asked to stop
+    stopped     the line that says where training stopped, after its checkpoint
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pipeplan_launch.errors import LaunchError
+
+VARIABLE = "PIPEPLAN_ATTEMPTS"
+STATUS_PEER_LOST = 3
+"""Exit status of a worker that lost another worker, if all are to start again."""
+STATUS_INTERRUPTED = 130
+FINAL_STATUSES = (1, 2, STATUS_INTERRUPTED)
+"""Exit statuses after which nothing is started again, the most specific first."""
+
+
+@contextmanager
+def attempts_folder() -> Iterator[Path]:
+    """Make the launcher's folder for the time of the launch; yields its path.
+
+    Raises `LaunchError` where no temporary folder can be made.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="pipeplan-"))
+    except OSError as error:
+        raise LaunchError(f"no temporary folder can be made: {error.strerror or error}; set TMPDIR") from error
+    os.environ[VARIABLE] = str(folder)
+    try:
+        yield folder
+    finally:
+        remove_attempts_folder()
+
+
+def remove_attempts_folder() -> None:
+    """Remove the launcher's folder."""
+    folder = os.environ.pop(VARIABLE, None)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def restart_number() -> int:
+    """Number of restarts so far: 0 in the first attempt."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def most_restarts() -> int:
+    """Number of restarts that are allowed; 0 without the launcher."""
+    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) if _folder() else 0
+
+
+def may_restart() -> bool:
+    """Whether a fault now is followed by another attempt."""
+    return restart_number() < most_restarts() and given_up() is None and stop_asked() is None
+
+
+def remember_run(run: Path) -> None:
+    """Remember the run folder on which worker 0 has decided."""
+    _write("run", str(run.resolve()))
+
+
+def run_of_last_attempt() -> Path | None:
+    """The run folder to continue after a restart; None in the first attempt, and if no run folder was made."""
+    text = _read("run") if restart_number() > 0 else None
+    return Path(text) if text else None
+
+
+def remember_workers(workers: Sequence[int]) -> None:
+    """Remember the worker of the plan that each process is, by torchrun's rank, so that the launcher can name it."""
+    if list(workers) == sorted(workers) and _read("workers") is None:
+        return
+    _write("workers", " ".join(map(str, workers)))
+
+
+def worker_of(rank: int) -> int:
+    """The worker of the plan that torchrun's process with this rank was in the last attempt."""
+    workers = (_read("workers") or "").split()
+    return int(workers[rank]) if rank < len(workers) else rank
+
+
+def give_up(status: int) -> None:
+    """Rule out further attempts: a final error was reported, or a stop was requested."""
+    assert status in FINAL_STATUSES
+    _write(f"final-{status}", "")
+
+
+def given_up() -> int | None:
+    """The exit status if further attempts are ruled out; else None."""
+    return next((status for status in FINAL_STATUSES if _read(f"final-{status}") is not None), None)
+
+
+def ask_to_stop(number: int) -> None:
+    """Note that the launcher received this signal."""
+    _write("stop", str(number))
+
+
+def stop_asked() -> int | None:
+    """The signal that the launcher received; None if it received none."""
+    text = _read("stop")
+    return int(text) if text else None
+
+
+def announce_stop(line: str) -> None:
+    """Note that training has stopped as requested, after a checkpoint. The launcher prints the line in the end."""
+    if not _write("stopped", line):
+        print(line, file=sys.stderr, flush=True)
+
+
+def stop_announced() -> str | None:
+    """The line of `announce_stop`; None if training has not stopped."""
+    return _read("stopped")
+
+
+def has_launcher() -> bool:
+    """Whether the launcher started this worker."""
+    return _folder() is not None
+
+
+def _folder() -> Path | None:
+    text = os.environ.get(VARIABLE)
+    return Path(text) if text else None
+
+
+def _write(name: str, text: str) -> bool:
+    """Write a file of the folder; returns whether that succeeded. It is moved into place, as others read it anytime."""
+    folder = _folder()
+    if folder is None:
+        return False
+    part = folder / f".{name}.{os.getpid()}"
+    with suppress(OSError):
+        part.write_text(text, encoding="utf-8", errors="surrogateescape")
+        os.replace(part, folder / name)
+        return True
+    return False
+
+
+def _read(name: str) -> str | None:
+    folder = _folder()
+    if folder is None:
+        return None
+    try:
+        return (folder / name).read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return None

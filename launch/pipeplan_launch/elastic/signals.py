@@ -1,0 +1,159 @@
+"""SIGINT and SIGTERM in a worker: noted when they arrive, handled at points where no operation is half done.
+
+Before training, a signal ends the worker, as there is nothing to save. After `handle_requests_with`, a signal is passed
+to a handler that stops all workers together (`pipeplan_launch.elastic.graceful_stop`); a second signal ends the worker.
+
+After a fault, torchrun ends the remaining workers by a SIGTERM as well. The launcher notes every signal that it
+receives, so a worker attributes a SIGTERM that the launcher does not know of to torchrun.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from pipeplan_launch.elastic import restart_state
+
+PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+REPEAT_S = 1.0
+"""Time after which another signal counts as a second request. A signal that arrives sooner repeats the first one:
+batch systems signal every process, and the launcher passes its signal on."""
+NOTED_S = 0.5
+"""Time within which the launcher notes a signal that reached a worker at the same moment."""
+
+
+class Interrupted(Exception):
+    """The user or the launcher has asked this process to stop."""
+
+
+_requested: list[tuple[int, float]] = []
+"""(signal, time of arrival) of the first and the second request."""
+_handed_to: list[Callable[[], None]] = []
+_last_words: list[Callable[[bool], None]] = []
+_wakeup: list[int] = []
+"""The file descriptor to which Python writes the number of each signal."""
+
+
+def catch_signals() -> None:
+    """Note SIGINT and SIGTERM from now on instead of their default actions. To be called in the main thread."""
+    watch_signals(_note)
+
+
+def watch_signals(act: Callable[[int], None]) -> None:
+    """Start a thread that calls `act` with the number of every SIGINT and SIGTERM at once.
+
+    Python runs signal handlers only in the main thread, and not while that thread waits for a message.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    _wakeup[:] = [writer]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _pass_on)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=_restore_defaults)
+    threading.Thread(target=_watch, args=(reader, act), daemon=True, name="signals").start()
+
+
+def handle_requests_with(request: Callable[[], None]) -> None:
+    """Handle a signal by calling `request`, in another thread, instead of ending the worker."""
+    _handed_to[:] = [request]
+    if _requested:
+        request()
+
+
+def call_before_exit(say: Callable[[bool], None]) -> None:
+    """Call `say` before a signal ends this process, with True if no restart follows. It may take `NOTED_S` seconds."""
+    _last_words[:] = [say]
+
+
+def die_with_parent() -> bool:
+    """Let Linux kill this process when its parent is gone. Returns False on other systems, which cannot."""
+    try:
+        return not ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    except (AttributeError, OSError, TypeError):
+        return False
+
+
+def check_interrupt() -> None:
+    """Raise `Interrupted` if a signal has arrived that ends this worker at once."""
+    if _requested and (not _handed_to or len(_requested) > 1):
+        raise Interrupted(signal.Signals(_requested[0][0]).name)
+
+
+def check_any_signal() -> None:
+    """Raise `Interrupted` if a signal has arrived. A peer that is gone was then asked to stop as well."""
+    if _requested:
+        raise Interrupted(signal.Signals(_requested[0][0]).name)
+
+
+def _pass_on(number: int, _frame: FrameType | None) -> None:
+    """Wake the signal thread, in case other code, such as an event loop, has replaced the wakeup file descriptor."""
+    current = signal.set_wakeup_fd(_wakeup[0], warn_on_full_buffer=False)
+    if current != _wakeup[0]:
+        os.write(_wakeup[0], bytes([number]))
+    if current not in (-1, _wakeup[0]):
+        signal.set_wakeup_fd(current)
+
+
+def _watch(reader: int, act: Callable[[int], None]) -> None:
+    while True:
+        for number in os.read(reader, 64):
+            if number in (signal.SIGINT, signal.SIGTERM):
+                act(number)
+
+
+def _note(number: int) -> None:
+    now = time.monotonic()
+    if not _requested or (len(_requested) == 1 and now - _requested[0][1] > REPEAT_S):
+        _requested.append((number, now))
+        _act(number)
+
+
+def _act(number: int) -> None:
+    if not restart_state.has_launcher():
+        if _handed_to:
+            _hand_on()
+        return  # without a handler, `check_interrupt` ends the worker
+    if number == signal.SIGTERM and not _known_to_launcher():
+        _end(restart_state.STATUS_PEER_LOST)
+    if not _handed_to or len(_requested) > 1:
+        restart_state.give_up(restart_state.STATUS_INTERRUPTED)
+        _end(restart_state.STATUS_INTERRUPTED)
+    _hand_on()
+
+
+def _hand_on() -> None:
+    """Pass the request on in a thread, as that may block if other servers are unreachable, and wait for `NOTED_S`."""
+    request = threading.Thread(target=_handed_to[0], daemon=True)
+    request.start()
+    request.join(NOTED_S)
+
+
+def _end(status: int) -> None:
+    for say in _last_words:  # called in a thread, because it may block on a lock or a lost store
+        words = threading.Thread(target=say, args=(status in restart_state.FINAL_STATUSES,), daemon=True)
+        words.start()
+        words.join(NOTED_S)
+    os._exit(status)
+
+
+def _known_to_launcher() -> bool:
+    deadline = time.monotonic() + NOTED_S
+    while restart_state.stop_asked() is None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _restore_defaults() -> None:
+    """Restore the default actions in a forked process, such as a data loader, so that these signals end it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is _pass_on:
+            signal.signal(number, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)

@@ -1,0 +1,149 @@
+"""Emulated networks on one machine: namespaces joined by virtual cables with limited rates, and processes in them.
+
+Torch-free. Jumbo frames, a burst of the size of the kernel's largest segment and TCP Reno make a shaped cable behave
+like a real one (BBR would measure the shaper instead of obeying it). The process must be root of its own network, mount
+and process namespaces; the command `OWN_NAMESPACES` provides them, on most machines without root. The network ends
+with the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+OWN_NAMESPACES = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child")
+"""A command prefix that runs a command as root of its own network, mount and process namespaces, which end with it."""
+CLONE_NEWNET = 0x40000000  # from linux/sched.h
+NAMES = Path("/run/netns")
+CABLE_INTERFACE = "cable"
+"""Name of the network interface of every server."""
+
+
+@dataclass(frozen=True)
+class NetworkNode:
+    """A server with workers, or a switch that joins the nodes below it."""
+
+    rate: str = ""
+    """Rate of the cable to the switch above, in each direction, in tc's notation (`100mbit`). Empty: not limited."""
+    workers: int = 0
+    """Number of workers on a server; 0 for a switch."""
+    below: tuple[NetworkNode, ...] = field(default_factory=tuple)
+    name: str = ""
+    """Name for messages."""
+
+
+@dataclass(frozen=True)
+class SwitchPort:
+    """The port of a switch to which a cable is connected."""
+
+    switch: str
+    """Namespace of the switch."""
+    interface: str
+    node: NetworkNode
+    """The node at the other end of the cable."""
+
+
+class Network:
+    """The namespaces of a tree of nodes, whose root is a switch."""
+
+    def __init__(self, root: NetworkNode) -> None:
+        """Raises `RuntimeError` if the machine does not allow namespaces."""
+        self.servers: list[tuple[str, int]] = []
+        """(namespace, number of workers) of each server, in order."""
+        self.ports: list[SwitchPort] = []
+        self._count = 0
+        _run("mount -t tmpfs none /run")
+        NAMES.mkdir()
+        self._make(root)
+
+    def _make(self, node: NetworkNode) -> str:
+        name = f"ns{self._count}"
+        self._count += 1
+        _run(f"ip netns add {name}")
+        _run(f"ip -n {name} link set lo up")
+        if node.workers:
+            self.servers.append((name, node.workers))
+            _run(f"ip netns exec {name} sysctl -qw net.ipv4.tcp_congestion_control=reno")
+            return name
+        _run(f"ip -n {name} link add bridge type bridge")
+        _run(f"ip -n {name} link set bridge mtu 9000 up")
+        for number, one in enumerate(node.below):
+            self._join(name, f"port{number}", one, self._make(one))
+        return name
+
+    def _join(self, above: str, port: str, node: NetworkNode, below: str) -> None:
+        end = CABLE_INTERFACE if node.workers else "uplink"
+        _run(f"ip link add {end} netns {below} type veth peer name {port} netns {above}")
+        for name, link in ((below, end), (above, port)):
+            _run(f"ip -n {name} link set {link} mtu 9000 up")
+            if node.rate:
+                _run(f"ip netns exec {name} tc qdisc add dev {link} root tbf rate {node.rate} burst 64k latency 200ms")
+        _run(f"ip -n {above} link set {port} master bridge")
+        self.ports.append(SwitchPort(above, port, node))
+        if node.workers:
+            number = len(self.servers)
+            _run(f"ip -n {below} addr add 10.0.{number >> 8}.{number & 255}/16 dev {end}")
+        else:
+            _run(f"ip -n {below} link set {end} master bridge")
+
+    def start(self, work: Callable[[], object], port: int) -> list[tuple[int, int]]:
+        """Call `work` in one process per worker, with RANK and the like set; returns (process id, rank) of each.
+
+        The processes are forked, so modules that they need should be imported before.
+        """
+        world = sum(workers for _, workers in self.servers)
+        found = []
+        for rank, (name, local, here) in enumerate(self._ranks()):
+            variables = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": here}
+            variables["MASTER_PORT"] = port
+            found.append((start_in_namespace(name, work, variables), rank))
+        return found
+
+    def _ranks(self) -> Iterator[tuple[str, int, int]]:
+        for name, workers in self.servers:
+            yield from ((name, local, workers) for local in range(workers))
+
+
+def start_in_namespace(name: str, work: Callable[[], object], variables: Mapping[str, object] | None = None) -> int:
+    """Call `work` in a new process in a namespace; returns the process id."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if not pid:
+        _work_and_exit(name, variables or {}, work)
+    return pid
+
+
+def _work_and_exit(name: str, variables: Mapping[str, object], work: Callable[[], object]) -> None:
+    """The main function of a forked process, which never returns."""
+    status = 1
+    try:
+        enter_namespace(name)
+        os.environ |= {key: str(value) for key, value in variables.items()}
+        os.environ |= {"MASTER_ADDR": "10.0.0.1", "GLOO_SOCKET_IFNAME": CABLE_INTERFACE}
+        work()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def enter_namespace(name: str) -> None:
+    """Move this thread into a network namespace."""
+    with (NAMES / name).open() as place:
+        if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+
+
+def _run(command: str) -> None:
+    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command}: {done.stderr.strip()}")

@@ -1,0 +1,80 @@
+"""Random seeds that depend on what is computed, and not on who computes it or what ran before."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def mix_seed(*parts: int | str) -> int:
+    """A seed of 63 bits for this combination; changing any part gives an unrelated seed."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's generators, before the user's code builds something."""
+    random.seed(seed)
+    try:
+        import numpy
+    except ImportError:
+        pass
+    else:
+        numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def seed_forward(seed: int, epoch: int, minibatch: int, stage: int) -> None:
+    """Seed a stage's forward of a minibatch, so that dropout is the same on any replica and after a resume."""
+    _seed_torch(mix_seed("forward", seed, epoch, minibatch, stage))
+
+
+def seed_loading(seed: int, epoch: int, minibatch: int) -> None:
+    """Seed the reading of a minibatch's samples, so that random augmentation is the same at the first stage and at
+    the last.
+    """
+    value = mix_seed("loading", seed, epoch, minibatch)
+    _seed_torch(value)
+    random.seed(value)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(value % 2**32)
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """State of a process's random generators: Python's, NumPy's if it is imported, and torch's."""
+
+    python: tuple[Any, ...]
+    numpy: Any
+    cpu: Tensor
+    gpu: Tensor | None
+    device: torch.device
+
+    @staticmethod
+    def now(device: torch.device) -> RandomState:
+        """The present state, on the CPU and on a GPU that is in use."""
+        numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
+        gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return RandomState(random.getstate(), numpy, torch.get_rng_state(), gpu, device)
+
+    def restore(self) -> None:
+        """Set the generators back to this state."""
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+        torch.set_rng_state(self.cpu)
+        if self.gpu is not None:
+            torch.cuda.set_rng_state(self.gpu, self.device)
+
+
+def _seed_torch(value: int) -> None:
+    """Seed torch like torch.manual_seed, but without recording the call stack for each device that is not in use."""
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(value)

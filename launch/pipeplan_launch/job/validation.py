@@ -1,0 +1,116 @@
+"""Checks for common mistakes in a job. Each error says what to write instead.
+
+The most common mistake is to pass an object where the job takes a function that makes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from numbers import Integral
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.callbacks import Callback
+
+_EXPECTED = {
+    "inputs": "a function of the number of samples: write inputs=lambda n: torch.randn(n, 3, 224, 224)",
+    "loss": "a function: write loss=torch.nn.functional.cross_entropy, or your own loss(output, target)",
+    "data": "a function that returns pipeplan_launch.Data: write data=lambda: Data(train=...)",
+    "optimizer": "a function of parameters: write optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)",
+    "scheduler": "a function of an optimiser: write scheduler=lambda optimizer: "
+    "torch.optim.lr_scheduler.StepLR(optimizer, 10)",
+    "metric": "a function: write metric=lambda output, target: (output.argmax(1) == target).sum()",
+}
+
+
+def check_model(model: Any) -> None:
+    """Raises `LaunchError` unless the model is a `torch.nn.Module`."""
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        name = model.__name__
+        raise LaunchError(f"a job's model must be a torch.nn.Module, not its class {name}: write model={name}(...)")
+    if not isinstance(model, nn.Module):
+        call = f": write model={model.__name__}()" if callable(model) and hasattr(model, "__name__") else ""
+        raise LaunchError(f"a job's model must be a torch.nn.Module, not {type(model).__name__}{call}")
+
+
+def check_job_functions(job: Any) -> None:
+    """Raises `LaunchError` if a field of a `Job` that should be a function is not callable."""
+    for name, expected in _EXPECTED.items():
+        value = getattr(job, name)
+        if value is not None and not callable(value):
+            raise LaunchError(
+                f"a job's {name} must be {_advice(name, value) or expected}; it is {_describe_type(value)}"
+            )
+    if isinstance(job.loss, type) and issubclass(job.loss, nn.Module):
+        name = job.loss.__name__
+        raise LaunchError(f"a job's loss must be a function or a module, not its class {name}: write loss={name}()")
+    if not hasattr(job.metrics, "items"):
+        raise LaunchError("a job's metrics must be a dictionary: write metrics={'name': function}")
+    for name, value in job.metrics.items():
+        if not callable(value):
+            raise LaunchError(
+                f"a job's metrics must be functions (output, target); {name!r} is {_describe_type(value)}"
+            )
+
+
+def check_minibatch(samples: Any) -> None:
+    """Raises `LaunchError` unless the minibatch is a number of samples."""
+    if not isinstance(samples, Integral) or samples < 1:
+        raise LaunchError(f"a job's minibatch must be a whole number of at least 1, not {samples!r}")
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Raises `LaunchError` unless the callbacks are an iterable of `Callback` objects."""
+    if not isinstance(callbacks, Iterable):
+        raise LaunchError(f"a job's callbacks must be a list: write callbacks=[...]; it is {_describe_type(callbacks)}")
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise LaunchError(
+                f"a job's callbacks must be objects of a class derived from pipeplan_launch.Callback, not "
+                f"{type(callback).__name__}"
+            )
+
+
+def check_data_set(name: str, samples: Any) -> None:
+    """Raises `LaunchError` if a data set is a `DataLoader` or bare tensors."""
+    if isinstance(samples, DataLoader):
+        raise LaunchError(
+            f"the data's `{name}` is a DataLoader: give its data set, {name}=loader.dataset; the number of samples in "
+            "a minibatch is Job(..., minibatch=N)"
+        )
+    if isinstance(samples, tuple | Tensor) and all(isinstance(tensor, Tensor) for tensor in samples):
+        raise LaunchError(
+            f"the data's `{name}` must be a data set of pairs: write {name}=torch.utils.data.TensorDataset(inputs, "
+            f"targets); it is {_describe_type(samples)}"
+        )
+
+
+def check_data_functions(data: Any) -> None:
+    """Raises `LaunchError` if `collate` or `order` of a `Data` is not callable."""
+    for name, argument in (("collate", "a list of samples"), ("order", "the epoch")):
+        value = getattr(data, name)
+        if value is not None and not callable(value):
+            raise LaunchError(f"the data's `{name}` must be a function of {argument}; it is {_describe_type(value)}")
+
+
+def _advice(name: str, value: Any) -> str:
+    """What to write instead, where the value itself shows it; otherwise an empty string."""
+    if name == "data" and type(value).__name__ == "Data":
+        return "a function that returns it, without parentheses: write data=spirals, not data=spirals()"
+    if name == "optimizer" and isinstance(value, Optimizer):
+        rate = value.defaults.get("lr")
+        more = f", lr={rate:g}" if isinstance(rate, float) else ""
+        call = f"torch.optim.{type(value).__name__}(parameters{more})"
+        return f"a function of parameters, as every stage has its own: write optimizer=lambda parameters: {call}"
+    if name == "inputs" and isinstance(value, Tensor) and value.is_floating_point() and value.ndim:
+        shape = ", ".join(["n", *map(str, value.shape[1:])])
+        return f"a function of the number of samples: write inputs=lambda n: torch.randn({shape})"
+    return ""
+
+
+def _describe_type(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"

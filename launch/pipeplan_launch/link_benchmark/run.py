@@ -1,0 +1,233 @@
+"""One worker of the link benchmark, from the rendezvous to the end.
+
+The link benchmark without a launcher: workers are forked from this process, so that torch is imported once.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipeplan_launch.allocator import keep_freed_memory
+from pipeplan_launch.elastic import process_groups
+from pipeplan_launch.elastic.signals import die_with_parent
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.link_benchmark.config import (
+    BenchmarkSettings,
+    FindLevels,
+    MeasuredLinks,
+    ServerShare,
+    ShowProgress,
+)
+from pipeplan_launch.link_benchmark.rendezvous import (
+    LossDetector,
+    ReportedElsewhere,
+    WorkerDescription,
+    describe_worker,
+    env_store,
+    join_process_group,
+    meet_workers,
+    tcp_store,
+)
+from pipeplan_launch.link_benchmark.survey import LinkBenchmark
+
+QUIET_S = 1.5
+"""Delay before a worker without a message ends. torchrun kills all workers as soon as one has ended, and the one that
+reports the error must come first."""
+
+
+def measure_under_torchrun(settings: BenchmarkSettings, levels: FindLevels, show: ShowProgress) -> MeasuredLinks | None:
+    """Run the worker that RANK and WORLD_SIZE name, as torchrun sets them; returns the result at rank 0, else None.
+
+    Raises `LaunchError`, or `SystemExit` if another worker reports the error.
+    """
+    rank, world = _number("RANK"), _number("WORLD_SIZE")
+    if not 0 <= rank < world:
+        raise LaunchError(f"RANK is {rank} and WORLD_SIZE {world}: ranks count from 0 to WORLD_SIZE - 1")
+    if world < 2:
+        raise LaunchError("WORLD_SIZE is 1, and there is no link without a second worker: start at least two")
+    try:
+        return run_benchmark_worker(env_store(rank, settings.timeout_s), rank, world, settings, levels, show)
+    except ReportedElsewhere:
+        time.sleep(QUIET_S)
+        raise SystemExit(2) from None
+
+
+def run_benchmark_worker(
+    store: Any, rank: int, world: int, settings: BenchmarkSettings, levels: FindLevels, show: ShowProgress
+) -> MeasuredLinks | None:
+    """Meet the other workers in a store, and measure; returns the result at rank 0, else None.
+
+    Raises `LaunchError`, or `ReportedElsewhere` if another worker reports the error.
+    """
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    meeting = meet_workers(store, rank, world, _hello_or_refusal(settings), settings.timeout_s)
+    parting = LossDetector(meeting)
+    try:
+        device, backend = join_process_group(meeting, settings.timeout_s)
+        survey = LinkBenchmark(meeting, settings, device, backend)
+        measured = survey.run(levels, show)
+        process_groups.wait_for(survey.everyone)
+        parting.end()
+        dist.destroy_process_group()
+    except LaunchError as error:
+        raise parting.explain(error) from error
+    return measured
+
+
+def _hello_or_refusal(settings: BenchmarkSettings) -> WorkerDescription | str:
+    if settings.refusal:
+        return settings.refusal
+    try:
+        return describe_worker(settings)
+    except LaunchError as error:
+        return str(error)
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name, "")
+    if not text.isdecimal():
+        raise LaunchError(f"{name} is {text!r}: it must be a number, as torchrun sets it")
+    return int(text)
+
+
+SHOW, DONE, FAILED = "show", "done", "failed"
+PATIENCE_S = 10.0
+"""Time for a worker to end after it has sent its results."""
+
+
+def measure_on_this_machine(
+    workers: int, settings: BenchmarkSettings, levels: FindLevels, show: ShowProgress, share: ServerShare | None = None
+) -> MeasuredLinks | None:
+    """Measure the links between `workers` workers of this machine. All of them have ended when this returns or raises.
+
+    With a `share`, the links between several machines are measured, on each of which this is called. The machines meet
+    at MASTER_ADDR and MASTER_PORT. The first one returns the result; the others return None, or raise `SystemExit` if
+    the first one reports an error. Raises `LaunchError`, and the errors that `levels` raises.
+    """
+    if workers * (share or ServerShare()).servers < 2:
+        raise LaunchError(f"there is no link with {workers} worker: give --workers 2 or more")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        place = share or listening
+        with _started(workers, settings, levels, place) as ends:
+            return _listen(ends, show, share or ServerShare())
+
+
+@contextmanager
+def _started(
+    workers: int, settings: BenchmarkSettings, levels: FindLevels, place: ServerShare | socket.socket
+) -> Iterator[dict[Connection, BaseProcess]]:
+    """Start the workers; yields them by the connection on which each sends its messages."""
+    context = multiprocessing.get_context("fork")
+    ends: dict[Connection, BaseProcess] = {}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        share = place if isinstance(place, ServerShare) else ServerShare()
+        for rank in range(share.number * workers, (share.number + 1) * workers):
+            mine, theirs = context.Pipe(duplex=False)
+            # One worker is enough to report that the file cannot be written.
+            own = settings if rank == 0 else replace(settings, refusal="")
+            arguments = (theirs, rank, workers * share.servers, own, levels, place)
+            ends[mine] = context.Process(target=_work, args=arguments, name=f"worker {rank}", daemon=True)
+            ends[mine].start()
+            theirs.close()
+        yield ends
+    finally:
+        for process in ends.values():
+            if process.pid is not None:
+                process.kill()
+                process.join()
+
+
+def _listen(ends: dict[Connection, BaseProcess], show: ShowProgress, share: ServerShare) -> MeasuredLinks | None:
+    open_ends = dict(ends)
+    while open_ends:
+        for end in wait(list(open_ends)):
+            assert isinstance(end, Connection)
+            try:
+                kind, *content = end.recv()
+            except EOFError:
+                _check_end(open_ends.pop(end))
+                continue
+            if kind == SHOW:
+                show(*content)
+            elif kind == FAILED:
+                raise content[0]
+            else:
+                measured = content[0]
+                assert isinstance(measured, MeasuredLinks)
+                for process in ends.values():
+                    process.join(PATIENCE_S)
+                return measured
+    if not share.number:
+        raise LaunchError("all workers ended without giving a reason; nothing was written")
+    if any(process.exitcode for process in ends.values()):
+        raise SystemExit(2)
+    return None
+
+
+def _check_end(process: BaseProcess) -> None:
+    process.join()
+    status = process.exitcode or 0
+    if status < 0:
+        raise LaunchError(f"{process.name} was ended by {signal.Signals(-status).name}; nothing was written")
+
+
+def _work(
+    end: Connection,
+    rank: int,
+    world: int,
+    settings: BenchmarkSettings,
+    levels: FindLevels,
+    place: ServerShare | socket.socket,
+) -> None:
+    """Run one worker. It never returns, so that nothing of the parent process is cleaned up twice."""
+    status = 2
+    try:
+        die_with_parent()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process receives it too, and ends the workers
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.environ["LOCAL_RANK"] = str(rank)
+        measured = run_benchmark_worker(
+            _store(rank, place, settings.timeout_s),
+            rank,
+            world,
+            settings,
+            levels,
+            lambda *step: end.send((SHOW, *step)) if rank == 0 else None,
+        )
+        if rank == 0:
+            end.send((DONE, measured))
+        status = 0
+    except ReportedElsewhere:
+        pass
+    except Exception as error:
+        with suppress(OSError):
+            end.send((FAILED, error))
+    finally:
+        os._exit(status)
+
+
+def _store(rank: int, place: ServerShare | socket.socket, timeout_s: float) -> Any:
+    """The common store, which rank 0 keeps. On one machine it uses a port that is already open."""
+    if isinstance(place, ServerShare):
+        return env_store(rank, timeout_s)
+    address, port = place.getsockname()
+    if rank:
+        return tcp_store(address, port, timeout_s, keeps=False)
+    return tcp_store(address, port, timeout_s, keeps=True, listening=os.dup(place.fileno()))

@@ -1,0 +1,184 @@
+"""Messages and all-reduces as the executor makes them, and their times over sizes.
+
+Messages go through the executor's own transport, in both directions at once and with the next receive posted in
+advance, as between two stages of a pipeline. All-reduces are those of torch.distributed. Both use the backend that
+they use in a run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from pipeplan_launch.comm.p2p import Direction, Transport
+from pipeplan_launch.comm.ring_buffer import MessageTensor
+
+FEWEST, MOST = 3, 40
+"""Limits of the number of timed repeats of one size."""
+WARM = 1
+"""Operations of each size that come before the timed ones."""
+CONNECT = 1
+"""Operations before all others. The first operation may have to connect, which takes seconds with NCCL."""
+ELEMENT_BYTES = 4
+
+
+class Operation(Protocol):
+    """An operation that is timed."""
+
+    def once(self) -> None:
+        """Perform the operation once, and wait until it is done."""
+
+    def end(self) -> None:
+        """Finish after the last repeat."""
+
+
+Agree = Callable[[float], float]
+"""Returns the largest of the values that all workers pass. Workers wait for each other in it."""
+
+
+def agree_over(group: dist.ProcessGroup) -> Agree:
+    """The function by which the workers of a group agree on the largest of their values."""
+
+    def largest(value: float) -> float:
+        tensor = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
+        return float(tensor)
+
+    return largest
+
+
+class TransportExchange:
+    """Messages of one size with one peer."""
+
+    def __init__(self, transport: Transport, rank: int, peer: int, size: int, first: int, device: torch.device) -> None:
+        """`size`: bytes. `first`: number of the first message, the same at both ends and not used before."""
+        numbers = size // ELEMENT_BYTES
+        self._transport, self._peer, self._next, self._device = transport, peer, first, device
+        self._wire = MessageTensor((numbers,), torch.float32)
+        self._message = torch.ones(numbers, device=device)
+        lower = rank < peer
+        self._out = Direction.ACTIVATIONS if lower else Direction.GRADIENTS
+        self._in = Direction.GRADIENTS if lower else Direction.ACTIVATIONS
+        transport.post(self._in, first, peer, [self._wire])
+
+    def once(self) -> None:
+        """Send one message and receive one."""
+        self._transport.post(self._in, self._next + 1, self._peer, [self._wire])
+        self._swap()
+
+    def end(self) -> None:
+        """Complete the receive that was posted last."""
+        self._swap()
+
+    def _swap(self) -> None:
+        number = self._next
+        self._next += 1
+        self._transport.send(self._out, number, self._peer, [self._message])
+        self._transport.take(self._in, number)
+        self._transport.settle(self._out, number)
+        _wait_for(self._device)
+
+
+class ProcessGroupExchange:
+    """Messages of one size with one peer through the process group. They use the link between two GPUs, whereas the
+    executor's transport goes through the memory of the host."""
+
+    def __init__(self, rank: int, peer: int, size: int, device: torch.device, group: dist.ProcessGroup | None) -> None:
+        numbers = size // ELEMENT_BYTES
+        self._peer, self._device, self._group = peer, device, group
+        self._out, self._in = torch.ones(numbers, device=device), torch.empty(numbers, device=device)
+
+    def once(self) -> None:
+        """Send one message and receive one."""
+        both = [
+            dist.P2POp(dist.isend, self._out, self._peer, self._group),
+            dist.P2POp(dist.irecv, self._in, self._peer, self._group),
+        ]
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+        _wait_for(self._device)
+
+    def end(self) -> None:
+        """Do nothing: every operation is complete."""
+
+
+class AllReduce:
+    """All-reduces of one size in one group."""
+
+    def __init__(self, group: dist.ProcessGroup, size: int, device: torch.device) -> None:
+        self._group, self._device = group, device
+        self._values = torch.zeros(size // ELEMENT_BYTES, device=device)
+
+    def once(self) -> None:
+        """Perform one all-reduce."""
+        dist.all_reduce(self._values, group=self._group)
+        _wait_for(self._device)
+
+    def end(self) -> None:
+        """Do nothing: every operation is complete."""
+
+
+@dataclass(frozen=True)
+class TimeLimits:
+    """Limits after which no larger size is measured."""
+
+    seconds: float
+    """Approximate time for all sizes together."""
+    enough_s: float = float("inf")
+    """A size whose operation takes longer than this is the last one."""
+
+
+def time_over_sizes(
+    sizes: Sequence[int], limits: TimeLimits, agree: Agree, make: Callable[[int, int], Operation | None]
+) -> tuple[tuple[tuple[int, float], ...], int]:
+    """Time an operation over sizes in bytes; all workers call this at the same time.
+
+    `make(size, number)` returns this worker's operation, after `number` operations before it, or None if the worker
+    takes no part; it then only waits. All workers agree on the times, so all of them stop after the same size.
+
+    Returns ((bytes, median seconds) for each size, number of operations).
+    """
+    samples: list[tuple[int, float]] = []
+    number, spent = 0, 0.0
+    for done, size in enumerate(sizes):
+        operation = make(size, number)
+        if not done:
+            _times(operation, CONNECT)
+        agree(0.0)
+        slowest = agree(max(_times(operation, WARM), default=0.0))
+        # Larger sizes take most of the time, so every smaller size may use an equal part of half of it.
+        repeats = min(MOST, max(FEWEST, int(limits.seconds / (2 * len(sizes)) / max(slowest, 1e-9))))
+        times = _times(operation, repeats)
+        if operation is not None:
+            operation.end()
+            samples.append((size, median(times)))
+        # Other workers may still be measuring, and this worker's next operation would disturb them.
+        typical = agree(median(times) if times else 0.0)
+        number += WARM + repeats + 1 + (0 if done else CONNECT)
+        spent += slowest + typical * repeats
+        following = typical * (WARM + FEWEST + 1) * (4 if size >= 2**18 else 1.5)
+        if typical > limits.enough_s or (done > 0 and spent + following > limits.seconds):
+            break
+    return tuple(samples), number
+
+
+def _times(operation: Operation | None, repeats: int) -> list[float]:
+    if operation is None:
+        return []
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        operation.once()
+        times.append(time.perf_counter() - began)
+    return times
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

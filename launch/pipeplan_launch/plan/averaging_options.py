@@ -1,0 +1,54 @@
+"""The options of the command line for averaging gradients among the replicas of a stage. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_COMPRESSION = re.compile(r"bf16|powersgd(?::([1-9]\d{0,3})(?::(\d{1,9}))?)?")
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(%?)")
+EXACT_UPDATES = 10  # torch recommends a tenth of all updates, and requires 2
+
+
+@dataclass(frozen=True)
+class Compression:
+    """Compression of gradients among all replicas of a stage, by one of torch's own communication hooks."""
+
+    kind: str
+    """`bf16` or `powersgd`."""
+    rank: int = 1
+    """PowerSGD: rank of the two thin matrices that stand for a parameter's gradient."""
+    exact: int = EXACT_UPDATES
+    """PowerSGD: number of the job's first updates that are averaged exactly."""
+
+
+@dataclass(frozen=True)
+class GradientAveraging:
+    """How the replicas of a stage average their gradients: exactly, unless one of the fields is set."""
+
+    compression: Compression | None = None
+    significance: float | None = None
+    """Only updates above this share of their weight leave a server; smaller ones accumulate until they exceed it."""
+
+
+EXACT_AVERAGING = GradientAveraging()
+
+
+def parse_compression(text: str) -> Compression:
+    """Parse `bf16`, `powersgd`, `powersgd:RANK` or `powersgd:RANK:EXACT`. Raises `ValueError`."""
+    match = _COMPRESSION.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text[:40]!r} is neither bf16 nor powersgd, powersgd:RANK or powersgd:RANK:EXACT_UPDATES")
+    if text == "bf16":
+        return Compression("bf16")
+    rank, exact = match.groups()
+    return Compression("powersgd", int(rank or 1), EXACT_UPDATES if exact is None else int(exact))
+
+
+def parse_significance(text: str) -> float:
+    """Parse a share such as `1%` or `0.01`, at least 0 and below 100%. Raises `ValueError`."""
+    match = _PERCENT.fullmatch(text.strip())
+    share = -1.0 if match is None else float(match[1]) / (100 if match[2] else 1)
+    if not 0 <= share < 1:
+        raise ValueError(f"{text[:40]!r} is not a share from 0% to below 100%, as in 1% or 0.01")
+    return share

@@ -1,0 +1,341 @@
+"""The actions of every worker, in order, as pure data. Torch-free, so that the planner's simulator can replay them.
+
+    F3   forward of minibatch 3
+    B3   backward of minibatch 3
+    R3   start the all-reduce of group 3's gradients among the stage's replicas
+    U3   wait for that all-reduce and update the weights
+
+Symbols: stage s has r replicas and depth d (the most minibatches that a replica has in flight). Minibatch i belongs to
+replica i mod r, forward and backward, and to a group of minibatches whose gradients are averaged for one update. The
+last group may be short, and replicas without a minibatch in it still join its all-reduce.
+
+    schedule        order             group size           updates in the weights that minibatch i uses
+    1f1b-stashing   1F1B              r of the stage       made at this stage before its forward
+    vertical-sync   1F1B              r of the stage       made at the first stage before its forward there
+    2bw             1F1B              M for all stages     of all groups before its own, except the last of them
+    gpipe           F… then B…        M for all stages     of all groups before its own
+    1f1b-flush      1F1B per group    M for all stages     of all groups before its own
+    forward-only    F…                -                    none
+
+1F1B with weight stashing (PipeDream). One replica of a stage with d = 2, minibatches 0, 1, 2 (r = 1):
+
+    F0 F1 | B0 R0 U0 F2 | B1 R1 U1 | B2 R2 U2
+    fill  | steady      | drain
+
+So the forward of minibatch i runs on the weights after max(0, i div r - d + 1) updates of the segment (`version_used`).
+Vertical sync has the same order and differs only in the weights (`version_of_input`).
+A stage with several replicas waits for the all-reduce only after its next backward, so that computing hides it:
+
+    F0 F2 | B0 R0 F4 | B2 U0 R1 F6 | …         (replica 0 of 2)
+
+Its weights are then one update older. A plan of a single stage, plain data parallelism, stays synchronous instead.
+
+2BW (Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021), d = 2, M = 3: group g uses the
+weights of the groups up to g - 2. U0 is deferred until F6, the first action that needs it.
+
+    F0 F1 | B0 F2 B1 F3 B2 R0 F4 B3 F5 B4 U0 F6 B5 R1 F7 …
+
+Flush schedules, d = 2, M = 3. The pipeline drains before every update:
+
+    gpipe        F0 F1 F2 B0 B1 B2 R0 U0 | F3 …        (needs d = 3)
+    1f1b-flush   F0 F1 B0 F2 B1 B2 R0 U0 | F3 …
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class ActionKind(StrEnum):
+    """The kinds of action. An executor states which kinds it can run, and refuses a schedule with others before it
+    starts.
+    """
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    REDUCE = "R"
+    UPDATE = "U"
+
+
+_ACTION = re.compile(rf"([{''.join(ActionKind)}])(0|[1-9][0-9]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One step of one worker. `index` is a minibatch for F and B, and a group of minibatches for R and U."""
+
+    kind: ActionKind
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}{self.index}"
+
+    @staticmethod
+    def parse(text: str) -> Action:
+        """The inverse of str(): `Action.parse("F3")`. Raises ValueError on anything else."""
+        match = _ACTION.fullmatch(text)
+        if match is None:
+            raise ValueError(
+                f"not an action: {text!r} (expected one of {', '.join(ActionKind)} and a number, as in F3)"
+            )
+        return Action(ActionKind(match[1]), int(match[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class StageShape:
+    """The properties of a stage that schedules depend on."""
+
+    replicas: int
+    depth: int
+    """Most minibatches that one replica may have between their forward and their backward."""
+    accumulate: int | None = None
+    """Minibatches per update, the same at all stages. Ignored by schedules that update a stage for every round of its
+    replicas."""
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1 or self.depth < 1:
+            raise ValueError(f"a stage needs at least one replica and depth 1 (here {self.replicas} and {self.depth})")
+        if self.accumulate is not None and self.accumulate < 1:
+            raise ValueError(f"an update needs at least one minibatch, not {self.accumulate}")
+
+
+ActionStream = Callable[[Sequence[StageShape], int, int, int], Iterator[Action]]
+"""(pipeline, stage, replica, minibatches) -> the actions of that replica, in order."""
+
+VersionRule = Callable[[Sequence[StageShape], int, int], int]
+"""(pipeline, stage, minibatch) -> the weight version that the minibatch's forward and backward use, as the number of
+updates made since the drained segment began."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A named schedule: its generator, the kinds of action that it emits, and the weight versions that it uses."""
+
+    name: str
+    stream: ActionStream
+    kinds: frozenset[ActionKind]
+    trains: bool
+    version: VersionRule
+    accumulates: bool = False
+    """Whether an update averages `StageShape.accumulate` minibatches instead of one round of the stage's replicas."""
+
+    @property
+    def flushes(self) -> bool:
+        """Whether the pipeline is empty at every update, so that all stages update at one point of the schedule."""
+        return self.version is version_flushed
+
+    def group_size(self, shape: StageShape) -> int:
+        """Minibatches whose gradients are averaged for one update. Raises ValueError if the schedule needs
+        `accumulate` and the shape has none.
+        """
+        if not self.accumulates:
+            return shape.replicas
+        return _accumulated(shape)
+
+
+def replica_of(minibatch: int, replicas: int) -> int:
+    """The replica that runs this minibatch, forward and backward (round robin)."""
+    return minibatch % replicas
+
+
+def own_minibatches(replica: int, replicas: int, minibatches: int) -> range:
+    """The minibatches of one replica, in order."""
+    return range(replica, minibatches, replicas)
+
+
+def group_count(size: int, minibatches: int) -> int:
+    """Number of groups, and so of updates, of that many minibatches."""
+    return -(-minibatches // size)
+
+
+def group_members(group: int, size: int, minibatches: int) -> range:
+    """The minibatches of a group; the last group may be short."""
+    return range(group * size, min((group + 1) * size, minibatches))
+
+
+def own_members(group: int, size: int, replica: int, replicas: int, minibatches: int) -> range:
+    """The minibatches of a group that one replica computes, in order; empty if a short last group has none for it."""
+    members = group_members(group, size, minibatches)
+    return members[(replica - members.start) % replicas :: replicas]
+
+
+def _accumulated(shape: StageShape) -> int:
+    if shape.accumulate is None:
+        raise ValueError("this schedule needs a number of minibatches per update (StageShape.accumulate)")
+    return shape.accumulate
+
+
+def update_lag(pipeline: Sequence[StageShape], stage: int) -> int:
+    """How many updates late a stage runs: 1 if it has replicas in a pipeline of several stages, otherwise 0.
+
+    Replicas must agree on an update before it, and several stages make training asynchronous anyway.
+    """
+    return int(len(pipeline) > 1 and pipeline[stage].replicas > 1)
+
+
+def version_used(minibatch: int, shape: StageShape, lag: int) -> int:
+    """Updates that the stage has made since the drained segment began, when this minibatch's forward runs."""
+    return max(0, minibatch // shape.replicas - shape.depth + 1 - lag)
+
+
+def version_stashed(pipeline: Sequence[StageShape], stage: int, minibatch: int) -> int:
+    """Weight stashing: the newest version at this stage when the minibatch's forward runs."""
+    return version_used(minibatch, pipeline[stage], update_lag(pipeline, stage))
+
+
+def version_of_input(pipeline: Sequence[StageShape], stage: int, minibatch: int) -> int:
+    """Vertical sync: the newest version at this stage that holds no minibatch which the first stage's version does
+    not.
+
+    With one replica everywhere that is the same number at every stage. Every stage has made it by then wherever
+    depths cover what is in flight behind a stage, because then
+
+        (d_1 + lag_1 - 1) r_1 ≥ (d_s + lag_s - 1) r_s
+    """
+    return version_stashed(pipeline, 0, minibatch) * pipeline[0].replicas // pipeline[stage].replicas
+
+
+def version_buffered(pipeline: Sequence[StageShape], stage: int, minibatch: int) -> int:
+    """2BW: the updates of all groups before the minibatch's own, except the last of them."""
+    return max(0, minibatch // _accumulated(pipeline[stage]) - 1)
+
+
+def version_flushed(pipeline: Sequence[StageShape], stage: int, minibatch: int) -> int:
+    """Flush schedules: the updates of all groups before the minibatch's own, as in one process."""
+    return minibatch // _accumulated(pipeline[stage])
+
+
+def version_fixed(_pipeline: Sequence[StageShape], _stage: int, _minibatch: int) -> int:
+    """Forward only: weights never change."""
+    return 0
+
+
+def one_f_one_b(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
+    """Asynchronous 1F1B: fill with `depth` forwards, then one backward, update and forward in turn, then drain."""
+    shape, lag = pipeline[stage], update_lag(pipeline, stage)
+    groups = group_count(shape.replicas, minibatches)
+    own = own_minibatches(replica, shape.replicas, minibatches)
+    for minibatch in own[: shape.depth]:
+        yield Action(ActionKind.FORWARD, minibatch)
+    for group in range(groups):
+        if group < len(own):
+            yield Action(ActionKind.BACKWARD, own[group])
+        if lag and group > 0:
+            yield Action(ActionKind.UPDATE, group - 1)
+        yield Action(ActionKind.REDUCE, group)
+        if not lag:
+            yield Action(ActionKind.UPDATE, group)
+        if group + shape.depth < len(own):
+            yield Action(ActionKind.FORWARD, own[group + shape.depth])
+    if lag and groups:
+        yield Action(ActionKind.UPDATE, groups - 1)
+
+
+def double_buffered(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
+    """2BW: asynchronous 1F1B with an all-reduce after a group's last backward, whose update is deferred until it is
+    due.
+
+    The update of group g is due before the first forward of group g + 2, so that computing hides the all-reduce and
+    at most two versions are in use. Raises ValueError if a stage has more than M minibatches in flight, for which two
+    versions do not suffice.
+    """
+    shape, size = pipeline[stage], _accumulated(pipeline[stage])
+    if shape.depth * shape.replicas > size:
+        raise ValueError(
+            f"2bw needs at least as many minibatches per update as the stage has in flight "
+            f"(here {size}, and {shape.depth} on each of {shape.replicas} replicas)"
+        )
+    groups, own = group_count(size, minibatches), own_minibatches(replica, shape.replicas, minibatches)
+    reduced, updated = 0, 0
+    for minibatch in own[: shape.depth]:
+        yield Action(ActionKind.FORWARD, minibatch)
+    for position, minibatch in enumerate(own):
+        yield Action(ActionKind.BACKWARD, minibatch)
+        # This replica has computed all its minibatches of the groups before `finished`.
+        finished = own[position + 1] // size if position + 1 < len(own) else groups
+        yield from _reduce_in_turn(reduced, finished, updated)
+        reduced, updated = finished, max(updated, finished - 1 if finished > reduced else 0)
+        if position + shape.depth < len(own):
+            following = own[position + shape.depth]
+            due = max(updated, following // size - 1)
+            yield from (Action(ActionKind.UPDATE, group) for group in range(updated, due))
+            updated = due
+            yield Action(ActionKind.FORWARD, following)
+    yield from _reduce_in_turn(reduced, groups, updated)
+    updated = max(updated, groups - 1 if groups > reduced else 0)
+    yield from (Action(ActionKind.UPDATE, group) for group in range(updated, groups))
+
+
+def _reduce_in_turn(reduced: int, finished: int, updated: int) -> Iterator[Action]:
+    """All-reduces of the groups from `reduced` up to `finished`, each after all earlier updates.
+
+    So only one all-reduce is under way at a time.
+    """
+    for group in range(reduced, finished):
+        yield from (Action(ActionKind.UPDATE, earlier) for earlier in range(updated, group))
+        updated = max(updated, group)
+        yield Action(ActionKind.REDUCE, group)
+
+
+def gpipe(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
+    """GPipe: all forwards of a group, then all its backwards in the same order, then the update.
+
+    Source: Huang et al., GPipe, NeurIPS 2019. The depth must be that of a whole group, ⌈M / r⌉.
+    """
+    for group, own in _own_groups(pipeline[stage], replica, minibatches):
+        for minibatch in own:
+            yield Action(ActionKind.FORWARD, minibatch)
+        for minibatch in own:
+            yield Action(ActionKind.BACKWARD, minibatch)
+        yield Action(ActionKind.REDUCE, group)
+        yield Action(ActionKind.UPDATE, group)
+
+
+def one_f_one_b_flush(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
+    """1F1B with a flush: each group fills the pipeline, alternates backward and forward, drains it, and updates."""
+    depth = pipeline[stage].depth
+    for group, own in _own_groups(pipeline[stage], replica, minibatches):
+        for minibatch in own[:depth]:
+            yield Action(ActionKind.FORWARD, minibatch)
+        for position, minibatch in enumerate(own):
+            yield Action(ActionKind.BACKWARD, minibatch)
+            if position + depth < len(own):
+                yield Action(ActionKind.FORWARD, own[position + depth])
+        yield Action(ActionKind.REDUCE, group)
+        yield Action(ActionKind.UPDATE, group)
+
+
+def _own_groups(shape: StageShape, replica: int, minibatches: int) -> Iterator[tuple[int, Sequence[int]]]:
+    """Every group of M minibatches, with those of its minibatches that one replica computes."""
+    size = _accumulated(shape)
+    for group in range(group_count(size, minibatches)):
+        yield group, own_members(group, size, replica, shape.replicas, minibatches)
+
+
+def forward_only(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
+    """Inference and evaluation: every minibatch once, in order."""
+    for minibatch in own_minibatches(replica, pipeline[stage].replicas, minibatches):
+        yield Action(ActionKind.FORWARD, minibatch)
+
+
+_TRAINING, _FORWARD = frozenset(ActionKind), frozenset({ActionKind.FORWARD})
+
+SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
+    {
+        schedule.name: schedule
+        for schedule in (
+            Schedule("1f1b-stashing", one_f_one_b, _TRAINING, trains=True, version=version_stashed),
+            Schedule("vertical-sync", one_f_one_b, _TRAINING, trains=True, version=version_of_input),
+            Schedule("2bw", double_buffered, _TRAINING, trains=True, version=version_buffered, accumulates=True),
+            Schedule("gpipe", gpipe, _TRAINING, trains=True, version=version_flushed, accumulates=True),
+            Schedule(
+                "1f1b-flush", one_f_one_b_flush, _TRAINING, trains=True, version=version_flushed, accumulates=True
+            ),
+            Schedule("forward-only", forward_only, _FORWARD, trains=False, version=version_fixed),
+        )
+    }
+)

@@ -1,0 +1,148 @@
+"""Replay of a schedule without running it, to check that every worker finishes with the minibatches that its peers
+mean.
+
+Sends never block, receives do, and an update waits until every replica of its stage has started the group's
+all-reduce. These are the executor's own rules, so a schedule that replays here does not deadlock there. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pipeplan_launch.plan.schedule import (
+    Action,
+    ActionKind,
+    Schedule,
+    StageShape,
+    group_count,
+    own_minibatches,
+    replica_of,
+)
+
+ReplayedWorker = tuple[int, int]
+"""A worker as (stage, replica)."""
+
+
+class ReplayError(ValueError):
+    """The schedule would deadlock, mix up minibatches, or exceed a depth. The message is one line that says where."""
+
+
+@dataclass
+class _Messages:
+    """The messages that have been sent and the all-reduces that have started so far."""
+
+    activations: set[tuple[int, int]] = field(default_factory=set)
+    """Activations that have been sent, as (receiving stage, minibatch)."""
+    gradients: set[tuple[int, int]] = field(default_factory=set)
+    """Gradients that have been sent, as (receiving stage, minibatch)."""
+    reductions: dict[tuple[int, int], int] = field(default_factory=dict)
+    """For each (stage, group) the number of replicas that have started its all-reduce."""
+
+
+@dataclass
+class _Replica:
+    """A replica of a stage during the replay: its remaining actions and what it has done so far."""
+
+    stage: int
+    replica: int
+    todo: deque[Action]
+    in_flight: list[int] = field(default_factory=list)
+    peak: int = 0
+    updates: int = 0
+
+    def __str__(self) -> str:
+        return f"stage {self.stage} replica {self.replica}"
+
+
+def replay_schedule(schedule: Schedule, pipeline: Sequence[StageShape], minibatches: int) -> dict[ReplayedWorker, int]:
+    """Run every stream to its end; returns for each worker the most minibatches that it had in flight.
+
+    Raises ReplayError on a deadlock, a minibatch that is not the replica's own, one that runs twice or never, a
+    backward without its forward, updates out of order, weights that do not exist yet, or more minibatches in flight
+    than the stage's depth; ValueError if the schedule does not allow the shapes.
+    """
+    messages = _Messages()
+    workers = [
+        _Replica(stage, replica, deque(schedule.stream(pipeline, stage, replica, minibatches)))
+        for stage, shape in enumerate(pipeline)
+        for replica in range(shape.replicas)
+    ]
+    for worker in workers:
+        _check_stream(worker, worker.todo, schedule, pipeline[worker.stage], minibatches)
+    progress = True
+    while progress:
+        progress = False
+        for worker in workers:
+            while worker.todo and _ready(worker, worker.todo[0], messages, pipeline):
+                _perform(worker, worker.todo.popleft(), messages, schedule, pipeline)
+                progress = True
+    stuck = next((worker for worker in workers if worker.todo), None)
+    if stuck is not None:
+        raise ReplayError(
+            f"schedule {schedule.name} deadlocks with replicas and depths "
+            f"{[(s.replicas, s.depth) for s in pipeline]}: {stuck} waits for ever at {stuck.todo[0]}"
+        )
+    return {(worker.stage, worker.replica): worker.peak for worker in workers}
+
+
+def _check_stream(
+    worker: _Replica, stream: Iterable[Action], schedule: Schedule, shape: StageShape, minibatches: int
+) -> None:
+    """Raises ReplayError unless the stream holds exactly the actions that this replica must run."""
+    seen: dict[ActionKind, list[int]] = {kind: [] for kind in ActionKind}
+    for action in stream:
+        seen[action.kind].append(action.index)
+    own = list(own_minibatches(worker.replica, shape.replicas, minibatches))
+    groups = list(range(group_count(schedule.group_size(shape), minibatches))) if schedule.trains else []
+    expected = {ActionKind.FORWARD: own, ActionKind.BACKWARD: own, ActionKind.REDUCE: groups, ActionKind.UPDATE: groups}
+    for kind, indices in seen.items():
+        wanted = expected[kind] if kind in schedule.kinds else []
+        if sorted(indices) != wanted:
+            raise ReplayError(f"schedule {schedule.name}: {worker} runs {kind.value} of {indices}, expected {wanted}")
+
+
+def _ready(worker: _Replica, action: Action, messages: _Messages, pipeline: Sequence[StageShape]) -> bool:
+    """Whether an action can run now."""
+    match action.kind:
+        case ActionKind.FORWARD:
+            return worker.stage == 0 or (worker.stage, action.index) in messages.activations
+        case ActionKind.BACKWARD:
+            return worker.stage == len(pipeline) - 1 or (worker.stage, action.index) in messages.gradients
+        case ActionKind.REDUCE:
+            return True
+        case ActionKind.UPDATE:
+            started = messages.reductions.get((worker.stage, action.index), 0)
+            return started == pipeline[worker.stage].replicas
+
+
+def _perform(
+    worker: _Replica, action: Action, messages: _Messages, schedule: Schedule, pipeline: Sequence[StageShape]
+) -> None:
+    """Run an action: check it against the rules, then record its effects."""
+    match action.kind:
+        case ActionKind.FORWARD:
+            if replica_of(action.index, pipeline[worker.stage].replicas) != worker.replica:
+                raise ReplayError(f"{worker} runs {action}, which is another replica's")
+            version = schedule.version(pipeline, worker.stage, action.index)
+            if worker.updates < version:
+                raise ReplayError(f"{worker} runs {action} on version {version}, but has made {worker.updates} updates")
+            messages.activations.add((worker.stage + 1, action.index))
+            if schedule.trains:
+                worker.in_flight.append(action.index)
+                worker.peak = max(worker.peak, len(worker.in_flight))
+            if worker.peak > pipeline[worker.stage].depth:
+                raise ReplayError(f"{worker} has {worker.in_flight} in flight, above depth")
+        case ActionKind.BACKWARD:
+            if action.index not in worker.in_flight:
+                raise ReplayError(f"{worker} runs {action} before its forward")
+            worker.in_flight.remove(action.index)
+            messages.gradients.add((worker.stage - 1, action.index))
+        case ActionKind.REDUCE:
+            key = (worker.stage, action.index)
+            messages.reductions[key] = messages.reductions.get(key, 0) + 1
+        case ActionKind.UPDATE:
+            if action.index != worker.updates:
+                raise ReplayError(f"{worker} runs {action} after {worker.updates} updates")
+            worker.updates += 1

@@ -1,0 +1,224 @@
+"""The assignment of processes to workers, servers and devices, which every process derives from all locations.
+
+Assigns processes to the workers of the plan, from the sizes of the plan's servers and the locations of processes.
+
+Torch-free. Every process derives the same assignment from the same locations. The assignment
+
+1. has as few pieces as possible. A piece is a pair of a server of the plan and a real server with workers in common. If
+   every server of the plan fits onto a real one, each is one piece. Containers of a machine count as different servers,
+   but pieces of one planned server go to containers of one machine, and of one launcher, where possible;
+2. is the natural order, in which process p is worker p, if that has as few pieces;
+3. otherwise keeps each server where the natural order has most of its workers, among real servers of one size.
+
+On a server, workers are in the order of their processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from pipeplan_launch.errors import listed
+from pipeplan_launch.rank_mapping.host_identity import Location
+from pipeplan_launch.rank_mapping.server_packing import pack_parts
+
+Path = tuple[Hashable, ...]
+"""Location of a process, from the outermost: machine, container, launcher."""
+
+SERVER_DEPTH = 2
+"""Number of leading entries of a path that identify the server."""
+
+
+def assign_workers(sizes: Sequence[int], paths: Sequence[Path]) -> tuple[int, ...]:
+    """The worker that each process is.
+
+    `sizes`: number of workers on each of the plan's servers. `paths`: location of each process; there must be as many
+    processes as workers.
+    """
+    assert sum(sizes) == len(paths)
+    natural = tuple(range(len(paths)))
+    if piece_counts(sizes, paths, natural) == _least(sizes, paths):
+        return natural
+    # Dividing by machine first is better if containers share a machine; dividing by container at once surely has the
+    # fewest pieces.
+    candidates = [natural, *(_Derivation(sizes, paths, levels).workers() for levels in _levels(paths))]
+    return min(candidates, key=lambda workers: piece_counts(sizes, paths, workers))
+
+
+def piece_counts(sizes: Sequence[int], paths: Sequence[Path], workers: Sequence[int]) -> tuple[int, ...]:
+    """The number of pieces of an assignment by server, by machine and by launcher, to be minimised in this order."""
+    server = server_of_workers(sizes)
+    return tuple(
+        len({(server[worker], path[:depth]) for worker, path in zip(workers, paths, strict=True)})
+        for depth in _depths(paths)
+    )
+
+
+def _least(sizes: Sequence[int], paths: Sequence[Path]) -> tuple[int, ...]:
+    """A lower bound of `piece_counts`: every server of the plan, and every location, has a piece."""
+    return tuple(max(len(sizes), len({path[:depth] for path in paths})) for depth in _depths(paths))
+
+
+def _depths(paths: Sequence[Path]) -> list[int]:
+    return [SERVER_DEPTH, *(depth for depth in range(1, len(paths[0]) + 1) if depth != SERVER_DEPTH)]
+
+
+def server_of_workers(sizes: Sequence[int]) -> list[int]:
+    """The plan's server of each worker."""
+    return [server for server, size in enumerate(sizes) for _ in range(size)]
+
+
+def _levels(paths: Sequence[Path]) -> tuple[tuple[int, ...], ...]:
+    """The two ways to divide servers: by prefixes of paths from the server on, or from the machine on."""
+    every = tuple(range(1, len(paths[0]) + 1))
+    return every[SERVER_DEPTH - 1 :], every
+
+
+class _Derivation:
+    def __init__(self, sizes: Sequence[int], paths: Sequence[Path], levels: Sequence[int]) -> None:
+        self._sizes, self._paths, self._levels = sizes, paths, levels
+        self._natural = server_of_workers(sizes)
+        self._processes: list[list[int]] = [[] for _ in sizes]
+        """The processes of each server of the plan, filled by `_place`."""
+
+    def workers(self) -> tuple[int, ...]:
+        """The worker that each process is."""
+        self._place(dict(enumerate(self._sizes)), list(range(len(self._paths))), 0)
+        workers = [0] * len(self._paths)
+        for first, processes in zip(itertools.accumulate(self._sizes, initial=0), self._processes, strict=False):
+            for worker, process in enumerate(self._in_order(processes), first):
+                workers[process] = worker
+        return tuple(workers)
+
+    def _place(self, amounts: dict[int, int], processes: list[int], level: int) -> None:
+        """Distribute these processes, which share a path so far, over servers; `amounts`: how many each server gets."""
+        if len(amounts) == 1 or level == len(self._levels):
+            rest = iter(processes)
+            for server, amount in sorted(amounts.items()):
+                self._processes[server] += itertools.islice(rest, amount)
+            return
+        inside: dict[Hashable, list[int]] = {}
+        for process in processes:
+            inside.setdefault(self._paths[process][: self._levels[level]], []).append(process)
+        groups, servers = list(inside.values()), sorted(amounts)
+        # A server prefers groups that are not themselves divided, and then groups that hold more of its workers in the
+        # natural order.
+        natural = [Counter(self._natural[process] for process in group) for group in groups]
+        pieces = [len({self._paths[process][:SERVER_DEPTH] for process in group}) for group in groups]
+        packed = pack_parts(
+            [amounts[server] for server in servers],
+            [len(group) for group in groups],
+            lambda part, bin_: natural[bin_][servers[part]] - len(self._paths) * pieces[bin_],
+        )
+        for number, group in enumerate(groups):
+            shares = {server: one[number] for server, one in zip(servers, packed, strict=True) if number in one}
+            self._place(shares, group, level + 1)
+
+    def _in_order(self, processes: list[int]) -> list[int]:
+        """Processes by number, with those of one location next to each other."""
+        first: dict[Path, int] = {}
+        for process in sorted(processes):
+            for depth in range(len(self._paths[process]) + 1):
+                first.setdefault(self._paths[process][:depth], process)
+
+        def key(process: int) -> tuple[int, ...]:
+            path = self._paths[process]
+            return (*(first[path[:depth]] for depth in range(1, len(path) + 1)), process)
+
+        return sorted(processes, key=key)
+
+
+@dataclass(frozen=True)
+class RankAssignment:
+    """The rank assignment, the same in all processes.
+
+    Servers are real ones, unless they are called the plan's: machines, or containers that are told apart.
+    """
+
+    sizes: tuple[int, ...]
+    """Number of workers on each of the plan's servers."""
+    wheres: tuple[Location, ...]
+    """Location of each process."""
+    workers: tuple[int, ...]
+    """The worker that each process is."""
+
+    @staticmethod
+    def of(sizes: Sequence[int], wheres: Sequence[Location]) -> RankAssignment:
+        """Derive the assignment from the sizes of the plan's servers and the locations of all processes."""
+        return RankAssignment(tuple(sizes), tuple(wheres), assign_workers(sizes, [where.path for where in wheres]))
+
+    @cached_property
+    def servers(self) -> tuple[int, ...]:
+        """Server of each worker. Servers are numbered in the order of their first workers."""
+        numbers: dict[tuple[str, str, str], int] = {}
+        return tuple(numbers.setdefault(where.server, len(numbers)) for where in self._by_worker)
+
+    @cached_property
+    def meant(self) -> tuple[int, ...]:
+        """The plan's server of each worker."""
+        return tuple(server_of_workers(self.sizes))
+
+    @property
+    def is_one_server(self) -> bool:
+        """Whether all workers are on one server."""
+        return len(set(self.servers)) == 1
+
+    @property
+    def is_one_network(self) -> bool:
+        """Whether all processes share one loopback interface. Containers that count as one server may not."""
+        return len({(where.machine, where.network) for where in self.wheres}) == 1
+
+    @cached_property
+    def apart(self) -> tuple[tuple[int, ...], ...]:
+        """The workers of each server of the plan that is divided over several servers."""
+        members = [[w for w in range(len(self.meant)) if self.meant[w] == server] for server in range(len(self.sizes))]
+        return tuple(tuple(one) for one in members if len({self.servers[worker] for worker in one}) > 1)
+
+    def name(self, server: int) -> str:
+        """Name of a server for messages, with a number where several servers have the same name."""
+        names = dict(zip(self.servers, (where.name for where in self._by_worker), strict=True))
+        same = [other for other in sorted(names) if names[other] == names[server]]
+        return names[server] if len(same) == 1 else f"{names[server]} ({same.index(server) + 1})"
+
+    def device(self, process: int) -> int:
+        """The number of a process's device among those that it sees.
+
+        Processes that see the same devices take them in the order of their numbers. They share devices if there are
+        too few.
+        """
+        return self._sharing_processes(process).index(process) % max(1, self.wheres[process].devices)
+
+    def own_device_each(self) -> bool:
+        """Whether every process has a device of its own."""
+        if all(where.cards for where in self.wheres):
+            taken = {where.cards.split()[self.device(process)] for process, where in enumerate(self.wheres)}
+            return len(taken) == len(self.wheres)
+        return all(len(self._sharing_processes(process)) <= where.devices for process, where in enumerate(self.wheres))
+
+    def started(self) -> str:
+        """The number of processes by server name, as text: `4 on alpha and 2 on beta`."""
+        counts = Counter(where.name for where in self.wheres)
+        return listed([f"{count} on {host}" for host, count in counts.items()])
+
+    def _sharing_processes(self, process: int) -> list[int]:
+        return self._processes_by_devices[_visible_devices(self.wheres[process])]
+
+    @cached_property
+    def _processes_by_devices(self) -> dict[object, list[int]]:
+        processes: dict[object, list[int]] = {}
+        for process, where in enumerate(self.wheres):
+            processes.setdefault(_visible_devices(where), []).append(process)
+        return processes
+
+    @cached_property
+    def _by_worker(self) -> tuple[Location, ...]:
+        order = sorted(range(len(self.workers)), key=self.workers.__getitem__)
+        return tuple(self.wheres[process] for process in order)
+
+
+def _visible_devices(where: Location) -> object:
+    """A key of the devices that a process sees. UUIDs are unique; device numbers are only unique in a container."""
+    return where.cards or (where.container, where.visible)

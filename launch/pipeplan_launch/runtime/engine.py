@@ -1,0 +1,312 @@
+"""Runs a stream of actions on one worker, dispatching each kind of action to its handler.
+
+An engine runs drained segments (an epoch or a part of one, or a pass over the test data): nothing is in flight before
+or after. Within a segment, schedules, replicas and weight versions count minibatches from 0, the *index*. Data,
+random seeds, messages and metrics use the minibatch's *number* in the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from pipeplan_launch.comm.p2p import Direction, Transport
+from pipeplan_launch.comm.ring_buffer import MessageTensor
+from pipeplan_launch.elastic.signals import check_interrupt
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.job import Batch, Job
+from pipeplan_launch.job.user_code import user_code_errors
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.schedule import Action, ActionKind, Schedule, own_minibatches
+from pipeplan_launch.runtime.data import Batches
+from pipeplan_launch.telemetry.recorder import MinibatchRecord, Recorder, Stopwatch
+from pipeplan_launch.telemetry.timeline import Timeline
+from pipeplan_launch.tracing.stage_program import BoundaryTensor, Program
+
+ActionHandler = Callable[[int], None]
+"""Runs an action, given its index."""
+SegmentLimit = Callable[[int], int | None]
+"""Asked for the end of the segment before the forward of a minibatch, with its index, and before the all-reduce of a
+group, with the index of the group's first minibatch. Returns None to go on, or the index at which the segment ends,
+which is at most that index. All workers of a segment must get the same end."""
+POSTED_RECEIVES = 2
+"""Receives of activations posted in advance: one in use and one under way. Each costs the memory of a minibatch."""
+
+
+@dataclass(frozen=True)
+class WorkerPlace:
+    """A worker's position in the plan, and the program and job that it runs."""
+
+    plan: LaunchPlan
+    stage: int
+    replica: int
+    rank: int
+    device: torch.device
+    program: Program
+    job: Job
+    """The job without its model, because a worker keeps only its own stage."""
+    seed: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this stage receives no activations."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this stage computes the loss."""
+        return self.stage == len(self.plan.pipeline) - 1
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether this stage keeps only its input between forward and backward, and runs forward again before
+        backward.
+        """
+        return self.plan.pipeline[self.stage].recompute
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas of this stage."""
+        return len(self.plan.pipeline[self.stage].workers)
+
+    def peer(self, stage: int, index: int) -> int:
+        """Rank of the replica of a stage that runs the minibatch with this index."""
+        workers = self.plan.pipeline[stage].workers
+        return workers[index % len(workers)]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A drained run over some minibatches of an epoch."""
+
+    epoch: int
+    batches: Batches
+    first: int = 0
+    """Number of its first minibatch."""
+    end: int | None = None
+    """Number after its last minibatch; None means the end of the epoch."""
+
+    @property
+    def count(self) -> int:
+        """Number of minibatches in the segment."""
+        return (self.batches.sizes.count if self.end is None else self.end) - self.first
+
+    def number(self, index: int) -> int:
+        """The number in the epoch of the minibatch with this index in the segment."""
+        return self.first + index
+
+
+class Engine:
+    """Common part of training and forward-only engines: dispatch, posted receives, reading samples and reporting
+    progress.
+    """
+
+    schedule: Schedule
+
+    def __init__(
+        self,
+        place: WorkerPlace,
+        schedule: Schedule,
+        transport: Transport,
+        recorder: Recorder,
+        handlers: Mapping[ActionKind, ActionHandler],
+    ) -> None:
+        """Raises `LaunchError` if the schedule has actions without a handler."""
+        unknown = sorted(kind.value for kind in schedule.kinds - handlers.keys())
+        if unknown:
+            raise LaunchError(
+                f"this executor cannot run schedule {schedule.name!r}: no handler for {', '.join(unknown)}"
+            )
+        self.schedule = schedule
+        self.place = place
+        self.transport = transport
+        self.recorder = recorder
+        self.timeline = Timeline(place.plan.plan, place.rank, place.stage, place.replica)
+        self.on_minibatch: Callable[[MinibatchRecord], None] | None = None
+        """Called after each of this worker's minibatches."""
+        self.limit: SegmentLimit = _no_limit
+        """Set from outside if a segment may have to end early."""
+        self._handlers = handlers
+        self._segment: Segment | None = None
+        self._count = 0
+        self._to_post: Sequence[int] = ()
+        self._wires: dict[tuple[str, int], MessageTensor] = {}
+
+    def run(self, segment: Segment) -> int:
+        """Run this worker's share of a segment. Returns the number of minibatches of the segment, fewer if `limit`
+        ended it.
+        """
+        place = self.place
+        self.transport.open()
+        self._segment, self._count = segment, segment.count
+        self._to_post = () if place.is_first else own_minibatches(place.replica, place.replicas, self._count)
+        for _ in range(POSTED_RECEIVES):
+            self._post_next()
+        with segment.batches.prefetch(self._to_read()):
+            for action in self._actions():
+                check_interrupt()
+                self._handlers[action.kind](action.index)
+            self.transport.drain()
+        return self._count
+
+    @property
+    def segment(self) -> Segment:
+        """The segment being run."""
+        assert self._segment is not None
+        return self._segment
+
+    @property
+    def count(self) -> int:
+        """Minibatches in the segment being run, fewer once `limit` has ended it."""
+        return self._count
+
+    def take_activations(self, index: int) -> list[Tensor]:
+        """The activations of this minibatch from the previous stage. Posts the next receive."""
+        if self.place.is_first:
+            return []
+        received = self.transport.take(Direction.ACTIVATIONS, self.segment.number(index))
+        self._post_next()
+        return received
+
+    def send_activations(self, index: int, outputs: Sequence[Tensor]) -> None:
+        """Send the activations of a minibatch to the next stage."""
+        destination = self.place.peer(self.place.stage + 1, index)
+        self.transport.send(Direction.ACTIVATIONS, self.segment.number(index), destination, outputs)
+
+    def settle_activations(self, index: int) -> None:
+        """Wait until the activations of a minibatch have left for the next stage, if they were sent."""
+        self.transport.settle(Direction.ACTIVATIONS, self.segment.number(index))
+
+    def wires(self, tensors: Sequence[BoundaryTensor], index: int) -> list[MessageTensor]:
+        """Shapes and types of the tensors that cross a cut, for this minibatch's size."""
+        size = self.size(index)
+        return [self._wire(tensor, size) for tensor in tensors]
+
+    def size(self, index: int) -> int:
+        """Samples that the model runs on in this minibatch, including padding samples."""
+        return self.segment.batches.sizes.padded_samples(self.segment.number(index))
+
+    def read(self, index: int) -> tuple[list[Tensor], Any]:
+        """(model inputs of this stage, target at the last stage) from the data set, where the stage needs them."""
+        wanted = self.place.program.model_inputs
+        if not wanted and not self.place.is_last:
+            return [], None
+        with self.calling("reading the job's data", index):
+            batch: Batch = self.segment.batches.load(self.segment.number(index))
+        self.place.job.check_names(batch)
+        inputs = [batch.inputs[position].to(self.place.device) for position in wanted]
+        target = to_device(batch.target, self.place.device) if self.place.is_last else None
+        return inputs, target
+
+    def _to_read(self) -> list[int]:
+        """Numbers of the minibatches that this worker will read, in order."""
+        place = self.place
+        if not place.program.model_inputs and not place.is_last:
+            return []
+        return [self.segment.number(index) for index in own_minibatches(place.replica, place.replicas, self._count)]
+
+    def calling(self, what: str, index: int) -> AbstractContextManager[None]:
+        """Context for calling the user's code: an error becomes one line that names `what`, this stage and the
+        minibatch.
+        """
+        number = self.segment.number(index)
+        return user_code_errors(f"{what} at stage {self.place.stage} (rank {self.place.rank}), minibatch {number},")
+
+    def begin_step(self, index: int) -> MinibatchRecord:
+        """Start the record of a minibatch on this worker."""
+        number = self.segment.number(index)
+        step = self.recorder.begin(self.segment.epoch, number)
+        step.samples = self.segment.batches.sizes.real_samples(number)
+        return step
+
+    def step_of(self, index: int) -> MinibatchRecord:
+        """The record of a minibatch that has started and is not finished."""
+        return self.recorder.started(self.segment.number(index))
+
+    def note(self, kind: str, index: int, lap: Stopwatch, *, keep_brief: bool = True) -> None:
+        """Record in the timeline that the stopwatch's last lap was spent on a minibatch."""
+        self.timeline.note(kind, self.segment.number(index), lap, keep_brief=keep_brief)
+
+    def begin_timeline(self, epoch: int, first: int, count: int, met_s: float) -> None:
+        """Start the timeline of an epoch of `count` minibatches at minibatch `first`; all workers met at time
+        `met_s`.
+        """
+        self.timeline.begin(epoch, first, count, met_s)
+
+    def finish_step(self, index: int) -> None:
+        """Finish the record of a minibatch on this worker."""
+        step = self.recorder.end(self.segment.number(index))
+        if self.on_minibatch is not None:
+            self.on_minibatch(step)
+
+    def _actions(self) -> Iterator[Action]:
+        """The schedule's stream. If `limit` ends the segment, the rest is the stream of a segment that ends there."""
+        done: dict[
+            ActionKind, int
+        ] = {}  # the last index of each kind, whose actions come in the order of their indices
+        for action in self._stream():
+            end = self._end_before(action)
+            if end is not None:
+                self._count = end
+                break
+            yield action
+            done[action.kind] = action.index
+        else:
+            return
+        for action in self._stream():
+            if action.index > done.get(action.kind, -1):
+                yield action
+
+    def _end_before(self, action: Action) -> int | None:
+        """The index at which the segment ends, if this action would go beyond it; otherwise None.
+
+        A replica joins the all-reduce of a group even if it has no minibatch in it, so the group's first minibatch
+        counts.
+        """
+        if action.kind is ActionKind.FORWARD:
+            return self.limit(action.index)
+        if action.kind is ActionKind.REDUCE:
+            return self.limit(action.index * self.schedule.group_size(self.place.plan.shapes[self.place.stage]))
+        return None
+
+    def _stream(self) -> Iterator[Action]:
+        place = self.place
+        return self.schedule.stream(place.plan.shapes, place.stage, place.replica, self._count)
+
+    def _wire(self, tensor: BoundaryTensor, size: int) -> MessageTensor:
+        """The shape and type of a tensor at this size. Cached, because evaluating a symbolic shape takes longer than
+        sending a small tensor.
+        """
+        wire = self._wires.get((tensor.name, size))
+        if wire is None:
+            wire = self._wires[tensor.name, size] = MessageTensor(tuple(tensor.shape(size)), tensor.dtype)
+        return wire
+
+    def _post_next(self) -> None:
+        if self._to_post:
+            index, self._to_post = self._to_post[0], self._to_post[1:]
+            source = self.place.peer(self.place.stage - 1, index)
+            wires = self.wires(self.place.program.receives, index)
+            self.transport.post(Direction.ACTIVATIONS, self.segment.number(index), source, wires)
+
+
+def _no_limit(_: int) -> int | None:
+    return None
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Move the tensors of a nested structure to a device."""
+    return map_tensors(value, lambda tensor: tensor.to(device))
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Apply `change` to the tensors in nested tuples, lists, dicts and other types that torch's pytree knows, such as
+    a registered dataclass. Other values stay as they are.
+    """
+    return tree_map_only(Tensor, change, value)

@@ -1,0 +1,302 @@
+"""Training epoch by epoch: segments between checkpoints, evaluation, and the reaction to a stop request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import lcm
+from pathlib import Path
+from typing import Any
+
+from pipeplan_launch.checkpoint.manifest import History, Manifest, Position
+from pipeplan_launch.comm import gradient_exchange
+from pipeplan_launch.elastic import process_groups
+from pipeplan_launch.elastic.graceful_stop import GracefulStop
+from pipeplan_launch.elastic.process_groups import Groups, run_in_all
+from pipeplan_launch.elastic.restart_state import announce_stop
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.callback_calls import CallbackList
+from pipeplan_launch.job.callbacks import EpochResult, MinibatchInfo, RunInfo
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.runtime import stage_checkpoint, stage_optimizer
+from pipeplan_launch.runtime.data import Batches, MinibatchSizes
+from pipeplan_launch.runtime.engine import Engine, Segment
+from pipeplan_launch.runtime.inference import Score
+from pipeplan_launch.runtime.run_start import RunStart, epoch_count
+from pipeplan_launch.runtime.stage_setup import RunOptions, WorkerStage
+from pipeplan_launch.telemetry.progress import Progress, epoch_line, print_status
+from pipeplan_launch.telemetry.recorder import MinibatchRecord
+
+
+class EpochLoop:
+    """Training on an active worker. All workers go through the same segments, checkpoints and evaluations."""
+
+    def __init__(
+        self,
+        options: RunOptions,
+        groups: Groups,
+        stage: WorkerStage,
+        start: RunStart,
+        resumed: Manifest | None,
+        stopping: GracefulStop,
+    ) -> None:
+        """`resumed`: the checkpoint that the stage was restored from. Raises `LaunchError` if training cannot resume
+        from it.
+        """
+        assert stage.training is not None
+        assert stage.train_sizes is not None
+        self._options, self._groups, self._stage, self._start = options, groups, stage, start
+        self._training, self._sizes, self._stopping = stage.training, stage.train_sizes, stopping
+        self._epochs = epoch_count(options)
+        place = stage.place
+        self._leads = place.rank == place.plan.active[0]
+        self._reports = place.is_last and place.replica == 0
+        self._saved: tuple[Position, Path] | None = None
+        """Position and folder of this run's last checkpoint."""
+        self._pace: float | None = None
+        self.results: list[EpochResult] = []
+        """Results of the epochs that this process has finished."""
+        self.stopped: Position | None = None
+        """Position at which a stop request ended the run."""
+        self._at, self._history = Position(0, 0, self._sizes.count), History()
+        if resumed is not None:
+            self._at, self._history = position_in(resumed, self._sizes), resumed.history
+            self._saved = None if start.goes_on_elsewhere else (self._at, resumed.folder)
+        self._set_rates()
+        self._listeners = CallbackList(place.job.callbacks if self._reports else ())
+        if self._reports:
+            self._print_start(resumed)
+
+    def run(self) -> dict[str, Any]:
+        """Train until all epochs are done or a stop is requested. Returns training's part of summary.json."""
+        progress = Progress(self._training.recorder, self._options.log_every, self._epochs, self._sizes.count)
+        if self._reports:
+            self._training.on_minibatch = lambda step: self._report_minibatch(step, progress)
+            self._listeners.start(self._run_info())
+        if self._start.goes_on_elsewhere:
+            self._save()  # from now on this run does not depend on the other run's folder
+        while self._at.epoch < self._epochs:
+            stop = self._train_epoch() or self._finish_epoch(progress)
+            if stop:
+                self._stop()
+                break
+            self._at = Position(self._at.epoch + 1, 0, self._sizes.count)
+        at = self.stopped
+        return {
+            "epochs": self._history.results,
+            "stopped": None if at is None else {"epoch": at.epoch, "minibatch": at.minibatch},
+        }
+
+    def _train_epoch(self) -> bool:
+        """Train the rest of the epoch, with checkpoints at the requested interval. Returns whether to stop before its
+        end.
+        """
+        batches = Batches(self._stage.data.train, self._sizes, self._start.seed, self._at.epoch, self._stage.data)
+        met_s = process_groups.synchronise_workers(self._groups.active)
+        self._training.begin_timeline(self._at.epoch, self._at.minibatch, self._sizes.count, met_s)
+        while not self._at.whole:
+            end = segment_end(self._at.minibatch, self._sizes.count, self._options.checkpoint_minibatches)
+            segment = Segment(self._at.epoch, batches, self._at.minibatch, end)
+            ran, stop = self._run(self._training, segment)
+            self._pace = self._training.recorder.pace_s()
+            steps = self._training.recorder.end_epoch(segment.first)
+            losses = [step.loss for step in steps if step.loss is not None]
+            total, count = process_groups.sum_over([sum(losses), float(len(losses))], self._groups.active)
+            self._history.loss_sum += total
+            self._history.losses += int(count)
+            self._at = replace(self._at, minibatch=segment.first + ran)
+            if stop or self._at.whole:
+                self._training.timeline.write(self._start.run)
+            if stop:
+                return True
+            if not self._at.whole:
+                self._save()
+        return False
+
+    def _finish_epoch(self, progress: Progress) -> bool:
+        """Write a checkpoint and evaluate. Returns whether to stop here."""
+        number, last = self._at.epoch + 1, self._at.epoch + 1 == self._epochs
+        if last or number % self._options.checkpoint_every == 0:
+            self._save()
+        due = last or number % self._options.evaluate_every == 0
+        score, stop = self._evaluate() if due else (self._no_score(), False)
+        if score is None:
+            return True
+        result = self._result(score)
+        self.results.append(result)
+        self._history = History([*self._history.results, result.as_json()])
+        self._save_result()
+        if self._training.rates is not None:
+            self._training.rates.after_epoch(result.test_loss)
+        if self._reports:
+            print_status(epoch_line(result, self._epochs, self._pace))
+            if result.loss is not None:
+                progress.warn_unless_finite(result.loss, self._at.epoch, None)
+            self._listeners.epoch(result)
+        return stop and not last
+
+    def _evaluate(self) -> tuple[Score | None, bool]:
+        """(this worker's score, whether to stop now). The score is None if the stop came before the end of the test
+        data.
+        """
+        stage = self._stage
+        if stage.test_sizes is None:
+            return self._no_score(), False
+        data: Any = stage.data.test if stage.data.test is not None else stage.data.train
+        batches = Batches(data, stage.test_sizes, self._start.seed, self._at.epoch, stage.data)
+        segment = Segment(self._at.epoch, batches)
+        ran, stop = self._run(stage.forward, segment)
+        return (stage.forward.score if ran == segment.count else None), stop
+
+    def _no_score(self) -> Score:
+        return Score.empty(self._stage.place.job)
+
+    def _result(self, score: Score) -> EpochResult:
+        """The epoch's result over all workers."""
+        total = score.from_sum(process_groups.sum_over(score.as_list(), self._groups.active))
+        has_loss = self._stage.place.job.loss is not None and total.samples
+        return EpochResult(
+            epoch=self._at.epoch + 1,
+            loss=self._history.loss,
+            test_correct=total.correct,
+            test_judged=total.judged,
+            test_loss=total.loss_sum / total.samples if has_loss else None,
+            test_metrics=total.metrics,
+        )
+
+    def _run(self, engine: Engine, segment: Segment) -> tuple[int, bool]:
+        """(minibatches run, whether to stop now). Stop requests take effect only here."""
+        self._stopping.begin()
+        engine.limit = self._stopping.limit
+        engine.run(segment)
+        stop = self._stopping.end()
+        return self._stopping.reached(segment.count), stop
+
+    def _stop(self) -> None:
+        """Save a checkpoint and record where training stopped."""
+        self._save()
+        self.stopped = self._at
+        if self._leads:
+            announce_stop(f"stopped after {self._at}: --resume goes on from there")
+
+    def _save(self) -> None:
+        """Write a checkpoint of the current position, unless there is one already."""
+        if self._saved is None or self._saved[0] != self._at:
+            folder = stage_checkpoint.save_checkpoint(
+                self._stage, self._groups, self._start.run, self._at, self._history
+            )
+            self._saved = self._at, folder
+            self._listeners.checkpoint(folder)
+
+    def _save_result(self) -> None:
+        """Add the evaluation's result to the epoch's checkpoint, if it has one."""
+        if self._saved is not None and self._saved[0] == self._at:
+            _, folder = self._saved
+            run_in_all(
+                self._groups.active,
+                lambda: stage_checkpoint.add_evaluation(folder, self._history) if self._leads else None,
+            )
+
+    def _set_rates(self) -> None:
+        """Set the learning rates for the position where training starts. Raises `LaunchError` for a scheduler that
+        cannot run.
+        """
+        rates = self._training.rates
+        if rates is None:
+            return
+        if rates.needs_test_loss and self._stage.test_sizes is None:
+            raise LaunchError("ReduceLROnPlateau follows the test loss: give the job's data a test set")
+        minibatches = self._at.epoch * self._sizes.count + self._at.minibatch
+        rates.catch_up(minibatches, [result.get("test_loss") for result in self._history.results])
+
+    def _run_info(self) -> RunInfo:
+        plan, at = self._stage.place.plan, self._at
+        return RunInfo(
+            folder=self._start.run,
+            plan=plan.written(),
+            minibatch=plan.minibatch,
+            epochs=self._epochs,
+            minibatches=self._sizes.count,
+            epoch=at.epoch,
+            minibatch_of_epoch=at.minibatch,
+        )
+
+    def _report_minibatch(self, step: MinibatchRecord, progress: Progress) -> None:
+        """Report a minibatch that the last stage has finished: on stderr, and to the job's callbacks."""
+        progress(step)
+        if not self._listeners:
+            return
+        assert step.loss is not None
+        rates, pace_s = self._training.rates, self._training.recorder.pace_s()
+        self._listeners.minibatch(
+            MinibatchInfo(
+                epoch=step.epoch,
+                minibatch=step.minibatch,
+                samples=step.samples,
+                loss=step.loss,
+                learning_rate=None if rates is None else rates.current,
+                minibatches_per_s=1 / pace_s if pace_s else None,
+            )
+        )
+
+    def _print_notes(self) -> None:
+        """Print notes about options that the user may not expect to work as they do with this plan."""
+        place = self._stage.place
+        for note in (
+            stage_optimizer.clipping_note(place),
+            gradient_exchange.note_on_unused_option(self._options.averaging, place.plan),
+        ):
+            if note is not None:
+                print_status(f"note: {note}")
+        every, group = self._options.checkpoint_minibatches, minibatches_per_round(self._stage.place.plan)
+        if every is not None and every % group:
+            print_status(
+                f"note: --checkpoint-minibatches {every} is no multiple of {group}, so updates before a checkpoint "
+                "average fewer minibatches"
+            )
+
+    def _print_start(self, resumed: Manifest | None) -> None:
+        """Print the notes, and where training resumes."""
+        after_fault = self._groups.attempt.after_fault()
+        if not after_fault:  # the first attempt has printed them
+            self._print_notes()
+        if resumed is None:
+            if after_fault:
+                print_status(f"{after_fault}training begins anew, as there is no checkpoint yet")
+            return
+        print_status(f"{after_fault}resumed from {resumed.folder}, after {resumed.position}")
+        repeated = resumed.position.minibatch * resumed.minibatch_samples - self._at.minibatch * self._sizes.minibatch
+        if not resumed.position.whole and repeated:
+            print_status(
+                f"note: with minibatches of {self._sizes.minibatch}, {repeated} samples of this epoch are run again"
+            )
+
+
+def segment_end(first: int, count: int, every: int | None) -> int:
+    """The end of the segment that starts with minibatch `first`: the next multiple of `every`, or the end of the
+    epoch.
+    """
+    return count if every is None else min(count, (first // every + 1) * every)
+
+
+def minibatches_per_round(plan: LaunchPlan) -> int:
+    """Number of minibatches after which every stage has made a whole number of updates."""
+    return lcm(*(plan.schedule.group_size(shape) for shape in plan.shapes))
+
+
+def position_in(manifest: Manifest, sizes: MinibatchSizes) -> Position:
+    """The position of a checkpoint, in epochs of minibatches of these sizes. Raises `LaunchError` for other training
+    data.
+
+    The order of the samples does not depend on the minibatch size, so the number of samples determines the position.
+    """
+    at = manifest.position
+    if at.whole:
+        evaluated = manifest.finished > at.epoch
+        return Position(at.epoch + 1, 0, sizes.count) if evaluated else Position(at.epoch, sizes.count, sizes.count)
+    if manifest.samples != sizes.samples:
+        raise LaunchError(
+            f"{manifest.folder} is in the middle of an epoch over {manifest.samples} samples, and the job's training "
+            f"data has {sizes.samples}"
+        )
+    done = at.minibatch * manifest.minibatch_samples // sizes.minibatch
+    return Position(at.epoch, min(done, sizes.count), sizes.count)

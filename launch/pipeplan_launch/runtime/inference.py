@@ -1,0 +1,141 @@
+"""Forward-only engine: evaluation between epochs, and pipelined inference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pipeplan_launch.comm.p2p import Transport
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.autocast import autocast
+from pipeplan_launch.job.job import Job
+from pipeplan_launch.job.seeds import seed_forward
+from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind
+from pipeplan_launch.runtime.engine import Engine, Segment, WorkerPlace, map_tensors
+from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
+from pipeplan_launch.telemetry.timeline import FORWARD, WAIT
+
+MAX_QUEUED_SENDS = 2
+"""Activations that a replica may have on the way to the next stage. A faster stage waits instead of queueing more."""
+
+
+@dataclass
+class Score:
+    """Counts of one replica of the last stage. The sum over the replicas is the result."""
+
+    correct: float = 0.0
+    samples: float = 0.0
+    judged: float = 0.0
+    """Samples whose output a metric could judge."""
+    loss_sum: float = 0.0
+    """Sum of the loss over the samples, if the job has a loss."""
+    sums: dict[str, float] = field(default_factory=dict)
+    """Sums of the job's other metrics over the samples."""
+
+    @staticmethod
+    def empty(job: Job) -> Score:
+        """A score without samples."""
+        return Score(sums=dict.fromkeys(job.metrics, 0.0))
+
+    def as_list(self) -> list[float]:
+        """The counts as a list, to be summed by an all-reduce."""
+        return [self.correct, self.samples, self.judged, self.loss_sum, *self.sums.values()]
+
+    def from_sum(self, reduced: Sequence[float]) -> Score:
+        """The score of all workers, from the sum of their `as_list`."""
+        correct, samples, judged, loss_sum, *sums = reduced
+        return Score(correct, samples, judged, loss_sum, dict(zip(self.sums, sums, strict=True)))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Means of the job's other metrics over the samples."""
+        return {name: total / self.samples for name, total in self.sums.items()} if self.samples else {}
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of right outputs, or None if the job has no metric that applies."""
+        return self.correct / self.judged if self.judged else None
+
+
+class ForwardEngine(Engine):
+    """Runs the forward-only schedule on one replica of one stage, with the current weights in evaluation mode."""
+
+    def __init__(self, place: WorkerPlace, transport: Transport, recorder: Recorder) -> None:
+        super().__init__(place, SCHEDULES["forward-only"], transport, recorder, {ActionKind.FORWARD: self._forward})
+        self.score = Score.empty(place.job)
+
+    def run(self, segment: Segment) -> int:
+        """Run a segment. Afterwards `score` holds this worker's counts."""
+        self.score = Score.empty(self.place.job)
+        self.place.program.eval()
+        try:
+            with torch.no_grad():
+                return super().run(segment)
+        finally:
+            self.place.program.train()
+
+    def _forward(self, index: int) -> None:
+        place = self.place
+        step, lap = self.begin_step(index), Stopwatch()
+        received = self.take_activations(index)
+        step.wait_s += lap()
+        self.note(WAIT, index, lap, keep_brief=False)
+        inputs, target = self.read(index)
+        step.load_s += lap()
+        seed_forward(place.seed, self.segment.epoch, self.segment.number(index), place.stage)
+        with self.calling("the model's forward", index):
+            result = place.program.call(place.program.parameters_by_name(), received, inputs, self.size(index))
+        if place.is_last:
+            self._judge(index, result, target)
+        step.forward_s += lap()
+        self.note(FORWARD, index, lap)
+        if not place.is_last:
+            self.settle_activations(index - MAX_QUEUED_SENDS * place.replicas)
+            self.send_activations(index, result)
+        step.send_s += lap()
+        self.finish_step(index)
+
+    def _judge(self, index: int, output: object, target: object) -> None:
+        real, padded = self.segment.batches.sizes.real_samples(self.segment.number(index)), self.size(index)
+        if real < padded:  # padding samples do not count
+            output, target = (
+                map_tensors(value, lambda tensor: _first(tensor, real, padded)) for value in (output, target)
+            )
+        job = self.place.job
+        self.score.samples += real
+        with self.calling("the job's metric", index):
+            correct = job.correct(output, target)
+            if correct is not None:
+                self.score.correct += _number(correct)
+                self.score.judged += real
+        for name, metric in job.metrics.items():
+            with self.calling(f"the job's metric {name!r}", index):
+                self.score.sums[name] += _mean(name, metric(output, target)) * real
+        if job.loss is not None:
+            with self.calling("the job's loss", index), autocast(job.autocast, self.place.device):
+                self.score.loss_sum += float(job.loss(output, target)) * real
+
+
+def _number(correct: object) -> float:
+    if isinstance(correct, Tensor) and correct.numel() != 1:
+        raise LaunchError(
+            "the job's metric must return one number, how many samples of the minibatch are right, not "
+            f"{tuple(correct.shape)}: sum them"
+        )
+    return float(correct)  # type: ignore[arg-type]
+
+
+def _mean(name: str, value: object) -> float:
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise LaunchError(
+            f"the job's metric {name!r} must return one number, the mean over the minibatch, not {tuple(value.shape)}"
+        )
+    return float(value)  # type: ignore[arg-type]
+
+
+def _first(tensor: Tensor, real: int, padded: int) -> Tensor:
+    """A tensor without its padding samples, if its first dimension is the minibatch."""
+    return tensor[:real] if tensor.ndim and tensor.shape[0] == padded else tensor

@@ -1,0 +1,183 @@
+"""An emulated stage as the engine runs it: it sleeps instead of computing.
+
+The sleep stands for all of the computation, including writing the results, which are prepared in advance. Messages,
+all-reduces, weight versions and updates are the executor's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.utils.data import Dataset
+
+from pipeplan_launch.comm import buckets
+from pipeplan_launch.job.job import Data, Job, StageInfo
+from pipeplan_launch.plan.sleeping_stage_spec import CutTraffic, EmulatedLayer, EmulatedStage
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class EmulatedTensor:
+    """A tensor that crosses the cut between two stages."""
+
+    name: str
+    size: int
+    dtype: torch.dtype
+    requires_grad: bool
+
+    def shape(self, _batch: int) -> tuple[int, ...]:
+        """Shape of the tensor, which does not depend on the minibatch size."""
+        return (self.size,)
+
+
+class SleepingStage:
+    """A `pipeplan_launch.tracing.stage_program.Program` that sleeps."""
+
+    def __init__(self, index: int, stage: EmulatedStage) -> None:
+        self.receives: Sequence[EmulatedTensor] = _messages("before", stage.before)
+        self.sends: Sequence[EmulatedTensor] = _messages("after", stage.after)
+        self.model_inputs: Sequence[int] = ()
+        self._layers = stage.layers
+        self._weights = {
+            # A layer without parameters has one number, so that it has a gradient and an update.
+            f"stage{index}.layer{number}": nn.Parameter(torch.zeros(max(1, layer.parameter_bytes // FLOAT_BYTES)))
+            for number, layer in enumerate(stage.layers)
+        }
+        self._gradients = [torch.zeros_like(weight) for weight in self._weights.values()]
+        self._sent = [torch.zeros(one.size, dtype=one.dtype) for one in self.sends]
+        self._returned = torch.zeros(self.receives[0].size) if self.receives else None
+        self._clock = _Clock()
+
+    def parameters_by_name(self) -> Mapping[str, nn.Parameter]:
+        """One parameter for each layer."""
+        return self._weights
+
+    def buffers_by_name(self) -> Mapping[str, Tensor]:
+        """An emulated stage has no buffers."""
+        return {}
+
+    def changing_state(self) -> Mapping[str, Tensor]:
+        """An emulated stage has no changing state."""
+        return {}
+
+    def call(
+        self, parameters: Mapping[str, Tensor], received: Sequence[Tensor], _inputs: Sequence[Tensor], _batch: int
+    ) -> Any:
+        """Sleep as long as the stage's forward pass takes. The backward pass will sleep in the same way."""
+        token: Tensor | None = received[0] if received else None
+        returned, last = self._returned, len(self._layers) - 1
+        self._clock.start()
+        for number, (layer, weight) in enumerate(zip(self._layers, parameters.values(), strict=True)):
+            result = self._sent[0] if number == last and self._sent else torch.zeros(1, 1)
+            gradient, clock = self._gradients[number], self._clock
+            token = _Sleep.apply(token, weight, layer, result, returned, gradient, clock, number == last)  # type: ignore[no-untyped-call]
+            returned = torch.zeros(1, 1)
+        return (token, *(one.detach() for one in self._sent[1:])) if self._sent else token
+
+    def train(self, _mode: bool = True) -> SleepingStage:
+        """Return self: modes do not differ."""
+        return self
+
+    def eval(self) -> SleepingStage:
+        """Return self: modes do not differ."""
+        return self
+
+
+class _Clock:
+    """Sleeps such that a pass ends on time. The emulation's own overhead counts as part of the layers' times."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def start(self) -> None:
+        """Begin a pass."""
+        self._due = time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep until the next layer of the pass, which takes `seconds`, is done."""
+        self._due += seconds
+        time.sleep(max(0.0, self._due - time.perf_counter()))
+
+
+class _Sleep(torch.autograd.Function):
+    """One layer, whose result and gradients are prepared in advance."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        _received: Tensor | None,
+        _weight: Tensor,
+        layer: EmulatedLayer,
+        result: Tensor,
+        returned: Tensor | None,
+        gradient: Tensor,
+        clock: _Clock,
+        last: bool,
+    ) -> Tensor:
+        ctx.layer, ctx.returned, ctx.gradient, ctx.clock, ctx.last = layer, returned, gradient, clock, last
+        clock.sleep(layer.forward_s)
+        return result.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.last:
+            ctx.clock.start()
+        ctx.clock.sleep(ctx.layer.backward_s)
+        returned = None if ctx.returned is None else ctx.returned.detach()
+        return returned, ctx.gradient.detach(), None, None, None, None, None, None
+
+
+class _SleepingOptimizer(SGD):
+    """An optimiser that leaves the weights as they are and takes a given time per step."""
+
+    def __init__(self, parameters: list[Tensor], seconds: float) -> None:
+        super().__init__(parameters, lr=0.0)
+        self._seconds = seconds
+
+    def step(self, closure: Any = None) -> Any:
+        """Sleep as long as an update takes."""
+        time.sleep(self._seconds)
+
+
+class _EmptySamples(Dataset[Any]):
+    """A data set of `count` samples without content."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(1), torch.zeros((), dtype=torch.long)
+
+
+def load_emulated_stage(index: int, stage: EmulatedStage) -> tuple[Job, SleepingStage]:
+    """(job without a model, program) of an emulated stage. Sets the bucket size of all of this process's reducers."""
+    buckets.set_bucket_size(stage.bucket_bytes)
+
+    def optimizer(parameters: list[Tensor], _info: StageInfo) -> Optimizer:
+        return _SleepingOptimizer(parameters, stage.update_s)
+
+    data = Data(_EmptySamples(stage.minibatches))
+    job = Job(nn.Module(), loss=lambda output, _: output.sum(), optimizer=optimizer, data=lambda: data)
+    return job, SleepingStage(index, stage)
+
+
+def _messages(cut: str, crossing: CutTraffic | None) -> tuple[EmulatedTensor, ...]:
+    """The tensors that cross a cut: one that is differentiated, and one that is not if more bytes are sent."""
+    if crossing is None:
+        return ()
+    floats = max(1, crossing.returned // FLOAT_BYTES)
+    messages = [EmulatedTensor(f"differentiated {cut}", floats, torch.float32, True)]
+    rest = crossing.sent - floats * FLOAT_BYTES
+    if rest > 0:
+        messages.append(EmulatedTensor(f"not differentiated {cut}", rest, torch.uint8, False))
+    return tuple(messages)

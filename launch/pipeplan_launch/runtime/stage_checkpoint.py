@@ -1,0 +1,138 @@
+"""A worker's part of a checkpoint: writing its tensors together with the other workers, and restoring its stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pipeplan_launch.checkpoint import checkpoint, optimizer_state
+from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, History, Manifest, Position, SavedTensor, read_manifest
+from pipeplan_launch.elastic import process_groups
+from pipeplan_launch.elastic.process_groups import Groups, run_in_all
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.files import explain_errors
+from pipeplan_launch.runtime.stage_setup import WorkerStage
+from pipeplan_launch.tracing.split import StateDictNames
+from pipeplan_launch.tracing.stage_program import Program
+
+_Part = tuple[dict[str, Any] | None, dict[str, SavedTensor]]
+"""A worker's part of a checkpoint: its optimiser, if it is its stage's first replica, and the locations of its
+tensors."""
+
+
+def save_checkpoint(stage: WorkerStage, groups: Groups, run: Path, position: Position, history: History) -> Path:
+    """Write a checkpoint together with all active workers; the replicas of a stage share its work. Returns its
+    folder.
+
+    Raises `LaunchError`, and leaves no half-written checkpoint.
+    """
+    from pipeplan_launch.checkpoint import (
+        tensor_store,  # importing DCP takes long, which the start of a run need not wait for
+    )
+
+    place, training = stage.place, stage.training
+    assert training is not None
+    leader = place.plan.active[0]
+    leads = place.rank == leader
+    run_in_all(groups.active, lambda: checkpoint.begin_checkpoint(run) if leads else None)
+    try:
+        plain, moments = run_in_all(
+            groups.active, lambda: optimizer_state.optimizer_state(training.optimizer, training.trained)
+        )
+        written = tensor_store.write_tensors(
+            run / checkpoint.PARTIAL_CHECKPOINT, model_state(place.program) | moments, groups.active
+        )
+        parts = process_groups.gather_at((plain if place.replica == 0 else None, written), leader, groups.active)
+        run_in_all(groups.active, lambda: _commit(stage, run, position, history, parts) if leads else None)
+    except LaunchError:
+        if leads:
+            checkpoint.abandon_checkpoint(run)
+        raise
+    assert stage.train_sizes is not None
+    return checkpoint.checkpoint_folder(run, position, stage.train_sizes.minibatch)
+
+
+def _commit(stage: WorkerStage, run: Path, position: Position, history: History, parts: Sequence[_Part]) -> None:
+    """In the leading worker, once all workers have written their parts: write the manifest and move the folder to its
+    place.
+    """
+    place, sizes, folder = stage.place, stage.train_sizes, run / checkpoint.PARTIAL_CHECKPOINT
+    assert sizes is not None
+    with explain_errors(folder, "reading"):
+        files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    manifest = Manifest(
+        folder=folder,
+        position=position,
+        history=history,
+        minibatch_samples=sizes.minibatch,
+        samples=sizes.samples,
+        seed=place.seed,
+        plan=place.plan.plan,
+        model_ref=place.plan.model_ref,
+        graph_hash=stage.graph_hash,
+        stages=place.plan.layers,
+        state_dict=dict(_naming(place.program).state_dict),
+        optimizer=optimizer_state.merge_optimizer_states(optimizer for optimizer, _ in parts if optimizer is not None),
+        tensors={name: tensor for _, tensors in parts for name, tensor in sorted(tensors.items())},
+        files=files,
+    )
+    for tensor in manifest.tensors.values():
+        if tensor.file not in files:
+            raise LaunchError(
+                f"{folder / tensor.file} cannot be seen by rank {place.rank}: the run folder must be on a file system "
+                "that all workers share"
+            )
+    checkpoint.commit_checkpoint(run, manifest)
+
+
+def add_evaluation(folder: Path, history: History) -> None:
+    """Add the result of an evaluation to a checkpoint's manifest; nothing else in it changes."""
+    replace(read_manifest(folder), history=history).write(folder)
+
+
+def restore_stage(stage: WorkerStage, folder: Path) -> Manifest:
+    """Load this stage's part of a checkpoint, which any plan may have written. Raises `LaunchError` if it does not
+    fit.
+    """
+    from pipeplan_launch.checkpoint import tensor_store
+
+    place, training = stage.place, stage.training
+    assert training is not None
+    manifest = read_manifest(folder)
+    checkpoint.check_same_model(manifest, place.plan.model_ref, stage.graph_hash)
+    tensor_store.fill_tensors(manifest, model_state(place.program))
+    optimizer_state.load_optimizer(
+        training.optimizer,
+        training.trained,
+        manifest.optimizer,
+        lambda names: tensor_store.load_tensors(manifest, list(names)),
+        str(folder),
+        own=training.rates.keys if training.rates is not None else (),
+    )
+    return manifest
+
+
+def load_weights(manifest: Manifest, program: Program) -> None:
+    """Load a stage's parameters and buffers from a checkpoint of any plan. Raises `LaunchError`."""
+    from pipeplan_launch.checkpoint import tensor_store
+
+    tensor_store.fill_tensors(manifest, model_state(program))
+
+
+def model_state(program: Program) -> dict[str, Tensor]:
+    """The model's tensors on this worker, under their names in a checkpoint."""
+    tensors: dict[str, Tensor] = {}
+    tensors |= program.parameters_by_name()
+    tensors |= program.buffers_by_name()
+    tensors |= _naming(program).unread
+    return {MODEL_PREFIX + name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def _naming(program: Program) -> StateDictNames:
+    """The model's names, which only a program that was cut from a traced model knows."""
+    naming: Mapping[str, str] | StateDictNames | None = getattr(program, "naming", None)
+    return naming if isinstance(naming, StateDictNames) else StateDictNames()

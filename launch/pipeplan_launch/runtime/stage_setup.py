@@ -1,0 +1,213 @@
+"""Building one worker: first the whole model, then only the worker's own stage of it."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pipeplan_launch.comm.p2p import Transport
+from pipeplan_launch.elastic.consistency_check import Fingerprint, data_fingerprint, digest, weights_digest
+from pipeplan_launch.elastic.process_groups import device_of
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.job import Data, Job
+from pipeplan_launch.job.loading import load_job
+from pipeplan_launch.job.user_code import user_code_errors
+from pipeplan_launch.plan.averaging_options import EXACT_AVERAGING, GradientAveraging
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.runtime import sleeping_stage as emulated
+from pipeplan_launch.runtime.data import MinibatchSizes, minibatch_sizes, order_of_samples
+from pipeplan_launch.runtime.engine import WorkerPlace
+from pipeplan_launch.runtime.inference import ForwardEngine
+from pipeplan_launch.runtime.training import TrainingEngine
+from pipeplan_launch.telemetry.recorder import Recorder
+from pipeplan_launch.tracing.split import build_stage_program
+from pipeplan_launch.tracing.stage_program import Program
+from pipeplan_launch.tracing.trace import trace_job
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options from the command line."""
+
+    plan_folder: Path
+    epochs: int | None = None
+    """Total number of epochs; for inference, passes over the data."""
+    resume: bool = False
+    run_dir: Path | None = None
+    seed: int | None = None
+    weights: Path | None = None
+    """A checkpoint or run folder, of any plan for the same model, whose weights training starts from."""
+    log_every: int = 20
+    threads: int | None = None
+    checkpoint_every: int = 1
+    """Epochs between two checkpoints."""
+    checkpoint_minibatches: int | None = None
+    """Minibatches between two further checkpoints within an epoch."""
+    evaluate_every: int = 1
+    """Epochs between two evaluations."""
+    resume_from: Path | None = None
+    """A checkpoint or run folder, of any plan for the same model, from which training resumes in a new run folder."""
+    max_minibatches: int | None = None
+    """Largest number of minibatches of an epoch."""
+    timeout_s: float = 600.0
+    probe_s: float = 2.0
+    """Time for measuring links between servers before training, in seconds; 0 for no measurement."""
+    averaging: GradientAveraging = EXACT_AVERAGING
+    """How the replicas of a stage average their gradients."""
+
+
+@dataclass(frozen=True)
+class WorkerStage:
+    """A worker that is ready to run its stage."""
+
+    place: WorkerPlace
+    data: Data
+    training: TrainingEngine | None
+    forward: ForwardEngine
+    train_sizes: MinibatchSizes | None
+    test_sizes: MinibatchSizes | None
+    graph_hash: str
+    fingerprint: Fingerprint
+
+
+def load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) -> tuple[Job, Program, str, bool]:
+    """(job without its model, this stage's program, graph hash, whether it runs at any batch size).
+
+    An emulated stage is built from its file. Otherwise every worker builds the whole model from the same seed, and
+    keeps only the parameters of its own stage.
+    """
+    if plan.emulated:
+        return *emulated.load_emulated_stage(stage, plan.emulated[stage]), "emulated", True
+    with _one_garbage_collection():
+        return _load_stage(plan, stage, seed, device)
+
+
+@contextmanager
+def _one_garbage_collection() -> Iterator[None]:
+    """Context that collects garbage once at its end, and exempts all objects that exist then from later collections.
+
+    Imports make hundreds of thousands of objects that stay. Python would scan all of them several times meanwhile,
+    for half a second in all, and for a fifth of a second now and then during training.
+    """
+    gc.disable()
+    try:
+        importlib.import_module("torch._dynamo")  # otherwise tracing would import it later
+        gc.freeze()
+        yield
+        gc.collect()
+        gc.freeze()
+    finally:
+        gc.enable()
+
+
+def _load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) -> tuple[Job, Program, str, bool]:
+    job = load_job(plan.model_ref, seed)
+    if plan.mode == "training" and job.data is not None:
+        job = _with_data(job, plan.minibatch)
+    traced = trace_job(job, plan.minibatch, plan.granularity)
+    if plan.graph_hash is not None and plan.graph_hash != traced.graph_hash:
+        raise LaunchError(
+            f"the model {plan.model_ref!r} is not the one that the plan was made for (its graph is "
+            f"{traced.graph_hash[:19]}…, the plan's is {plan.graph_hash[:19]}…): profile and solve again"
+        )
+    program = build_stage_program(traced, plan.layers, stage, device)
+    graph_hash, dynamic = traced.graph_hash, traced.dynamic_batch
+    return replace(job, model=nn.Module()), program, graph_hash, dynamic
+
+
+def _with_data(job: Job, minibatch: int) -> Job:
+    """The job with its data sets already built. Refuses a minibatch larger than the data before tracing allocates
+    memory for it.
+    """
+    with user_code_errors("the job's data"):
+        data = job.datasets
+        samples = len(data.train) if hasattr(data.train, "__len__") else None
+    if samples is not None and 0 < samples < minibatch:
+        raise LaunchError(
+            f"the plan's minibatch of {minibatch} is larger than the job's training data ({samples} samples): "
+            "solve with a smaller --minibatch, or profile with a smaller --batch"
+        )
+    return replace(job, data=lambda: data)
+
+
+def build_stage(
+    options: RunOptions,
+    plan: LaunchPlan,
+    rank: int,
+    replicas: dist.ProcessGroup | None,
+    seed: int,
+    run: Path,
+    flush: dist.ProcessGroup | None = None,
+) -> WorkerStage:
+    """Everything that an active worker needs. Raises `LaunchError` if anything is wrong with the job or the plan."""
+    at = plan.place(rank)
+    assert at is not None
+    stage, replica = at
+    device = device_of(plan)
+    job, program, graph_hash, dynamic = load_stage(plan, stage, seed, device)
+    if job.data is None:
+        raise LaunchError(f"{plan.model_ref!r} has no data to run on: return Job(model, data=...)")
+    with user_code_errors("the job's data"):
+        data = job.datasets
+    place = WorkerPlace(plan, stage, replica, rank, device, program, job, seed)
+    trains = plan.mode == "training"
+    recorder = _recorder(place, run / "metrics" / f"rank-{rank}.jsonl")
+    limit = options.max_minibatches
+    test: Any = data.test if data.test is not None or trains else data.train
+    if trains and hasattr(test, "__len__") and len(test) == 0:
+        test = None  # training needs none
+    if test is not None:
+        # Fails now, and not after the first epoch, if the model cannot be evaluated stage by stage.
+        program.eval()
+        program.train()
+    ordered: Any = data.train if data.order is None or not trains else order_of_samples(data, seed, 0)
+    train_sizes = minibatch_sizes(ordered, plan.minibatch, dynamic, training=True, limit=limit) if trains else None
+    test_sizes = None if test is None else minibatch_sizes(test, plan.minibatch, dynamic, training=False, limit=limit)
+    fingerprint = _fingerprint(place, data.train if trains else None, test)
+    if ordered is not data.train:
+        fingerprint.data["the order of the training samples"] = digest(ordered)
+    transport = Transport(stage, rank, device, _neighbours(place), options.timeout_s)
+    return WorkerStage(
+        place=place,
+        data=data,
+        training=TrainingEngine(place, transport, recorder, replicas, options.averaging, flush) if trains else None,
+        forward=ForwardEngine(place, transport, _recorder(place, None) if trains else recorder),
+        train_sizes=train_sizes,
+        test_sizes=test_sizes,
+        graph_hash=graph_hash,
+        fingerprint=fingerprint,
+    )
+
+
+def _fingerprint(place: WorkerPlace, train: Any, test: Any) -> Fingerprint:
+    """Digests of the worker's initial state: the data sets in use, and the weights if the stage has replicas."""
+    data: dict[str, str] = {}
+    for name, dataset in (("training", train), ("test", test)):
+        if dataset is not None:
+            data |= data_fingerprint(name, dataset, place.seed)
+    state = {**place.program.parameters_by_name(), **place.program.buffers_by_name()}
+    return Fingerprint(place.rank, place.stage, data, weights_digest(state) if place.replicas > 1 else "")
+
+
+def _neighbours(place: WorkerPlace) -> list[int]:
+    """The workers of the previous and the next stage."""
+    pipeline = place.plan.pipeline
+    stages = pipeline[max(0, place.stage - 1) : place.stage] + pipeline[place.stage + 1 : place.stage + 2]
+    return [worker for stage in stages for worker in stage.workers]
+
+
+def _recorder(place: WorkerPlace, path: Path | None) -> Recorder:
+    deepest = max(shape.replicas * shape.depth for shape in place.plan.shapes)
+    group = place.plan.accumulate or 1
+    # The steady state starts after a whole group, so that every update counts together with all its minibatches.
+    skip = -(-(deepest + 1) // group) * group - 1
+    return Recorder(path, place.rank, place.stage, place.replica, place.replicas, skip=skip)

@@ -1,0 +1,315 @@
+"""Training of one stage: forward, backward, gradient averaging and update, with each minibatch's weight version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipeplan_launch.comm.buckets import UpdateGroup
+from pipeplan_launch.comm.gradient_allreduce import GradientReducer, average_buffers
+from pipeplan_launch.comm.gradient_exchange import choose_exchange
+from pipeplan_launch.comm.p2p import Direction, Transport, peer_loss_explained
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.autocast import autocast
+from pipeplan_launch.job.seeds import seed_forward
+from pipeplan_launch.plan.averaging_options import EXACT_AVERAGING, GradientAveraging
+from pipeplan_launch.plan.schedule import ActionKind, group_count, group_members, own_members, replica_of
+from pipeplan_launch.runtime.engine import Engine, Segment, WorkerPlace
+from pipeplan_launch.runtime.in_flight import InFlightMinibatch, StageInputs
+from pipeplan_launch.runtime.recompute import (
+    ForwardConditions,
+    gradient_receive_posted,
+    preserved_random_state,
+    saving_no_tensors,
+)
+from pipeplan_launch.runtime.stage_optimizer import StageOptimizer
+from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
+from pipeplan_launch.telemetry.timeline import ALL_REDUCE, BACKWARD, FORWARD, UPDATE, WAIT
+from pipeplan_launch.tracing.stage_program import BoundaryTensor
+
+
+class TrainingEngine(Engine):
+    """Runs a training schedule on one replica of one stage."""
+
+    def __init__(
+        self,
+        place: WorkerPlace,
+        transport: Transport,
+        recorder: Recorder,
+        group: dist.ProcessGroup | None,
+        averaging: GradientAveraging = EXACT_AVERAGING,
+        flush: dist.ProcessGroup | None = None,
+    ) -> None:
+        """`group`: the replicas of this stage, None if there is only one. `averaging`: how they average gradients.
+        `flush`: all workers of all stages, if the schedule flushes.
+        """
+        passes = {ActionKind.FORWARD: self._forward, ActionKind.BACKWARD: self._backward}
+        groups = {ActionKind.REDUCE: self._reduce, ActionKind.UPDATE: self._update}
+        super().__init__(place, place.plan.schedule, transport, recorder, {**passes, **groups})
+        if place.is_last and place.job.loss is None:
+            raise LaunchError(f"{place.plan.model_ref!r} has no loss to train with: return Job(model, loss=...)")
+        self._optimiser = StageOptimizer(place, flush)
+        self.trained, self.optimizer = self._optimiser.trained, self._optimiser.optimizer
+        self.rates = self._optimiser.rates
+        self._group_size = self.schedule.group_size(place.plan.shapes[place.stage])
+        self._versions = self._optimiser.versions
+        exchange = choose_exchange(averaging, place.plan, place.stage, place.rank, group, self.optimizer)
+        self._reducer = GradientReducer(self.trained, group, exchange)
+        self._group = group
+        self._begun = 0
+        """Updates made before the segment."""
+        self._first_group = 0
+        """Offset from a number of updates to the timeline's group number."""
+        self._in_flight: dict[int, InFlightMinibatch] = {}
+        self._latest: dict[int, int] = {}
+        """Latest minibatch received from each replica of the previous stage."""
+        self._leaving: list[int] = []
+        """Minibatches whose gradients may still be on their way to the previous stage."""
+
+    def begin_timeline(self, epoch: int, first: int, count: int, met_s: float) -> None:
+        """Start the timeline of an epoch. Segments of the epoch may end with short groups."""
+        super().begin_timeline(epoch, first, count, met_s)
+        self._first_group = group_count(self._group_size, first) - self._versions.number
+
+    def run(self, segment: Segment) -> int:
+        """Train on a segment. Afterwards the replicas of the stage agree on weights and buffers."""
+        self._latest, self._leaving = {}, []
+        self._reducer.reset()
+        self._begun = self._versions.number
+        count = super().run(segment)
+        if self._group is not None:
+            with self._with_replicas("buffers"):
+                average_buffers(list(self.place.program.buffers_by_name().values()), self._group)
+        return count
+
+    def _forward(self, index: int) -> None:
+        place = self.place
+        step, lap = self.begin_step(index), Stopwatch()
+        received = self.take_activations(index)
+        step.wait_s += lap()
+        self.note(WAIT, index, lap, keep_brief=False)
+        if not place.is_first:
+            self._latest[replica_of(index, len(place.plan.pipeline[place.stage - 1].workers))] = index
+        stage_inputs = StageInputs(received, *self.read(index))
+        step.load_s += lap()
+        for tensor, cut in zip(received, place.program.receives, strict=True):
+            tensor.requires_grad_(cut.requires_grad)
+        self._versions.acquire(index, self._version(index), self._version(index + place.replicas))
+        seed_forward(place.seed, self.segment.epoch, self.segment.number(index), place.stage)
+        if place.recomputes:
+            outputs, self._in_flight[index] = self._compute_and_forget(index, stage_inputs)
+        else:
+            outputs = self._compute(index, stage_inputs)
+            self._in_flight[index] = InFlightMinibatch(stage_inputs, outputs)
+        if place.is_last:
+            step.loss = outputs[0].item()
+        step.forward_s += lap()
+        self.note(FORWARD, index, lap)
+        if not place.is_last:
+            if not place.recomputes or index < place.replicas:
+                self._post_gradients(index)
+            if place.recomputes:  # keep at most one output, which the transport holds until it has left
+                self.settle_activations(index - place.replicas)
+            self.send_activations(index, outputs)
+        step.send_s += lap()
+
+    def _version(self, index: int) -> int:
+        """The weight version of a minibatch in the schedule, as the number of updates since the job began."""
+        return self._begun + self.schedule.version(self.place.plan.shapes, self.place.stage, index)
+
+    def _compute(
+        self,
+        index: int,
+        stage_inputs: StageInputs,
+        state: Mapping[str, Tensor] | None = None,
+        saving: AbstractContextManager[object] | None = None,
+    ) -> Sequence[Tensor]:
+        """The stage's outputs, or the loss at the last stage. `state` replaces buffers of the stage."""
+        place = self.place
+        weights = {**self._versions.leaves_of(index), **(state or {})}
+        with self.calling("the model's forward", index), saving or nullcontext():
+            result: Any = place.program.call(weights, stage_inputs.received, stage_inputs.inputs, self.size(index))
+        if place.is_last:
+            assert place.job.loss is not None
+            with self.calling("the job's loss", index), autocast(place.job.autocast, place.device):
+                result = (_scalar(place.job.loss(result, stage_inputs.target)),)
+        outputs: Sequence[Tensor] = result
+        return outputs
+
+    def _compute_and_forget(self, index: int, stage_inputs: StageInputs) -> tuple[Sequence[Tensor], InFlightMinibatch]:
+        """(outputs of the stage, what is needed to compute them again)."""
+        conditions = ForwardConditions.now(self.place.program, self.place.device)
+        writes = stage_inputs.write_counts
+        outputs = self._compute(index, stage_inputs, saving=saving_no_tensors())
+        inputs_modified = stage_inputs.write_counts != writes
+        kept = StageInputs(stage_inputs.received, (), None) if inputs_modified else stage_inputs
+        return [output.detach() for output in outputs], InFlightMinibatch(kept, (), conditions, inputs_modified)
+
+    def _compute_again(self, index: int, state: InFlightMinibatch, conditions: ForwardConditions) -> Sequence[Tensor]:
+        """The outputs of the forward pass again, with the same weights, and with the tensors that backward needs."""
+        with preserved_random_state(self.place.device):
+            stage_inputs = (
+                StageInputs(state.inputs.received, *self.read(index)) if state.inputs_modified else state.inputs
+            )
+            with conditions.restored() as buffers:
+                return self._compute(index, stage_inputs, buffers)
+
+    def _post_gradients(self, index: int) -> None:
+        """Post the receive of a minibatch's gradients before its activations leave, so that they always find it
+        posted.
+
+        A stage that recomputes posts it later (`gradient_receive_posted`).
+        """
+        wires = self.wires(_differentiable(self.place.program.sends), index)
+        source = self.place.peer(self.place.stage + 1, index)
+        self.transport.post(Direction.GRADIENTS, self.segment.number(index), source, wires)
+
+    def _backward(self, index: int) -> None:
+        place = self.place
+        step, lap = self.step_of(index), Stopwatch()
+        state = self._in_flight.pop(index)
+        outputs = state.outputs
+        if state.conditions is not None:
+            # Recomputation needs nothing from the next stage, so it runs before waiting for the gradient.
+            outputs = self._compute_again(index, state, state.conditions)
+            step.backward_s += lap()
+            self.note(BACKWARD, index, lap)
+        roots, gradients = list(outputs), [torch.ones_like(outputs[0])] if place.is_last else []
+        if not place.is_last:
+            gradients = self.transport.take(Direction.GRADIENTS, self.segment.number(index))
+            following = index + place.replicas
+            if place.recomputes and following < self.count:
+                self._post_gradients(following)
+            roots = [out for out, cut in zip(outputs, place.program.sends, strict=True) if cut.requires_grad]
+            self.settle_activations(index)
+        step.wait_s += lap()
+        self.note(WAIT, index, lap, keep_brief=False)
+        pairs = [(root, gradient) for root, gradient in zip(roots, gradients, strict=True) if root.requires_grad]
+        if pairs:
+            with self._handing_over(index), self.calling("the model's backward", index):
+                torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
+        step.backward_s += lap()
+        self.note(BACKWARD, index, lap)
+        if not place.is_first:  # before anything else, because the previous stage may be waiting
+            self._send_gradients(index, state.inputs.received)
+        step.send_s += lap()
+        self._reducer.add(self._versions.release(index), self._share(index))
+        step.backward_s += lap()
+        self.note(BACKWARD, index, lap, keep_brief=False)
+        if index != self._own_of(index // self._group_size)[-1]:
+            self.finish_step(index)  # the update finishes the group's last minibatch
+
+    def _handing_over(self, index: int) -> AbstractContextManager[None]:
+        """Context around a backward pass, whose gradients may leave for the other replicas before it ends."""
+        group = index // self._group_size
+        final = self._round(group) if index == self._own_of(group)[-1] else None
+        return self._reducer.backward(self._versions.leaves_of(index), self._share(index), final)
+
+    def _send_gradients(self, index: int, received: Sequence[Tensor]) -> None:
+        gradients = [
+            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            for tensor, cut in zip(received, self.place.program.receives, strict=True)
+            if cut.requires_grad
+        ]
+        self._settle_gradients(index - 2 * self.place.replicas)
+        self._leaving.append(index)
+        destination = self.place.peer(self.place.stage - 1, index)
+        self.transport.send(Direction.GRADIENTS, self.segment.number(index), destination, gradients)
+
+    def _settle_gradients(self, newest: int) -> None:
+        """Wait until gradients up to minibatch `newest` have left, if their receive is posted, so that the wait is
+        short.
+        """
+        previous = self.place.plan.pipeline[self.place.stage - 1]
+        replicas = len(previous.workers)
+        for index in [minibatch for minibatch in self._leaving if minibatch <= newest]:
+            latest = self._latest[replica_of(index, replicas)]
+            # The receive was posted before the activations came here, unless the previous stage recomputes.
+            if not previous.recompute or gradient_receive_posted(index, latest, replicas, previous.depth):
+                self.transport.settle(Direction.GRADIENTS, self.segment.number(index))
+                self._leaving.remove(index)
+
+    def _reduce(self, group: int) -> None:
+        lap = Stopwatch()
+        with self._with_replicas(f"gradients of group {group}"):
+            self._reducer.start(self._round(group))
+        own = self._own_of(group)
+        if own:
+            self.step_of(own[-1]).sync_s += lap()
+
+    def _update(self, group: int) -> None:
+        lap = Stopwatch()
+        own = self._own_of(group)
+        with self._with_replicas(f"gradients of group {group}"):
+            averaged = self._reducer.finish()
+        synchronised = lap()
+        self._note_synchronised(group, lap)
+        with peer_loss_explained(
+            f"stage {self.place.stage} (rank {self.place.rank}) could not learn the gradients' norm"
+        ):
+            self._optimiser.clip(averaged)
+        with self.calling("the optimizer's step", own[-1] if own else group * self._group_size):
+            self._optimiser.step(averaged)
+        updated = lap()
+        self.timeline.note_group(UPDATE, *self._numbers(group), lap)
+        if own:
+            step = self.step_of(own[-1])
+            step.sync_s += synchronised
+            step.update_s += updated
+            self.finish_step(own[-1])
+        if self.rates is not None:
+            self.rates.after_update(len(group_members(group, self._group_size, self.count)))
+
+    def _note_synchronised(self, group: int, lap: Stopwatch) -> None:
+        """Record that the stopwatch's last lap was a wait for a group's all-reduce, which has finished."""
+        numbers = self._numbers(group)
+        self.timeline.note_group(WAIT, *numbers, lap, keep_brief=False)
+        if self._group is not None:
+            self.timeline.note_group(ALL_REDUCE, *numbers, lap, since_s=self._reducer.begun_s)
+
+    def _numbers(self, group: int) -> tuple[int, int]:
+        """(number of a group in the timeline, number of its first minibatch in the epoch)."""
+        return self._first_group + self._begun + group, self.segment.number(group * self._group_size)
+
+    def _round(self, group: int) -> UpdateGroup:
+        """The all-reduce of a group, the same for all replicas even if some do not know yet that the segment ends
+        early.
+        """
+        size, count, sizes = self._group_size, self.segment.count, self.segment.batches.sizes
+        earlier = self.segment.epoch * group_count(size, sizes.count) + group_count(size, self.segment.first)
+        total = sum(self._share(index) for index in group_members(group, size, count))
+        return UpdateGroup(total, earlier + group, whole=group == group_count(size, count) - 1)
+
+    def _share(self, index: int) -> float:
+        """Weight of a minibatch in the mean of its group: 1, or less for a short last minibatch."""
+        sizes = self.segment.batches.sizes
+        return sizes.real_samples(self.segment.number(index)) / sizes.minibatch
+
+    def _own_of(self, group: int) -> range:
+        """This replica's minibatches of a group; empty if a short last group has none for it."""
+        return own_members(group, self._group_size, self.place.replica, self.place.replicas, self.count)
+
+    def _with_replicas(self, what: str) -> AbstractContextManager[None]:
+        place = self.place
+        peers = [worker for worker in place.plan.pipeline[place.stage].workers if worker != place.rank]
+        return peer_loss_explained(
+            f"stage {place.stage} (rank {place.rank}) could not average the {what} with ranks {peers}"
+        )
+
+
+def _differentiable(tensors: Sequence[BoundaryTensor]) -> list[BoundaryTensor]:
+    return [tensor for tensor in tensors if tensor.requires_grad]
+
+
+def _scalar(loss: object) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise LaunchError(
+            f"the job's loss must return a tensor with one number, the mean over the minibatch, not {shape}"
+        )
+    return loss

@@ -1,0 +1,248 @@
+"""Measurements of one worker: the times of every minibatch, as JSON lines in the run folder, and its steady state.
+
+Run-queue wait: how long a thread was runnable without a core, because other threads had it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from pipeplan_launch.files import explain_errors
+from pipeplan_launch.telemetry.memory import resident_bytes
+
+_PATH = "/proc/thread-self/schedstat"
+
+
+class RunQueueWait:
+    """Run-queue wait of the thread that creates it. Always 0 where the kernel keeps no such account (it is Linux's)."""
+
+    def __init__(self) -> None:
+        self._file = -1
+        with suppress(OSError):
+            self._file = os.open(_PATH, os.O_RDONLY | os.O_CLOEXEC)
+
+    def total_s(self) -> float:
+        """Run-queue wait since the thread started, in seconds."""
+        if self._file < 0:
+            return 0.0
+        try:  # the fields are time on a core (ns), run-queue wait (ns) and number of time slices
+            return int(os.pread(self._file, 64, 0).split()[1]) * 1e-9
+        except (OSError, IndexError, ValueError):
+            return 0.0
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+MEMORY_EVERY_S = 1.0
+"""Seconds between two readings of resident memory, each of which takes as long as the rest of a line."""
+LINES_PER_WRITE = 16
+"""Lines that are collected before they are written."""
+_ENCODE = json.JSONEncoder(check_circular=False).encode
+TIME_FIELDS = ("load_s", "wait_s", "forward_s", "backward_s", "sync_s", "update_s", "send_s")
+SUMMED_FIELDS = (*TIME_FIELDS, "cpu_s", "core_wait_s")
+
+
+class Stopwatch:
+    """A stopwatch: every call returns the seconds since the previous call."""
+
+    def __init__(self) -> None:
+        self.start_s = self.end_s = time.perf_counter()
+        """Start and end of the last lap, on the clock of `time.perf_counter`."""
+
+    def __call__(self) -> float:
+        self.start_s, self.end_s = self.end_s, time.perf_counter()
+        return self.end_s - self.start_s
+
+
+@dataclass
+class MinibatchRecord:
+    """The record of one minibatch on one worker, in seconds of wall time unless stated otherwise."""
+
+    epoch: int
+    minibatch: int
+    load_s: float = 0.0
+    """Reading samples."""
+    wait_s: float = 0.0
+    """Waiting for activations and gradients from other stages."""
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    sync_s: float = 0.0
+    """Starting the all-reduce of the minibatch's group, and waiting for it."""
+    update_s: float = 0.0
+    """The optimiser step, and copying weights that older minibatches still need."""
+    send_s: float = 0.0
+    """Handing tensors to the transport."""
+    cpu_s: float = 0.0
+    """CPU time of all threads of this process since the previous minibatch was finished."""
+    core_wait_s: float = 0.0
+    """Run-queue wait of this thread since then, which the times above include."""
+    loss: float | None = None
+    """The loss, at the last stage."""
+    samples: int = 0
+    done_s: float = 0.0
+    """Time at which it was finished, on this worker's clock."""
+
+
+@dataclass
+class SteadyState:
+    """Sums over the minibatches of the steady state, which are sent to the worker that prints the summary."""
+
+    minibatches: int = 0
+    """Number of minibatches counted on this worker."""
+    seconds: dict[str, float] | None = None
+    """Sum of each field of `SUMMED_FIELDS`."""
+    span_s: float = 0.0
+    """Time from the first counted minibatch to the last, summed over the epochs."""
+    intervals: int = 0
+    """Minibatches that the whole pipeline finished in that time."""
+    includes_fill: bool = False
+    """Whether the epochs were too short to exclude the filling of the pipeline."""
+
+    @property
+    def pace_s(self) -> float | None:
+        """Seconds between two minibatches of the pipeline."""
+        return self.span_s / self.intervals if self.intervals else None
+
+
+class Recorder:
+    """Collects the steps of one worker.
+
+    The steady state is the rest of every epoch after its first `skip` minibatches, which are in the pipeline when the
+    first one is finished. The drain is included, because it does not slow the last stage, where the pace is read.
+    """
+
+    def __init__(self, path: Path | None, rank: int, stage: int, replica: int, stride: int, skip: int) -> None:
+        """`path`: the file for the JSON lines, or None. `stride`: distance between two of this worker's minibatches,
+        which is the number of replicas of the stage. `skip`: minibatches of the pipeline that are excluded from the
+        steady state.
+        """
+        self.stride = stride
+        self._identity = {"rank": rank, "stage": stage, "replica": replica}
+        self._skip = skip
+        self._open: dict[int, MinibatchRecord] = {}
+        self._epoch: list[MinibatchRecord] = []
+        self._lines: list[tuple[MinibatchRecord, float, float | None, int]] = []
+        """Steps whose lines are to be written, each with the time when it was finished, the pace then, and the
+        resident memory."""
+        self._memory = (-math.inf, 0)
+        """Time of the last reading of resident memory, and its result."""
+        self._file: IO[str] | None = None
+        self._path = path
+        if path is not None:
+            with explain_errors(path, "opening"):
+                self._file = path.open("a", encoding="utf-8")
+        self.steady = SteadyState(seconds=dict.fromkeys(SUMMED_FIELDS, 0.0))
+        self._computed_s = time.process_time()
+        self._core_wait = RunQueueWait()
+        self._waited_s = self._core_wait.total_s()
+
+    def begin(self, epoch: int, minibatch: int) -> MinibatchRecord:
+        """Start the record of a minibatch."""
+        self._open[minibatch] = step = MinibatchRecord(epoch, minibatch)
+        return step
+
+    def started(self, minibatch: int) -> MinibatchRecord:
+        """The record of a minibatch that has started."""
+        return self._open[minibatch]
+
+    def end(self, minibatch: int) -> MinibatchRecord:
+        """Finish the record of a minibatch, and queue its line."""
+        step = self._open.pop(minibatch)
+        step.done_s = time.perf_counter()
+        previous, self._computed_s = self._computed_s, time.process_time()
+        step.cpu_s = self._computed_s - previous
+        previous, self._waited_s = self._waited_s, self._core_wait.total_s()
+        step.core_wait_s = max(0.0, self._waited_s - previous)
+        self._epoch.append(step)
+        self._note(step)
+        return step
+
+    def end_epoch(self, first: int = 0) -> list[MinibatchRecord]:
+        """Add the drained segment that started with minibatch `first` to the steady state. Returns its steps."""
+        steps, self._epoch = self._epoch, []
+        counted = [step for step in steps if step.minibatch >= first + self._skip]
+        if len(counted) < 2:
+            counted = steps[1:] if len(steps) > 2 else steps
+            self.steady.includes_fill = True
+        seconds = self.steady.seconds or {}
+        for name in seconds:
+            seconds[name] += sum(getattr(step, name) for step in counted)
+        self.steady.minibatches += len(counted)
+        if len(counted) > 1:
+            self.steady.span_s += counted[-1].done_s - counted[0].done_s
+            self.steady.intervals += counted[-1].minibatch - counted[0].minibatch
+        self._write()
+        return steps
+
+    def pace_s(self, steps: int = 50) -> float | None:
+        """Seconds between two minibatches of the pipeline, over the epoch's last `steps`; None before two are
+        finished.
+        """
+        recent = self._epoch[-steps:]
+        if len(recent) < 2:
+            return None
+        return (recent[-1].done_s - recent[0].done_s) / (recent[-1].minibatch - recent[0].minibatch)
+
+    def close(self) -> None:
+        """Write the remaining lines and close the file."""
+        self._core_wait.close()
+        self._write()
+        if self._file is not None:
+            with self._explained():
+                self._file.close()
+
+    def _note(self, step: MinibatchRecord) -> None:
+        if self._file is None:
+            return
+        pace = self.pace_s()
+        self._lines.append((step, time.time(), 1 / pace if pace else None, self._resident(step.done_s)))
+        if len(self._lines) == LINES_PER_WRITE:
+            self._write()
+
+    def _write(self) -> None:
+        """Write several lines at once, because this code has left the processor's caches after each computation of
+        the model.
+        """
+        steps, self._lines = self._lines, []
+        if self._file is None:
+            return
+        lines = []
+        for step, time_s, pace, resident in steps:
+            line: dict[str, Any] = {"time_s": time_s, **self._identity, **vars(step)}
+            for name in SUMMED_FIELDS:
+                line[name] = round(line[name], 7)
+            del line["done_s"]
+            line["loss"] = _rounded(step.loss)
+            line["minibatches_per_s"] = _rounded(pace)
+            line["memory_bytes"] = resident
+            lines.append(_ENCODE(line) + "\n")
+        with self._explained():
+            self._file.write("".join(lines))
+            self._file.flush()
+
+    def _explained(self) -> AbstractContextManager[None]:
+        assert self._path is not None
+        return explain_errors(self._path, "writing")
+
+    def _resident(self, now_s: float) -> int:
+        read_s, resident = self._memory
+        if now_s - read_s >= MEMORY_EVERY_S:
+            resident = resident_bytes()
+            self._memory = (now_s, resident)
+        return resident
+
+
+def _rounded(value: float | None) -> float | None:
+    """The value with seven digits, or None if it is not finite, which JSON cannot hold."""
+    return float(f"{value:.7g}") if value is not None and math.isfinite(value) else None

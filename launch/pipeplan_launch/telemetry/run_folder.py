@@ -1,0 +1,167 @@
+"""The folder of a run: metrics, checkpoints, summary, and the error that ended it if there was one. Torch-free."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.files import explain_errors
+
+ERROR_FILE = "error.txt"
+LOCK_FILE = "in-use"
+_BLOCK = 2**20
+
+
+def new_run(plan_folder: Path, chosen: Path | None) -> Path:
+    """Make the folder for a new run: `chosen`, or by default `runs/<UTC time>` in the plan folder."""
+    if chosen is not None:
+        check_folder_is_free(chosen)
+        return _make(chosen)
+    runs = plan_folder / "runs"
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
+        folder = runs / f"{stamp}{suffix}"
+        if not folder.exists():
+            return _make(folder)
+    raise LaunchError(f"{runs} already has a hundred runs of this second")
+
+
+def check_folder_is_free(chosen: Path) -> None:
+    """Raises `LaunchError` if the folder chosen for a new run holds another run."""
+    if _has_checkpoint(chosen):
+        raise LaunchError(f"{chosen} already holds a run: add --resume to go on with it, or choose another --run-dir")
+    if any(path.stat().st_size for path in (chosen / "metrics").glob("rank-*.jsonl")):
+        raise LaunchError(f"{chosen} holds a run that ended before its first checkpoint: choose another --run-dir")
+
+
+def run_to_resume(plan_folder: Path, chosen: Path | None) -> Path:
+    """The folder of the run to resume: `chosen`, or by default the latest run of the plan that has a checkpoint."""
+    if chosen is not None:
+        if not _has_checkpoint(chosen):
+            raise LaunchError(f"{chosen} has no complete checkpoint to resume from: start anew without --resume")
+        return chosen
+    runs = plan_folder / "runs"
+    candidates = sorted(run for run in runs.iterdir() if _has_checkpoint(run)) if runs.is_dir() else []
+    if not candidates:
+        raise LaunchError(f"{runs} has no run with a complete checkpoint: start anew without --resume")
+    return candidates[-1]
+
+
+_locks: list[IO[bytes]] = []
+
+
+def lock_run(run: Path, patience_s: float = 10.0) -> None:
+    """Lock a run folder for this launch until this process ends. Raises `LaunchError` if another launch has locked
+    it.
+
+    `patience_s`: seconds to wait for processes of the previous attempt to exit.
+    """
+    until = time.monotonic() + patience_s
+    with explain_errors(run / LOCK_FILE, "opening"):
+        file = (run / LOCK_FILE).open("ab")  # appending leaves the file's modification time as it is
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                file.close()
+                raise LaunchError(f"{run} is in use by another launch: wait for it, or choose another run") from None
+            time.sleep(0.1)
+        except OSError:
+            break  # a file system without locks
+        else:
+            break
+    _locks.append(file)
+
+
+def reopen_run(run: Path, epoch: int, minibatch: int) -> None:
+    """Prepare a run folder for resuming after that many minibatches of an epoch (both counted from 0).
+
+    Removes the error that ended the run, and the metrics of minibatches that will run again. Raises `LaunchError`.
+    """
+    _make(run)
+    for path in sorted((run / "metrics").glob("rank-*.jsonl")):
+        with explain_errors(path, "shortening"):
+            truncate_metrics(path, (epoch, minibatch))
+
+
+def truncate_metrics(path: Path, end: tuple[int, int]) -> None:
+    """Truncate a file of metrics after its last line for a minibatch before (epoch, minibatch).
+
+    The lines of one worker are in order. A line that was only half written when the worker ended is cut off too.
+    """
+    with path.open("r+b") as file:
+        size, block, is_final = file.seek(0, os.SEEK_END), _BLOCK, False
+        while size and not is_final:
+            start = max(0, size - block)
+            file.seek(start)
+            kept, is_final = _kept_bytes(file.read(size - start), is_start=start == 0, end=end)
+            size, block = start + kept, 2 * block
+        file.truncate(size)
+
+
+def _kept_bytes(block: bytes, *, is_start: bool, end: tuple[int, int]) -> tuple[int, bool]:
+    """(bytes of this end of a file to keep, whether that number is final). `is_start`: the block starts the file."""
+    kept = block.rfind(b"\n") + 1
+    while kept:
+        start = block.rfind(b"\n", 0, kept - 1) + 1
+        if start == 0 and not is_start:
+            return kept, False  # this line starts before the block
+        if _is_before(block[start:kept], end):
+            return kept, True
+        kept = start
+    return 0, False
+
+
+def _is_before(line: bytes, end: tuple[int, int]) -> bool:
+    """Whether a line of metrics is of a minibatch before (epoch, minibatch)."""
+    try:
+        content = json.loads(line)
+        return (content["epoch"], content["minibatch"]) < end
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def claim_error(run: Path, message: str) -> bool:
+    """Whether this worker is the first to report an error of this run, because only one worker prints it."""
+    try:
+        with os.fdopen(os.open(run / ERROR_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644), "w") as file:
+            file.write(message + "\n")
+    except FileExistsError:
+        return False
+    except OSError:
+        pass  # the disk may be the problem, so better print the error than hide it
+    return True
+
+
+def save_traceback(run: Path, rank: int, text: str) -> Path | None:
+    """Write a traceback for developers into the run folder. Returns its path, or None if it cannot be written."""
+    path = run / "errors" / f"rank-{rank}.txt"
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError:
+        return None
+    return path
+
+
+def has_failed(run: Path) -> bool:
+    """Whether a worker has reported an error of this run."""
+    return (run / ERROR_FILE).exists()
+
+
+def _has_checkpoint(run: Path) -> bool:
+    return any((run / "checkpoints").glob("epoch-*/manifest.json"))
+
+
+def _make(folder: Path) -> Path:
+    with explain_errors(folder, "making"):
+        (folder / "metrics").mkdir(parents=True, exist_ok=True)
+        (folder / ERROR_FILE).unlink(missing_ok=True)
+    return folder

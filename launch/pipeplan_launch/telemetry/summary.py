@@ -1,0 +1,205 @@
+"""Predicted and measured times side by side: summary.json, and the table at the end of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeplan_launch.plan.launch_plan import LaunchPlan, Prediction
+from pipeplan_launch.telemetry.pace_model import AS_PREDICTED
+from pipeplan_launch.telemetry.recorder import SUMMED_FIELDS, TIME_FIELDS, SteadyState
+from pipeplan_launch.telemetry.slowdown_cause import first_cause
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """The measurements that a worker sends to the worker that prints the summary."""
+
+    rank: int
+    stage: int
+    replica: int
+    steady: SteadyState
+    memory_bytes: int
+    """Peak memory that the stage added to the worker's process, including training."""
+
+
+@dataclass(frozen=True)
+class PredictedMeasured:
+    """A predicted and a measured value, in the same unit."""
+
+    predicted: float | None
+    measured: float | None
+
+    def as_json(self) -> dict[str, float | None]:
+        """For summary.json; `ratio` is measured over predicted."""
+        ratio = self.measured / self.predicted if self.predicted and self.measured is not None else None
+        return {"predicted": self.predicted, "measured": self.measured, "ratio": ratio}
+
+
+def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, Any]:
+    """Compare the plan's predictions with the workers' measurements in the steady state.
+
+    Times are seconds per minibatch on one replica of the stage; `minibatch_s` is the pipeline's pace. `sync_s` is a
+    worker's time in the all-reduce, including waiting for slower replicas; its prediction is the exposed all-reduce
+    time. `wait_s` is waiting for other stages; its prediction is replicas × pace less the worker's busy time.
+    """
+    last = [report for report in reports if report.stage == len(plan.pipeline) - 1]
+    paces = [report.steady.pace_s for report in last if report.steady.pace_s is not None]
+    pace = sum(paces) / len(paces) if paces else None
+    stages = []
+    for stage, prediction in enumerate(plan.predictions):
+        mine = [report for report in reports if report.stage == stage]
+        stages.append(_stage(plan, stage, prediction, mine))
+    summary: dict[str, Any] = {
+        "format": "pipeplan-summary",
+        "version": 1,
+        "plan": plan.plan,
+        "mode": plan.mode,
+        "schedule": plan.schedule.name,
+        "accumulate": plan.accumulate,
+        "server_sizes": [plan.workers_on(server) for server in range(plan.servers)],
+        "replicas": plan.written(),
+        "minibatch": plan.minibatch,
+        "profile": plan.profile,
+        "device": plan.device,
+        "emulated": bool(plan.emulated),
+        "minibatch_s": PredictedMeasured(plan.predictions[0].minibatch_s, pace).as_json(),
+        "includes_fill": any(report.steady.includes_fill for report in last),
+        "steady_minibatches": sum(report.steady.minibatches for report in last),
+        "stages": stages,
+    }
+    cause = first_cause(summary)
+    return summary | {"cause": None if cause is None else cause.as_json()}
+
+
+def _stage(plan: LaunchPlan, stage: int, prediction: Prediction, reports: Sequence[WorkerReport]) -> dict[str, Any]:
+    count = sum(report.steady.minibatches for report in reports)
+    means: dict[str, float | None] = {
+        name: sum((report.steady.seconds or {}).get(name, 0.0) for report in reports) / count if count else None
+        for name in SUMMED_FIELDS
+    }
+    own = {name: means[name] for name in ("wait_s", "load_s", "send_s")}
+    return {
+        "stage": stage,
+        "workers": list(plan.pipeline[stage].workers),
+        "versions": plan.pipeline[stage].versions,
+        "cores": prediction.cores,
+        "boundary_s": prediction.boundary_s,
+        "forward_s": PredictedMeasured(prediction.forward_s, means["forward_s"]).as_json(),
+        "backward_s": PredictedMeasured(prediction.backward_s, means["backward_s"]).as_json(),
+        "update_s": PredictedMeasured(prediction.update_s, means["update_s"]).as_json(),
+        "sync_s": PredictedMeasured(_exposed_s(plan, stage, prediction), means["sync_s"]).as_json(),
+        "wait_s": PredictedMeasured(_idle_s(plan, stage, prediction), means["wait_s"]).as_json(),
+        "memory_bytes": PredictedMeasured(
+            prediction.memory_bytes, max((r.memory_bytes for r in reports), default=None)
+        ).as_json(),
+        "measured": own
+        | {"other_s": _other_s(plan, stage, reports), "cpu_s": means["cpu_s"], "core_wait_s": means["core_wait_s"]},
+    }
+
+
+def _exposed_s(plan: LaunchPlan, stage: int, prediction: Prediction) -> float | None:
+    """The predicted exposed all-reduce time per minibatch of a worker, or the whole all-reduce in plans without it."""
+    if prediction.exposed_s is not None or prediction.sync_s is None:
+        return prediction.exposed_s
+    shape = plan.shapes[stage]
+    group = plan.schedule.group_size(shape) if plan.mode == "training" else shape.replicas
+    return prediction.sync_s * shape.replicas / group
+
+
+def _idle_s(plan: LaunchPlan, stage: int, prediction: Prediction) -> float | None:
+    """The predicted idle time per minibatch of a worker: replicas × pace less its busy time."""
+    if prediction.wait_s is not None or prediction.minibatch_s is None or prediction.forward_s is None:
+        return prediction.wait_s
+    work = prediction.forward_s + (prediction.backward_s or 0.0) + (prediction.update_s or 0.0)
+    exposed = _exposed_s(plan, stage, prediction) or 0.0
+    return max(0.0, len(plan.pipeline[stage].workers) * prediction.minibatch_s - work - exposed)
+
+
+def _other_s(plan: LaunchPlan, stage: int, reports: Sequence[WorkerReport]) -> float | None:
+    """The time outside all recorded times, which is that of the executor itself, per minibatch of a worker."""
+    unrecorded = []
+    for report in reports:
+        pace, count, seconds = report.steady.pace_s, report.steady.minibatches, report.steady.seconds or {}
+        if pace is not None and count:
+            recorded = sum(seconds.get(name, 0.0) for name in TIME_FIELDS) / count
+            unrecorded.append(max(0.0, pace * len(plan.pipeline[stage].workers) - recorded))
+    return sum(unrecorded) / len(unrecorded) if unrecorded else None
+
+
+def covers_epochs(run: Path, epochs: int) -> bool:
+    """Whether a run's summary has so many epochs. Otherwise the run ended before it wrote a summary."""
+    try:
+        return len(json.loads((run / "summary.json").read_text(encoding="utf-8"))["epochs"]) >= epochs
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def summary_table(summary: dict[str, Any]) -> str:
+    """The summary as the table at the end of a run."""
+    trains = summary["mode"] == "training"
+    titles = {"forward_s": "forward", "backward_s": "backward", "update_s": "update", "sync_s": "sync"}
+    titles |= {"wait_s": "waiting", "memory_bytes": "memory MiB"}
+    columns = list(titles) if trains else ["forward_s", "wait_s", "memory_bytes"]
+    scale = {"memory_bytes": 2**-20}
+    others = {"load_s": "load", "send_s": "send", "other_s": "other"}
+    rows = [["stage", "workers", *(titles[name] for name in columns), *others.values()]]
+    for stage in summary["stages"]:
+        cells = [_pair(stage[name], scale.get(name, 1e3)) for name in columns]
+        cells += [_number(stage["measured"][name], 1e3) for name in others]
+        rows.append([str(stage["stage"]), _ranks(stage["workers"]), *cells])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["predicted -> measured, ms per minibatch on one worker, steady state"]
+    lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines.append(_pace_line(summary))
+    lines.append(_cause_line(summary))
+    return "\n".join(line for line in lines if line)
+
+
+def _cause_line(summary: dict[str, Any]) -> str:
+    pace, cause = summary["minibatch_s"], summary["cause"]
+    if cause is not None:
+        return f"first cause: {cause['text']}"
+    if pace["ratio"] is None:
+        return ""
+    if abs(pace["ratio"] - 1) <= AS_PREDICTED:
+        return f"as predicted, within {AS_PREDICTED:.0%}"
+    return "first cause: not known, as some times were not predicted or not measured"
+
+
+def _pace_line(summary: dict[str, Any]) -> str:
+    pace = summary["minibatch_s"]
+    if not pace["measured"]:
+        return "pace: too few minibatches to measure"
+    per_second = 1 / pace["measured"]
+    images = per_second * summary["minibatch"]
+    line = f"pace: measured {per_second:.2f} minibatches/s ({images:.0f} samples/s)"
+    if pace["predicted"]:
+        line += f", predicted {1 / pace['predicted']:.2f}: {pace['predicted'] / pace['measured']:.0%} of the prediction"
+    fill = "fill included: the epochs are too short" if summary["includes_fill"] else "the fill of every epoch left out"
+    return f"{line} ({fill})"
+
+
+def _pair(pair: dict[str, float | None], scale: float) -> str:
+    return f"{_number(pair['predicted'], scale)} -> {_number(pair['measured'], scale)}"
+
+
+def _number(value: float | None, scale: float) -> str:
+    if value is None:
+        return "?"
+    scaled = value * scale
+    return f"{scaled:.0f}" if scaled >= 100 else f"{scaled:.3g}"
+
+
+def _ranks(workers: Sequence[int]) -> str:
+    """Ranks as text: `0-3,7` for the workers 0, 1, 2, 3 and 7."""
+    ranges: list[list[int]] = []
+    for worker in sorted(workers):
+        if ranges and worker == ranges[-1][-1] + 1:
+            ranges[-1].append(worker)
+        else:
+            ranges.append([worker])
+    return ",".join(str(one[0]) if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in ranges)

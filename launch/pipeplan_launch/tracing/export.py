@@ -1,0 +1,256 @@
+"""torch.export of an unmodified module, in training mode."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import logging
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from pipeplan_launch.job.autocast import autocast
+from pipeplan_launch.job.job import Batch, Job
+from pipeplan_launch.job.user_code import describe_error
+from pipeplan_launch.tracing import eval_mode, opaque_calls
+from pipeplan_launch.tracing.aliasing import DependsOnData, GraphBehaviour, observe_behaviour, operator_name
+from pipeplan_launch.tracing.export_hazards import hazards_refused
+from pipeplan_launch.tracing.model_outputs import plain_outputs
+from pipeplan_launch.tracing.opaque_interface import OutputsByModule
+from pipeplan_launch.tracing.opaque_modules import recording_forwards, replaced_forwards
+from pipeplan_launch.tracing.opaque_training import observe_calls
+
+DynamicShapes = tuple[dict[int, object], ...]
+"""For each input its dynamic dimensions."""
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """A flat graph of ATen operators whose `get_attr` nodes name the model's own parameters and buffers."""
+
+    graph_module: fx.GraphModule
+    """Its placeholders follow the order of the job's inputs."""
+    behaviour: GraphBehaviour
+    """Results of running the graph on fake tensors."""
+    dynamic_batch: bool
+    """Whether the graph is valid for any minibatch size, or only for the one that it was traced with."""
+    minibatch: int
+    """Samples in the minibatch that it was traced with."""
+    batch: Batch
+    """The inputs that it was traced with."""
+    evaluation_problem: str | None
+    """Why the graph cannot represent the model in evaluation mode, or None."""
+    left_out: tuple[str, ...]
+    """Classes of objects that the model returns and the graph does not."""
+
+
+def export_model(job: Job, minibatch: int, whole: Sequence[str] = ()) -> ExportedModel:
+    """Export the job's model at this minibatch size, with a dynamic minibatch size if the model allows it.
+
+    `whole`: paths of the submodules to export as opaque modules. Raises any exception of torch.export, `Refused`, or
+    `DependsOnData`.
+    """
+    # Export takes a dimension of size 1 for a constant, which would make the graph static.
+    traced_at = max(2, minibatch)
+    batch = job.example(traced_at)
+    dynamic = _batch_dimensions(batch.inputs, job.example_inputs(traced_at + 1), traced_at)
+    if any(dynamic):
+        try:
+            # Sizes that depend on the data are unlikely to be linear in the minibatch size in four runs.
+            calls = _observe_calls(job, whole, (traced_at, traced_at + 1, traced_at + 2, traced_at))
+            exported = _Attempt(job, batch, traced_at, dynamic, calls).run()
+        except Exception as error:
+            if depends_on_data(error):
+                raise
+            # An error that has nothing to do with dynamic sizes occurs again in the static export below.
+            exported = None
+        if exported is not None and _is_dynamic(exported.graph_module, dynamic):
+            return exported
+    if traced_at != minibatch:
+        batch = job.example(minibatch)
+    static: DynamicShapes = tuple({} for _ in batch.inputs)
+    return _Attempt(job, batch, minibatch, static, _observe_calls(job, whole, (minibatch, minibatch))).run()
+
+
+def depends_on_data(error: BaseException) -> bool:
+    """Whether an error means that the model's control flow or sizes depend on its data."""
+    kind = type(error).__name__
+    return "data-dependent" in str(error).lower() or "DataDependent" in kind or isinstance(error, DependsOnData)
+
+
+def _observe_calls(job: Job, whole: Sequence[str], minibatches: Sequence[int]) -> OutputsByModule:
+    """Run the model at these minibatch sizes to see what its opaque modules return."""
+
+    def run(minibatch: int) -> None:
+        with module_mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")):
+            job.example(minibatch).call(job.model)
+
+    return observe_calls(job.model, whole, run, minibatches) if whole else {}
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One attempt to export a model, with given dynamic dimensions and opaque modules."""
+
+    job: Job
+    batch: Batch
+    samples: int
+    dynamic: DynamicShapes
+    calls: OutputsByModule
+
+    def run(self) -> ExportedModel:
+        """Export in training mode, and also in evaluation mode if that might give another graph."""
+        graph_module, left_out = self._export()
+        with module_mode(self.job.model, train=True), autocast(self.job.autocast, torch.device("cpu")):
+            behaviour = observe_behaviour(graph_module, self.batch.inputs)
+        problem = self._evaluation_problem(graph_module)
+        return ExportedModel(
+            graph_module, behaviour, any(self.dynamic), self.samples, self.batch, problem, tuple(left_out)
+        )
+
+    def _export(self, *, train: bool = True) -> tuple[fx.GraphModule, dict[str, None]]:
+        job = self.job
+        args: tuple[Tensor, ...] = self.batch.inputs
+        kwargs: dict[str, Any] = {}
+        dynamic: Any = self.dynamic
+        if self.batch.names:
+            args, kwargs = (), dict(zip(self.batch.names, self.batch.inputs, strict=True))
+            dynamic = dict(zip(self.batch.names, self.dynamic, strict=True))
+        with ExitStack() as stack:
+            stack.enter_context(module_mode(job.model, train))
+            stack.enter_context(autocast(job.autocast, torch.device("cpu")))
+            stack.enter_context(_quiet())
+            stack.enter_context(hazards_refused())
+            stack.enter_context(replaced_forwards(job.model, recording_forwards(job.model, self.calls)))
+            left_out = stack.enter_context(plain_outputs(job.model))
+            # Export warns that an LSTM changes itself while it is traced, which has no effect afterwards.
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            stack.callback(opaque_calls.forget_calls)
+            exported = torch.export.export(job.model, args, kwargs, dynamic_shapes=dynamic, strict=False)
+            module = exported.module(check_guards=False)
+            assert isinstance(module, fx.GraphModule)
+            opaque_calls.replace_recorded_calls(module)
+        if self.batch.names:
+            _order(module.graph, list(exported.call_spec.in_spec.child(1).context), self.batch.names)
+        return _cleaned(module), left_out
+
+    def _evaluation_problem(self, trained: fx.GraphModule) -> str | None:
+        """Why the graph cannot represent the model in evaluation mode, or None.
+
+        Operators that carry their mode are converted, but a branch in the user's code on `self.training` is not in
+        the graph. Only if the user's code mentions it, the model is also exported in evaluation mode, and the graphs
+        are compared.
+        """
+        traced = [
+            type(module)
+            for path, module in self.job.model.named_modules()
+            if not any(path == opaque_path or path.startswith(f"{opaque_path}.") for opaque_path in self.calls)
+        ]
+        suspects = sorted({kind.__name__ for kind in dict.fromkeys(traced) if _mentions_mode(kind)})
+        if not suspects:
+            return None
+        problem = f"{', '.join(suspects)} does other work in evaluation mode than in training mode (self.training)"
+        try:
+            evaluated, _ = self._export(train=False)
+        except Exception as error:
+            return f"{problem}, and cannot be traced in evaluation mode: {describe_error(error)}"
+        return None if _operators(trained) == _operators(evaluated) else problem
+
+
+@contextmanager
+def module_mode(model: nn.Module, train: bool) -> Iterator[None]:
+    """Context in training or evaluation mode. Afterwards every submodule has its own mode back."""
+    modes = {module: module.training for module in model.modules()}
+    model.train(train)
+    try:
+        yield
+    finally:
+        for module, was in modes.items():
+            module.training = was
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Context that hides torch's own logs about a failure, which is reported once, in our own words."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stderr(io.StringIO()) as printed:
+            yield
+        sys.stderr.write(printed.getvalue())
+    finally:
+        logging.disable(before)
+
+
+def _batch_dimensions(inputs: tuple[Tensor, ...], larger: tuple[Tensor, ...], minibatch: int) -> DynamicShapes:
+    """For each input, the dimensions that follow the minibatch size, in the form that `torch.export` takes."""
+    return tuple(
+        {
+            dimension: torch.export.Dim.AUTO
+            for dimension, sizes in enumerate(zip(tensor.shape, larger_tensor.shape, strict=False))
+            if sizes == (minibatch, minibatch + 1)
+        }
+        for tensor, larger_tensor in zip(inputs, larger, strict=False)
+    )
+
+
+def _is_dynamic(graph_module: fx.GraphModule, dynamic: DynamicShapes) -> bool:
+    """Whether every dimension that was requested as dynamic is: AUTO silently gives up where the model fixes the
+    size.
+    """
+    values = [node.meta["val"] for node in graph_module.graph.nodes if node.op == "placeholder"]
+    return all(
+        isinstance(value.shape[dimension], torch.SymInt) and value.shape[dimension].node.maybe_as_int() is None
+        for value, dimensions in zip(values, dynamic, strict=True)
+        for dimension in dimensions
+    )
+
+
+def _cleaned(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """The graph without export's assertions and without dead code. Mutations and random operators stay."""
+    for node in reversed(graph_module.graph.nodes):
+        if node.op == "call_function" and not node.users and "_assert" in str(node.target):
+            graph_module.graph.erase_node(node)
+    graph_module.graph.eliminate_dead_code(opaque_calls.is_impure)
+    return graph_module
+
+
+def _order(graph: fx.Graph, names: Sequence[str], wanted: Sequence[str]) -> None:
+    """Reorder the placeholders, which export may have put in the order of forward()'s parameters."""
+    by_name = dict(zip(names, graph.find_nodes(op="placeholder"), strict=True))
+    start = next(iter(graph.nodes))
+    for name in wanted:
+        if by_name[name] is not start:
+            start.prepend(by_name[name])
+        else:
+            start = start.next
+
+
+def _mentions_mode(kind: type) -> bool:
+    """Whether the source of a user's module class mentions `.training`."""
+    if kind.__module__.startswith("torch.nn."):
+        return False
+    try:
+        return ".training" in inspect.getsource(kind)
+    except (OSError, TypeError):
+        return False
+
+
+def _operators(graph_module: fx.GraphModule) -> list[str]:
+    calls = [node for node in graph_module.graph.nodes if node.op == "call_function"]
+    # The memory layout of attention's result depends on dropout, and so does whether `contiguous` is called on it.
+    kept = [call for call in calls if not eval_mode.is_training_only(call) and operator_name(call) != "contiguous"]
+    return [operator_key(node) for node in kept]
+
+
+def operator_key(node: fx.Node) -> str:
+    """A name of the node's operator that is the same in every process: the overload's own name if it is an overload."""
+    # str() of a plain function contains its address.
+    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else operator_name(node)

@@ -1,0 +1,191 @@
+"""Opaque modules: submodules that torch.export cannot trace. Each is one layer, and runs as ordinary Python.
+
+Messages say that such a module is "taken whole". What it returns cannot be derived, so it is observed: the unchanged
+model runs on minibatches of two sizes, and every size that the module returns must be constant or linear in the
+minibatch size. The stages rely on that. A module that later returns anything else ends the run with an error that
+says so.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.tracing.opaque_calls import OpaqueCall, ValueStructure, record_call
+from pipeplan_launch.tracing.opaque_interface import CallOutput, OutputsByModule
+
+
+class OpaqueModuleCall(OpaqueCall):
+    """The call of an opaque module. Its operands are the module's parameters, its buffers, and then its arguments."""
+
+    def __init__(self, path: str, module: nn.Module, arguments: ValueStructure, returns: CallOutput) -> None:
+        super().__init__("whole", type(module).__name__)
+        self.path, self.returns, self._module, self._arguments = path, returns, module, arguments
+        self._modes = [(submodule, submodule.training) for submodule in module.modules()]
+        self._slots, self._parameters, self._state = _state_slots(module)
+
+    def evaluated(self) -> OpaqueModuleCall:
+        """The same call in evaluation mode."""
+        changed = copy.copy(self)
+        changed._modes = [(submodule, False) for submodule, _ in self._modes]
+        return changed
+
+    def __call__(self, *operands: Any) -> list[Tensor]:
+        state, arguments = operands[: self._state], operands[self._state :]
+        if any(
+            isinstance(operand, FakeTensor) or operand.is_meta for operand in operands if isinstance(operand, Tensor)
+        ):
+            return self._shapes_only(operands, arguments)
+        args, kwargs = self._arguments.filled(arguments)
+        for module, training in self._modes:
+            module.training = training
+        with self._replaced_state(state):
+            # Calls forward() and not the module, whose hooks are in the graph around this call.
+            return self._checked(self._module.forward(*args, **kwargs), operands, arguments)
+
+    @contextmanager
+    def _replaced_state(self, state: Sequence[Tensor]) -> Iterator[None]:
+        """Context in which these tensors replace the module's state. New tensors that it assigns to buffers are
+        copied into them.
+        """
+        own = [tensors[name] for tensors, name, _ in self._slots]
+        for tensors, name, index in self._slots:
+            tensors[name] = state[index]
+        try:
+            yield
+        finally:
+            after = [tensors[name] for tensors, name, _ in self._slots]
+            for (tensors, name, _), tensor in zip(self._slots, own, strict=True):
+                tensors[name] = tensor
+        with torch.no_grad():
+            for (_, _, index), tensor in zip(self._slots, after, strict=True):
+                if tensor is not state[index] and index >= self._parameters:
+                    state[index].copy_(tensor)
+
+    def _checked(self, value: Any, operands: Sequence[Any], arguments: Sequence[Any]) -> list[Tensor]:
+        """The tensors in the module's output, after a check that their shapes are the ones observed. Raises
+        `LaunchError`.
+        """
+        _, tensors, _ = ValueStructure.of(value)
+        samples = self.returns.minibatch(arguments)
+        shapes = [tuple(size.at(samples) for size in result.shape) for result in self.returns.results]
+        returned = [tuple(tensor.shape) for tensor in tensors]
+        if returned != shapes:
+            raise LaunchError(
+                f"the module {self.path!r}, which is taken whole, returned {_shapes_text(returned)} where it returned "
+                f"{_shapes_text(shapes)} when the model was traced: sizes may follow from the number of samples only"
+            )
+        operand_storages = {tensor.untyped_storage()._cdata for tensor in operands if isinstance(tensor, Tensor)}
+        # The graph around the call was traced with fresh, contiguous tensors.
+        return [
+            tensor.clone() if tensor.untyped_storage()._cdata in operand_storages else tensor.contiguous()
+            for tensor in tensors
+        ]
+
+    def _shapes_only(self, operands: Sequence[Any], arguments: Sequence[Any]) -> list[Tensor]:
+        """Empty tensors with the shapes of the output, for a run on fake tensors."""
+        tensors = [tensor for tensor in operands if isinstance(tensor, Tensor)]
+        for index, tensor in enumerate(tensors):
+            if self._parameters <= index < self._state or index - self._state in self.returns.written:
+                torch.autograd.graph.increment_version(tensor)
+        return list(_Shapes.apply(self.returns, self.returns.minibatch(arguments), *tensors))  # type: ignore[no-untyped-call]
+
+
+def module_state(module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """(parameters, buffers) of a module, each once, in the order in which its call takes them."""
+    return list(module.parameters()), list(module.buffers())
+
+
+StateReference = tuple[dict[str, Any], str, int]
+"""A place where a module refers to a tensor of its state: (the module's dictionary, the name in it, the index of the
+tensor)."""
+
+
+def _state_slots(module: nn.Module) -> tuple[list[StateReference], int, int]:
+    """(all references to the module's state, the number of parameters, the number of parameters and buffers)."""
+    parameters, buffers = module_state(module)
+    number = {id(tensor): index for index, tensor in enumerate((*parameters, *buffers))}
+    slots: list[StateReference] = []
+    for submodule in module.modules():
+        for tensors in (submodule._parameters, submodule._buffers):
+            slots += [(tensors, name, number[id(tensor)]) for name, tensor in tensors.items() if tensor is not None]
+    return slots, len(parameters), len(parameters) + len(buffers)
+
+
+class _Shapes(torch.autograd.Function):
+    """Makes tensors without data whose gradients depend on the operands, like the outputs of the call."""
+
+    @staticmethod
+    def forward(ctx: Any, returns: CallOutput, samples: Any, *operands: Tensor) -> tuple[Tensor, ...]:
+        device = operands[-1].device if operands else torch.device("cpu")
+        outputs = tuple(
+            torch.empty([size.at(samples) for size in result.shape], dtype=result.dtype, device=device)
+            for result in returns.results
+        )
+        ctx.mark_non_differentiable(
+            *(tensor for tensor, result in zip(outputs, returns.results, strict=True) if not result.requires_grad)
+        )
+        ctx.operands = [(operand.shape, operand.dtype, operand.device) for operand in operands]
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        gradient_tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.operands]
+        return (None, None, *(tensor if tensor.is_floating_point() else None for tensor in gradient_tensors))
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """A shape for people, as in `2×3`."""
+    return "×".join(map(str, shape)) or "a single number"
+
+
+def _shapes_text(shapes: Sequence[Sequence[int]]) -> str:
+    return ", ".join(map(shape_text, shapes)) or "no tensor"
+
+
+def recording_forwards(model: nn.Module, calls: OutputsByModule) -> dict[str, Callable[..., Any]]:
+    """For every opaque module a forward() that records its call in the graph that is being exported."""
+    return {path: _as_one_call(path, model.get_submodule(path), returns) for path, returns in calls.items()}
+
+
+def _as_one_call(path: str, module: nn.Module, returns: tuple[CallOutput, ...]) -> Callable[..., Any]:
+    count = 0
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        # Export may run the model more than once: each run makes the same calls.
+        expected = returns[count % len(returns)]
+        count += 1
+        arguments, tensors, sizes = ValueStructure.of((args, kwargs))
+        parameters, buffers = module_state(module)
+        outputs = record_call(
+            OpaqueModuleCall(path, module, arguments, expected), [*parameters, *buffers, *tensors], sizes
+        )
+        return expected.structure.filled(outputs)
+
+    return forward
+
+
+@contextmanager
+def replaced_forwards(model: nn.Module, replacements: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Context in which some submodules have other forward() methods."""
+    own = {}
+    for path, forward in replacements.items():
+        module = model.get_submodule(path)
+        own[path] = module.__dict__.get("forward")
+        module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        for path, own_forward in own.items():
+            if own_forward is None:
+                del model.get_submodule(path).__dict__["forward"]
+            else:
+                model.get_submodule(path).__dict__["forward"] = own_forward

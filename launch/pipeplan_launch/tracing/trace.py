@@ -1,0 +1,281 @@
+"""Trace an unmodified model into a DAG of layers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx, nn
+
+from pipeplan_launch.job.autocast import autocast
+from pipeplan_launch.job.job import Job
+from pipeplan_launch.tracing import aliasing, layers
+from pipeplan_launch.tracing.export import module_mode, operator_key
+from pipeplan_launch.tracing.export_fallback import export_with_fallback
+from pipeplan_launch.tracing.layers import LayerInfo
+
+Dimension: TypeAlias = Any
+"""A size of a tensor: an int, or a sympy expression in the minibatch size."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor that layers read from another layer."""
+
+    name: str
+    """The producer's name, with `:1`, `:2` … for further tensors of the same producer."""
+    producer: str
+    consumers: tuple[str, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+    """Whether the backward pass sends a gradient for it."""
+    dimensions: tuple[Dimension, ...] = field(repr=False)
+
+    def shape(self, batch: int) -> tuple[int, ...]:
+        """The shape for a minibatch of that many samples."""
+        return tuple(dimension_at(dimension, batch) for dimension in self.dimensions)
+
+    def bytes(self, batch: int) -> int:
+        """The size in bytes for a minibatch of that many samples."""
+        count = 1
+        for size in self.shape(batch):
+            count *= size
+        return count * self.dtype.itemsize
+
+
+def dimension_at(dimension: Dimension, batch: int) -> int:
+    """The value of a dimension at a minibatch size, which all symbols stand for, because nothing else is dynamic."""
+    if isinstance(dimension, int):
+        return dimension
+    return int(dimension.subs(dict.fromkeys(dimension.free_symbols, batch)))
+
+
+@dataclass(frozen=True, eq=False)
+class TracedModel:
+    """A model as a DAG of layers, which `stage_program` cuts into stages."""
+
+    layers: tuple[LayerInfo, ...]
+    """Layers in topological order; the last is `loss`, which consumes the model's outputs."""
+    tensors: tuple[TensorSpec, ...]
+    """Every tensor that crosses between layers, once, in the order of production."""
+    together: tuple[tuple[str, ...], ...]
+    """Groups of layers that must share a stage because of tied parameters, shared state, or memory that is written in
+    place."""
+    graph_hash: str
+    """Hash of layers, operators, edges and shapes: the same in every process with the same version of torch."""
+    dynamic_batch: bool
+    """Whether the stages run at any minibatch size, or only at `minibatch`."""
+    minibatch: int
+    """Samples in the minibatch that the model was traced with."""
+    evaluation_problem: str | None
+    """Why stages cannot be put in evaluation mode, or None if they can."""
+    autocast: torch.dtype | None
+    """The autocast type under which the model was traced and runs, or None."""
+    how: str
+    """How the model was traced, for people: by torch.export alone, or with opaque modules or omitted outputs."""
+    input_names: tuple[str, ...]
+    """The keywords of the model's inputs; empty if the model takes them by position."""
+    model: nn.Module = field(repr=False)
+    graph_module: fx.GraphModule = field(repr=False)
+    layer_of: dict[fx.Node, str] = field(repr=False)
+    node_of: dict[str, fx.Node] = field(repr=False)
+    """The node that makes each tensor of `tensors`."""
+    state_names: dict[str, str] = field(repr=False)
+    """For every name of a parameter or buffer, the first name of the same object."""
+    input_nodes: tuple[fx.Node, ...] = field(repr=False)
+
+    @cached_property
+    def _places(self) -> dict[str, list[tuple[int, fx.Node]]]:
+        """For every layer its nodes, with their positions in the graph."""
+        places: dict[str, list[tuple[int, fx.Node]]] = {layer.name: [] for layer in self.layers}
+        for place, node in enumerate(self.graph_module.graph.nodes):
+            if node.op == "call_function" and node in self.layer_of:
+                places[self.layer_of[node]].append((place, node))
+        return places
+
+    def nodes_of(self, names: Iterable[str]) -> list[fx.Node]:
+        """The nodes of these layers, in the order of the graph."""
+        return [
+            node for _, node in sorted((place for name in names for place in self._places[name]), key=itemgetter(0))
+        ]
+
+    def input_dimensions(self, index: int) -> tuple[Dimension, ...]:
+        """The dimensions of one of the model's inputs."""
+        return tuple(_dimension(size) for size in self.input_nodes[index].meta["val"].shape)
+
+
+def trace_job(job: Job, minibatch: int, granularity: str = "layer") -> TracedModel:
+    """Trace the job's model in training mode at this minibatch size, into layers of this granularity.
+
+    Raises `LaunchError` with the offending line if the model cannot be traced.
+    """
+    # Example inputs are often random; the caller's random generators stay as they were.
+    with torch.random.fork_rng(devices=[]):
+        return _trace(job, minibatch, granularity)
+
+
+def _trace(job: Job, minibatch: int, granularity: str) -> TracedModel:
+    exported, how = export_with_fallback(job, minibatch)
+    graph_module, behaviour, batch = exported.graph_module, exported.behaviour, exported.batch
+    with module_mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")):
+        if aliasing.functionalise_graph(graph_module, behaviour):
+            behaviour = aliasing.observe_behaviour(graph_module, batch.inputs)
+    grouping = layers.group_layers(graph_module, job.model, behaviour, granularity)
+    state_names = _state_names(job.model)
+    infos = _infos(graph_module, grouping, job.model, state_names)
+    node_of, tensors = _tensors(graph_module, grouping, behaviour)
+    shapes_at = 2 if exported.dynamic_batch else exported.minibatch
+    return TracedModel(
+        layers=infos,
+        tensors=tensors,
+        together=_together(graph_module, grouping, behaviour, infos, job.model),
+        graph_hash=_hash(infos, tensors, graph_module, grouping, shapes_at, job.autocast),
+        dynamic_batch=exported.dynamic_batch,
+        minibatch=minibatch,
+        evaluation_problem=exported.evaluation_problem,
+        autocast=job.autocast,
+        how=how,
+        input_names=batch.names,
+        model=job.model,
+        graph_module=graph_module,
+        layer_of=grouping.layer_of,
+        node_of=node_of,
+        state_names=state_names,
+        input_nodes=tuple(node for node in graph_module.graph.nodes if node.op == "placeholder"),
+    )
+
+
+def _state_names(model: nn.Module) -> dict[str, str]:
+    first: dict[int, str] = {}
+    names = {}
+    for owned in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
+        for name, tensor in owned:
+            names[name] = first.setdefault(id(tensor), name)
+    return names
+
+
+def _infos(
+    graph_module: fx.GraphModule, grouping: layers.Grouping, model: nn.Module, state_names: dict[str, str]
+) -> tuple[LayerInfo, ...]:
+    """The layers with their parameters and buffers."""
+    parameters = dict(model.named_parameters())
+    used: dict[str, dict[str, None]] = {name: {} for name in grouping.names}
+    for node in graph_module.graph.nodes:
+        if node.op == "get_attr" and node.target in state_names:
+            for user in reading_layers(node, grouping.layer_of):
+                used[user][state_names[node.target]] = None
+    return tuple(
+        LayerInfo(
+            name,
+            *grouping.modules[name],
+            parameters=tuple(tensor_name for tensor_name in used[name] if tensor_name in parameters),
+            buffers=tuple(tensor_name for tensor_name in used[name] if tensor_name not in parameters),
+        )
+        for name in grouping.names
+    )
+
+
+def reading_layers(node: fx.Node, layer_of: dict[fx.Node, str]) -> list[str]:
+    """The layers that read a node, directly or through nodes that every reader copies. Reading only its size does not
+    count.
+    """
+    names: dict[str, None] = {}
+    queue = list(node.users)
+    while queue:
+        user = queue.pop(0)
+        if user in layer_of:
+            names[layer_of[user]] = None
+        elif not layers.is_size(user):
+            queue += list(user.users)
+    return list(names)
+
+
+def _tensors(
+    graph_module: fx.GraphModule, grouping: layers.Grouping, behaviour: aliasing.GraphBehaviour
+) -> tuple[dict[str, fx.Node], tuple[TensorSpec, ...]]:
+    """(the node of each tensor that crosses between layers, these tensors in the order of their producers)."""
+    rank = {name: index for index, name in enumerate(grouping.names)}
+    counts: dict[str, int] = {}
+    node_of, specs = {}, []
+    for node in graph_module.graph.nodes:
+        producer = grouping.layer_of.get(node)
+        if producer is None or node.op == "output":
+            continue
+        value = behaviour.values[node]
+        consumers = sorted({*reading_layers(node, grouping.layer_of)} - {producer}, key=rank.__getitem__)
+        consumers = consumers if isinstance(value, Tensor) else []
+        if not consumers:
+            continue
+        count = counts[producer] = counts.get(producer, -1) + 1
+        name = f"{producer}:{count}" if count else producer
+        node_of[name] = node
+        dimensions = tuple(_dimension(size) for size in node.meta["val"].shape)
+        gradient = behaviour.gets_gradient(node)
+        specs.append(TensorSpec(name, producer, tuple(consumers), value.dtype, gradient, dimensions))
+    specs.sort(key=lambda spec: rank[spec.producer])
+    return node_of, tuple(specs)
+
+
+def _dimension(size: Any) -> Dimension:
+    if not isinstance(size, torch.SymInt) or size.node.maybe_as_int() is not None:
+        return int(size)
+    return size.node.expr
+
+
+def _together(
+    graph_module: fx.GraphModule,
+    grouping: layers.Grouping,
+    behaviour: aliasing.GraphBehaviour,
+    infos: tuple[LayerInfo, ...],
+    model: nn.Module,
+) -> tuple[tuple[str, ...], ...]:
+    """Groups of layers that must share a stage: they share parameters, or write to memory that others read."""
+    groups: list[set[str]] = []
+    storage_of = aliasing.storage_of_each(model.named_parameters())
+    for storage in set(storage_of.values()):
+        groups.append({info.name for info in infos if any(storage_of[name] == storage for name in info.parameters)})
+    for nodes in aliasing.inseparable_nodes(graph_module.graph, behaviour):
+        groups.append({grouping.layer_of[node] for node in nodes if node in grouping.layer_of})
+    rank = {name: index for index, name in enumerate(grouping.names)}
+    merged = [sorted(group, key=rank.__getitem__) for group in _union(groups)]
+    return tuple(sorted((tuple(group) for group in merged if len(group) > 1), key=lambda group: rank[group[0]]))
+
+
+def _union(groups: list[set[str]]) -> list[set[str]]:
+    """Merge groups that overlap."""
+    merged: list[set[str]] = []
+    for group in groups:
+        disjoint = [other for other in merged if not other & group]
+        merged = [*disjoint, group.union(*(other for other in merged if other & group))]
+    return merged
+
+
+def _hash(
+    infos: tuple[LayerInfo, ...],
+    tensors: tuple[TensorSpec, ...],
+    graph_module: fx.GraphModule,
+    grouping: layers.Grouping,
+    batch: int,
+    dtype: torch.dtype | None,
+) -> str:
+    """Hash of the traced graph, from names, operators, edges and shapes only."""
+    operators: dict[str, list[str]] = {info.name: [] for info in infos}
+    for node in graph_module.graph.nodes:
+        if node in grouping.layer_of:
+            operators[grouping.layer_of[node]].append(operator_key(node))
+    document: dict[str, Any] = {
+        "layers": [[info.name, info.parameters, info.buffers, operators[info.name]] for info in infos],
+        "tensors": [
+            [tensor.name, tensor.consumers, str(tensor.dtype), tensor.requires_grad, tensor.shape(batch)]
+            for tensor in tensors
+        ],
+    }
+    if dtype is not None:
+        document["autocast"] = str(dtype)
+    return "sha256:" + hashlib.sha256(json.dumps(document).encode()).hexdigest()

@@ -1,0 +1,223 @@
+"""The measured times of a run's stages, read from its summary and checked against its plan.
+
+The time for which the transfer of an all-reduce holds a stage up, from the metrics of its workers.
+
+The last replica to join an all-reduce waits only for the transfer. So the least waiting time of the replicas at an
+update is the time of the transfer. The other replicas also wait for slower replicas, which is not due to a link.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from pipeplan.errors import InputError
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import ACCUMULATING, DOUBLE_BUFFERED
+from pipeplan.problem.problem import Options
+from pipeplan.run_data.run_folder import MeasuredRun
+from pipeplan.util.files import Node
+
+FILLING = 2
+"""Updates at the beginning of an epoch that are left out."""
+
+
+def hides_allreduce(plan: Plan, index: int) -> bool:
+    """Whether other passes come between the start of a stage's all-reduce and its update."""
+    return plan.lag(index) > 0 or plan.schedule == DOUBLE_BUFFERED
+
+
+def update_group(plan: Plan, index: int) -> int:
+    """Number of the pipeline's minibatches per update of a stage."""
+    accumulated = plan.accumulate if plan.schedule in ACCUMULATING else None
+    return accumulated or plan.stages[index].replicas
+
+
+def transfers_s(folder: Path, plan: Plan) -> tuple[float | None, ...]:
+    """By stage: the median over its updates, in seconds; None where it is not known."""
+    return tuple(_transfer_s(folder, plan, index) for index in range(len(plan.stages)))
+
+
+def _transfer_s(folder: Path, plan: Plan, index: int) -> float | None:
+    stage = plan.stages[index]
+    if plan.inference or stage.replicas == 1 or hides_allreduce(plan, index):
+        return None
+    waited: dict[tuple[int, int], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for worker in stage.workers:
+        for epoch, minibatch, sync_s in _lines(folder / "metrics" / f"rank-{worker}.jsonl"):
+            group = minibatch // update_group(plan, index)
+            if group >= FILLING:
+                waited[epoch, group][worker] += sync_s
+    transfers = [min(times.values()) for times in waited.values() if len(times) == stage.replicas]
+    return statistics.median(transfers) if transfers else None
+
+
+def _lines(path: Path) -> Iterator[tuple[int, int, float]]:
+    """Epoch, minibatch and all-reduce time of every complete line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return
+    for line in lines:
+        try:
+            step = json.loads(line)
+            epoch, minibatch, sync_s = int(step["epoch"]), int(step["minibatch"]), float(step["sync_s"])
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            continue
+        if 0 <= sync_s < math.inf:
+            yield epoch, minibatch, sync_s
+
+
+FEWEST = 10
+"""Fewest steady-state minibatches of the last stage for which a pace counts as measured."""
+
+
+@dataclass(frozen=True)
+class BusyTimes:
+    """Busy time of one replica of a stage, in seconds per minibatch that it computed."""
+
+    forward_s: float
+    backward_s: float
+    update_s: float
+    sync_s: float
+    """Waiting for all-reduces."""
+    load_s: float
+    """Reading samples."""
+    own_s: float
+    """Sending tensors, and the remaining work of the executor."""
+
+    @property
+    def total_s(self) -> float:
+        """The sum of all times."""
+        return math.fsum(getattr(self, field.name) for field in fields(self))
+
+    def scaled(self, factor: float) -> BusyTimes:
+        """All times multiplied by a factor."""
+        return BusyTimes(*(getattr(self, field.name) * factor for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class ObservedRun:
+    """The measurements of one run, or the medians of several runs of one plan."""
+
+    name: str
+    """Name of the run's folder."""
+    plan: Plan
+    options: Options
+    pace_s: float
+    """Measured seconds per minibatch of the pipeline."""
+    predicted_s: float
+    minibatches: int
+    """Number of measured minibatches."""
+    stages: tuple[BusyTimes, ...]
+    """Busy times by stage. Where workers share cores, without waiting for a core."""
+    shares: tuple[float, ...]
+    """Share of the measured times that remains without waiting for a core, by stage; 1 where no cores are shared."""
+    shared: bool = False
+    """Whether workers share cores."""
+    transfers_s: tuple[float | None, ...] = ()
+    """Seconds for which an all-reduce holds up the last replica to join it, by stage; None where unknown."""
+    disturbed: float = 0.0
+    """Largest share of a worker's time that it waited for a core, where none are shared."""
+
+
+def observe_run(run: MeasuredRun, path: Path, plan: Plan, options: Options, shared: bool) -> ObservedRun:
+    """Read the measurements of a run of the plan in the plan.json at `path`. `shared`: whether workers share cores.
+
+    Raises `InputError` where the run is too short, incomplete, or of another plan.
+    """
+    summary = run.summary
+    emulated = summary.get("emulated")
+    if emulated is not None and emulated.boolean():
+        raise InputError(
+            f"{run.folder} is a run of emulated stages, which take the times of their plan: run the plan itself"
+        )
+    pace = summary["minibatch_s"]["measured"]
+    steady = summary["steady_minibatches"].integer()
+    if pace.value is None or summary["includes_fill"].boolean() or steady < FEWEST:
+        raise InputError(
+            f"{run.folder} has too few minibatches to measure a pace ({steady} after the fill of its epochs, "
+            f"at least {FEWEST} are needed): run it for longer"
+        )
+    pace_s = pace.number()
+    if pace_s <= 0:
+        pace.fail("the measured pace is zero: run it again")
+    nodes = summary["stages"].items()
+    if len(nodes) != len(plan.stages):
+        raise InputError(f"{run.folder} measured {len(nodes)} stages, and {path} has {len(plan.stages)}")
+    measured = [_busy(node, plan.inference, shared) for node in nodes]
+    return ObservedRun(
+        name=run.folder.name,
+        plan=plan,
+        options=options,
+        pace_s=pace_s,
+        predicted_s=summary["minibatch_s"]["predicted"].number(),
+        minibatches=steady,
+        stages=tuple(busy for busy, _ in measured),
+        shares=tuple(share for _, share in measured),
+        shared=shared,
+        transfers_s=transfers_s(run.folder, plan),
+        disturbed=0.0 if shared else max(_waited(node, busy) for node, (busy, _) in zip(nodes, measured, strict=True)),
+    )
+
+
+def median_run(runs: Sequence[ObservedRun]) -> ObservedRun:
+    """The medians of several runs of one plan, so that a disturbed run has little effect."""
+    first = runs[0]
+    if len(runs) == 1:
+        return first
+
+    def middle(values: Iterable[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return statistics.median(known) if known else None
+
+    count = range(len(first.stages))
+    stages = [
+        BusyTimes(
+            *(statistics.median(getattr(run.stages[index], one.name) for run in runs) for one in fields(BusyTimes))
+        )
+        for index in count
+    ]
+    return replace(
+        first,
+        name=f"{first.name} and {len(runs) - 1} more",
+        pace_s=statistics.median(run.pace_s for run in runs),
+        minibatches=min(run.minibatches for run in runs),
+        stages=tuple(stages),
+        shares=tuple(statistics.median(run.shares[index] for run in runs) for index in count),
+        transfers_s=tuple(middle(run.transfers_s[index] for run in runs) for index in count),
+        disturbed=statistics.median(run.disturbed for run in runs),
+    )
+
+
+def _waited(node: Node, busy: BusyTimes) -> float:
+    waited = node["measured"].get("core_wait_s")
+    return waited.number() / busy.total_s if waited else 0.0
+
+
+def _busy(node: Node, inference: bool, shared: bool) -> tuple[BusyTimes, float]:
+    own = node["measured"]
+    if own.get("cpu_s") is None or own.get("other_s") is None:
+        node.fail("`cpu_s` and `other_s` are missing: the run is of an older version, so run it again")
+    forward = node["forward_s"]["measured"]
+    needed = [forward] if inference else [forward, node["backward_s"]["measured"]]
+    for one in needed:
+        if one.number() <= 0:
+            one.fail("measured no time at all: there is nothing to calibrate by, so run it again")
+    busy = BusyTimes(
+        forward_s=forward.number(),
+        backward_s=0.0 if inference else node["backward_s"]["measured"].number(),
+        update_s=0.0 if inference else node["update_s"]["measured"].number(),
+        sync_s=0.0 if inference else node["sync_s"]["measured"].number(),
+        load_s=own["load_s"].number(),
+        own_s=own["send_s"].number() + own["other_s"].number(),
+    )
+    share = own["cpu_s"].number() / busy.total_s if shared else 1.0
+    if share <= 0:
+        own["cpu_s"].fail("measured no computing at all: run it again")
+    return busy.scaled(share), share

@@ -1,0 +1,186 @@
+"""Reads plan.json field by field, without the planner's own types for plans and problems."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from pipeplan.checker.network import NetworkRates
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.util.files import Node
+
+FORMAT, VERSION = "pipeplan-plan", 1
+STASHING, VERTICAL, FORWARD_ONLY = "1f1b-stashing", "vertical-sync", "forward-only"
+DOUBLE_BUFFERED, GPIPE, FLUSH = "2bw", "gpipe", "1f1b-flush"
+FLUSHING = (GPIPE, FLUSH)
+ACCUMULATING = (DOUBLE_BUFFERED, *FLUSHING)
+SCHEDULES = (STASHING, VERTICAL, *ACCUMULATING)
+
+
+@dataclass(frozen=True)
+class CheckedOptions:
+    """The options that the plan was made with. Where plan.json leaves one out, it has the default of `pipeplan solve`.
+
+    The fields are those of `pipeplan.problem.problem.Options`.
+    """
+
+    overlap: float
+    memory: bool
+    stages: int | None
+    max_stages: int | None
+    max_replicas: int | None
+    max_workers: int | None
+    allow_copies: bool
+    contention: bool
+    recompute: bool
+    boundary: str
+    pins: tuple[tuple[str, int], ...]
+    together: tuple[tuple[str, ...], ...]
+    no_cut_after: tuple[str, ...]
+    grid: bool
+
+
+@dataclass(frozen=True)
+class CheckedStage:
+    """One stage of the plan."""
+
+    layers: tuple[str, ...]
+    workers: tuple[int, ...]
+    depth: int
+    versions: int
+    recompute: bool
+
+
+@dataclass(frozen=True)
+class PlanDocument:
+    """The content of a plan.json."""
+
+    root: Node
+    digest: str
+    """Digest of the profile that the plan was made from."""
+    minibatch: int
+    cluster: Cluster
+    asked: CheckedOptions
+    stages: tuple[CheckedStage, ...]
+    copies: int
+    inference: bool
+    schedule: str
+    accumulate: int | None
+    pace_s: float
+    several: bool = False
+    """Whether plans of one stage are left out of the certificate's claim."""
+
+    @cached_property
+    def network(self) -> NetworkRates:
+        """The links of the cluster."""
+        return NetworkRates.of(self.cluster)
+
+    @property
+    def prediction(self) -> Node:
+        """The field in which the plan states its cost."""
+        return self.root["prediction"]
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether all stages make one update for the same number of minibatches."""
+        return self.schedule in ACCUMULATING
+
+    def of_copy(self, copy: int, stage: int) -> tuple[int, ...]:
+        """The workers of a stage in one copy of the pipeline: every `copies`-th one, as copies take turns."""
+        return self.stages[stage].workers[copy :: self.copies]
+
+    @staticmethod
+    def of(root: Node) -> PlanDocument:
+        """Read a plan.json. Raises an `InputError` that names the field that is wrong."""
+        plan = root["plan"]
+        inference = plan["inference"].boolean()
+        schedule = plan.get("schedule")
+        name = schedule.text() if schedule else FORWARD_ONLY if inference else STASHING
+        if name not in ((FORWARD_ONLY,) if inference else SCHEDULES):
+            plan["schedule"].fail(f"there is no such schedule for {'inference' if inference else 'training'}")
+        if name in ACCUMULATING and plan.get("accumulate") is None:
+            plan.fail(f"the schedule {name} needs a number of minibatches per update, `accumulate`")
+        return PlanDocument(
+            root=root,
+            digest=root["profile"]["digest"].text(),
+            minibatch=root["profile"]["minibatch"].integer(minimum=1),
+            cluster=_cluster(root["cluster"]),
+            asked=_asked(root["options"]),
+            stages=tuple(_stage(node) for node in plan["stages"].items()),
+            copies=plan["copies"].integer(minimum=1),
+            inference=inference,
+            schedule=name,
+            accumulate=_count(plan, "accumulate"),
+            pace_s=root["prediction"]["minibatch_s"].number(),
+        )
+
+
+def _stage(node: Node) -> CheckedStage:
+    recompute = node.get("recompute")
+    return CheckedStage(
+        layers=tuple(name.text() for name in node["layers"].items()),
+        workers=tuple(worker.integer() for worker in node["workers"].items()),
+        depth=node["depth"].integer(minimum=1),
+        versions=node["versions"].integer(minimum=1),
+        recompute=recompute.boolean() if recompute else False,
+    )
+
+
+def _asked(node: Node) -> CheckedOptions:
+    overlap = node["overlap"]
+    if overlap.number() > 1:
+        overlap.fail(f"expected at most 1, found {overlap.number():g}")
+    return CheckedOptions(
+        overlap=overlap.number(),
+        memory=_flag(node, "memory", True),
+        stages=_count(node, "stages"),
+        max_stages=_count(node, "max_stages"),
+        max_replicas=_count(node, "max_replicas"),
+        max_workers=_count(node, "max_workers"),
+        allow_copies=_flag(node, "allow_copies", True),
+        contention=_flag(node, "contention", True),
+        recompute=_flag(node, "recompute", True),
+        boundary=_boundary(node),
+        pins=tuple(_pin(pin) for pin in _list(node, "pins")),
+        together=tuple(tuple(name.text() for name in group.items()) for group in _list(node, "together")),
+        no_cut_after=tuple(name.text() for name in _list(node, "no_cut_after")),
+        grid=_flag(node, "grid", False),
+    )
+
+
+def _boundary(node: Node) -> str:
+    value = node.get("boundary")
+    if value is not None and value.text() not in ("single", "parallel"):
+        value.fail(f"there is no such model of a boundary: {value.text()!r}")
+    return value.text() if value else "single"
+
+
+def _pin(node: Node) -> tuple[str, int]:
+    pair = node.items()
+    if len(pair) != 2:
+        node.fail("expected a layer and a stage")
+    return pair[0].text(), pair[1].integer(minimum=1)
+
+
+def _count(node: Node, key: str) -> int | None:
+    value = node.get(key)
+    return value.integer(minimum=1) if value else None
+
+
+def _flag(node: Node, key: str, otherwise: bool) -> bool:
+    value = node.get(key)
+    return value.boolean() if value else otherwise
+
+
+def _list(node: Node, key: str) -> list[Node]:
+    value = node.get(key)
+    return value.items() if value else []
+
+
+def _cluster(node: Node) -> Cluster:
+    """The cluster. Raises an `InputError` where its digest, which covers every field, does not match."""
+    cluster = cluster_from_json(node)
+    if cluster.digest() != node["digest"].text():
+        node["digest"].fail("the cluster is not the one that the plan was made for: their digests differ")
+    return cluster

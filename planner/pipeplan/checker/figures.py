@@ -1,0 +1,156 @@
+"""Times, traffic and memory of the stages of a plan, from its lists of layers and workers.
+
+An independent implementation of docs/cost-model.md; it shares no code with `pipeplan.cost.formulas`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pipeplan.checker import formulas
+from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, VERTICAL, PlanDocument
+from pipeplan.checker.model import CheckedModel
+from pipeplan.checker.network import FREE, NetworkRates
+
+
+@dataclass(frozen=True)
+class StageFigures:
+    """Figures of one stage for one minibatch, in the slowest copy of the pipeline: seconds and bytes."""
+
+    replicas: int
+    """Number of replicas in one copy."""
+    depth: int
+    forward_s: float
+    backward_s: float
+    """Backward time, including the repeated forward pass of a stage that recomputes."""
+    update_s: float
+    """Time of the optimiser's step."""
+    allreduce_s: float
+    """Time of one all-reduce among the replicas of one copy."""
+    group_s: float
+    """Time of one all-reduce among the replicas of all copies."""
+    lanes: int
+    """Number of messages to the next stage that the boundary carries at once."""
+    send_s: float
+    """Busy time of the boundary to the next stage for the activations."""
+    return_s: float
+    """Busy time of the boundary to the next stage for the gradients."""
+    transfer_s: float
+    """Time of one message across that boundary, latency included, in the slower direction."""
+    round_trip_s: float
+    """Time of one message across that boundary in each direction, latency included."""
+    received: float
+    """Activation bytes received from the previous stage."""
+    sent: float
+    """Activation bytes sent to the next stage."""
+    received_gradient: float
+    """Gradient bytes received from the next stage."""
+    sent_gradient: float
+    """Gradient bytes sent to the previous stage."""
+    parameters: float
+    """Bytes of parameters."""
+    minibatch_bytes: float
+    """Memory for each minibatch in flight, without weight versions."""
+    memory_bytes: float
+    """Memory of one worker."""
+    before_s: float
+    """Forward, backward and update time of all layers before the stage, on a worker of speed 1."""
+
+    @property
+    def pass_s(self) -> float:
+        """Forward pass, backward pass and optimiser's step together."""
+        return self.forward_s + self.backward_s + self.update_s
+
+    @property
+    def busier_s(self) -> float:
+        """Busy time of the boundary to the next stage in its busier direction."""
+        return max(self.send_s, self.return_s)
+
+
+def stage_figures(document: PlanDocument, model: CheckedModel) -> tuple[StageFigures, ...]:
+    """The figures of every stage."""
+    return tuple(_of_stage(document, model, index) for index in range(len(document.stages)))
+
+
+def weight_versions(document: PlanDocument, index: int) -> int:
+    """Number of weight versions that a replica of a stage keeps (docs/cost-model.md, "Versions of the weights")."""
+    if document.inference or document.schedule in FLUSHING:
+        return 1
+    if document.schedule == DOUBLE_BUFFERED:
+        return 2
+    if document.schedule == VERTICAL:
+        first, replicas = (len(document.stages[number].workers) for number in (0, index))
+        age = (document.stages[0].depth + _lag(document, 0)) * first  # in minibatches
+        return 1 + math.ceil((age - math.gcd(first, replicas)) / replicas)
+    return document.stages[index].depth + _lag(document, index)
+
+
+def copies_allreduce_s(document: PlanDocument, model: CheckedModel) -> float:
+    """Time of one all-reduce of the whole model's gradients among the copies, in seconds."""
+    if document.copies == 1 or document.inference:
+        return 0.0
+    link = document.network.among([worker for stage in document.stages for worker in stage.workers])
+    return float(
+        formulas.ring_allreduce_s(document.copies, float(model.parameters.sum()), link.allreduce, link.latency_s)
+    )
+
+
+def _lag(document: PlanDocument, index: int) -> int:
+    """Update lag: 1 for a replicated stage of a pipeline, whose all-reduce is awaited one update later, otherwise 0."""
+    return int(len(document.stages[index].workers) > 1 and len(document.stages) > 1)
+
+
+def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageFigures:
+    network = document.network
+    stage, copies, last = document.stages[index], document.copies, index + 1 == len(document.stages)
+    stage_set = model.set_of(stage.layers)
+    before = sum(model.set_of(other.layers) for other in document.stages[:index])
+    inside, earlier = model.members([stage_set, before])
+    (received, sent), (returned, incoming) = (way.tolist() for way in model.crossing([before, before | stage_set]))
+    speed = min(document.cluster.device_of(worker).speed for worker in stage.workers)
+    forward = float(model.forward_s[inside].sum()) / speed
+    backward = float(model.backward_s[inside].sum()) / speed + forward * stage.recompute
+    weights, replicas = float(model.parameters[inside].sum()), len(stage.workers) // copies
+    hops, lanes = [FREE], 1
+    if not last:
+        hops = [network.among([*document.of_copy(c, index), *document.of_copy(c, index + 1)]) for c in range(copies)]
+        if document.asked.boundary == "parallel":
+            lanes = min(replicas, len(document.stages[index + 1].workers) // copies)
+    saved = float(model.saved[inside].sum())
+    minibatch = received + (0.0 if stage.recompute else saved + sent)
+    memory = float(model.buffers[inside].sum()) + received + returned + sent + incoming + weights
+    if model.training:
+        several = len(stage.workers) > 1
+        memory += weights * (model.state_ratio + several + weight_versions(document, index)) + stage.depth * minibatch
+        memory += (saved + sent) * stage.recompute
+    rings = [_allreduce(network, document.of_copy(copy, index), weights) for copy in range(copies)]
+    return StageFigures(
+        replicas=replicas,
+        depth=stage.depth,
+        forward_s=forward,
+        backward_s=backward,
+        update_s=float(model.update_s[inside].sum()) / speed,
+        allreduce_s=max(rings) if model.training else 0.0,
+        group_s=_allreduce(network, stage.workers, weights) if model.training else 0.0,
+        lanes=lanes,
+        send_s=max(sent / hop.message for hop in hops),
+        return_s=max(incoming / hop.message for hop in hops),
+        transfer_s=max(max(sent, incoming) / hop.message + hop.latency_s for hop in hops),
+        round_trip_s=max((sent + incoming) / hop.message + 2 * hop.latency_s for hop in hops),
+        received=received,
+        sent=sent,
+        received_gradient=incoming,
+        sent_gradient=returned,
+        parameters=weights,
+        minibatch_bytes=minibatch if model.training else 0.0,
+        memory_bytes=memory,
+        before_s=float((model.forward_s + model.backward_s + model.update_s)[earlier].sum()),
+    )
+
+
+def _allreduce(network: NetworkRates, workers: tuple[int, ...], size: float) -> float:
+    if len(workers) == 1:
+        return 0.0
+    link = network.among(workers)
+    return float(formulas.ring_allreduce_s(len(workers), size, link.allreduce, link.latency_s))

@@ -1,0 +1,220 @@
+"""The layers of a profile with their costs, as bit sets: the blocks that no cut separates, all cuts, and the traffic.
+
+Bit i of a set, counted from the least significant, stands for layer i in the profile's order.
+
+Sums of costs over the layers inside every cut, and the traffic across it; a stage's sums are differences of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.checker.document import CheckedOptions
+from pipeplan.errors import InputError
+from pipeplan.profile_data.profile import Profile
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class CheckedTensor:
+    """A tensor that layers read. It crosses every cut with its producer inside and a reader outside."""
+
+    producer: int
+    """Index of the layer that computes it."""
+    readers: int
+    """The layers that read it, as a bit set."""
+    bytes: int
+    gradient_bytes: int
+
+
+@dataclass(frozen=True)
+class CheckedModel:
+    """The layers of a profile as the checks need them. Arrays over layers; times on a device of speed 1, in seconds."""
+
+    names: tuple[str, ...]
+    forward_s: Floats
+    backward_s: Floats
+    update_s: Floats
+    """Time of the optimiser's step that is charged to one minibatch of a worker."""
+    parameters: Floats
+    """Bytes of parameters."""
+    buffers: Floats
+    """Bytes of module buffers."""
+    saved: Floats
+    """Bytes saved for the backward pass."""
+    edges: tuple[CheckedTensor, ...]
+    blocks: tuple[int, ...]
+    """Sets of layers that no cut separates, in topological order."""
+    needs: tuple[int, ...]
+    """For each block, the set of all layers that it reads from, directly or indirectly."""
+    state_ratio: float
+    """Bytes of the optimiser's state per byte of parameters."""
+    training: bool
+
+    @property
+    def everything(self) -> int:
+        """The cut that contains all layers."""
+        return (1 << len(self.names)) - 1
+
+    def set_of(self, layers: Iterable[str]) -> int:
+        """The bit set of the layers with these names."""
+        position = {name: index for index, name in enumerate(self.names)}
+        return sum(1 << position[name] for name in layers)
+
+    def cuts(self, limit: int) -> list[int]:
+        """All cuts, from the empty one to the one with all layers. Raises an `InputError` where they exceed `limit`."""
+        cuts = [0]
+        for block, needs in zip(self.blocks, self.needs, strict=True):
+            # The ideals of the blocks up to this one are those of the earlier blocks, with or without this block.
+            cuts += [cut | block for cut in cuts if needs & ~cut == 0]
+            if len(cuts) > limit:
+                raise InputError(f"the model has more than {limit} cuts: too many to check the certificate")
+        return cuts
+
+    def members(self, cuts: list[int]) -> Flags:
+        """Membership of layers in cuts: an array of shape (cuts, layers)."""
+        width = (len(self.names) + 7) // 8
+        octets = np.frombuffer(b"".join(cut.to_bytes(width, "little") for cut in cuts), dtype=np.uint8)
+        bits = np.unpackbits(octets.reshape(len(cuts), width), axis=1, bitorder="little")
+        return bits[:, : len(self.names)].astype(bool)
+
+    def crossing(self, cuts: list[int]) -> tuple[Floats, Floats]:
+        """Bytes that cross each cut forward and backward. A tensor counts once, however many layers read it."""
+        inside = self.members(cuts)
+        forward, backward = np.zeros(len(cuts)), np.zeros(len(cuts))
+        for edge in self.edges:
+            across = inside[:, edge.producer] & ~inside[:, _bits(edge.readers)].all(axis=1)
+            forward += across * float(edge.bytes)
+            backward += across * float(edge.gradient_bytes)
+        return forward, backward
+
+
+def checked_model(profile: Profile, asked: CheckedOptions, *, inference: bool, update_every: int = 1) -> CheckedModel:
+    """The model of a profile, for training or for inference (no backward pass, no gradients, no saved activations).
+
+    `update_every` is the number of minibatches per update where all stages have it in common, otherwise 1. Raises an
+    `InputError` where the options name a layer that does not exist.
+    """
+    layers, training = profile.layers, not inference
+    position = {layer.name: index for index, layer in enumerate(layers)}
+    edges = tuple(
+        CheckedTensor(
+            position[tensor.producer],
+            sum(1 << reader for reader in {position[name] for name in tensor.consumers}),
+            tensor.bytes,
+            tensor.gradient_bytes * training,
+        )
+        for tensor in profile.tensors
+    )
+    groups = [*profile.together, *asked.together]
+    groups += [(edge.producer, *edge.consumers) for edge in profile.tensors if edge.producer in asked.no_cut_after]
+    for name in (*(name for group in groups for name in group), *asked.no_cut_after, *(pin for pin, _ in asked.pins)):
+        if name not in position:
+            raise InputError(f"the options name a layer that the profile does not have: {name!r}")
+    blocks, needs = _blocks(len(layers), edges, [[position[name] for name in group] for group in groups])
+    return CheckedModel(
+        names=tuple(position),
+        forward_s=np.array([layer.forward_s for layer in layers]),
+        backward_s=np.array([layer.backward_s * training for layer in layers]),
+        update_s=np.array([layer.update_s * training / update_every for layer in layers]),
+        parameters=np.array([layer.parameter_bytes for layer in layers], dtype=float),
+        buffers=np.array([layer.buffer_bytes for layer in layers], dtype=float),
+        saved=np.array([layer.saved_bytes * training for layer in layers], dtype=float),
+        edges=edges,
+        blocks=blocks,
+        needs=needs,
+        state_ratio=profile.optimizer_state_ratio,
+        training=training,
+    )
+
+
+def _blocks(
+    count: int, edges: Iterable[CheckedTensor], groups: list[list[int]]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The blocks of layers that no cut separates, in topological order, and the layers that each needs.
+
+    A block is a set of layers that reach each other after adding edges in both directions inside each group.
+    Reachability is computed as Warshall's transitive closure: `before[i]` becomes the set of all layers that are in
+    every cut that contains layer i.
+    """
+    before = [1 << layer for layer in range(count)]
+    for edge in edges:
+        for layer in _bits(edge.readers):
+            before[layer] |= 1 << edge.producer
+    for group in groups:
+        tied = sum(1 << layer for layer in set(group))
+        for layer in group:
+            before[layer] |= tied
+    for middle in range(count):
+        bit, reached = 1 << middle, before[middle]
+        before = [have | reached if have & bit else have for have in before]
+    # Layers with the same set are one block, and a block with a smaller set comes first.
+    needs = sorted(set(before), key=lambda have: (have.bit_count(), have))
+    blocks = [sum(1 << layer for layer in range(count) if before[layer] == have) for have in needs]
+    return tuple(blocks), tuple(have & ~block for have, block in zip(needs, blocks, strict=True))
+
+
+def _bits(members: int) -> list[int]:
+    """The positions of the bits that are set."""
+    return [position for position in range(members.bit_length()) if members >> position & 1]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Arrays over all cuts of the model, from the empty one to the one with all layers; seconds and bytes."""
+
+    cuts: list[int]
+    """The cuts as bit sets."""
+    packed: NDArray[np.uint8]
+    """The layers inside every cut, eight to a byte."""
+    forward_s: Floats
+    backward_s: Floats
+    parameters: Floats
+    buffers: Floats
+    saved: Floats
+    sent: Floats
+    """Bytes that cross the cut forward."""
+    returned: Floats
+    """Bytes that cross the cut backward."""
+
+    @property
+    def busier(self) -> Floats:
+        """Bytes that cross the cut in the busier direction."""
+        found: Floats = np.maximum(self.sent, self.returned)
+        return found
+
+    @staticmethod
+    def of(model: CheckedModel, limit: int) -> Totals:
+        """The totals of a model. Raises an `InputError` where it has more than `limit` cuts."""
+        cuts = model.cuts(limit)
+        inside = model.members(cuts)
+        weights = inside.astype(float)
+        sent, returned = model.crossing(cuts)
+        return Totals(
+            cuts=cuts,
+            packed=np.packbits(inside, axis=1),
+            forward_s=weights @ model.forward_s,
+            backward_s=weights @ (model.backward_s + model.update_s),
+            parameters=weights @ model.parameters,
+            buffers=weights @ model.buffers,
+            saved=weights @ model.saved,
+            sent=sent,
+            returned=returned,
+        )
+
+    def inside(self, cut: int) -> NDArray[np.intp]:
+        """Indices of the cuts that are proper subsets of a cut."""
+        subsets = ~(self.packed & ~self.packed[cut]).any(axis=1)
+        subsets[cut] = False
+        return np.flatnonzero(subsets)
+
+    def holds(self, cuts: NDArray[np.intp], layer: int) -> NDArray[np.bool_]:
+        """Which of some cuts contain a layer."""
+        found: NDArray[np.bool_] = self.packed[cuts, layer // 8] >> (7 - layer % 8) & 1 == 1
+        return found

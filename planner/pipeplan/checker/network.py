@@ -1,0 +1,98 @@
+"""The links of a uniform or heterogeneous cluster: the rates inside every component, and of every network card."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pipeplan.cluster_data.cluster import Cluster, Level
+
+
+class LinkRates(NamedTuple):
+    """The rates of one link, or of the slowest link among several."""
+
+    message: float
+    """Bandwidth of point-to-point traffic, bytes/s."""
+    allreduce: float
+    """Bandwidth of ring all-reduces, bytes/s."""
+    latency_s: float
+
+
+FREE = LinkRates(math.inf, math.inf, 0.0)
+"""The link of a worker to itself."""
+
+
+@dataclass(frozen=True)
+class NetworkRates:
+    """The components of every level with their links. Index 0 of each tuple is the level of single workers."""
+
+    starts: tuple[tuple[int, ...], ...]
+    """For every level, the first worker of each component, followed by the number of workers."""
+    inside: tuple[tuple[LinkRates, ...], ...]
+    """For every level, the slowest rates among all links inside each component."""
+    cards: tuple[tuple[LinkRates, ...], ...]
+    """For every level but the outermost, the network card by which each component joins the others."""
+
+    @staticmethod
+    def of(cluster: Cluster) -> NetworkRates:
+        """The network of a cluster."""
+        starts = [tuple(range(cluster.workers + 1))]
+        inside = [(FREE,) * cluster.workers]
+        cards = []
+        for number, level in enumerate(cluster.levels):
+            below = starts[-1]
+            counts = _members(cluster, number, len(below) - 1)
+            edges = [0]
+            for count in counts:
+                edges.append(edges[-1] + count)
+            own = [
+                _card(cluster, number, level, component, which)
+                for component, count in enumerate(counts)
+                for which in range(edges[component], edges[component] + count)
+            ]
+            starts.append(tuple(below[edge] for edge in edges))
+            below_links = inside[-1]
+            inside.append(tuple(_slowest([*own[a:b], *below_links[a:b]]) for a, b in itertools.pairwise(edges)))
+            cards.append(tuple(own))
+        return NetworkRates(tuple(starts), tuple(inside), tuple(cards))
+
+    def component(self, level: int, worker: int) -> int:
+        """Index of the component of a level that holds a worker."""
+        return bisect_right(self.starts[level], worker) - 1
+
+    def among(self, workers: Sequence[int]) -> LinkRates:
+        """The slowest rates in the smallest component that holds some workers."""
+        level = 0
+        while self.component(level, min(workers)) != self.component(level, max(workers)):
+            level += 1
+        return self.inside[level][self.component(level, workers[0])]
+
+
+def _members(cluster: Cluster, number: int, below: int) -> list[int]:
+    """Number of components of the level below, of which there are `below`, that each component of a level joins."""
+    if number == 0 and cluster.machines:
+        return [machine.inside.count for machine in cluster.machines]
+    count = cluster.levels[number].count
+    return [count] * (below // count)
+
+
+def _card(cluster: Cluster, number: int, level: Level, component: int, which: int) -> LinkRates:
+    """The network card of component `which` of the level below, which is part of `component` of this level."""
+    bandwidth = level.bandwidth
+    if cluster.machines and number == 0:
+        level = cluster.machines[component].inside
+        bandwidth = level.bandwidth
+    if cluster.machines and number == 1:
+        bandwidth = min(rate for rate in (cluster.machines[which].card or math.inf, bandwidth) if rate)
+    if level.count == 1:
+        return FREE
+    return LinkRates(bandwidth * level.sendrecv_efficiency, bandwidth * level.allreduce_efficiency, level.latency_s)
+
+
+def _slowest(links: Sequence[LinkRates]) -> LinkRates:
+    message, allreduce, latency = zip(*links, strict=True)
+    return LinkRates(min(message), min(allreduce), max(latency))

@@ -1,0 +1,128 @@
+"""The load of every network card and port, and of the shared cores of servers that have more workers than cores.
+
+The load of a card is the time per minibatch for which the traffic that leaves or enters its component keeps it busy.
+Minibatch i goes from sender i mod r to receiver i mod r′, and its gradient goes back. A ring all-reduce goes from each
+replica to the next, and each hop carries 2 (r-1)/r of the bytes. docs/cost-model.md, "Shared cards" and "Shared cores".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.checker.document import PlanDocument
+from pipeplan.checker.figures import StageFigures
+from pipeplan.checker.model import CheckedModel
+
+Ints = NDArray[np.intp]
+
+LONGEST_ROUND = 10**7
+"""Largest number of minibatches after which the pairs of senders and receivers repeat."""
+
+
+def busiest_card_s(document: PlanDocument, figures: Sequence[StageFigures]) -> float | None:
+    """The longest busy time of a card in one direction, seconds per minibatch.
+
+    None where the pairs of senders and receivers repeat only after more than `LONGEST_ROUND` minibatches.
+    """
+    network = document.network
+    traffic = _messages(document, figures)
+    if traffic is None:
+        return None
+    rings = _rings(document, figures)
+    longest = 0.0
+    for level, cards in enumerate(network.cards):
+        starts = np.array(network.starts[level])
+        count = len(starts) - 1
+        busy = np.zeros((2, count))
+        for hops, ring in ((traffic, False), (rings, True)):
+            rate = np.array([card.allreduce if ring else card.message for card in cards])
+            for source, target, size in hops:
+                homes = [np.searchsorted(starts, workers, side="right") - 1 for workers in (source, target)]
+                crosses = homes[0] != homes[1]
+                for direction in (0, 1):
+                    load = np.bincount(homes[direction][crosses], minlength=count) * size
+                    busy[direction] += load / rate
+        longest = max(longest, float(busy.max()))
+    return longest
+
+
+def busiest_cores_s(document: PlanDocument, figures: Sequence[StageFigures]) -> float:
+    """The longest time for which a minibatch keeps a server's cores busy; 0 where every worker has its own core."""
+    busy = dict.fromkeys(range(document.cluster.workers), 0.0)
+    for stage, figure in zip(document.stages, figures, strict=True):
+        count = len(stage.workers)
+        exposed = figure.group_s * (1.0 - document.asked.overlap)
+        interval = document.accumulate if document.accumulates and document.accumulate else count
+        for worker in stage.workers:
+            busy[worker] = figure.pass_s / count + exposed / interval
+    by_server: dict[int, list[float]] = {}
+    for worker, time in busy.items():
+        by_server.setdefault(document.cluster.server_of(worker), []).append(time)
+    cores = {document.cluster.server_of(worker): document.cluster.device_of(worker).cores for worker in busy}
+    shared = [sum(times) / cores[one] for one, times in by_server.items() if 0 < cores[one] < len(times)]
+    return max(shared, default=0.0)
+
+
+def shared_cores_bound_s(document: PlanDocument, model: CheckedModel) -> float:
+    """Lower bound on the pace from shared cores: the work of all layers divided by the speed of all cores.
+
+    0 where no cores are shared or contention is not charged.
+    """
+    if not document.asked.contention:
+        return 0.0
+    speeds: dict[int, list[float]] = {}
+    for worker in range(document.cluster.workers):
+        speeds.setdefault(document.cluster.server_of(worker), []).append(document.cluster.device_of(worker).speed)
+    cores = {server: document.cluster.device_of(first).cores for first, server in _firsts(document)}
+    total = sum(sum(each[: cores[server] or None]) for server, each in speeds.items())
+    if all(not count or count >= len(speeds[server]) for server, count in cores.items()):
+        return 0.0
+    return float((model.forward_s + model.backward_s + model.update_s).sum()) / total
+
+
+def _firsts(document: PlanDocument) -> list[tuple[int, int]]:
+    """(one of its workers, server) for every server."""
+    worker_of = {document.cluster.server_of(worker): worker for worker in range(document.cluster.workers)}
+    return [(worker, server) for server, worker in worker_of.items()]
+
+
+def _messages(document: PlanDocument, figures: Sequence[StageFigures]) -> list[tuple[Ints, Ints, float]] | None:
+    """(senders, receivers, bytes per minibatch for each such pair) of every boundary, in both directions."""
+    hops = []
+    for index in range(len(figures) - 1):
+        senders, receivers = (np.array(document.stages[number].workers) for number in (index, index + 1))
+        period = math.lcm(len(senders), len(receivers))
+        if period > LONGEST_ROUND:
+            return None
+        minibatch = np.arange(period)
+        senders, receivers = senders[minibatch % len(senders)], receivers[minibatch % len(receivers)]
+        hops.append((senders, receivers, figures[index].sent / period))
+        hops.append((receivers, senders, figures[index].received_gradient / period))
+    return hops
+
+
+def _rings(document: PlanDocument, figures: Sequence[StageFigures]) -> list[tuple[Ints, Ints, float]]:
+    """(replicas, next replicas in the ring, bytes per minibatch) of every all-reduce, in each copy and among copies."""
+    if document.inference:
+        return []
+    hops, copies = [], document.copies
+    for stage, figure in zip(document.stages, figures, strict=True):
+        workers, size = np.array(stage.workers), figure.parameters
+        replicas = len(workers) // copies
+        interval = document.accumulate if document.accumulates and document.accumulate else None
+        for copy in range(copies):
+            ring = workers[copy::copies]
+            hops.append((ring, np.roll(ring, -1), _hop_bytes(replicas, size) / (interval or replicas * copies)))
+        for replica in range(replicas):
+            ring = workers[replica * copies : (replica + 1) * copies]
+            hops.append((ring, np.roll(ring, -1), _hop_bytes(copies, size / replicas) / (interval or copies)))
+    return hops
+
+
+def _hop_bytes(members: int, size: float) -> float:
+    """Bytes that one member of a ring sends to the next in an all-reduce of `size` bytes."""
+    return 2 * (members - 1) / members * size

@@ -1,0 +1,168 @@
+"""Reads the states of a certificate into arrays.
+
+Decides whether one state of a certificate dominates another. docs/check.md states the lemma and proves it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.checker.document import CheckedOptions
+from pipeplan.checker.link_rates import UniformRates
+from pipeplan.checker.model import Flags, Floats
+from pipeplan.checker.transitions import Transitions
+from pipeplan.util.files import LARGEST, Node
+
+Ints = NDArray[np.intp]
+
+DEMAND_SLACK = 1e-14
+"""Relative amount by which demands are lowered, so that a sum in another order does not exceed them."""
+
+
+@dataclass(frozen=True)
+class CertificateStates:
+    """The states of one space of plans, one array entry for each state."""
+
+    cut: Ints
+    """The cut, as an index into the cuts of the model."""
+    first: Ints
+    """First worker of the stage behind the cut."""
+    span: Ints
+    """Level of the smallest component that holds that stage."""
+    demand: Floats
+    """Minibatches that a stage in front must cover; 0 where memory does not limit the depths."""
+    stages: Ints
+    """Number of stages behind the cut; 0 where stages are not counted."""
+    busy: Ints
+    """Number of workers of those stages; 0 where workers are not counted."""
+    replicas: Floats
+    """Replicas of the stage behind the cut; infinite where boundaries do not depend on them."""
+    as_stated: list[Any]
+    """The states as the certificate states them, for error messages."""
+    counts_stages: bool
+    """Whether stages are counted, because the options limit their number."""
+    counts_busy: bool
+    """Whether busy workers are counted, because the options limit their number."""
+    counts_replicas: bool
+    """Whether the speed of a boundary depends on the replicas on both sides."""
+    most_stages: int
+    """Largest number of stages; 0 where stages are not counted."""
+    most_busy: int
+    """Largest number of busy workers; 0 where workers are not counted."""
+    same_stages: bool
+    """Whether a state dominates only states with the same number of stages behind the cut, not those with more."""
+    pins: tuple[tuple[int, int], ...]
+    """(layer, stage counted from 1) for layers that must be in a given stage, where the number of stages is known."""
+
+    @staticmethod
+    def of(entry: Node, steps: Transitions, asked: CheckedOptions) -> CertificateStates:
+        """Read the states of one space of plans. Raises an `InputError` where one is malformed or impossible."""
+        cuts = _cuts(entry["cuts"], steps)
+        rows, width = _rows(entry["states"])
+        as_stated = entry["states"].value
+        most_stages = (asked.stages or asked.max_stages) if width > 4 else None
+        most_busy = asked.max_workers if width > 5 else None
+        if len(rows) and not (rows[:, 0] < len(cuts)).all():
+            entry["states"].fail(f"a state names a cut beyond the {len(cuts)} of this space")
+        cut = cuts[rows[:, 0].astype(np.intp)]
+        lanes = steps.parallel and width > 6
+        same = most_stages is not None and asked.stages is not None
+        states = CertificateStates(
+            cut=cut,
+            first=rows[:, 1].astype(np.intp),
+            span=rows[:, 2].astype(np.intp),
+            demand=rows[:, 3] * (1 - DEMAND_SLACK) * steps.covers,
+            stages=(rows[:, 4] if most_stages is not None else np.zeros(len(rows))).astype(np.intp),
+            busy=(rows[:, 5] if most_busy is not None else np.zeros(len(rows))).astype(np.intp),
+            replicas=rows[:, 6] if lanes else np.full(len(rows), np.inf),
+            as_stated=as_stated,
+            counts_stages=most_stages is not None,
+            counts_busy=most_busy is not None,
+            counts_replicas=lanes,
+            most_stages=most_stages or 0,
+            most_busy=min((most_busy or 0) // steps.copies, steps.workers),
+            same_stages=same,
+            pins=tuple((steps.model.names.index(name), stage) for name, stage in asked.pins) if same else (),
+        )
+        _check(states, steps, entry["states"])
+        return states
+
+
+def _cuts(node: Node, steps: Transitions) -> NDArray[np.intp]:
+    """The indices of the cuts that the certificate lists as hexadecimal bit sets."""
+    known = {cut: index for index, cut in enumerate(steps.cuts)}
+    indices = []
+    for item in node.items():
+        try:
+            indices.append(known[int(item.text(), 16)])
+        except (KeyError, ValueError):
+            item.fail(f"{item.value!r} is no cut of the model")
+    return np.array(indices, dtype=np.intp)
+
+
+def _rows(node: Node) -> tuple[Floats, int]:
+    """The states as a table, and its number of columns.
+
+    There are 4 columns (cut, first worker, level, demand), and up to 3 more: stages, busy workers, replicas.
+    """
+    lengths = {len(item.value) if isinstance(item.value, list) else 0 for item in node.items()}
+    if len(lengths) != 1 or not lengths <= {4, 5, 6, 7}:
+        node.fail("expected states of 4 to 7 numbers each, all alike")
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for row in node.value for value in row):
+        node.fail("expected only numbers in states")
+    if not all(0 <= value <= LARGEST for row in node.value for value in row):
+        node.fail("a state has a negative or an excessive number")
+    rows = np.array(node.value, dtype=float)
+    whole = np.delete(rows, 3, axis=1)
+    if (whole != np.floor(whole)).any():
+        node.fail("a state has a fractional number where only the demand may be one")
+    return rows, rows.shape[1]
+
+
+def _check(states: CertificateStates, steps: Transitions, node: Node) -> None:
+    """Raise an `InputError` where a state lies beyond the cluster or the limits, or completes a pipeline, or where the
+    starting state is missing."""
+    last = len(steps.cuts) - 1
+    inside = (states.first < steps.workers) | (states.cut == last)
+    if not (inside & (states.first <= steps.workers) & (states.span < len(steps.rates.spans))).all():
+        node.fail("a state lies beyond the cluster")
+    if (states.stages > states.most_stages).any() or (states.busy > states.most_busy).any():
+        node.fail("a state has more stages or workers behind it than were asked for")
+    met = (states.cut == 0) & ((states.stages == states.most_stages) | (not states.same_stages))
+    if met.any():
+        node.fail("a state has no layer left in front of it: it claims that a faster plan exists")
+    start = (states.cut == last) & (states.first == steps.workers) & (states.stages == 0) & (states.busy == 0)
+    if not start.any():
+        node.fail("the state where nothing is placed yet is missing")
+
+
+def dominates(rates: UniformRates, other: tuple[int, int], state: tuple[int, int]) -> bool:
+    """Whether every stage that fits in front of `state` also fits in front of `other`, as far as links decide.
+
+    A state is given as (its first worker, the level that its first stage spans); workers count from 0.
+    """
+    (first, span), (other_first, other_span) = state, other
+    if first == 0:
+        return True  # No stage fits in front of the first worker.
+    # Every stage in front is joined with this state's first stage at this level or a higher one.
+    joined = max(span, rates.level(first - 1, first))
+    if other_first < first or other_span > joined:
+        return False
+    while (apart := rates.level(first, other_first)) > joined:
+        # The two lie in different components inside one component of level `apart`. Stages in front of `state` in its
+        # component can be moved by the same distance as the state itself, so compare positions inside a component.
+        size = rates.spans[apart - 1]
+        first, other_first = first % size, other_first % size
+        if other_first < first:
+            return False
+    return True
+
+
+def dominated_states(rates: UniformRates, other: tuple[int, int]) -> Flags:
+    """Which states `other` dominates: an array of `dominates` over first worker and level of the dominated state."""
+    workers, levels = range(rates.spans[-1]), range(len(rates.spans))
+    return np.array([[dominates(rates, other, (first, span)) for span in levels] for first in workers])

@@ -1,0 +1,145 @@
+"""Checks that the stages form a valid plan of the model on the cluster, and that it satisfies the user's options."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from pipeplan.checker.document import PlanDocument
+from pipeplan.checker.model import CheckedModel
+from pipeplan.errors import InputError
+
+
+def check_structure(document: PlanDocument, model: CheckedModel) -> str:
+    """Check the partition of layers, their order and the workers, and return a summary.
+
+    Raises an `InputError` that states the first violation.
+    """
+    if not document.stages:
+        raise InputError("the plan has no stages")
+    _partition(document, model)
+    _order(document, model)
+    _workers(document)
+    layers, workers = len(model.names), sum(len(stage.workers) for stage in document.stages)
+    return f"{_counted(len(document.stages), 'stage')} of {_counted(layers, 'layer')} on {_counted(workers, 'worker')}"
+
+
+def check_options(document: PlanDocument, model: CheckedModel) -> str:
+    """Check the constraints that the user asked for, and return a summary.
+
+    Raises an `InputError` that states the first violation.
+    """
+    asked, stages = document.asked, len(document.stages)
+    replicas = max(len(stage.workers) // document.copies for stage in document.stages)
+    busy = sum(len(stage.workers) for stage in document.stages)
+    if asked.stages is not None and stages != asked.stages:
+        raise InputError(f"{asked.stages} stages were asked for, the plan has {stages}")
+    for what, most, found in (
+        ("stages", asked.max_stages, stages),
+        ("replicas of a stage", asked.max_replicas, replicas),
+        ("workers", asked.max_workers, busy),
+    ):
+        if most is not None and found > most:
+            raise InputError(f"at most {most} {what} were asked for, the plan has {found}")
+    if document.copies > 1 and not asked.allow_copies:
+        raise InputError(f"no copies of the pipeline were asked for, the plan has {document.copies}")
+    if asked.grid:
+        _grid(document)
+    stage_of = {name: number for number, stage in enumerate(document.stages, start=1) for name in stage.layers}
+    for name, number in asked.pins:
+        if stage_of[name] != number:
+            raise InputError(
+                f"layer {name!r} was asked for in stage {number}, the plan has it in stage {stage_of[name]}"
+            )
+    if any(stage.recompute for stage in document.stages) and not (asked.recompute and model.training):
+        raise InputError("a stage of the plan computes its forward pass again, which was not allowed")
+    return "the plan keeps to what was asked for"
+
+
+def _grid(document: PlanDocument) -> None:
+    """Raise an `InputError` unless the plan is a uniform grid.
+
+    A grid has no copies, the same number of workers for every stage, stages on consecutive workers from worker 0 on,
+    and uses whole servers unless it fits in one.
+    """
+    first, next_worker = document.stages[0], 0
+    if document.copies > 1:
+        raise InputError(f"a uniform grid was asked for, the plan has {document.copies} copies of a pipeline")
+    for number, stage in enumerate(document.stages, start=1):
+        if len(stage.workers) != len(first.workers):
+            raise InputError(
+                f"a uniform grid was asked for, stage {number} is on {_counted(len(stage.workers), 'worker')}, "
+                f"stage 1 on {len(first.workers)}"
+            )
+        if stage.workers != tuple(range(next_worker, next_worker + len(stage.workers))):
+            raise InputError(
+                f"a uniform grid was asked for, but the workers of stage {number} are not those that follow from "
+                f"worker {next_worker} on"
+            )
+        next_worker += len(stage.workers)
+    shared = document.accumulate if document.accumulates else None
+    if shared is not None and shared % len(first.workers):
+        raise InputError(
+            f"a uniform grid was asked for, but {shared} minibatches are not the same number for each of "
+            f"{len(first.workers)} replicas"
+        )
+    ends = [sum(document.cluster.server_sizes[: count + 1]) for count in range(document.cluster.servers)]
+    if next_worker > ends[0] and next_worker not in ends:
+        raise InputError(f"a uniform grid was asked for, but {next_worker} workers are no whole number of servers")
+
+
+def _partition(document: PlanDocument, model: CheckedModel) -> None:
+    counts = Counter(name for stage in document.stages for name in stage.layers)
+    for name, times in counts.items():
+        if times > 1:
+            raise InputError(f"layer {name!r} is in the plan {times} times")
+    for name in sorted(counts.keys() ^ set(model.names)):
+        where = "plan but not the profile" if name in counts else "profile but not the plan"
+        raise InputError(f"layer {name!r} is in the {where}")
+    for number, stage in enumerate(document.stages, start=1):
+        if not stage.layers:
+            raise InputError(f"stage {number} has no layers")
+
+
+def _order(document: PlanDocument, model: CheckedModel) -> None:
+    """Raise an `InputError` unless every stage ends at a cut: a layer's inputs, and the layers that it must share a
+    stage with, are in the same stage or, for inputs, an earlier one."""
+    cut = 0
+    for number, stage in enumerate(document.stages, start=1):
+        cut |= model.set_of(stage.layers)
+        for block, needs in zip(model.blocks, model.needs, strict=True):
+            if cut & block and block & ~cut:
+                raise InputError(
+                    f"the end of stage {number} separates {_two(model, block, cut)}, which must be together"
+                )
+            if cut & block and needs & ~cut:
+                reader = model.names[_lowest(block)]
+                source = model.names[_lowest(needs & ~cut)]
+                raise InputError(f"stage {number} holds layer {reader!r}, but {source!r}, which it needs, comes later")
+
+
+def _workers(document: PlanDocument) -> None:
+    workers = Counter(worker for stage in document.stages for worker in stage.workers)
+    for worker, times in workers.items():
+        if times > 1:
+            raise InputError(f"worker {worker} is in the plan {times} times")
+    total = document.cluster.workers
+    if max(workers, default=0) >= total:
+        raise InputError(f"the plan uses worker {max(workers)}, the cluster has workers 0 to {total - 1}")
+    for number, stage in enumerate(document.stages, start=1):
+        if not stage.workers or len(stage.workers) % document.copies:
+            raise InputError(
+                f"stage {number} is on {_counted(len(stage.workers), 'worker')}: each of {document.copies} copies of "
+                "the pipeline needs as many"
+            )
+
+
+def _two(model: CheckedModel, block: int, cut: int) -> str:
+    return f"{model.names[_lowest(block & cut)]!r} and {model.names[_lowest(block & ~cut)]!r}"
+
+
+def _lowest(layers: int) -> int:
+    return (layers & -layers).bit_length() - 1
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" + "s" * (count != 1)

@@ -1,0 +1,94 @@
+"""Shared by commands that solve: the arguments of the solvers, and the lines on the files that they write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeplan.errors import InputError
+from pipeplan.exports.target import TARGET_NAMES
+from pipeplan.planning.solve import Disagreement, Outcome, Settings
+from pipeplan.rendering import plan_folder
+from pipeplan.rendering.launchers import LAUNCHERS, LOCAL
+
+_ARGUMENTS = (
+    click.option(
+        "--solver",
+        type=click.Choice(["dp", "ilp", "both"]),
+        default="both",
+        show_default=True,
+        help="Solvers to run; both check each other.",
+    ),
+    click.option(
+        "--ilp-solver",
+        type=click.Choice(["highs", "cbc"]),
+        default="highs",
+        show_default=True,
+        help="Backend of the ILP.",
+    ),
+    click.option("--time-limit", type=float, default=60.0, show_default=True, help="Seconds for each solver."),
+    click.option(
+        "--gap", type=click.FloatRange(0, 1), default=0.0, help="Stop at a plan this close to the best: 0.01 is 1%."
+    ),
+    click.option("--no-certificate", is_flag=True, help="Write no proof into plan.json."),
+)
+
+
+def search_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that gives a command all arguments that `settings_of` reads."""
+    for argument in reversed(_ARGUMENTS):
+        function = argument(function)
+    return function
+
+
+def settings_of(arguments: dict[str, Any]) -> Settings:
+    """The settings that the arguments describe."""
+    return Settings(
+        solver=arguments["solver"],
+        backend=arguments["ilp_solver"],
+        time_limit_s=positive_time_limit(arguments["time_limit"]),
+        gap=arguments["gap"],
+        certify=not arguments["no_certificate"],
+    )
+
+
+def positive_time_limit(time_limit: float) -> float:
+    """The time limit in seconds. Raises `InputError` unless it is positive."""
+    if not time_limit > 0:
+        raise InputError(f"--time-limit must be above 0 seconds, not {time_limit:g}")
+    return time_limit
+
+
+@contextmanager
+def keep_disagreement(folder: Path | None) -> Iterator[None]:
+    """If the solvers contradict each other, write both plans beside `folder` (None: nowhere) and name the files."""
+    try:
+        yield
+    except Disagreement as error:
+        if folder is None:
+            raise
+        files = " and ".join(str(path) for path in plan_folder.write_disagreement(error.results, folder))
+        raise Disagreement(f"{error}; both plans are in {files}", error.results) from None
+
+
+def written_lines(outcome: Outcome, folder: Path, *, fresh: Collection[str] = ()) -> str:
+    """A line on the files that were written, and another on launch scripts and exports of an older plan that remain.
+
+    `fresh` names the exports that were written with this plan.
+    """
+    runnable = "" if outcome.problem.profile.model_ref else " (its profile names no model that could be run)"
+    line = f"written: {folder}/plan.json, stages/, launch.sh{runnable}"
+    older = [name for name in _written_into_plan_folder() if name not in fresh and (folder / name).exists()]
+    if not older:
+        return line
+    return f"{line}\nstill of the older plan, to be rendered or exported anew: {', '.join(older)} in {folder}"
+
+
+def _written_into_plan_folder() -> list[str]:
+    """Names of the files and folders that `render` and `export` write into a plan folder by default."""
+    launchers = [one.file_name for one in LAUNCHERS.values() if one is not LOCAL]
+    return [*launchers, *TARGET_NAMES]

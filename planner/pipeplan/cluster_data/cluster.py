@@ -1,0 +1,378 @@
+"""A cluster: devices joined by levels of links, innermost first.
+
+`cluster_file` reads a cluster, `links` derives the rates of its links. Workers are numbered 0 … D-1 so that every
+component of every level holds consecutive numbers: with servers of 4 devices, workers 4 … 7 are on server 1. In a
+uniform cluster all servers are the same. In a heterogeneous cluster they may differ in the kind and number of their
+devices, in links and in price, and each of them is listed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from pipeplan.errors import InputError
+from pipeplan.util.files import LARGEST
+
+MAXIMUM_WORKERS = 1 << 20
+LONGEST_LATENCY_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Device:
+    """The device of one worker."""
+
+    name: str
+    kind: str
+    """`cuda` or `cpu`."""
+    memory_bytes: int
+    """Memory of one device that the planner may use."""
+    speed: float = 1.0
+    """Speed relative to the device on which the profile was measured."""
+    cores: int = 0
+    """Number of processor cores that the workers of one server share, where it has more workers than cores; 0 where
+    every worker has a core of its own."""
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON, `cores` only where cores are shared."""
+        return {name: value for name, value in asdict(self).items() if name != "cores" or value}
+
+
+@dataclass(frozen=True)
+class Level:
+    """A level joins `count` components of the level below (devices, at the innermost) with full-duplex links."""
+
+    name: str
+    """Name of one component of this level: `server`, `cluster`, …"""
+    count: int
+    bandwidth: float
+    """Bytes/s of the link of each joined component, in each direction."""
+    latency_s: float = 0.0
+    """Seconds from the end of sending a message to its arrival."""
+    allreduce_efficiency: float = 1.0
+    """Share of the bandwidth that an all-reduce reaches."""
+    sendrecv_efficiency: float = 1.0
+    """Share of the bandwidth that point-to-point traffic reaches."""
+    source: str = ""
+    """Where the figures come from."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server of a heterogeneous cluster."""
+
+    device: Device
+    inside: Level
+    """The number of its devices, and the links between them."""
+    card: float = 0.0
+    """Bytes/s of its network card, in each direction, where that is slower than the links of the level above; 0 where
+    it is not."""
+    price_per_hour: float | None = None
+    """Price of this server for one hour, in any currency; None where it is not known."""
+
+    def computes_like(self, other: Server) -> bool:
+        """Whether a pipeline inside this server runs equally fast inside the other.
+
+        Compares the devices and the links inside, not the network card, the price or the source of the figures.
+        """
+        return (self.device, replace(self.inside, source="")) == (other.device, replace(other.inside, source=""))
+
+    def same_as(self, other: Server) -> bool:
+        """Whether the two servers are equal in everything but the source of their figures."""
+        outside, other_outside = (self.card, self.price_per_hour), (other.card, other.price_per_hour)
+        return self.computes_like(other) and outside == other_outside
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Devices and the levels that join them, innermost first. Raises an `InputError` where a figure is implausible."""
+
+    name: str
+    device: Device
+    """The device of every worker; in a heterogeneous cluster that of the first one (`devices` lists all)."""
+    levels: tuple[Level, ...]
+    """The levels, innermost first. In a heterogeneous cluster the innermost one summarises the servers: its count is
+    the largest number of devices, its links are the slowest, that any server has."""
+    machines: tuple[Server, ...] = ()
+    """The servers of a heterogeneous cluster, in order; they form its innermost level. Empty in a uniform cluster."""
+    server_price: float | None = None
+    """Price of one server of a uniform cluster for one hour; None where it is not known."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @staticmethod
+    def of_servers(name: str, machines: Sequence[Server], above: Sequence[Level]) -> Cluster:
+        """A heterogeneous cluster of the servers `machines`, numbered in this order, joined by the levels `above`."""
+        if not machines:
+            raise InputError(f"cluster {name} has no servers")
+        inside = [machine.inside for machine in machines]
+        summary = Level(
+            name="server",
+            count=max(level.count for level in inside),
+            bandwidth=min((level.bandwidth for level in inside if level.count > 1), default=0.0),
+            latency_s=max(level.latency_s for level in inside),
+            allreduce_efficiency=min(level.allreduce_efficiency for level in inside),
+            sendrecv_efficiency=min(level.sendrecv_efficiency for level in inside),
+        )
+        return Cluster(name, machines[0].device, (summary, *above), tuple(machines))
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all servers are the same because the cluster does not list them."""
+        return not self.machines
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """The device of every worker."""
+        if self.uniform:
+            return (self.device,) * self.workers
+        return tuple(machine.device for machine in self.machines for _ in range(machine.inside.count))
+
+    def device_of(self, worker: int) -> Device:
+        """The device of one worker."""
+        return self.device if self.uniform else self.devices[worker]
+
+    def speed_of(self, workers: Iterable[int]) -> float:
+        """The slowest speed among some workers, which is that of a stage on them: they take minibatches in turn."""
+        return self.device.speed if self.uniform else min(self.devices[worker].speed for worker in workers)
+
+    def memory_of(self, workers: Iterable[int]) -> int:
+        """The smallest memory among some workers, in bytes."""
+        return self.device.memory_bytes if self.uniform else min(self.devices[one].memory_bytes for one in workers)
+
+    @property
+    def total_speed(self) -> float:
+        """The sum of the speeds of all workers. Total work divided by it is a lower bound on every pace."""
+        if self.uniform:
+            return self.workers * self.device.speed
+        return math.fsum(machine.inside.count * machine.device.speed for machine in self.machines)
+
+    @property
+    def shared_cores(self) -> list[tuple[int, int, int]]:
+        """(first worker, one past the last worker, cores) of every server whose workers share its cores."""
+        if not any(device.cores for device in {self.device, *(machine.device for machine in self.machines)}):
+            return []
+        bounds = itertools.pairwise(self.starts(self.server_level))
+        servers = ((first, stop, self.device_of(first).cores) for first, stop in bounds)
+        return [(first, stop, cores) for first, stop, cores in servers if 0 < cores < stop - first]
+
+    @property
+    def workers(self) -> int:
+        """D, the number of devices."""
+        return self.span(len(self.levels)) if self.uniform else self._starts[0][-1]
+
+    @property
+    def server_level(self) -> int:
+        """The number of levels inside one server: up to the one named `server`, or 1 where none has that name."""
+        names = [level.name for level in self.levels]
+        return names.index("server") + 1 if self.uniform and "server" in names else 1
+
+    @property
+    def workers_per_server(self) -> int:
+        """Number of devices in one server; in a heterogeneous cluster in the largest (`server_sizes` lists all)."""
+        return self.span(self.server_level)
+
+    @property
+    def server_sizes(self) -> tuple[int, ...]:
+        """Number of devices in every server."""
+        if self.uniform:
+            return (self.workers_per_server,) * self.servers
+        return tuple(machine.inside.count for machine in self.machines)
+
+    @property
+    def servers(self) -> int:
+        """Number of servers."""
+        return len(self.machines) if self.machines else self.workers // self.workers_per_server
+
+    @property
+    def kinds(self) -> list[tuple[int, int, str]]:
+        """(servers, devices in each, name of the device) for every run of consecutive servers with the same devices."""
+        each = [(machine.inside.count, machine.device.name) for machine in self.machines]
+        if self.uniform:
+            return [(self.servers, self.workers_per_server, self.device.name)]
+        return [(len(list(run)), *kind) for kind, run in itertools.groupby(each)]
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Price of the whole cluster for one hour; None where the price of a server is not known."""
+        if self.uniform:
+            return None if self.server_price is None else self.server_price * self.servers
+        prices = [machine.price_per_hour for machine in self.machines]
+        return math.fsum(price for price in prices if price is not None) if None not in prices else None
+
+    def span(self, level: int) -> int:
+        """Number of workers in the largest component of `level`, where 0 stands for devices and 1 for the innermost
+        level."""
+        if self.uniform:
+            return math.prod(joined.count for joined in self.levels[:level])
+        return max(last - first for first, last in itertools.pairwise(self.starts(level)))
+
+    @cached_property
+    def _starts(self) -> list[tuple[int, ...]]:
+        """`starts` of levels 1 … L of a heterogeneous cluster."""
+        starts = [tuple(itertools.accumulate((machine.inside.count for machine in self.machines), initial=0))]
+        for level in self.levels[1:]:
+            starts.append(starts[-1][:: level.count])
+        return starts
+
+    def starts(self, level: int) -> Sequence[int]:
+        """The first worker of every component of `level`, followed by D, the number of workers."""
+        if self.uniform or level == 0:
+            return range(0, self.workers + 1, self.span(level) if level else 1)
+        return self._starts[level - 1]
+
+    def component(self, level: int, worker: int) -> int:
+        """Index of the component of `level` that holds a worker."""
+        if self.uniform:
+            return worker // self.span(level)
+        return worker if level == 0 else bisect_right(self._starts[level - 1], worker) - 1
+
+    def server_of(self, worker: int) -> int:
+        """Index of the server that holds a worker."""
+        return self.component(self.server_level, worker)
+
+    def level_between(self, first: int, last: int) -> int:
+        """The smallest level with a component that holds workers `first` … `last`; 0 where they are the same.
+
+        Raises a `ValueError` where one of them is not in the cluster.
+        """
+        if first == last:
+            return 0
+        for level in range(1, len(self.levels) + 1):
+            if self.component(level, first) == self.component(level, last):
+                return level
+        raise ValueError(f"workers {first} and {last} are not both in a cluster of {self.workers}")
+
+    def alike(self, level: int) -> bool:
+        """Whether all components of `level` are the same inside, so that each can hold a copy of the same pipeline."""
+        if self.uniform:
+            return True
+        size = math.prod(joined.count for joined in self.levels[1:level])
+        groups = [self.machines[start : start + size] for start in range(0, len(self.machines), size)]
+        return all(
+            server.computes_like(other) and (level == 1 or server.card == other.card)
+            for group in groups[1:]
+            for server, other in zip(groups[0], group, strict=True)
+        )
+
+    def inner(self, level: int) -> Cluster:
+        """The first component of `level` as a cluster of its own."""
+        size = math.prod(joined.count for joined in self.levels[1:level])
+        return replace(self, levels=self.levels[:level], machines=self.machines[:size])
+
+    def with_servers(self, servers: int) -> Cluster:
+        """This cluster with another number of servers, by changing the count of its outermost level.
+
+        A heterogeneous cluster keeps its first `servers` servers. Raises an `InputError` where the number is not
+        possible.
+        """
+        inside = self.servers // self.levels[-1].count
+        why = ""
+        if self.server_level == len(self.levels):
+            why = "its only level is the server"
+        elif servers % inside:
+            why = f"in steps of {inside}"
+        elif not self.uniform and servers > self.servers:
+            why = f"it lists {self.servers}, which differ"
+        if why:
+            raise InputError(
+                f"cluster {self.name} cannot have {servers} servers: {why}; write a cluster file of your own"
+            )
+        levels = (*self.levels[:-1], replace(self.levels[-1], count=servers // inside))
+        if self.uniform or servers == 0:
+            return replace(self, levels=levels)
+        return Cluster.of_servers(self.name, self.machines[:servers], levels[1:])
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, as plan.json and `--json` have them."""
+        content: dict[str, Any] = {
+            "name": self.name,
+            "device": self.device.to_json(),
+            "levels": [asdict(level) for level in self.levels],
+        }
+        if self.machines:
+            content["servers"] = [asdict(one) | {"device": one.device.to_json()} for one in self.machines]
+        if self.server_price is not None:
+            content["server_price"] = self.server_price
+        return content
+
+    def digest(self) -> str:
+        """A SHA-256 hash of all fields, by which a plan identifies the cluster that it was made for."""
+        return "sha256:" + hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+
+def _check(cluster: Cluster) -> None:
+    """Raise an `InputError` that names the cluster and the figure that is wrong or implausible."""
+    where = f"cluster {cluster.name}"
+    if not cluster.levels:
+        raise InputError(f"{where} has no levels: at least one [[level]] says how many devices there are")
+    _check_device(where, "its device", cluster.device)
+    if cluster.machines:
+        _check_servers(where, cluster)
+    else:
+        for level in cluster.levels:
+            _check_level(f"{where}, level {level.name}", level)
+    if cluster.workers > MAXIMUM_WORKERS:
+        raise InputError(f"{where} has {cluster.workers} devices; at most {MAXIMUM_WORKERS} are supported")
+    price = cluster.server_price
+    if price is not None and not 0 <= price <= LARGEST:
+        raise InputError(f"{where}: a price of {price:g} is out of range, which is 0 to {LARGEST:g}")
+
+
+def _check_servers(where: str, cluster: Cluster) -> None:
+    for number, machine in enumerate(cluster.machines):
+        server = f"{where}, server {number}"
+        _check_device(server, "its device", machine.device)
+        if machine.device.kind != cluster.device.kind:
+            raise InputError(
+                f"{server}: its devices are {machine.device.kind}, those of server 0 {cluster.device.kind}"
+            )
+        _check_level(server, machine.inside)
+        if machine.card and not 1 <= machine.card <= LARGEST:
+            raise InputError(f"{server}: a card of {machine.card:g} bytes/s is out of range, which is 1 to {LARGEST:g}")
+    above = cluster.levels[1:]
+    joined = math.prod(level.count for level in above)
+    for level in above:
+        carded = level is above[0] and all(machine.card for machine in cluster.machines)
+        _check_level(f"{where}, level {level.name}", level, needs_bandwidth=not carded)
+    if not above and len(cluster.machines) > 1:
+        raise InputError(f"{where}: no [[level]] joins its {len(cluster.machines)} servers")
+    if joined != len(cluster.machines):
+        raise InputError(f"{where}: its levels join {joined} servers, but it has {len(cluster.machines)}")
+
+
+def _check_device(where: str, what: str, device: Device) -> None:
+    if device.memory_bytes < 1:
+        raise InputError(f"{where}: {what} has no memory")
+    if not 1e-6 <= device.speed <= 1e6:
+        raise InputError(f"{where}: the device's speed must lie between 1e-6 and 1e6")
+    if not 0 <= device.cores <= MAXIMUM_WORKERS:
+        raise InputError(
+            f"{where}: {device.cores} cores for a server are out of range, which is 0 to {MAXIMUM_WORKERS}"
+        )
+
+
+def _check_level(where: str, level: Level, *, needs_bandwidth: bool = True) -> None:
+    if level.count < 1:
+        raise InputError(f"{where}: no devices (count = {level.count}); a count is at least 1")
+    if level.count > 1 and level.bandwidth <= 0 and needs_bandwidth:
+        raise InputError(f"{where}: zero bandwidth; say what its links carry, such as '10 Gbit/s'")
+    if level.count > 1 and level.bandwidth and not 1 <= level.bandwidth <= LARGEST:
+        raise InputError(
+            f"{where}: a bandwidth of {level.bandwidth:g} bytes/s is out of range, which is 1 to {LARGEST:g}"
+        )
+    if not level.latency_s <= LONGEST_LATENCY_S:
+        raise InputError(
+            f"{where}: a latency of {level.latency_s:g} s is out of range, which is up to {LONGEST_LATENCY_S:g} s"
+        )
+    for what, share in (("allreduce", level.allreduce_efficiency), ("sendrecv", level.sendrecv_efficiency)):
+        if not 0 < share <= 1:
+            raise InputError(f"{where}: {what}_efficiency must be above 0 and at most 1, not {share:g}")

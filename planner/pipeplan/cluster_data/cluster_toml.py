@@ -1,0 +1,268 @@
+"""Reads cluster files (docs/file-formats.md) and finds the bundled ones.
+
+Writes cluster files; `cluster_file.parse` reads the same cluster back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.errors import InputError
+from pipeplan.util import files
+from pipeplan.util.files import Node, read_toml, write_text
+from pipeplan.util.text import did_you_mean, near_files, one_line
+from pipeplan.util.units import parse_rate, parse_size, parse_time
+
+CLUSTER_FORMAT = "pipeplan-cluster"
+CLUSTER_VERSION = 1
+MOST_SERVERS = 1 << 16
+"""Largest number of servers in a cluster file that lists them, because they are kept in memory one by one."""
+_LINK_FIELDS = {"bandwidth", "latency", "allreduce_efficiency", "sendrecv_efficiency", "source"}
+
+
+def bundled_cluster_names() -> list[str]:
+    """The clusters that come with pipeplan, besides `local`."""
+    return sorted(path.stem for path in (files.bundled_folder("profiles") / "clusters").glob("*.toml"))
+
+
+def load_cluster(name: str) -> Cluster:
+    """The bundled cluster of that name, or the cluster in the TOML file at that path.
+
+    Raises an `InputError` where there is neither, or where the file is not a valid cluster file.
+    """
+    path = Path(name)
+    if name in bundled_cluster_names():
+        return read_cluster(files.bundled_folder("profiles") / "clusters" / f"{name}.toml")
+    if path.is_file():
+        if path.suffix == ".json":
+            raise InputError(f"{name} is not a cluster file, which is TOML: `pipeplan init` writes one")
+        return read_cluster(path)
+    if path.is_dir():
+        raise InputError(f"{name} is a folder: a cluster is a TOML file, which `pipeplan init` writes")
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        raise InputError(f"there is no cluster file {name}{near_files(path)}")
+    raise InputError(
+        f"there is no cluster {name!r}; {did_you_mean(name, [*bundled_cluster_names(), 'local'])} (or give a TOML file)"
+    )
+
+
+def read_cluster(path: Path) -> Cluster:
+    """Read and check a cluster file. Raises an `InputError` that names the file and the field that is wrong."""
+    root = read_toml(path, CLUSTER_FORMAT, CLUSTER_VERSION)
+    with root.locating_errors():
+        return _heterogeneous(root) if "server" in root.mapping() else _uniform(root)
+
+
+def _uniform(root: Node) -> Cluster:
+    """A cluster whose servers are all the same: one [device] and all levels."""
+    root.refuse_others({"format", "version", "name", "device", "level", "price_per_hour"})
+    return Cluster(
+        name=root["name"].text(),
+        device=_device(root["device"]),
+        levels=tuple(_level(node) for node in root["level"].items()),
+        server_price=_price(root),
+    )
+
+
+def _heterogeneous(root: Node) -> Cluster:
+    """A cluster that lists its servers: [[device]] tables, [[server]] tables, and the levels above the server.
+
+    Where all the servers are the same, the result equals that of a file with one [device].
+    """
+    root.refuse_others({"format", "version", "name", "device", "server", "level"})
+    name, devices = root["name"].text(), _devices(root["device"])
+    machines = [machine for node in root["server"].items() for machine in _servers(node, devices)]
+    if len(machines) > MOST_SERVERS:
+        root["server"].fail(f"{len(machines)} servers; at most {MOST_SERVERS} can be listed")
+    tables = root.get("level")
+    nodes = tables.items() if tables else []
+    if len(machines) > 1 and not nodes:
+        root.fail(f"there are {len(machines)} servers and no [[level]] that joins them")
+    above: list[Level] = []
+    for node in nodes:
+        # Unless it states a count, the outermost level joins all components below it.
+        rest = len(machines) // math.prod(max(1, level.count) for level in above) if node is nodes[-1] else None
+        above.append(_level(node, rest))
+    return uniform_if_equal(Cluster.of_servers(name, machines, above))
+
+
+def uniform_if_equal(cluster: Cluster) -> Cluster:
+    """The cluster in its uniform form, without the list of servers, if all are the same; otherwise unchanged."""
+    if any(not machine.same_as(cluster.machines[0]) for machine in cluster.machines) or cluster.uniform:
+        return cluster
+    first = cluster.machines[0]
+    levels = [first.inside, *cluster.levels[1:]]
+    if first.card and len(levels) > 1:
+        slower = min(rate for rate in (first.card, levels[1].bandwidth) if rate)
+        levels[1] = replace(levels[1], bandwidth=slower)
+    return Cluster(cluster.name, first.device, tuple(levels), server_price=first.price_per_hour)
+
+
+def _devices(node: Node) -> dict[str, Device]:
+    devices: dict[str, Device] = {}
+    # A single [device] table is accepted in place of a list of one.
+    for item in [node] if isinstance(node.value, dict) else node.items():
+        device = _device(item)
+        if device.name in devices:
+            item["name"].fail(f"there are two devices called {device.name!r}")
+        devices[device.name] = device
+    if not devices:
+        node.fail("there must be at least one device")
+    return devices
+
+
+def _servers(node: Node, devices: dict[str, Device]) -> list[Server]:
+    """The servers of one [[server]] table: `count` equal ones."""
+    node.refuse_others({"count", "device", "devices", "card", "price_per_hour", *_LINK_FIELDS})
+    name, repeated, card = node["device"].text(), node.get("count"), node.get("card")
+    if name not in devices:
+        node["device"].fail(f"there is no device {name!r}; {did_you_mean(name, list(devices))}")
+    count = repeated.integer(minimum=1) if repeated else 1
+    if count > MOST_SERVERS:
+        node["count"].fail(f"at most {MOST_SERVERS} servers can be listed, found {count}")
+    inside = _links(node, "server", node["devices"].integer(minimum=1))
+    if inside.count > 1 and not inside.bandwidth:
+        node.fail(f"its {inside.count} devices need a bandwidth between them, such as '12 GB/s'")
+    outward = parse_rate(card.value, card.where) if card else 0.0
+    if card and not outward:
+        card.fail("zero bandwidth; say what the card carries, such as '10 Gbit/s'")
+    return [Server(devices[name], inside, outward, _price(node))] * count
+
+
+def _price(node: Node) -> float | None:
+    price = node.get("price_per_hour")
+    return price.number() if price else None
+
+
+def _device(node: Node) -> Device:
+    node.refuse_others({"name", "kind", "memory", "speed", "cores"})
+    kind = node["kind"].text()
+    if kind not in ("cuda", "cpu"):
+        node["kind"].fail(f"expected 'cuda' or 'cpu', found {kind!r}")
+    speed, cores = node.get("speed"), node.get("cores")
+    return Device(
+        name=node["name"].text(),
+        kind=kind,
+        memory_bytes=parse_size(node["memory"].value, node["memory"].where),
+        speed=speed.number() if speed else 1.0,
+        cores=cores.integer(minimum=1) if cores else 0,
+    )
+
+
+def _level(node: Node, rest: int | None = None) -> Level:
+    """The level of one [[level]] table; `rest` is its count where the table states none."""
+    node.refuse_others({"name", "count", *_LINK_FIELDS})
+    count = rest if rest is not None and node.get("count") is None else node["count"].integer()
+    return _links(node, node["name"].text(), count)
+
+
+def _links(node: Node, name: str, count: int) -> Level:
+    bandwidth, latency, source = node.get("bandwidth"), node.get("latency"), node.get("source")
+    allreduce, sendrecv = node.get("allreduce_efficiency"), node.get("sendrecv_efficiency")
+    return Level(
+        name=name,
+        count=count,
+        bandwidth=parse_rate(bandwidth.value, bandwidth.where) if bandwidth else 0.0,
+        latency_s=parse_time(latency.value, latency.where) if latency else 0.0,
+        allreduce_efficiency=allreduce.number() if allreduce else 1.0,
+        sendrecv_efficiency=sendrecv.number() if sendrecv else 1.0,
+        source=source.text() if source else "",
+    )
+
+
+_RATES = (("Gbit/s", 1.25e8), ("Mbit/s", 1.25e5), ("Kbit/s", 125.0))
+_TIMES = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+_SIZES = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
+
+
+def write_cluster(cluster: Cluster, path: Path, remarks: Sequence[str] = ()) -> None:
+    """Write a cluster file by atomic replace; `remarks` become comments at its top."""
+    write_text(path, cluster_toml(cluster, remarks))
+
+
+def cluster_toml(cluster: Cluster, remarks: Sequence[str] = ()) -> str:
+    """The TOML of a cluster. Raises `InputError` where two of its devices differ and share a name."""
+    lines = [f"# {one_line(remark)}" for remark in remarks]
+    lines += [f'format = "{CLUSTER_FORMAT}"', f"version = {CLUSTER_VERSION}", f"name = {_text(cluster.name)}"]
+    if cluster.machines:
+        lines += _heterogeneous_lines(cluster)
+    else:
+        if cluster.server_price is not None:
+            lines.append(f"price_per_hour = {cluster.server_price!r}")
+        lines += ["", "[device]", *_device_lines(cluster.device)]
+        for level in cluster.levels:
+            lines += _level_lines(level)
+    return "\n".join(lines) + "\n"
+
+
+def _heterogeneous_lines(cluster: Cluster) -> list[str]:
+    """Lines for every distinct device, then for each run of equal servers, then for the levels above the server."""
+    devices: dict[str, Device] = {}
+    for machine in cluster.machines:
+        if devices.setdefault(machine.device.name, machine.device) != machine.device:
+            raise InputError(f"two devices of cluster {cluster.name} are both called {machine.device.name!r}")
+    lines: list[str] = []
+    for device in devices.values():
+        lines += ["", "[[device]]", *_device_lines(device)]
+    for machine, run in itertools.groupby(cluster.machines):
+        lines += _server_lines(machine, len(list(run)))
+    for level in cluster.levels[1:]:
+        lines += _level_lines(level)
+    return lines
+
+
+def _device_lines(device: Device) -> list[str]:
+    lines = [f"name = {_text(device.name)}", f"kind = {_text(device.kind)}"]
+    lines.append(f"memory = {_quantity(device.memory_bytes, _SIZES, parse_size)}")
+    lines += [f"speed = {device.speed!r}"] if device.speed != 1.0 else []
+    return [*lines, f"cores = {device.cores}"] if device.cores else lines
+
+
+def _server_lines(machine: Server, count: int) -> list[str]:
+    lines = ["", "[[server]]", *([f"count = {count}"] if count > 1 else [])]
+    lines += [f"device = {_text(machine.device.name)}", f"devices = {machine.inside.count}"]
+    lines += _link_lines(machine.inside)
+    if machine.card:
+        lines.append(f"card = {_quantity(machine.card, _RATES, parse_rate)}")
+    if machine.price_per_hour is not None:
+        lines.append(f"price_per_hour = {machine.price_per_hour!r}")
+    return lines
+
+
+def _level_lines(level: Level) -> list[str]:
+    return ["", "[[level]]", f"name = {_text(level.name)}", f"count = {level.count}", *_link_lines(level)]
+
+
+def _link_lines(level: Level) -> list[str]:
+    """Lines for the fields of a link that differ from the defaults of a cluster file."""
+    lines = []
+    if level.bandwidth:
+        lines.append(f"bandwidth = {_quantity(level.bandwidth, _RATES, parse_rate)}")
+    if level.latency_s:
+        lines.append(f"latency = {_quantity(level.latency_s, _TIMES, parse_time)}")
+    if level.allreduce_efficiency != 1.0:
+        lines.append(f"allreduce_efficiency = {level.allreduce_efficiency!r}")
+    if level.sendrecv_efficiency != 1.0:
+        lines.append(f"sendrecv_efficiency = {level.sendrecv_efficiency!r}")
+    return [*lines, f"source = {_text(level.source)}"] if level.source else lines
+
+
+def _quantity(value: float, units: Sequence[tuple[str, float]], parse: Callable[[object, str], float]) -> str:
+    """A quantity as a TOML value, in the largest unit that gives at least 1 and from which the exact value is read
+    back; a bare number where there is no such unit."""
+    for unit, factor in units:
+        shown = f"{float(f'{value / factor:.6g}'):.6f}".rstrip("0").rstrip(".")
+        if value >= factor and parse(f"{shown} {unit}", "") == value:
+            return f'"{shown} {unit}"'
+    return repr(value)
+
+
+def _text(value: str) -> str:
+    # A JSON string is a valid TOML string except for DEL, which TOML requires to be escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,99 @@
+"""The local machine as a cluster: its GPUs, or its processors where it has no GPU."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.errors import InputError
+from pipeplan.util.units import parse_size
+
+_LOOPBACK = Level(
+    name="server",
+    count=1,
+    bandwidth=2e9,
+    latency_s=50e-6,
+    allreduce_efficiency=0.3,
+    sendrecv_efficiency=0.7,
+    source="Gloo between processes of one 2-core machine: send/recv 1.4-3.2 GB/s, all-reduce 0.2-1.2 GB/s",
+)
+_PCIE = Level(name="server", count=1, bandwidth=12e9, source="PCIe 3.0 x16: about 12 GB/s of its 15.75 GB/s")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """All processors of this machine, or one of its GPUs."""
+
+    name: str
+    kind: str
+    """`cuda` or `cpu`."""
+    memory_bytes: int
+    """Memory of the machine, or of the GPU."""
+    cores: int
+    """Number of cores that CPU workers share; 1 for a GPU, which belongs to one worker."""
+
+    def shared_by(self, workers: int) -> Device:
+        """The device of each of `workers` workers. CPU workers divide the memory evenly, and share the cores where
+        there are more workers than cores."""
+        if self.kind == "cuda":
+            return Device(self.name, self.kind, self.memory_bytes)
+        shared = self.cores if workers > self.cores else 0
+        return Device(self.name, self.kind, self.memory_bytes // workers, cores=shared)
+
+
+def local_cluster(workers: int | None) -> Cluster:
+    """This machine with `workers` workers; by default one per GPU, or one per processor core where there is no GPU.
+
+    Where there are more CPU workers than cores, they share the cores (`Device.cores`): a layer takes as much core time
+    as when it was measured, and a worker that waits leaves its core to another. Memory is divided evenly. More workers
+    than GPUs run on the processors. Raises an `InputError` for fewer than one worker.
+    """
+    if workers is not None and workers < 1:
+        raise InputError(f"the number of workers must be at least 1, not {workers}")
+    available = local_gpus()
+    if available and (workers is None or workers <= len(available)):
+        count = workers or len(available)
+        return _cluster(available[0].shared_by(count), _PCIE, count)
+    cpu = local_processors()
+    count = workers or cpu.cores
+    return _cluster(cpu.shared_by(count), _LOOPBACK, count)
+
+
+def local_processors() -> Hardware:
+    """The processors that this process may use, and the machine's memory."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Hardware(_processor(), "cpu", total, len(os.sched_getaffinity(0)))
+
+
+def _cluster(device: Device, level: Level, workers: int) -> Cluster:
+    return Cluster(name="local", device=device, levels=(replace(level, count=workers),))
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.machine() or "cpu"
+
+
+def local_gpus() -> list[Hardware]:
+    """Every GPU that `nvidia-smi` lists; importing torch for this would take seconds."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [line.rsplit(",", 1) for line in answer.splitlines() if line.count(",")]
+    return [
+        Hardware(name.strip(), "cuda", parse_size(f"{memory.strip()} MiB", "nvidia-smi"), 1) for name, memory in rows
+    ]

@@ -1,0 +1,210 @@
+"""Contention for what workers share: a server's network card, a worker's port, and a server's cores.
+
+The formulas of `cost` charge every transfer and every all-reduce as if no other traffic shared its links. Here each
+component of each level (a worker at level 0, a server at level 1, …) has one full-duplex card to the level above it,
+and each direction of a card is busy with the sum of what leaves or enters the component. docs/cost-model.md says what
+this model leaves out.
+
+Boundary between stages. Minibatch i goes from senders[i mod r] to receivers[i mod r'], and its gradient goes back.
+Sender p and receiver q meet if p ≡ q modulo g = gcd(r, r'), once in lcm(r, r') minibatches. A component that holds n(ρ)
+senders and m(ρ) receivers with p mod g = ρ sends this share of the minibatches to other components:
+
+    ( Σ n(ρ) r'/g - Σ n(ρ) m(ρ) ) / lcm(r, r')
+
+With n and m exchanged, the same expression gives the share that it receives. Interleaved copies of a pipeline need no
+further term, because g is then a multiple of their number.
+
+Ring all-reduce. The ring joins the replicas in their order, and the last to the first. Each hop carries 2 (r-1)/r of
+the bytes per all-reduce (Patarasuk and Yuan, JPDC 2009). The all-reduce among m copies is r rings of m members, one
+ring for each replica, which share the bytes.
+
+Cores. If a server has more workers than cores (`Device.cores`), its cores are busy with the sum of what its workers
+compute, shared evenly: no core is idle while a worker that could run waits for one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import formulas
+from pipeplan.cost.stage_times import group_allreduce_time, units_of
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.problem.problem import Problem
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+OUTGOING, INCOMING = 0, 1
+"""Indices of the two directions of a card."""
+
+
+@dataclass(frozen=True)
+class CardLoads:
+    """Busy time of each card and of each server's cores, in seconds per minibatch of the whole pipeline."""
+
+    cluster: Cluster
+    busy_s: tuple[Floats, ...]
+    """By level below the outermost, 0 for the workers' ports: an array of shape (2, components), outgoing before
+    incoming."""
+    cores_s: tuple[tuple[float, str], ...] = ()
+    """For each server whose workers share cores: how long the cores are busy, and what messages call them."""
+
+    def busiest(self) -> tuple[float, str]:
+        """The longest of these times and the name of its resource; among equals the outermost level, then the first."""
+        level = max(range(len(self.busy_s)), key=lambda k: (float(self.busy_s[k].max()), k))
+        times = self.busy_s[level]
+        direction, component = (int(index) for index in np.unravel_index(int(times.argmax()), times.shape))
+        card = float(times[direction, component]), self._name(level, component, direction)
+        return max(card, *self.cores_s, key=lambda entry: entry[0]) if self.cores_s else card
+
+    def _name(self, level: int, component: int, direction: int) -> str:
+        way = "outgoing" if direction == OUTGOING else "incoming"
+        if level == 0:
+            return f"port of worker {component}, {way}"
+        return f"network card of {self.cluster.levels[level - 1].name} {component}, {way}"
+
+
+def card_loads(plan: Plan, problem: Problem, links: Links) -> CardLoads:
+    """The load of every card under a plan. The cost of this call grows with workers, stages and levels only."""
+    cluster = problem.cluster
+    parameters, forward, backward = _stage_bytes(plan, problem)
+    busy = []
+    for level in range(len(cluster.levels)):
+        firsts = np.array(cluster.starts(level))
+        messages, rings = bytes_across_cards(plan, cluster, level, (parameters, forward, backward), problem.training)
+        send, reduce = np.array(
+            [links.card(level, int(worker)) for worker in (firsts[:1] if cluster.uniform else firsts[:-1])]
+        ).T
+        busy.append(messages / send + rings / reduce)
+    return CardLoads(cluster, tuple(busy), _core_loads(plan, problem, links))
+
+
+def bytes_across_cards(
+    plan: Plan, cluster: Cluster, level: int, sizes: tuple[Floats, Floats, Floats], training: bool
+) -> tuple[Floats, Floats]:
+    """Bytes per minibatch that cross the cards of a level, of messages and of all-reduces, each (direction, component).
+
+    `sizes` gives for each stage the bytes of its parameters, and the bytes of one minibatch that cross the cut behind
+    it forward and backward.
+    """
+    parameters, forward, backward = sizes
+    firsts = np.array(cluster.starts(level))
+    homes = [np.searchsorted(firsts, stage.workers, side="right") - 1 for stage in plan.stages]
+    messages, rings = np.zeros((2, len(firsts) - 1)), np.zeros((2, len(firsts) - 1))
+    for index, stage in enumerate(plan.stages):
+        if training:
+            _add_rings(rings, homes[index], plan, stage, parameters[index])
+        if index + 1 < len(plan.stages):
+            _add_boundary(messages, homes[index], homes[index + 1], forward[index], backward[index])
+    return messages, rings
+
+
+def least_pace_of_shared_cores_s(problem: Problem) -> float:
+    """Lower bound on every plan's pace, in seconds per minibatch, where workers share cores: all compute on all cores.
+
+    The bound is 0 where no cores are shared or contention is not modelled.
+    """
+    cluster = problem.cluster
+    if not cluster.shared_cores or not problem.options.contention:
+        return 0.0
+    idle = sum((stop - first - cores) * cluster.device_of(first).speed for first, stop, cores in cluster.shared_cores)
+    return problem.work_s / (cluster.total_speed - idle)
+
+
+def _core_loads(plan: Plan, problem: Problem, links: Links) -> tuple[tuple[float, str], ...]:
+    """For each server with more workers than cores: seconds per minibatch that its cores are busy, and their name."""
+    cluster, found = problem.cluster, []
+    shared = cluster.shared_cores
+    if not shared:
+        return ()
+    times = [_core_time_of_replica(plan, problem, links, index) for index in range(len(plan.stages))]
+    for first, stop, cores in shared:
+        inside = [sum(first <= worker < stop for worker in stage.workers) for stage in plan.stages]
+        total = math.fsum(count * time for count, time in zip(inside, times, strict=True))
+        found.append((total / cores, f"the {cores} cores of server {cluster.server_of(first)}"))
+    return tuple(found)
+
+
+def _core_time_of_replica(plan: Plan, problem: Problem, links: Links, index: int) -> float:
+    """Seconds that each replica of a stage computes per minibatch of the whole pipeline."""
+    stage = plan.stages[index]
+    units = [problem.units[unit] for unit in units_of(problem, stage)]
+    forward, backward = (sum(times) for times in zip(*((one.forward_s, one.backward_s) for one in units), strict=True))
+    work = (forward + formulas.backward_time(forward, backward, stage.recompute)) / problem.cluster.speed_of(
+        stage.workers
+    )
+    interval = (plan.accumulate or 1) if plan.schedule in ACCUMULATING else stage.replicas
+    allreduce = group_allreduce_time(plan, problem, links, index)
+    return float(formulas.core_time(work, stage.replicas, allreduce, interval, problem.options.overlap))
+
+
+def _stage_bytes(plan: Plan, problem: Problem) -> tuple[Floats, Floats, Floats]:
+    """For every stage, bytes of its parameters and bytes across the cut behind it, forward and backward.
+
+    A tensor counts once for each cut that it crosses.
+    """
+    stage_of = {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}
+    home = [stage_of[unit.layers[0]] for unit in problem.units]
+    parameters, forward, backward = (np.zeros(len(plan.stages)) for _ in range(3))
+    for index, unit in zip(home, problem.units, strict=True):
+        parameters[index] += unit.parameter_bytes
+    for flow in problem.flows:
+        last = max(home[unit] for unit in flow.consumers)
+        for total, size in ((forward, flow.bytes), (backward, flow.gradient_bytes)):
+            total[home[flow.producer] : last] += size
+    return parameters, forward, backward
+
+
+def _add_boundary(total: Floats, senders: Ints, receivers: Ints, forward: float, backward: float) -> None:
+    """Add the traffic of one minibatch between two stages to the cards of the components that they are in."""
+    common = math.gcd(len(senders), len(receivers))
+    lowest = int(min(senders.min(), receivers.min()))
+    count = int(max(senders.max(), receivers.max())) - lowest + 1
+    inside: Ints | Floats = np.zeros(count)
+    if senders.max() >= receivers.min() and receivers.max() >= senders.min():
+        # Classes (component, position modulo g): only those that hold both ends keep traffic inside a component.
+        sender_classes, receiver_classes = (_classes(homes - lowest, common) for homes in (senders, receivers))
+        common_classes, at_sender, at_receiver = np.intersect1d(
+            sender_classes[0], receiver_classes[0], assume_unique=True, return_indices=True
+        )
+        inside = np.bincount(
+            common_classes // common, sender_classes[1][at_sender] * receiver_classes[1][at_receiver], count
+        )
+    leaving = np.bincount(senders - lowest, minlength=count) * (len(receivers) // common) - inside
+    entering = np.bincount(receivers - lowest, minlength=count) * (len(senders) // common) - inside
+    period = math.lcm(len(senders), len(receivers))
+    part = total[:, lowest : lowest + count]
+    part[OUTGOING] += (leaving * forward + entering * backward) / period
+    part[INCOMING] += (entering * forward + leaving * backward) / period
+
+
+def _classes(homes: Ints, common: int) -> tuple[Ints, Ints]:
+    """The classes that occur, as component · common + position mod common, and the number of workers in each."""
+    return np.unique(homes * common + np.arange(len(homes)) % common, return_counts=True)
+
+
+def _add_rings(total: Floats, homes: Ints, plan: Plan, stage: Stage, size: float) -> None:
+    """Add the all-reduces of a stage with `size` bytes of gradients, inside each copy and among the copies."""
+    copies, replicas = plan.copies, stage.replicas // plan.copies
+    grid = homes.reshape(replicas, copies)
+    # Minibatches of the whole pipeline between two all-reduces: given by the schedule, else the number of members.
+    common = plan.accumulate if plan.schedule in ACCUMULATING else None
+    within, among = common or replicas * copies, common or copies
+    for axis, rings, interval in ((0, 1, within), (1, replicas, among)):
+        if grid.shape[axis] == 1:
+            continue
+        following = np.roll(grid, -1, axis=axis)
+        hop = float(formulas.ring_allreduce_time(grid.shape[axis], size / rings, 1.0, 0.0)) / interval
+        crosses = grid != following
+        if crosses.any():
+            lowest, count = int(homes.min()), int(homes.max() - homes.min()) + 1
+            part = total[:, lowest : lowest + count]
+            part[OUTGOING] += np.bincount(grid[crosses] - lowest, minlength=count) * hop
+            part[INCOMING] += np.bincount(following[crosses] - lowest, minlength=count) * hop

@@ -1,0 +1,79 @@
+"""DDP overlap: the part of plain data parallelism's all-reduce that the backward pass does not hide.
+
+The next forward pass needs the update, so only the backward pass can hide the all-reduce. Gradients are reduced in
+buckets, which backward fills in its order and which close at a fixed number of bytes. A bucket's all-reduce begins when
+the bucket is full and the previous bucket's has ended, so the last bucket is always reduced after the pass:
+
+    round = f + b + u + exposed + (1 - overlap) · hidden,    exposed + hidden = the all-reduce
+
+Here f, b and u are the forward pass, the backward pass and the optimiser's step of one minibatch. In a pipeline the
+replicated stages update one round late and have a whole round for the all-reduce (`schedules.update_lag`).
+
+Source of the buckets: Li et al., PyTorch Distributed, VLDB 2020; the executor uses the same sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import formulas
+from pipeplan.cost.stage_times import group_allreduce_time
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.problem.problem import Problem
+
+FIRST_BUCKET_BYTES = 2**20
+BUCKET_BYTES = 25 * 2**20
+"""Capacities of the first and of every further bucket, as in torch's DistributedDataParallel."""
+
+
+def waits_for_allreduce(plan: Plan) -> bool:
+    """Whether a plan trains with plain data parallelism and updates once for the minibatches of all replicas."""
+    return len(plan.stages) == 1 and not plan.inference and plan.schedule not in ACCUMULATING
+
+
+def ddp_exposed_allreduce_s(plan: Plan, problem: Problem, links: Links) -> float:
+    """Exposed all-reduce time: seconds per round that remain when the backward pass ends.
+
+    The result is 0 for pipelines and for schedules that accumulate, whose all-reduce no forward pass waits for.
+    """
+    if not waits_for_allreduce(plan) or plan.stages[0].replicas == 1:
+        return 0.0
+    (stage,) = plan.stages
+    rate = links.allreduce_among(stage.workers)
+    speed, layers = problem.cluster.speed_of(stage.workers), problem.profile.layers
+    again = sum(layer.forward_s for layer in layers) / speed if stage.recompute else 0.0
+    passes = [(layer.backward_s / speed, layer.parameter_bytes) for layer in reversed(layers)]
+    return _unhidden_s(passes, again, lambda size: float(formulas.ring_allreduce_time(stage.replicas, size, *rate)))
+
+
+def ddp_pace_s(plan: Plan, problem: Problem, links: Links, pass_s: float) -> float:
+    """Pace in seconds per minibatch of a plan whose forward pass waits for the all-reduce; 0 for other plans.
+
+    `pass_s` is f + b + u of its only stage, on the slowest replica.
+    """
+    if not waits_for_allreduce(plan):
+        return 0.0
+    exposed = ddp_exposed_allreduce_s(plan, problem, links)
+    hidden = max(0.0, group_allreduce_time(plan, problem, links, 0) - exposed)
+    beside = (1.0 - problem.options.overlap) * hidden
+    return (pass_s + exposed + beside) / plan.stages[0].replicas
+
+
+def _unhidden_s(passes: Sequence[tuple[float, int]], again: float, ring: Callable[[int], float]) -> float:
+    """Seconds from the end of the backward pass until the last bucket is reduced.
+
+    `passes` gives (seconds, bytes of gradients) of the layers in the order of backward; the pass begins with `again`
+    seconds of recomputation. `ring` maps a bucket's bytes to the seconds of its all-reduce.
+    """
+    remaining = sum(seconds for seconds, _ in passes)
+    # Times are relative to the end of the pass, because the result is small compared with the pass.
+    through, filled, limit = -remaining - again, 0, FIRST_BUCKET_BYTES
+    for number, (seconds, size) in enumerate(passes, 1):
+        remaining = remaining - seconds if number < len(passes) else 0.0
+        filled += size
+        if filled >= limit:
+            through = max(through, -remaining) + ring(filled)
+            filled, limit = 0, BUCKET_BYTES
+    return max(0.0, max(through, 0.0) + ring(filled) if filled else through)

@@ -1,0 +1,263 @@
+"""Computes the cost of a plan from the plan's own lists of layers and workers.
+
+It scores the plans that the solvers return, the plans that users write, and the baselines. No solver searches with it.
+docs/cost-model.md has the formulas; `pipeplan.cost.formulas` implements them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import contention, formulas
+from pipeplan.cost.ddp_overlap import ddp_pace_s
+from pipeplan.cost.flush import BatchTime, batch_time
+from pipeplan.cost.stage_times import (
+    StageTimes,
+    copies_allreduce_time,
+    crossing_bytes,
+    group_allreduce_time,
+    minibatches_per_copy,
+    stage_times,
+    units_of,
+)
+from pipeplan.errors import InputError
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import ACCUMULATING, FLUSHING
+from pipeplan.problem.problem import Problem
+from pipeplan.util.units import show_size
+
+WAITS_FOR_UPDATE = "gradient synchronisation of stage 1, for which the next forward pass waits"
+"""The bound of a plan of one stage whose pace is that of the DDP overlap model (`ddp_pace_s`)."""
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """The cost of one stage. Times are seconds per minibatch of one copy of the pipeline, in its slowest copy."""
+
+    forward_s: float
+    """Forward time of one minibatch on the slowest replica."""
+    backward_s: float
+    """Backward time of one minibatch on the slowest replica, including recomputation and the optimiser's step."""
+    update_s: float
+    """The part of `backward_s` that is the optimiser's step."""
+    compute_s: float
+    """Forward and backward time, divided by the replicas."""
+    synchronisation_s: float
+    """Gradient all-reduce, per minibatch."""
+    stage_s: float
+    """Compute and synchronisation, combined according to their overlap; only the compute time under a flush, where the
+    batch counts synchronisation."""
+    boundary_level: int
+    """Level of the link to the next stage; 0 for the last stage."""
+    boundary_bytes: int
+    """Activation bytes sent to the next stage for one minibatch."""
+    boundary_gradient_bytes: int
+    """Gradient bytes received from the next stage for one minibatch."""
+    boundary_s: float
+    """Busy time of the busier direction of that link."""
+    depth_s: float
+    """Pace that the stage's depth sustains; 0 under a flush, where `Evaluation.batch` accounts for the depth."""
+    parameter_bytes: int
+    memory_bytes: float
+    """Memory of each worker of the stage."""
+    minibatch_bytes: float
+    """The part of `memory_bytes` for each minibatch in flight, without weight versions."""
+    capacity_bytes: float
+    """Memory of the stage's worker that has the least; infinite where memory does not limit the plan."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The cost of a plan."""
+
+    pace_s: float
+    """Seconds per minibatch: in the steady state that of the slowest resource, under a flush the time of a batch
+    divided by its minibatches."""
+    alone_s: float
+    """The pace without contention, which the solvers minimise: every link is used alone, and no forward pass waits for
+    an update. It is at most `pace_s`."""
+    bound: str
+    """The resource that determines the pace, in words."""
+    stages: tuple[StageCost, ...]
+    copies_s: float
+    """Synchronisation among copies of a whole pipeline, seconds per minibatch."""
+    batch: BatchTime | None = None
+    """The parts of the time from one update to the next; None for schedules without a flush."""
+
+    @property
+    def rate(self) -> float:
+        """Minibatches per second."""
+        return 1.0 / self.pace_s if self.pace_s > 0 else float("inf")
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan fits into the memory of every worker."""
+        return all(stage.memory_bytes <= stage.capacity_bytes for stage in self.stages)
+
+
+def evaluate(plan: Plan, problem: Problem) -> Evaluation:
+    """The cost of a plan. Memory is reported, not enforced.
+
+    Raises an `InputError` where the plan is not one for this problem (`check_structure`).
+    """
+    check_structure(plan, problem)
+    links = Links.of(problem.cluster)
+    times = [stage_times(plan, problem, links, index) for index in range(len(plan.stages))]
+    stages = tuple(_stage_cost(plan, problem, links, index, times) for index in range(len(plan.stages)))
+    interval = plan.accumulate if _accumulates(plan) and plan.accumulate else plan.copies
+    copies_s = copies_allreduce_time(plan, problem, links) / interval
+    parts = batch_time(plan, problem, links, times) if _flushes(plan) else None
+    if parts is not None:
+        pace, bound = parts.total_s / interval, parts.longest
+    else:
+        pace, bound = _steady_state(plan, problem, stages, copies_s)
+    alone = pace
+    if problem.options.contention:
+        awaited_s = ddp_pace_s(plan, problem, links, times[0].pass_s)
+        if awaited_s > pace * (1 + formulas.ROUNDING):
+            pace, bound = awaited_s, WAITS_FOR_UPDATE
+        busiest_s, card = contention.card_loads(plan, problem, links).busiest()
+        # A card or core with a single user has, up to rounding, the load of that user, whose name says more.
+        pace, bound = (busiest_s, card) if busiest_s > pace * (1 + formulas.ROUNDING) else (pace, bound)
+    return Evaluation(pace, alone, bound, stages, copies_s, parts)
+
+
+def _steady_state(plan: Plan, problem: Problem, stages: Sequence[StageCost], copies_s: float) -> tuple[float, str]:
+    """The pace of an asynchronous pipeline, and the resource that determines it."""
+    bounds = []
+    for number, stage in enumerate(stages, start=1):
+        compute_bound = stage.compute_s >= stage.synchronisation_s
+        resource = "compute" if compute_bound else "gradient synchronisation"
+        bounds.append((stage.stage_s / plan.copies, f"{resource} of stage {number}"))
+        bounds.append((stage.boundary_s / plan.copies, f"traffic from stage {number} to stage {number + 1}"))
+        bounds.append((stage.depth_s / plan.copies, f"minibatches in flight at stage {number}"))
+    inner_s, bound = max(bounds, key=lambda entry: entry[0])
+    if copies_s > inner_s:
+        bound = "synchronisation among the copies of the pipeline"
+    return float(formulas.overlapped(inner_s, copies_s, problem.options.overlap)), bound
+
+
+def check_structure(plan: Plan, problem: Problem) -> None:
+    """Raise an `InputError` unless the stages partition the layers in topological order, on distinct workers."""
+    stage_of: dict[str, int] = {}
+    for number, stage in enumerate(plan.stages):
+        for name in stage.layers:
+            if stage_of.setdefault(name, number) != number:
+                raise InputError(f"the plan holds layer {name!r} in two stages")
+    names = {layer.name for layer in problem.profile.layers}
+    if names != stage_of.keys():
+        odd = sorted(names ^ stage_of.keys())[0]
+        raise InputError(f"the plan and the profile differ: layer {odd!r} is in only one of them")
+    for unit in problem.units:
+        if len({stage_of[name] for name in unit.layers}) > 1:
+            raise InputError(f"the plan separates layers that must share a stage: {', '.join(unit.layers[:4])}")
+    for producer, consumer in problem.edges:
+        if stage_of[problem.units[producer].layers[0]] > stage_of[problem.units[consumer].layers[0]]:
+            raise InputError(f"the plan puts {problem.units[consumer].layers[0]!r} before a layer that it reads from")
+    _check_workers(plan, problem.cluster.workers)
+
+
+def _check_workers(plan: Plan, total: int) -> None:
+    workers = [worker for stage in plan.stages for worker in stage.workers]
+    if len(set(workers)) != len(workers):
+        raise InputError("the plan gives one worker to two stages")
+    if any(worker >= total for worker in workers):
+        raise InputError(f"the plan uses worker {max(workers)}, but the cluster has workers 0 to {total - 1}")
+    if any(not stage.workers or stage.replicas % plan.copies for stage in plan.stages):
+        raise InputError(f"every stage needs a worker in each of the {plan.copies} copies of the pipeline")
+
+
+def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: Sequence[StageTimes]) -> StageCost:
+    """The cost of one stage in its slowest copy, per minibatch of that copy."""
+    stage, timing = plan.stages[index], times[index]
+    units = units_of(problem, stage)
+    compute = float(formulas.compute_time(timing.pass_s, timing.replicas, 1.0))
+    synchronisation = timing.allreduce_s / (minibatches_per_copy(plan) if _accumulates(plan) else timing.replicas)
+    together = formulas.overlapped(compute, synchronisation, problem.options.overlap)
+    memory, minibatch = _memory(plan, problem, index, units)
+    level = 0
+    for copy in range(plan.copies) if index + 1 < len(plan.stages) else ():
+        senders, receivers = plan.copy(copy)[index : index + 2]
+        level = max(level, problem.cluster.level_between(min(senders + receivers), max(senders + receivers)))
+    return StageCost(
+        forward_s=timing.forward_s,
+        backward_s=timing.backward_s,
+        update_s=timing.update_s,
+        compute_s=compute,
+        synchronisation_s=synchronisation,
+        stage_s=compute if _flushes(plan) else float(together),
+        boundary_level=level,
+        boundary_bytes=timing.sent_bytes,
+        boundary_gradient_bytes=timing.returned_bytes,
+        boundary_s=max(timing.send_s, timing.return_s) / timing.links,
+        depth_s=_depth_pace(plan, problem, links, index, times) if problem.training else 0.0,
+        parameter_bytes=sum(problem.units[unit].parameter_bytes for unit in units),
+        memory_bytes=memory,
+        minibatch_bytes=minibatch,
+        capacity_bytes=problem.capacity_of(stage.workers),
+    )
+
+
+def _accumulates(plan: Plan) -> bool:
+    return not plan.inference and plan.schedule in ACCUMULATING
+
+
+def _flushes(plan: Plan) -> bool:
+    return not plan.inference and plan.schedule in FLUSHING
+
+
+def _depth_pace(plan: Plan, problem: Problem, links: Links, index: int, times: Sequence[StageTimes]) -> float:
+    """Pace of one copy that the depth of a stage sustains; 0 under a flush, where `batch` accounts for it."""
+    if _flushes(plan):
+        return 0.0
+    timing, pace = times[index], 0.0
+    if _accumulates(plan):
+        reduce_s = timing.allreduce_s + copies_allreduce_time(plan, problem, links)
+        pace = formulas.buffered_pace(timing.depth, timing.replicas, reduce_s, minibatches_per_copy(plan), plan.copies)
+    if index + 1 == len(plan.stages):
+        return pace
+    following = times[index + 1]
+    in_flight, groups = float(following.depth * following.replicas), []
+    if not _accumulates(plan) and plan.copies > 1:
+        # With copies the waits are numbers of minibatches that do not depend on the pace.
+        counts = (timing.replicas, following.replicas)
+        in_flight += sum(float(formulas.group_wait(0.0, 1.0, count, plan.copies)) for count in counts)
+    elif not _accumulates(plan):
+        groups = [group_allreduce_time(plan, problem, links, number) for number in (index, index + 1)]
+    return max(pace, formulas.depth_limited_pace(timing.depth, timing.replicas, in_flight, timing.transfer_s, groups))
+
+
+def _memory(plan: Plan, problem: Problem, index: int, unit_indices: list[int]) -> tuple[float, float]:
+    """Memory of one worker of a stage, and its part for each minibatch in flight without weight versions, in bytes."""
+    units = [problem.units[unit] for unit in unit_indices]
+    parameters = sum(unit.parameter_bytes for unit in units)
+    received, sent = crossing_bytes(problem, plan, index - 1), crossing_bytes(problem, plan, index)
+    fixed = formulas.fixed_memory(
+        parameters,
+        sum(unit.buffer_bytes for unit in units),
+        sum(received) + sum(sent),
+        problem.profile.optimizer_state_ratio,
+        problem.training,
+    )
+    if not problem.training:
+        return float(fixed), 0.0
+    stage = plan.stages[index]
+    saved = sum(unit.saved_bytes for unit in units)
+    weights = formulas.version_memory(parameters, plan.versions(index)) + formulas.replica_memory(
+        parameters, stage.replicas
+    )
+    once = formulas.recompute_memory(saved, sent[0], stage.recompute)
+    each = formulas.memory_per_depth(0, saved, received[0], sent[0], recompute=stage.recompute)
+    return float(fixed + weights + once + stage.depth * each), float(each)
+
+
+def memory_excess_message(evaluation: Evaluation) -> str:
+    """A message that names the stage that exceeds its memory the most, and by how much."""
+    number, stage = max(enumerate(evaluation.stages, start=1), key=lambda entry: _excess(entry[1]))
+    return f"stage {number} needs {show_size(stage.memory_bytes)}, {show_size(_excess(stage))} more than the device has"
+
+
+def _excess(stage: StageCost) -> float:
+    return stage.memory_bytes - stage.capacity_bytes

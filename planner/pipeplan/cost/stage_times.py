@@ -1,0 +1,172 @@
+"""Units, traffic and times of the stages of a plan."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import formulas
+from pipeplan.errors import InputError
+from pipeplan.plan.plan import Plan, Stage, data_parallel
+from pipeplan.plan.schedules import FLUSHING
+from pipeplan.problem.grid_shapes import GridShape, grid_sizes
+from pipeplan.problem.problem import Problem
+
+
+def units_of(problem: Problem, stage: Stage) -> list[int]:
+    """The indices of the units that a stage holds."""
+    names = set(stage.layers)
+    return [index for index, unit in enumerate(problem.units) if unit.layers[0] in names]
+
+
+def plain_data_parallel(problem: Problem, workers: int) -> Plan:
+    """Plain data parallelism under the problem's schedule: the whole model on each of workers 0 … `workers` - 1."""
+    options = problem.options
+    return data_parallel(
+        problem.layer_names,
+        workers,
+        inference=options.inference,
+        schedule=options.schedule,
+        accumulate=options.accumulate,
+    )
+
+
+def crossing_bytes(problem: Problem, plan: Plan, index: int) -> tuple[int, int]:
+    """Bytes of one minibatch that cross the cut behind stage `index`, forward and backward; each tensor counts once."""
+    names = {name for stage in plan.stages[: index + 1] for name in stage.layers}
+    before = {index for index, unit in enumerate(problem.units) if unit.layers[0] in names}
+    crossing = [
+        flow for flow in problem.flows if flow.producer in before and any(unit not in before for unit in flow.consumers)
+    ]
+    return sum(flow.bytes for flow in crossing), sum(flow.gradient_bytes for flow in crossing)
+
+
+def group_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int) -> float:
+    """Seconds of one all-reduce among all replicas of a stage, which the executor makes after every group."""
+    stage = plan.stages[index]
+    if stage.replicas == 1 or plan.inference:
+        return 0.0
+    size = sum(problem.units[unit].parameter_bytes for unit in units_of(problem, stage))
+    bandwidth, latency = links.allreduce_among(stage.workers)
+    return float(formulas.ring_allreduce_time(stage.replicas, size, bandwidth, latency))
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Times and sizes of one stage for one minibatch, in the slowest copy of the pipeline."""
+
+    replicas: int
+    """Replicas in one copy."""
+    depth: int
+    forward_s: float
+    """Forward pass on the slowest replica."""
+    backward_s: float
+    """Backward pass on the slowest replica, including the optimiser's step and, where the stage recomputes, the second
+    forward pass."""
+    update_s: float
+    """The part of `backward_s` that is the optimiser's step."""
+    allreduce_s: float
+    """One all-reduce among the replicas of one copy; the slowest copy's."""
+    links: int
+    """Messages to the next stage that may be under way at once, each at the full rate of its link."""
+    sent_bytes: int
+    """Bytes that one minibatch sends to the next stage."""
+    returned_bytes: int
+    """Bytes of gradients that come back."""
+    send_s: float
+    """Time that a minibatch keeps one link to the next stage busy; 0 at the last stage."""
+    return_s: float
+    """Time that its gradient keeps one link back busy."""
+    transfer_s: float
+    """One-way time to the next stage or back, whichever is longer, including the latency."""
+    round_trip_s: float
+    """Time to the next stage and back, including both latencies."""
+
+    @property
+    def pass_s(self) -> float:
+        """Forward and backward pass together."""
+        return self.forward_s + self.backward_s
+
+
+def stage_times(plan: Plan, problem: Problem, links: Links, index: int) -> StageTimes:
+    """The times of one stage of a plan, and of the boundary behind it."""
+    stage = plan.stages[index]
+    units = [problem.units[unit] for unit in units_of(problem, stage)]
+    speed = problem.cluster.speed_of(stage.workers)
+    forward = sum(unit.forward_s for unit in units) / speed
+    backward = sum(unit.backward_s for unit in units) / speed
+    replicas, parallel, links_to_next = stage.replicas // plan.copies, 1, []
+    if index + 1 < len(plan.stages):
+        if problem.options.boundary == "parallel":
+            parallel = min(replicas, plan.stages[index + 1].replicas // plan.copies)
+        pairs = [plan.copy(copy)[index : index + 2] for copy in range(plan.copies)]
+        links_to_next = [links.sendrecv_among(sender + receiver) for sender, receiver in pairs]
+    sent, returned = crossing_bytes(problem, plan, index)
+    return StageTimes(
+        replicas=replicas,
+        depth=stage.depth,
+        forward_s=forward,
+        backward_s=float(formulas.backward_time(forward, backward, stage.recompute)),
+        update_s=sum(unit.update_s for unit in units) / speed,
+        allreduce_s=_copy_allreduce_time(plan, problem, links, index),
+        links=parallel,
+        sent_bytes=sent,
+        returned_bytes=returned,
+        send_s=max((float(formulas.boundary_time(sent, link[0])) for link in links_to_next), default=0.0),
+        return_s=max((float(formulas.boundary_time(returned, link[0])) for link in links_to_next), default=0.0),
+        transfer_s=max(
+            (float(formulas.transfer_time(max(sent, returned), *link)) for link in links_to_next), default=0.0
+        ),
+        round_trip_s=max(
+            (
+                float(formulas.transfer_time(sent, *link) + formulas.transfer_time(returned, *link))
+                for link in links_to_next
+            ),
+            default=0.0,
+        ),
+    )
+
+
+def _copy_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int) -> float:
+    """Seconds of one all-reduce among the replicas of a stage in one copy of the pipeline; the slowest copy's."""
+    replicas = plan.stages[index].replicas // plan.copies
+    if plan.inference or replicas == 1:
+        return 0.0
+    size = sum(problem.units[unit].parameter_bytes for unit in units_of(problem, plan.stages[index]))
+    rates = [links.allreduce_among(plan.copy(copy)[index]) for copy in range(plan.copies)]
+    return max(float(formulas.ring_allreduce_time(replicas, size, *rate)) for rate in rates)
+
+
+def copies_allreduce_time(plan: Plan, problem: Problem, links: Links) -> float:
+    """Seconds of one all-reduce of all the model's gradients among the copies, over the slowest link between them."""
+    if plan.copies == 1 or plan.inference:
+        return 0.0
+    everyone = [worker for stage in plan.stages for worker in stage.workers]
+    size = sum(unit.parameter_bytes for unit in problem.units)
+    return float(formulas.ring_allreduce_time(plan.copies, size, *links.allreduce_among(everyone)))
+
+
+def minibatches_per_copy(plan: Plan) -> int:
+    """Minibatches of one update in one copy of the pipeline, for the schedules that accumulate.
+
+    If the copies take different numbers of them, a flush schedule counts the copy that has most, because all wait for
+    it, and 2BW the copy that has least, where two weight versions must suffice. Raises `InputError` for a plan without
+    a number of minibatches per update.
+    """
+    if plan.accumulate is None:
+        raise InputError(f"a plan with the schedule {plan.schedule} needs a number of minibatches per update")
+    if plan.schedule in FLUSHING:
+        return int(formulas.rounds(plan.accumulate, plan.copies))
+    return plan.accumulate // plan.copies
+
+
+def grid_shape_of(plan: Plan, cluster: Cluster) -> GridShape | None:
+    """The shape of a plan that is a uniform grid, or None."""
+    shared = plan.accumulate or 0
+    shape = GridShape(len(plan.stages), plan.stages[0].replicas)
+    flat = list(itertools.chain.from_iterable(stage.workers for stage in plan.stages))
+    alike = plan.copies == 1 and all(stage.replicas == shape.replicas for stage in plan.stages)
+    placed = flat == list(range(len(flat))) and len(flat) in grid_sizes(cluster)
+    return shape if alike and placed and shared % shape.replicas == 0 else None

@@ -1,0 +1,95 @@
+"""Places the layers of a DAG for a drawing: in ranks from top to bottom, few crossings, and room for long edges.
+
+After Sugiyama, Tagawa and Toda (Methods for visual understanding of hierarchical system structures, 1981): a layer lies
+one rank below the lowest that it reads; an edge over several ranks has a point of its own in each; and each rank is
+ordered by the mean position of what is joined to it above, then below, a few times over.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass
+
+from pipeplan.profile_data.layers import edges
+from pipeplan.profile_data.profile import Profile
+
+_SWEEPS = 8
+Key = tuple[str, str, int]
+"""A layer (its name twice, and -1), or a point of an edge (its ends, and its rank)."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things are, in ranks and places within a rank, both from 0."""
+
+    place: dict[str, tuple[float, int]]
+    """Of every layer: its place, centred over all ranks, and its rank."""
+    paths: dict[tuple[str, str], list[tuple[float, int]]]
+    """Of every edge: from its producer to its consumer."""
+    width: int
+    """The most things in one rank."""
+    ranks: int
+
+
+def layout(profile: Profile) -> Layout:
+    """Place all layers and edges."""
+    arrows = edges(profile.tensors)
+    rank = _ranks(profile, arrows)
+    rows: list[list[Key]] = [[] for _ in range(max(rank.values()) + 1)]
+    for layer in profile.layers:
+        rows[rank[layer.name]].append((layer.name, layer.name, -1))
+    above: dict[Key, list[Key]] = defaultdict(list)
+    below: dict[Key, list[Key]] = defaultdict(list)
+    routes = {}
+    for source, target in arrows:
+        points: list[Key] = [(source, target, at) for at in range(rank[source] + 1, rank[target])]
+        for point in points:
+            rows[point[2]].append(point)
+        route = [(source, source, -1), *points, (target, target, -1)]
+        routes[source, target] = route
+        for upper, lower in itertools.pairwise(route):
+            below[upper].append(lower)
+            above[lower].append(upper)
+    _untangle(rows, above, below)
+    width = max(map(len, rows))
+    at = {
+        key: (place + (width - len(row)) / 2, number)
+        for number, row in enumerate(rows)
+        for place, key in enumerate(row)
+    }
+    return Layout(
+        place={layer.name: at[layer.name, layer.name, -1] for layer in profile.layers},
+        paths={arrow: [at[key] for key in route] for arrow, route in routes.items()},
+        width=width,
+        ranks=len(rows),
+    )
+
+
+def _ranks(profile: Profile, arrows: list[tuple[str, str]]) -> dict[str, int]:
+    """The longest path to each layer; layers stand in a topological order but for files that say otherwise."""
+    rank = {layer.name: 0 for layer in profile.layers}
+    changed = True
+    while changed:
+        changed = False
+        for source, target in arrows:
+            if rank[target] <= rank[source]:
+                rank[target], changed = rank[source] + 1, True
+    read = {target for _, target in arrows}
+    first: dict[str, int] = {}
+    for source, target in arrows:
+        first[source] = min(first.get(source, rank[target]), rank[target])
+    # What reads nothing stands beside what reads it, not at the top.
+    return {name: first[name] - 1 if name in first and name not in read else at for name, at in rank.items()}
+
+
+def _untangle(rows: list[list[Key]], above: dict[Key, list[Key]], below: dict[Key, list[Key]]) -> None:
+    where: dict[Key, float] = {}
+    for row in rows:
+        where.update({key: place - (len(row) - 1) / 2 for place, key in enumerate(row)})
+    for sweep in range(_SWEEPS):
+        joined = above if sweep % 2 == 0 else below
+        for row in rows if sweep % 2 == 0 else reversed(rows):
+            mean = {key: sum(where[one] for one in joined[key]) / len(joined[key]) for key in row if joined[key]}
+            row.sort(key=lambda key: mean.get(key, where[key]))
+            where.update({key: place - (len(row) - 1) / 2 for place, key in enumerate(row)})

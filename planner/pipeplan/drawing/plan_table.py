@@ -1,0 +1,178 @@
+"""The plan that `pipeplan solve` prints: a table of its stages, its gains over baselines, and the verdict."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cost.evaluate import WAITS_FOR_UPDATE
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import STASHING
+from pipeplan.planning.baselines import Baseline
+from pipeplan.planning.verdict import TOLERANCE
+from pipeplan.util.text import one_line
+from pipeplan.util.units import show_pace, show_size, show_time
+
+if TYPE_CHECKING:  # `describe_cluster` is imported without waiting for the solvers
+    from pipeplan.planning.solve import Outcome
+
+LONGEST_CONFIG = 15
+"""Characters up to which the configuration of a baseline is shown."""
+
+
+def plan_table(outcome: Outcome) -> Iterator[RenderableType]:
+    """An outcome as lines and a table, each to be printed from a line of its own."""
+    plan, score = outcome.plan, outcome.evaluation
+    cluster, profile = outcome.problem.cluster, outcome.problem.profile
+    purpose = "inference" if plan.inference else f"training{_schedule(plan)}"
+    yield Text.assemble(
+        (f"Plan {plan.config}", "bold"),
+        f" for {purpose} {one_line(profile.model_name)}, minibatch {profile.minibatch}, on cluster "
+        f"{one_line(cluster.name)} ({describe_cluster(cluster)})",
+    )
+    yield _stages(outcome)
+    yield _layers(outcome)
+    yield _picture(outcome)
+    yield Text.assemble(
+        "Predicted: ",
+        (f"{show_pace(score.rate)} minibatches/s", "bold"),
+        f" ({show_time(score.pace_s)} each, {show_pace(score.rate * profile.minibatch)} samples/s), "
+        f"bound by {score.bound}.",
+    )
+    yield from _gains(outcome.baselines, score.pace_s)
+    colour = "green" if outcome.verdict.proven else "yellow"
+    yield Text.assemble("Verdict: ", (outcome.verdict.text, colour), f" ({_seconds(outcome)})")
+    yield from _proof(outcome)
+
+
+def _schedule(plan: Plan) -> str:
+    """The schedule as part of a sentence; empty for `STASHING`, the default."""
+    if plan.schedule == STASHING:
+        return ""
+    return f" by {plan.schedule}" + (f", {plan.accumulate} minibatches per update," if plan.accumulate else "")
+
+
+def _proof(outcome: Outcome) -> list[str]:
+    """Sentences on why the plan misses the bound, and on where its proof is."""
+    lines = []
+    score = outcome.evaluation
+    if score.pace_s > score.alone_s * (1 + TOLERANCE) and score.bound != WAITS_FOR_UPDATE:
+        cause = "Shared cores slow" if outcome.problem.cluster.shared_cores else "Shared network cards slow"
+        slower = f"{cause} it by {score.pace_s / score.alone_s - 1:.1%}, from {show_time(score.alone_s)}"
+        bound = f"With that no plan is proven more than {outcome.gap:.2%} faster (bound {show_time(outcome.bound_s)})."
+        lines.append(f"{slower}, and every plan to no less." if outcome.gap <= TOLERANCE else f"{slower}. {bound}")
+    if outcome.certificate.document is not None:
+        lines.append("Certificate: in plan.json; `pipeplan check` verifies it without the solvers.")
+    return lines
+
+
+def describe_cluster(cluster: Cluster) -> str:
+    """A cluster in a few words: `2 servers × 8 V100 16 GB`, or `3 servers: 2 × 8 V100 16 GB + 4 T4`."""
+    (first, devices, name), *others = cluster.kinds
+    if others:
+        counted = [f"{'' if count == 1 else f'{count} × '}{devices} {name}" for count, devices, name in cluster.kinds]
+        return one_line(f"{cluster.servers} servers: {' + '.join(counted)}")
+    return one_line(f"{devices} {name}" if first == 1 else f"{first} servers × {devices} {name}")
+
+
+def _stages(outcome: Outcome) -> Table:
+    plan, score = outcome.plan, outcome.evaluation
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    limited = outcome.problem.options.memory
+    least = min(cost.capacity_bytes for cost in score.stages)
+    # In a heterogeneous cluster the column shows the share of each stage's own capacity.
+    differ = any(cost.capacity_bytes > least for cost in score.stages)
+    capacity = "" if not limited else "of its own" if differ else f"of {show_size(least)}"
+    for heading in ("stage", "repl.", "servers", "depth", "compute", "sync", "to next", "link", "memory", capacity):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for number, (stage, cost) in enumerate(zip(plan.stages, score.stages, strict=True), start=1):
+        last = number == len(plan.stages)
+        recomputed = "*" if stage.recompute else ""
+        share = f"{cost.memory_bytes / cost.capacity_bytes:.0%}" if limited else ""
+        table.add_row(
+            str(number),
+            str(stage.replicas),
+            _servers(stage.workers, outcome.problem.cluster),
+            str(stage.depth),
+            show_time(cost.compute_s) + recomputed,
+            show_time(cost.synchronisation_s),
+            "" if last else show_size(cost.boundary_bytes),
+            "" if last else show_time(cost.boundary_s),
+            show_size(cost.memory_bytes),
+            Text(share, style="red" if cost.memory_bytes > cost.capacity_bytes else ""),
+        )
+    return table
+
+
+def _layers(outcome: Outcome) -> Text:
+    """The first and the last layer of every stage, a line for each."""
+    lines = Text()
+    for number, stage in enumerate(outcome.plan.stages, start=1):
+        layers = stage.layers
+        span = layers[0] if len(layers) == 1 else f"{layers[0]} … {layers[-1]} ({len(layers)} layers)"
+        lines.append(f"  stage {number}: ", "dim").append(f"{one_line(span)}\n")
+    if any(stage.recompute for stage in outcome.plan.stages):
+        lines.append("  * computes its forward pass again for backward, to save memory\n", "dim")
+    return lines
+
+
+def _servers(workers: Iterable[int], cluster: Cluster) -> str:
+    """The numbers of the servers that hold the workers, as `0-2` or `0,3`."""
+    numbers = sorted({cluster.server_of(worker) for worker in workers})
+    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]}-{numbers[-1]}"
+    return ",".join(str(number) for number in numbers)
+
+
+def _picture(outcome: Outcome) -> Text:
+    """The workers of every server: each is drawn as the number of its stage, an idle one as a dot."""
+    cluster = outcome.problem.cluster
+    stage_of = {worker: number for number, stage in enumerate(outcome.plan.stages, 1) for worker in stage.workers}
+    width = len(str(len(outcome.plan.stages)))
+    picture = Text()
+    shown = min(cluster.servers, 16)
+    starts = cluster.starts(cluster.server_level)
+    for server, (first, end) in enumerate(itertools.pairwise(starts[: shown + 1])):
+        picture.append(f"  server {server:<3} ", "dim")
+        for worker in range(first, min(end, first + 16)):
+            number = stage_of.get(worker)
+            picture.append(f"[{number or '.':>{width}}]", f"color({1 + (number - 1) % 6})" if number else "dim")
+        picture.append("\n")
+    if shown < cluster.servers or cluster.workers_per_server > 16:
+        picture.append(f"  … {cluster.workers} workers in all\n", "dim")
+    return picture
+
+
+def _gains(baselines: tuple[Baseline, ...], pace_s: float) -> list[Text]:
+    """The speedup over each baseline, a line for each."""
+    lines = []
+    for baseline in baselines:
+        gain = baseline.gain(pace_s)
+        name = baseline.name + (f" ({short_config(baseline.config, LONGEST_CONFIG)})" if baseline.config else "")
+        line = Text(f"  over {name:<41} ")
+        if baseline.pace_s is None or gain is None:
+            line.append("-", "dim")
+        else:
+            line.append(f"{gain:.2f}x", "bold")
+            line.append(f"  {show_time(baseline.pace_s)}")
+        if baseline.remark:
+            line.append(f"  {baseline.remark}", "dim")
+        lines.append(line)
+    return lines
+
+
+def short_config(config: str, most: int) -> str:
+    """The configuration, or the number of its stages if it is longer than `most` characters."""
+    return config if len(config) <= most else f"{config.count('-') + 1} stages"
+
+
+def _seconds(outcome: Outcome) -> str:
+    """How long each solver ran."""
+    return ", ".join(f"{result.solver} {result.seconds:.2f} s" for result in outcome.results)

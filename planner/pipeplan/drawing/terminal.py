@@ -1,0 +1,180 @@
+"""The DAG of a profile in the terminal: a line for every chain and for every expensive layer.
+
+Draws a DAG as `git log --graph` draws commits: one line for each node, and a lane for each output that is awaited.
+
+● a        a makes something that b and c read
+├─● b      b reads it, and c still will
+●─╯ c      c reads both, and nobody else does
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from pipeplan.drawing.fold_chains import Chain, Repeat, chains, expensive, repeats
+from pipeplan.profile_data.profile import Profile
+from pipeplan.util.text import one_line
+
+NODE, MARKED = "○", "●"
+WIDEST = 16
+"""Lanes drawn; further ones are there, and not shown."""
+
+
+@dataclass
+class _Lane:
+    producer: int
+    left: int
+    """Readers that are still to come."""
+
+
+def lanes(reads: Sequence[Sequence[int]], marked: Sequence[bool]) -> list[str]:
+    """One line for every node of a DAG given as what each node reads, in a topological order.
+
+    A lane is a column: it begins at the node that makes an output and ends at the last one that reads it. At a node,
+    `├` and `┤` are lanes that it reads and others will, `╰` and `╯` those that end with it; `┼` is one that it reads
+    on the way to another, `│` one that it does not.
+    """
+    readers = [0] * len(reads)
+    for node in reads:
+        for source in node:
+            readers[source] += 1
+    columns: list[_Lane | None] = []
+    lines = []
+    ended = -1
+    for number, sources in enumerate(reads):
+        inputs = [column for column, lane in enumerate(columns) if lane is not None and lane.producer in sources]
+        for column in inputs:
+            _read(columns, column)
+        ending = [column for column in inputs if not _lane(columns, column).left]
+        place = _place(columns, inputs, ending, ended)
+        lines.append(_line(columns, place, inputs, MARKED if marked[number] else NODE))
+        for column in ending:
+            columns[column] = None
+        columns[place] = _Lane(number, readers[number]) if readers[number] else None
+        ended = -1 if readers[number] else place
+        while columns and columns[-1] is None:
+            columns.pop()
+    return lines
+
+
+def _lane(columns: list[_Lane | None], column: int) -> _Lane:
+    lane = columns[column]
+    assert lane is not None
+    return lane
+
+
+def _read(columns: list[_Lane | None], column: int) -> None:
+    _lane(columns, column).left -= 1
+
+
+def _place(columns: list[_Lane | None], inputs: list[int], ending: list[int], ended: int) -> int:
+    """The column of a node: the leftmost lane that ends with it, else a free one, added if there is none.
+
+    Not the one where the node in the line above ended: it would seem to be read.
+    """
+    if ending:
+        return ending[0]
+    column = inputs[0] + 1 if inputs else 0
+    while column == ended or (column < len(columns) and columns[column] is not None):
+        column += 1
+    columns += [None] * (column + 1 - len(columns))
+    return column
+
+
+def _line(columns: list[_Lane | None], place: int, inputs: list[int], mark: str) -> str:
+    left, right = min([place, *inputs]), max([place, *inputs])
+    cells = []
+    for column in range(min(len(columns), WIDEST)):
+        cells.append(_cell(columns, column, place, inputs, left, right) if column != place else mark)
+        cells.append("─" if left <= column < right else " ")
+    if len(columns) > WIDEST:
+        cells[-1] = f"{mark}…" if place >= WIDEST else "…"
+    return "".join(cells).rstrip()
+
+
+def _cell(columns: list[_Lane | None], column: int, place: int, inputs: list[int], left: int, right: int) -> str:
+    lane = columns[column]
+    if column not in inputs:
+        return "│" if lane is not None else "─" if left < column < right else " "
+    assert lane is not None
+    if left < column < right and (column - left) * (right - column) and not _outermost(column, place, inputs):
+        return "┼" if lane.left else "┴"
+    if column < place:
+        return "├" if lane.left else "╰"
+    return "┤" if lane.left else "╯"
+
+
+def _outermost(column: int, place: int, inputs: list[int]) -> bool:
+    """Whether no input lies beyond a column, seen from the node."""
+    return column == (min(inputs) if column < place else max(inputs))
+
+
+BAR = 10
+"""Characters of the longest bar."""
+LEAST_NAME = 12
+MANY = 100
+"""Lines from which on blocks that are alike are drawn once."""
+
+
+def picture(profile: Profile, width: int) -> list[Text]:
+    """Lines of at most `width` characters. What takes half of the time is marked, and stands out in colour.
+
+    Where that would be very many lines, the expensive layers are not drawn apart, and of blocks that are alike only the
+    first is drawn.
+    """
+    hot = set(expensive(profile))
+    found = chains(profile, hot)
+    elided: list[Repeat] = []
+    if len(found) > MANY:
+        found = chains(profile)
+        elided = repeats(found)
+    marked = [any(layer.name in hot for layer in chain.layers) for chain in found]
+    drawn = lanes([chain.reads for chain in found], marked)
+    whole = profile.total_s or 1.0
+    rows = [
+        _Row(line, chain, chain.total_s / whole, mark) for line, chain, mark in zip(drawn, found, marked, strict=True)
+    ]
+    for one in reversed(elided):
+        first = one.start + one.period
+        share = sum(row.share for row in rows[first : one.end])
+        last = one_line(found[one.end - 1].layers[-1].name)
+        rows[first : one.end] = [_Row("⋮", f"{one.times - 1} times more, as far as {last}", share, False)]
+    largest = max(row.share for row in rows) or 1.0
+    return [_text(row, width, largest) for row in rows]
+
+
+@dataclass(frozen=True)
+class _Row:
+    lanes: str
+    what: Chain | str
+    share: float
+    marked: bool
+
+
+def _text(row: _Row, width: int, largest: float) -> Text:
+    room = max(LEAST_NAME, width - BAR - 10 - len(row.lanes))
+    name = row.what if isinstance(row.what, str) else _name(row.what, room)
+    text = Text.assemble((f"{row.lanes} ", "" if row.marked else "dim"))
+    text.append(_cut(name, room).ljust(room), "bold red" if row.marked else "")
+    text.append(f" {row.share:6.1%} ")
+    text.append("█" * round(BAR * row.share / largest), "red" if row.marked else "blue")
+    text.rstrip()
+    return text
+
+
+def _name(chain: Chain, room: int) -> str:
+    first, last = one_line(chain.layers[0].name), one_line(chain.layers[-1].name)
+    if len(chain.layers) == 1:
+        return _cut(first, room)
+    count = f" ({len(chain.layers)} layers)"
+    half = max(3, (room - len(count) - 3) // 2)
+    over = max(0, half - len(last)), max(0, half - len(first))
+    return f"{_cut(first, half + over[0])} … {_cut(last, half + over[1])}{count}"
+
+
+def _cut(name: str, room: int) -> str:
+    """A name in `room` characters: its end tells more than its beginning."""
+    return name if len(name) <= room else "…" + name[len(name) - room + 1 :]

@@ -1,0 +1,162 @@
+"""Computes the explanation of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.explanation import sensitivity
+from pipeplan.explanation.second_best import Alternatives, find_alternatives
+from pipeplan.explanation.sensitivity import ChangeEffect, Robustness, change_effects
+from pipeplan.explanation.time_breakdown import ResourceLoad, TimeBreakdown, break_down_time, resource_loads
+from pipeplan.plan.plan import Plan
+from pipeplan.planning.baselines import UNPIPELINED
+from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.verdict import TOLERANCE
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Problem
+
+FORMAT, VERSION = "pipeplan-explanation", 1
+
+
+@dataclass(frozen=True)
+class RobustnessSettings:
+    """Settings of the robustness part of an explanation."""
+
+    samples: int = 20
+    """How often the layers' times are drawn; 0 leaves robustness out."""
+    seed: int = 0
+    spread: float | None = None
+    """Relative interquartile range to assume for every time; None: as measured."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Everything that explains a plan."""
+
+    problem: Problem
+    plan: Plan
+    evaluation: Evaluation
+    best: Outcome
+    """The solvers' outcome: this plan, unless the plan was read from a file."""
+    loads: tuple[ResourceLoad, ...]
+    anatomies: tuple[TimeBreakdown, ...]
+    """The plan, data parallelism, and the best straight pipeline and uniform grid if they exist."""
+    alternatives: Alternatives
+    effects: tuple[ChangeEffect, ...]
+    robustness: Robustness | None
+    """None if the profile has no spread."""
+
+    @property
+    def behind_best(self) -> float:
+        """How much slower the plan is than the best, relative; 0 within the tolerance."""
+        behind = self.evaluation.pace_s / self.best.evaluation.pace_s - 1
+        return behind if behind > TOLERANCE else 0.0
+
+
+def explain_plan(
+    problem: Problem,
+    settings: Settings,
+    wishes: RobustnessSettings,
+    plan: Plan | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Explanation:
+    """Explain a plan, by default the best one. Raises `InfeasibleError` if no plan fits."""
+    progress("solving")
+    best = solve(problem, settings)
+    plan = best.plan if plan is None else plan
+    score, cuts = evaluate(plan, problem), enumerate_cuts(problem, settings.maximum_cuts)
+    anatomies = [break_down_time("this plan", plan, problem)]
+    for baseline in best.baselines:
+        if baseline.plan is not None and baseline.name != UNPIPELINED:
+            anatomies.append(break_down_time(baseline.name, baseline.plan, problem))
+    others = find_alternatives(problem, cuts, plan, score.pace_s, progress)
+    changed = []
+    for effect in change_effects(problem, cuts, best.plan, best.evaluation.pace_s):
+        changed.append(effect)
+        progress(f"trying other clusters: {effect.name.strip()}")
+    return Explanation(
+        problem=problem,
+        plan=plan,
+        evaluation=score,
+        best=best,
+        loads=tuple(resource_loads(plan, problem, score)),
+        anatomies=tuple(anatomies),
+        alternatives=others,
+        effects=tuple(changed),
+        robustness=_robustness(problem, plan, wishes, settings.maximum_cuts, progress),
+    )
+
+
+def _robustness(
+    problem: Problem, plan: Plan, wishes: RobustnessSettings, maximum_cuts: int, progress: Callable[[str], None]
+) -> Robustness | None:
+    if wishes.spread is not None:
+        problem = replace(problem, profile=sensitivity.with_spread(problem.profile, wishes.spread))
+    if wishes.samples == 0 or not sensitivity.has_spread(problem.profile):
+        return None
+    found = []
+    for sample in sensitivity.draw_samples(problem, plan, wishes.samples, wishes.seed, maximum_cuts):
+        found.append(sample)
+        progress(f"drawing the times again: {len(found)} of {wishes.samples}")
+    return Robustness(tuple(found), plan.config, wishes.seed, wishes.spread)
+
+
+def explanation_json(explanation: Explanation) -> dict[str, Any]:
+    """The document that `pipeplan explain --json` prints."""
+    score, second = explanation.evaluation, explanation.alternatives.second
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "feasible": True,
+        "profile": {
+            "digest": explanation.problem.profile.digest(),
+            "model": explanation.problem.profile.model_name,
+            "minibatch": explanation.problem.profile.minibatch,
+        },
+        "cluster": explanation.problem.cluster.name,
+        "plan": explanation.plan.to_json() | {"config": explanation.plan.config},
+        "minibatch_s": score.pace_s,
+        "bound_by": score.bound,
+        "behind_best": explanation.behind_best,
+        "best_config": explanation.best.plan.config,
+        "resources": [asdict(load) for load in explanation.loads],
+        "comparison": [asdict(anatomy) | {"sent_bytes": anatomy.sent_bytes} for anatomy in explanation.anatomies],
+        "second_choice": None
+        if second is None
+        else {"config": second.plan.config, "minibatch_s": second.pace_s, "behind": second.behind, "part": second.part},
+        "second_choice_exact": explanation.alternatives.exact,
+        "alternatives": [
+            {"config": one.plan.config, "minibatch_s": one.pace_s, "behind": one.behind, "part": one.part}
+            for one in explanation.alternatives.found
+        ],
+        "searched": list(explanation.alternatives.searched),
+        "what_if": [
+            {
+                "change": effect.name.strip(),
+                "minibatch_s": effect.pace_s,
+                "gain": effect.gain,
+                "config": effect.config,
+                "remark": effect.remark,
+            }
+            for effect in explanation.effects
+        ],
+        "robustness": _robustness_json(explanation.robustness),
+    }
+
+
+def _robustness_json(robustness: Robustness | None) -> dict[str, Any] | None:
+    if robustness is None:
+        return None
+    return {
+        "samples": len(robustness.samples),
+        "seed": robustness.seed,
+        "assumed_spread": robustness.assumed,
+        "stays_best": robustness.stays_best,
+        "same_config": robustness.same_config,
+        "median_behind": robustness.median,
+        "worst_behind": robustness.worst,
+        "rivals": [{"config": config, "times": times} for config, times in robustness.rivals],
+    }

@@ -1,0 +1,87 @@
+"""The diagnosis that `pipeplan explain` gives where no plan fits, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pipeplan.drawing.plan_table import describe_cluster
+from pipeplan.explanation.explain import FORMAT, VERSION
+from pipeplan.planning.infeasibility import Diagnosis
+from pipeplan.problem.problem import Problem
+from pipeplan.util.text import one_line
+from pipeplan.util.units import show_size
+
+MOST_LAYERS = 8
+
+
+def diagnosis_parts(problem: Problem, diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    """Lines and a table on what does not fit, and on the changes that would make room for a plan."""
+    profile, cluster = problem.profile, problem.cluster
+    yield Text.assemble(
+        ("No plan", "bold"),
+        f" for {one_line(profile.model_name)}, minibatch {profile.minibatch}, on cluster "
+        f"{one_line(cluster.name)} ({describe_cluster(cluster)})",
+    )
+    if diagnosis.oversized:
+        yield _layers(diagnosis)
+        left = len(diagnosis.oversized) - MOST_LAYERS
+        if left > 0:
+            yield f"and {left} more layers"
+    enough = diagnosis.enough
+    if enough is not None:
+        yield (
+            f"Least memory that would do: {show_size(enough.memory_bytes)} of a device instead of "
+            f"{show_size(enough.now_bytes)}{'' if diagnosis.uniform else ' (the smallest; others alike)'}; "
+            f"stage {enough.stage} of {enough.plan.config} then needs all of it."
+        )
+    if diagnosis.growth is not None:
+        growth = diagnosis.growth
+        yield f"Fewest {growth.unit}s that would do: {growth.count} instead of {growth.now}."
+    elif not diagnosis.oversized:
+        yield "More workers alone would not do, as far as they were tried."
+    for flag in diagnosis.relaxed:
+        yield f"Without {flag} there is a plan."
+
+
+def _layers(diagnosis: Diagnosis) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("too large for a device, alone", overflow="fold")
+    for heading in ("needs", f"of {show_size(diagnosis.capacity_bytes)}, missing"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in diagnosis.oversized[:MOST_LAYERS]:
+        name = one.name if len(one.layers) == 1 else f"{one.name} and {len(one.layers) - 1} that must be with it"
+        table.add_row(Text(one_line(name)), show_size(one.needs_bytes), show_size(one.missing_bytes))
+    return table
+
+
+def diagnosis_json(problem: Problem, diagnosis: Diagnosis) -> dict[str, Any]:
+    """The document that `pipeplan explain --json` prints where there is no plan."""
+    enough, growth = diagnosis.enough, diagnosis.growth
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "feasible": False,
+        "profile": {
+            "digest": problem.profile.digest(),
+            "model": problem.profile.model_name,
+            "minibatch": problem.profile.minibatch,
+        },
+        "cluster": problem.cluster.name,
+        "why": diagnosis.text,
+        "capacity_bytes": diagnosis.capacity_bytes if problem.options.memory else None,
+        "oversized": [
+            {"layers": list(one.layers), "needs_bytes": one.needs_bytes, "missing_bytes": one.missing_bytes}
+            for one in diagnosis.oversized
+        ],
+        "enough_memory": None
+        if enough is None
+        else {"bytes": enough.memory_bytes, "config": enough.plan.config, "stage": enough.stage},
+        "enough_machines": None if growth is None else {"unit": growth.unit, "count": growth.count, "now": growth.now},
+        "relaxed": list(diagnosis.relaxed),
+    }

@@ -1,0 +1,157 @@
+"""The second choice: the best plan with another configuration (the replica counts of its stages)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.errors import InputError
+from pipeplan.plan.plan import Plan
+from pipeplan.planning.fast import best_plan
+from pipeplan.planning.verdict import TOLERANCE
+from pipeplan.problem.cuts import Cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.solvers.dp import dynamic_program
+
+MOST_STAGES = 32
+"""Numbers of stages are searched one by one up to this."""
+SMALL = 5000
+"""Up to this product of cuts and workers, every number of stages is searched."""
+ENOUGH = 3
+"""Once so many alternatives are found, parts whose bound shows that they hold nothing better are skipped."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """The best plan of another configuration in one part of the space of plans."""
+
+    part: str
+    """Description of the part."""
+    plan: Plan
+    pace_s: float
+    behind: float
+    """How much slower it is than the best plan, relative."""
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """The alternatives that were found, best first, and the parts that were searched."""
+
+    found: tuple[Alternative, ...]
+    searched: tuple[str, ...]
+    exact: bool
+    """Whether the first alternative is proven to be the best plan of another configuration."""
+
+    @property
+    def second(self) -> Alternative | None:
+        """The second choice; None if the searched parts hold no other configuration."""
+        return self.found[0] if self.found else None
+
+
+def find_alternatives(
+    problem: Problem,
+    cuts: Cuts,
+    best: Plan,
+    pace_s: float,
+    progress: Callable[[str], None] = lambda _: None,
+    *,
+    each: bool = True,
+) -> Alternatives:
+    """Search parts of the space of plans that exclude the best plan's configuration, each part exactly.
+
+    A part is a set of constraints that the best plan violates: another number of stages, fewer replicas in the largest
+    stage, fewer workers, no copies. A plan with as many stages and at least as many workers as the best one, and at
+    least as large a largest stage, lies in none of them. The result is still exact if an alternative is as fast as the
+    best plan, or if no such plan exists (`_parts_are_exhaustive`). Without `each`, and for large problems, only few
+    parts are searched.
+    """
+    found: list[Alternative] = []
+    searched = []
+    each = each and _small(problem, cuts)
+    enough = ENOUGH if each else 1
+    for part, options in search_parts(problem, best, each=each):
+        if len(found) >= enough and _paces(found)[enough - 1] <= pace_s * (1 + TOLERANCE):
+            break
+        progress(f"looking for a second choice: {part}")
+        try:
+            restricted = replace(problem, options=options)
+            hopeless = len(found) >= ENOUGH and _bound(restricted, cuts) > _paces(found)[ENOUGH - 1]
+            rival = None if hopeless else best_plan(restricted, cuts)
+        except InputError:
+            continue
+        searched.append(part)
+        if rival is not None and rival.plan.config != best.config:
+            found.append(Alternative(part, rival.plan, rival.pace_s, rival.pace_s / pace_s - 1))
+    found = _distinct(sorted(found, key=lambda one: (one.pace_s, len(one.plan.stages), one.plan.config)))
+    tied = bool(found) and found[0].pace_s <= pace_s * (1 + TOLERANCE)
+    known = tied or (each and _parts_are_exhaustive(problem, best))
+    certain = cuts.complete and not any(_contended(plan, problem) for plan in [best, *(one.plan for one in found[:1])])
+    return Alternatives(tuple(found[:ENOUGH]), tuple(searched), certain and known)
+
+
+def _contended(plan: Plan, problem: Problem) -> bool:
+    """Whether shared network cards slow a plan; then it is not proven to be the best, and its pace bounds no other."""
+    score = evaluate(plan, problem)
+    return score.pace_s > score.alone_s * (1 + TOLERANCE)
+
+
+def _bound(problem: Problem, cuts: Cuts) -> float:
+    """A lower bound on every pace: the best one with unlimited memory, which is found much faster than with a limit."""
+    return dynamic_program.solve(replace(problem, options=replace(problem.options, memory=False)), cuts).bound_s
+
+
+def _paces(found: list[Alternative]) -> list[float]:
+    return sorted(one.pace_s for one in found)
+
+
+def _small(problem: Problem, cuts: Cuts) -> bool:
+    """Whether searching every number of stages takes little time."""
+    return len(cuts.ideals) * problem.cluster.workers <= SMALL
+
+
+def search_parts(problem: Problem, best: Plan, *, each: bool = True) -> Iterator[tuple[str, Options]]:
+    """The parts, by name, as options with one constraint more than the problem's.
+
+    Parts that are likely to hold the second choice come first, because it helps to skip others. Without `each`, the
+    numbers of stages below the best plan's form one part, and only the next higher number is searched.
+    """
+    options, stages = problem.options, len(best.stages)
+    if options.stages is None and not each:
+        if stages > 1:
+            yield f"at most {stages - 1} stage{'s' * (stages > 2)}", replace(options, max_stages=stages - 1)
+        yield f"{stages + 1} stages", replace(options, stages=stages + 1)
+    largest = max(stage.replicas for stage in best.stages) // best.copies
+    if largest > 1:
+        smaller = replace(options, stages=stages, max_stages=None, max_replicas=largest - 1)
+        yield f"{stages} stage{'s' * (stages > 1)} of at most {largest - 1} replicas", smaller
+    if best.busy > 1:
+        yield f"at most {best.busy - 1} workers", replace(options, max_workers=best.busy - 1)
+    if best.copies > 1:
+        yield "no copies of the pipeline", replace(options, allow_copies=False)
+    if options.stages is None and each:
+        most = min(len(problem.units), problem.cluster.workers, options.max_stages or MOST_STAGES, MOST_STAGES)
+        for count in sorted(set(range(1, most + 1)) - {stages}, key=lambda count: (abs(count - stages), count)):
+            yield f"{count} stage{'s' * (count > 1)}", replace(options, stages=count, max_stages=None)
+
+
+def _parts_are_exhaustive(problem: Problem, best: Plan) -> bool:
+    """Whether every configuration other than the best plan's lies in one of the parts.
+
+    This holds for a single stage on as many workers as the options allow, and if no stage may be replicated.
+    """
+    options, everyone = problem.options, problem.cluster.workers
+    if options.stages is None and min(len(problem.units), everyone, options.max_stages or everyone) > MOST_STAGES:
+        return False
+    if best.copies > 1:
+        return False
+    most = min(everyone, options.max_workers or everyone, options.max_replicas or everyone)
+    return (len(best.stages) == 1 and best.busy == most) or (options.max_replicas == 1 and not options.allow_copies)
+
+
+def _distinct(found: list[Alternative]) -> list[Alternative]:
+    """The first, and so the best, alternative of every configuration."""
+    kept: dict[str, Alternative] = {}
+    for one in found:
+        kept.setdefault(one.plan.config, one)
+    return list(kept.values())

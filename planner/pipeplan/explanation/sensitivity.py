@@ -1,0 +1,184 @@
+"""Robustness of a plan against the spread of the measured times, which are drawn anew from their distributions.
+
+Gains of other machines: the problem is solved again with one property of the cluster changed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+
+from pipeplan.cluster_data import variants
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.errors import InputError
+from pipeplan.plan.plan import Plan
+from pipeplan.planning.fast import ScoredPlan, best_plan
+from pipeplan.planning.verdict import TOLERANCE
+from pipeplan.problem.cuts import Cuts, enumerate_cuts
+from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.layers import Layer
+from pipeplan.profile_data.profile import Profile
+
+NORMAL_QUARTILES = 1.3489795
+"""Interquartile range of a normal distribution of standard deviation 1."""
+SLOWEST, FASTEST = 10.0, 0.1
+"""Drawn times are clipped to these multiples of the measured ones, because a normal distribution is unbounded."""
+
+
+@dataclass(frozen=True)
+class RobustnessSample:
+    """One drawing of all times."""
+
+    pace_s: float
+    """Seconds per minibatch of the plan with these times."""
+    best_s: float
+    """Seconds per minibatch of the best plan for these times."""
+    config: str
+    """Configuration of that best plan."""
+
+    @property
+    def behind(self) -> float:
+        """How far the plan is from the best, relative."""
+        return max(0.0, self.pace_s / self.best_s - 1)
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """All samples of one plan."""
+
+    samples: tuple[RobustnessSample, ...]
+    config: str
+    """Configuration of the plan."""
+    seed: int
+    assumed: float | None
+    """The relative spread that was assumed; None if it was measured."""
+
+    @property
+    def stays_best(self) -> int:
+        """Number of samples in which no plan is better."""
+        return sum(sample.behind <= TOLERANCE for sample in self.samples)
+
+    @property
+    def same_config(self) -> int:
+        """Number of samples whose best plan has the same configuration, possibly with other cuts."""
+        return sum(sample.config == self.config for sample in self.samples)
+
+    @property
+    def worst(self) -> float:
+        """How far the plan is from the best in its worst sample, relative."""
+        return max((sample.behind for sample in self.samples), default=0.0)
+
+    @property
+    def median(self) -> float:
+        """How far the plan is from the best in the median sample, relative."""
+        return median(sample.behind for sample in self.samples) if self.samples else 0.0
+
+    @property
+    def rivals(self) -> list[tuple[str, int]]:
+        """The other configurations that were best, with their number of samples, most frequent first."""
+        counts = Counter(sample.config for sample in self.samples if sample.config != self.config)
+        return sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
+
+
+def has_spread(profile: Profile) -> bool:
+    """Whether any layer's time was measured with a spread."""
+    return any(layer.forward_spread_s > 0 or layer.backward_spread_s > 0 for layer in profile.layers)
+
+
+def with_spread(profile: Profile, relative: float) -> Profile:
+    """The profile with an interquartile range of `relative` times every time."""
+    if not 0 <= relative <= 1:
+        raise InputError(f"the spread must lie between 0 and 1 (100%), not {relative:g}")
+    layers = tuple(
+        replace(layer, forward_spread_s=layer.forward_s * relative, backward_spread_s=layer.backward_s * relative)
+        for layer in profile.layers
+    )
+    return replace(profile, layers=layers)
+
+
+def resample_times(profile: Profile, rng: random.Random) -> Profile:
+    """The profile with every time drawn from a normal distribution with its mean and interquartile range."""
+
+    def draw(time_s: float, spread_s: float) -> float:
+        drawn = rng.gauss(time_s, spread_s / NORMAL_QUARTILES)
+        return min(max(drawn, FASTEST * time_s), SLOWEST * time_s)
+
+    def redrawn(layer: Layer) -> Layer:
+        forward = draw(layer.forward_s, layer.forward_spread_s)
+        return replace(layer, forward_s=forward, backward_s=draw(layer.backward_s, layer.backward_spread_s))
+
+    return replace(profile, layers=tuple(redrawn(layer) for layer in profile.layers))
+
+
+def draw_samples(problem: Problem, plan: Plan, count: int, seed: int, maximum_cuts: int) -> Iterator[RobustnessSample]:
+    """Draw the times `count` times; each time evaluate the plan with its depths unchanged, and solve anew.
+
+    Samples for which no plan fits in memory are left out: other times may need deeper pipelines.
+    """
+    rng = random.Random(seed)
+    for _ in range(count):
+        drawn = replace(problem, profile=resample_times(problem.profile, rng))
+        best = best_plan(drawn, enumerate_cuts(drawn, maximum_cuts))
+        if best is not None:
+            score = evaluate(plan, drawn)
+            if score.fits and score.pace_s <= best.pace_s:
+                best = ScoredPlan(plan, score.pace_s)
+            yield RobustnessSample(score.pace_s, best.pace_s, best.plan.config)
+
+
+@dataclass(frozen=True)
+class ClusterChange:
+    """A change of the cluster."""
+
+    name: str
+    make: Callable[[], Cluster]
+
+
+@dataclass(frozen=True)
+class ChangeEffect:
+    """The best plan after a change of the cluster."""
+
+    name: str
+    pace_s: float | None
+    """Seconds per minibatch of the best plan after the change; None if there is no plan, or no such cluster."""
+    gain: float | None
+    """Speedup over the present best plan."""
+    config: str = ""
+    remark: str = ""
+
+
+def cluster_changes(cluster: Cluster) -> Iterator[ClusterChange]:
+    """Bandwidth, memory and speed, each doubled alone, and one more server (or worker)."""
+    for index in reversed(variants.joining_levels(cluster)):
+        name = f"links of level {cluster.levels[index].name} twice as fast"
+        yield ClusterChange(name, partial(variants.with_faster_links, cluster, index, 2.0))
+        for operation in variants.OPERATIONS:
+            yield ClusterChange(
+                f"  for {operation} alone", partial(variants.with_faster_links, cluster, index, 2.0, operation)
+            )
+    more = cluster.levels[-1].count + 1
+    yield ClusterChange(f"one more {variants.unit_of_growth(cluster)}", partial(variants.grown_cluster, cluster, more))
+    yield ClusterChange("devices with twice the memory", partial(variants.with_more_memory, cluster, 2.0))
+    yield ClusterChange("devices twice as fast", partial(variants.with_faster_devices, cluster, 2.0))
+
+
+def change_effects(problem: Problem, cuts: Cuts, plan: Plan, pace_s: float) -> Iterator[ChangeEffect]:
+    """The best plan after every change, compared with the present best plan and its pace.
+
+    The cuts serve all changes, because they do not depend on the cluster.
+    """
+    for change in cluster_changes(problem.cluster):
+        try:
+            best = best_plan(problem.within(change.make()), cuts, plan)
+        except InputError as error:
+            yield ChangeEffect(change.name, None, None, remark=str(error))
+            continue
+        if best is None:
+            yield ChangeEffect(change.name, None, None, remark="no plan")
+            continue
+        yield ChangeEffect(change.name, best.pace_s, pace_s / best.pace_s, best.plan.config)

@@ -1,0 +1,246 @@
+"""The explanation that `pipeplan explain` prints, within 80 columns.
+
+Bars for the stages of a plan: the shares of the pace spent computing and communicating, and of the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pipeplan.cost.evaluate import Evaluation
+from pipeplan.drawing.plan_table import describe_cluster, short_config
+from pipeplan.explanation.explain import Explanation
+from pipeplan.explanation.sensitivity import ChangeEffect, Robustness
+from pipeplan.explanation.time_breakdown import TimeBreakdown
+from pipeplan.planning.baselines import UNIFORM_GRID
+from pipeplan.util.text import one_line
+from pipeplan.util.units import show_size, show_time
+
+MOST_STAGES = 16
+BAR = 10
+"""Columns of a bar for 100%."""
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def stage_bars(score: Evaluation, copies: int, limited: bool) -> Iterator[Table | str]:
+    """A table with a row for each stage, or for the `MOST_STAGES` slowest ones, and a line on those left out.
+
+    `copies` is the number of copies of the pipeline. With `limited`, the table has a column for memory.
+    """
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("stage", justify="right")
+    for heading in ("compute", "sync", "to next", *(["memory"] if limited else [])):
+        table.add_column(heading, no_wrap=True)
+    shown = sorted(range(len(score.stages)), key=lambda index: -score.stages[index].stage_s)[:MOST_STAGES]
+    for index in sorted(shown):
+        costs = score.stages[index]
+        parts = [(costs.compute_s, "cyan"), (costs.synchronisation_s, "yellow")]
+        if index + 1 < len(score.stages):
+            parts.append((costs.boundary_s, "blue"))
+        cells = [share_bar(seconds / copies / score.pace_s, colour) for seconds, colour in parts]
+        cells += [Text()] * (3 - len(cells))
+        if limited:
+            share = costs.memory_bytes / costs.capacity_bytes
+            cells.append(share_bar(share, "red" if share > 1 else "green"))
+        table.add_row(str(index + 1), *cells)
+    yield table
+    if len(score.stages) > len(shown):
+        yield f"Of {len(score.stages)} stages those that take longest."
+
+
+def share_bar(share: float, colour: str) -> Text:
+    """A bar of up to `BAR` columns, to an eighth of a column, followed by the share in percent."""
+    if share <= 0:
+        return Text(" " * BAR + "   0%", "dim")
+    eighths = max(1, round(min(share, 1.0) * BAR * 8))
+    drawn = "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
+    return Text.assemble((drawn.ljust(BAR), colour), f" {share:>4.0%}")
+
+
+MOST_LOADS = 6
+LONGEST_CONFIG = 19
+MATTERS = 1e-3
+"""Relative gains below this count as none."""
+
+
+def explanation_parts(explanation: Explanation) -> Iterator[RenderableType]:
+    """An explanation as lines and tables, each to be printed from a line of its own."""
+    problem, score = explanation.problem, explanation.evaluation
+    purpose = "inference" if explanation.plan.inference else "training"
+    yield Text.assemble(
+        (f"Plan {short_config(explanation.plan.config, 40)}", "bold"),
+        f" for {purpose} {one_line(problem.profile.model_name)}, minibatch {problem.profile.minibatch}, on cluster "
+        f"{one_line(problem.cluster.name)} ({describe_cluster(problem.cluster)}): "
+        f"{show_time(score.pace_s)} a minibatch",
+    )
+    if explanation.behind_best:
+        slower = f"It is {explanation.behind_best:.1%} slower than the best plan, {explanation.best.plan.config}."
+        yield Text(slower, "yellow")
+    yield from _heading(f"What bounds the pace: {score.bound}")
+    yield _loads(explanation)
+    yield from _heading("What each stage takes of the pace" + (", and of the memory" if problem.options.memory else ""))
+    yield from stage_bars(score, explanation.plan.copies, problem.options.memory)
+    yield from _heading("Where the time goes")
+    # A fourth column would be too wide for most terminals.
+    yield _anatomies(tuple(anatomy for anatomy in explanation.anatomies if anatomy.name != UNIFORM_GRID))
+    yield from baseline_reasons(explanation.anatomies, problem.capacity)
+    yield from _heading("Second choice")
+    yield from _alternatives(explanation)
+    yield from _heading("What would help")
+    yield _effects(explanation.effects)
+    yield from _heading("How firmly it stands")
+    yield _robustness(explanation.robustness)
+
+
+def _heading(text: str) -> tuple[str, Text]:
+    return "", Text(text, "bold")
+
+
+def _table(*headings: str) -> Table:
+    """A table whose first column is text and whose others are figures."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", no_wrap=bool(number))
+    return table
+
+
+def _loads(explanation: Explanation) -> Table:
+    table = _table("resource", "a minibatch", "of the pace")
+    for load in explanation.loads[:MOST_LOADS]:
+        share = load.seconds / explanation.evaluation.pace_s
+        table.add_row(Text(load.name), show_time(load.seconds), f"{share:.0%}")
+    return table
+
+
+def _anatomies(anatomies: tuple[TimeBreakdown, ...]) -> Table:
+    table = _table("", *(anatomy.name for anatomy in anatomies))
+    rows = [
+        ("configuration", [short_config(anatomy.config, LONGEST_CONFIG) for anatomy in anatomies]),
+        ("time of a minibatch", [show_time(anatomy.pace_s) for anatomy in anatomies]),
+        ("workers in use", [str(anatomy.busy) for anatomy in anatomies]),
+        ("time spent computing", [f"{anatomy.computing:.0%}" for anatomy in anatomies]),
+        ("lost to communication", [f"{anatomy.communication:.0%}" for anatomy in anatomies]),
+        ("lost to idling", [f"{anatomy.idle:.0%}" for anatomy in anatomies]),
+        ("sent for one sample", [show_size(anatomy.sent_bytes) for anatomy in anatomies]),
+        ("  of it for gradients", [show_size(anatomy.allreduce_bytes) for anatomy in anatomies]),
+        ("memory of a worker", [show_size(anatomy.memory_bytes) for anatomy in anatomies]),
+    ]
+    for name, cells in rows:
+        table.add_row(name, *(Text(cell) for cell in cells))
+    return table
+
+
+def baseline_reasons(anatomies: tuple[TimeBreakdown, ...], capacity: float) -> list[str]:
+    """A sentence on each baseline that says why it is slower than the plan."""
+    plan, lines = anatomies[0], []
+    for baseline in anatomies[1:]:
+        if baseline.config == plan.config:
+            lines.append(f"This plan is {_named(baseline.name)}.")
+            continue
+        times = baseline.pace_s / plan.pace_s
+        speed = f"{times:.2f} times as slow" if times > 1 + MATTERS else "as fast" if times > 1 - MATTERS else "faster"
+        cause, share = max(
+            ("communication", baseline.communication), ("idling", baseline.idle), key=lambda entry: entry[1]
+        )
+        line = f"{_named(baseline.name).capitalize()} is {speed}: {share:.0%} of its time is lost to {cause}"
+        if cause == "communication" and plan.sent_bytes > 0:
+            line += f", it sends {baseline.sent_bytes / plan.sent_bytes:.2g} times the bytes"
+        if not baseline.fits:
+            line += f", and it does not fit ({show_size(baseline.memory_bytes)} of {show_size(capacity)})"
+        lines.append(f"{line}. Bound by {baseline.bound}.")
+    return lines
+
+
+def _named(name: str) -> str:
+    return name if name == "data parallelism" else f"the {name}"
+
+
+def _alternatives(explanation: Explanation) -> Iterator[RenderableType]:
+    others = explanation.alternatives
+    if others.second is None:
+        yield "There is no plan of another configuration in what was searched."
+    else:
+        table = _table("configuration", "a minibatch", "behind", "searched among")
+        for one in others.found:
+            behind = f"{one.behind:+.1%}" if abs(one.behind) > MATTERS else "0%"
+            table.add_row(
+                Text(short_config(one.plan.config, LONGEST_CONFIG)), show_time(one.pace_s), behind, Text(one.part)
+            )
+        yield table
+    if others.exact:
+        yield "No other configuration is better than the first of these."
+    else:
+        yield f"Searched: {'; '.join(merged_parts(others.searched))}. {_left_out(explanation)}"
+
+
+def _left_out(explanation: Explanation) -> str:
+    """A sentence on the plans that lie in none of the searched parts."""
+    plan, searched = explanation.plan, explanation.alternatives.searched
+    stages, largest = len(plan.stages), max(stage.replicas for stage in plan.stages) // plan.copies
+    several = f"{stages} stages" if stages > 1 else "1 stage"
+    line = f"Left out: plans of {several} on {plan.busy} workers or more with a stage on {largest} or more"
+    most = min(len(explanation.problem.units), explanation.problem.cluster.workers)
+    tried = max((int(part.split()[0]) for part in searched if _of_stages(part)), default=stages)
+    if explanation.problem.options.stages is None and tried < most:
+        line += f"; plans of more than {max(tried, stages)} stages"
+    return line + "."
+
+
+def _of_stages(part: str) -> bool:
+    """Whether a part consists of all plans with a given number of stages."""
+    return part.split()[0].isdigit() and part.endswith((" stage", " stages"))
+
+
+def merged_parts(parts: tuple[str, ...]) -> list[str]:
+    """The names of parts, in which consecutive numbers of stages are merged: `2 to 5 stages`."""
+    counts = sorted(int(part.split()[0]) for part in parts if _of_stages(part))
+    others = [part for part in parts if not _of_stages(part)]
+    runs: list[list[int]] = []
+    for count in counts:
+        if runs and count == runs[-1][-1] + 1:
+            runs[-1].append(count)
+        else:
+            runs.append([count])
+    names = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    stages = [f"{' and '.join(names)} stage{'s' * (counts != [1])}"] if names else []
+    return stages + others
+
+
+def _effects(effects: tuple[ChangeEffect, ...]) -> Table:
+    table = _table("change", "a minibatch", "gain", "best plan")
+    for effect in effects:
+        if effect.pace_s is None or effect.gain is None:
+            table.add_row(effect.name, "-", "-", Text(one_line(effect.remark)))
+            continue
+        helps = effect.gain > 1 + MATTERS
+        gain = Text(f"{effect.gain:.2f}x" if helps else "none", "bold" if helps else "dim")
+        table.add_row(effect.name, show_time(effect.pace_s), gain, Text(short_config(effect.config, LONGEST_CONFIG)))
+    return table
+
+
+def _robustness(robustness: Robustness | None) -> str:
+    if robustness is None:
+        return (
+            "The profile's times have no spread: nothing can be said. Measure it on your machine, or assume a spread "
+            "with --spread 5%."
+        )
+    count = len(robustness.samples)
+    if not count:
+        return "In no drawing of the times did any plan fit."
+    how = "as measured" if robustness.assumed is None else f"{_percent(robustness.assumed)} of each time, assumed"
+    rivals = ", ".join(f"{short_config(config, LONGEST_CONFIG)} ({times}x)" for config, times in robustness.rivals[:3])
+    return (
+        f"With all times drawn again {count} times within their spread ({how}; seed {robustness.seed}), this very plan "
+        f"stays the best {robustness.stays_best} times, and its configuration {robustness.same_config} times"
+        + (f" (else {rivals})" if rivals else "")
+        + f". It is {robustness.median:.1%} behind the best in the median drawing, {robustness.worst:.1%} in the worst."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.3g}%"

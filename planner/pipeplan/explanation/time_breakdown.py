@@ -1,0 +1,156 @@
+"""Breaks the time of a plan down into computing, communication and idle time, and sums up its traffic and memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pipeplan.cluster_data.cluster import Cluster, Level
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import contention
+from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, Evaluation, evaluate
+from pipeplan.cost.flush import BatchTime
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.problem.problem import Problem
+from pipeplan.util import files
+
+
+@dataclass(frozen=True)
+class TimeBreakdown:
+    """The time, traffic and memory of a plan. The three shares of the workers' time add up to 1."""
+
+    name: str
+    config: str
+    pace_s: float
+    """Seconds per minibatch."""
+    bound: str
+    """The slowest resource."""
+    busy: int
+    """Number of busy workers."""
+    computing: float
+    """Share of the time of all workers of the cluster spent in forward and backward passes of layers."""
+    communication: float
+    """Share lost to communication: the relative gain in pace if every link were infinitely fast."""
+    idle: float
+    """Remaining share: unbalanced stages, idle workers, filling and draining, recomputation."""
+    boundary_bytes: float
+    """Bytes sent between stages for one sample, in both directions and over all links."""
+    allreduce_bytes: float
+    """Bytes of gradients that all workers together send for one sample."""
+    memory_bytes: float
+    """Memory of the worker that needs most, in bytes."""
+    fits: bool
+
+    @property
+    def sent_bytes(self) -> float:
+        """All bytes sent for one sample."""
+        return self.boundary_bytes + self.allreduce_bytes
+
+
+def break_down_time(name: str, plan: Plan, problem: Problem) -> TimeBreakdown:
+    """Break the time of a plan for a problem down, under a name for tables."""
+    score = evaluate(plan, problem)
+    free_s = evaluate(plan, problem.within(without_communication(problem.cluster), problem.copies)).pace_s
+    computing = ideal_pace(problem) / score.pace_s
+    boundary, allreduce = _traffic(plan, score)
+    samples = problem.profile.minibatch
+    return TimeBreakdown(
+        name=name,
+        config=plan.config,
+        pace_s=score.pace_s,
+        bound=score.bound,
+        busy=plan.busy,
+        computing=computing,
+        communication=1.0 - free_s / score.pace_s,
+        idle=max(0.0, free_s / score.pace_s - computing),
+        boundary_bytes=boundary / samples,
+        allreduce_bytes=allreduce / samples,
+        memory_bytes=max(stage.memory_bytes for stage in score.stages),
+        fits=score.fits,
+    )
+
+
+def ideal_pace(problem: Problem) -> float:
+    """Seconds per minibatch if all workers computed all the time, which no plan can beat."""
+    return problem.work_s / problem.cluster.total_speed
+
+
+def without_communication(cluster: Cluster) -> Cluster:
+    """The cluster with links that are so fast that transfers take no time."""
+
+    def instant(level: Level) -> Level:
+        return replace(level, bandwidth=files.LARGEST, latency_s=0.0, allreduce_efficiency=1.0, sendrecv_efficiency=1.0)
+
+    machines = tuple(replace(machine, inside=instant(machine.inside), card=0.0) for machine in cluster.machines)
+    return replace(cluster, levels=tuple(instant(level) for level in cluster.levels), machines=machines)
+
+
+def _traffic(plan: Plan, score: Evaluation) -> tuple[float, float]:
+    """Bytes sent for one minibatch by all workers together: between stages, and for gradients.
+
+    In a ring of m members each sends 2 (m-1)/m of the gradient, so that all of them send 2 (m-1) of it.
+    """
+    boundary = sum(stage.boundary_bytes + stage.boundary_gradient_bytes for stage in score.stages)
+    if plan.inference:
+        return float(boundary), 0.0
+    allreduce = 0.0
+    for stage, costs in zip(plan.stages, score.stages, strict=True):
+        # As in the executor, the replicas of all copies of a stage form one ring.
+        group = (plan.accumulate or 1) if plan.schedule in ACCUMULATING else stage.replicas
+        allreduce += 2 * (stage.replicas - 1) * costs.parameter_bytes / group
+    return float(boundary), allreduce
+
+
+@dataclass(frozen=True)
+class ResourceLoad:
+    """A resource, and how long one minibatch occupies it."""
+
+    name: str
+    seconds: float
+
+
+def resource_loads(plan: Plan, problem: Problem, score: Evaluation) -> list[ResourceLoad]:
+    """The resources of a plan, busiest first; with a flush, the parts of a batch, whose sum is the pace."""
+    if score.batch is not None:
+        found = _parts(plan, score.batch)
+    else:
+        found = _resources(plan, score)
+        if problem.options.contention:
+            seconds, name = contention.card_loads(plan, problem, Links.of(problem.cluster)).busiest()
+            found.append(ResourceLoad(name, seconds))
+            if score.bound == WAITS_FOR_UPDATE:
+                found.append(ResourceLoad(WAITS_FOR_UPDATE, score.pace_s))
+    # Among equally busy resources, the one that the evaluator names as the bound comes first.
+    return sorted(
+        (load for load in found if load.seconds > 0), key=lambda load: (-load.seconds, load.name != score.bound)
+    )
+
+
+def _parts(plan: Plan, batch: BatchTime) -> list[ResourceLoad]:
+    """The parts of a batch, in seconds per minibatch."""
+    minibatches = batch.minibatches * plan.copies
+    return [
+        ResourceLoad(f"{batch.bound}, minibatches 2 to {batch.minibatches}", batch.steady_s / minibatches),
+        ResourceLoad("the first minibatch's passes: filling and draining", batch.work_s / minibatches),
+        ResourceLoad("its transfers", batch.transfers_s / minibatches),
+        ResourceLoad("gradient synchronisation that is waited for", batch.exposed_s / minibatches),
+        ResourceLoad("synchronisation among the copies of the pipeline", batch.copies_s / minibatches),
+    ]
+
+
+def _resources(plan: Plan, score: Evaluation) -> list[ResourceLoad]:
+    found = (
+        [ResourceLoad("synchronisation among the copies of the pipeline", score.copies_s)] if plan.copies > 1 else []
+    )
+    for number, stage in enumerate(score.stages, start=1):
+        compute_s, synchronisation_s = stage.compute_s, stage.synchronisation_s
+        # The exposed time is charged to the longer of the two, after which the evaluator names the bound.
+        if compute_s >= synchronisation_s:
+            compute_s = stage.stage_s
+        else:
+            synchronisation_s = stage.stage_s
+        found.append(ResourceLoad(f"compute of stage {number}", compute_s / plan.copies))
+        found.append(ResourceLoad(f"gradient synchronisation of stage {number}", synchronisation_s / plan.copies))
+        found.append(ResourceLoad(f"traffic from stage {number} to stage {number + 1}", stage.boundary_s / plan.copies))
+        found.append(ResourceLoad(f"minibatches in flight at stage {number}", stage.depth_s / plan.copies))
+    return found

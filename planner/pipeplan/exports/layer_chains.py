@@ -1,0 +1,177 @@
+"""Plans whose stages follow the order of the model's forward(), each reading tensors of the stage before only.
+
+A model as DeepSpeed sees it: a list of layers, each of which reads the output of the one before.
+
+Such a list can be cut between two layers if the output of a single layer crosses the cut, and if no later layer reads
+the inputs of the model. Outputs that need no gradient may cross too, such as masks and positions: a later stage can
+compute them again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pipeplan.errors import InputError
+from pipeplan.exports.cut_boundaries import ModuleBoundaries
+from pipeplan.exports.module_stacks import list_member
+from pipeplan.exports.target import ExportTarget, refusal
+from pipeplan.plan.plan import Plan
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer
+from pipeplan.profile_data.profile import Profile
+
+
+def cut_places(to: ExportTarget, boundaries: ModuleBoundaries, problem: Problem, plan: Plan) -> list[int]:
+    """The places at which a plan cuts the order of the layers.
+
+    Raises `InputError` if stages do not follow this order, if a boundary is not in `boundaries.splits`, and if a tensor
+    skips a stage.
+    """
+    places: list[int] = []
+    before: list[str] = []
+    for number, stage in enumerate(plan.stages[:-1], start=1):
+        before += stage.layers
+        place = boundaries.place(before)
+        if place is None:
+            raise refusal(to, plan, f"the layers of stages 1 to {number} are not the first that the model computes")
+        if place not in boundaries.splits:
+            left, right = (problem.profile.layers[one].name for one in (place - 1, place))
+            reason = f"it cuts between {left!r} and {right!r}, where no module that is called once begins or ends"
+            raise refusal(to, plan, reason)
+        places.append(place)
+    for place, following in itertools.pairwise(places):
+        skipping = boundaries.crossing[place] & boundaries.crossing[following]
+        if skipping:
+            passed = places.index(following) + 1
+            raise refusal(to, plan, f"the tensor {min(skipping)!r} skips stage {passed} on its way to a later one")
+    return places
+
+
+def restrict_to_places(
+    to: ExportTarget, boundaries: ModuleBoundaries, places: Sequence[int], options: Options
+) -> Options:
+    """The options under which stages begin at these places only. Raises `InputError` if there are no places."""
+    if not boundaries.splits:
+        raise InputError(f"{to.title} cuts at modules, and the profile does not name the modules of its layers")
+    if not places:
+        raise InputError(f"{to.title} cannot cut this model: a tensor would skip a stage wherever its modules begin")
+    names = [layer.name for layer in boundaries.profile.layers]
+    groups = (tuple(names[first:stop]) for first, stop in itertools.pairwise([0, *places, len(names)]))
+    return replace(options, together=(*options.together, *(group for group in groups if len(group) > 1)))
+
+
+def compatible_places(boundaries: ModuleBoundaries, options: Options) -> list[int]:
+    """Places that can all be cut at once: every tensor is read only by the stage that makes it, or by the next one.
+
+    So a tensor crosses at most one of the places. All places come after the last layer that reads no other layer,
+    because such a layer may read the inputs of the model, which only the first stage gets. Where places exclude each
+    other the choice is greedy: first those that a single tensor crosses, then by the bytes that cross. It can miss
+    better ones. A plan of two stages has one boundary, so that all places are possible.
+    """
+    entering = boundaries.entering
+    possible = [place for place in boundaries.splits if place > entering and boundaries.crossing[place]]
+    if 2 in (options.stages, options.max_stages):
+        return possible
+    size = {tensor.name: tensor.bytes + tensor.gradient_bytes for tensor in boundaries.profile.tensors}
+    taken: set[str] = set()
+    chosen = []
+
+    def cost(place: int) -> tuple[bool, int]:
+        names = boundaries.crossing[place]
+        return len(names) > 1, sum(map(size.__getitem__, names))
+
+    for place in sorted(possible, key=cost):
+        if not boundaries.crossing[place] & taken:
+            taken |= boundaries.crossing[place]
+            chosen.append(place)
+    return sorted(chosen)
+
+
+@dataclass(frozen=True)
+class ChainItem:
+    """One item of the list: layers that no cut may separate."""
+
+    label: str
+    """Name of the member of a list of modules, or of the layer, with which the item begins."""
+    layers: tuple[str, ...]
+    beside: tuple[str, ...] = ()
+    """Earlier layers whose outputs cross the beginning of the item too, but need no gradient."""
+
+
+def chain_of(profile: Profile) -> tuple[ChainItem, ...]:
+    """The model of a profile as a list of at least two items. Raises `InputError` if it is not such a list."""
+    cuts = _Cuts(profile)
+    places = [place for place in range(1, cuts.last_weighty + 1) if not cuts.why_not(place)]
+    if not places:
+        raise InputError(
+            f"{profile.model_name or 'the model'} is no chain of layers, each of which is handed what the one before "
+            f"returns: {cuts.example()}"
+        )
+    items = []
+    for first, stop in zip([0, *places], [*places, len(profile.layers)], strict=True):
+        layers = tuple(layer.name for layer in profile.layers[first:stop])
+        items.append(ChainItem(label_of(profile.layers[first]), layers, cuts.beside(first)))
+    return tuple(items)
+
+
+def label_of(layer: Layer) -> str:
+    """The member of a list of modules that a layer belongs to, such as `blocks.3`, or the name of the layer."""
+    member = list_member(layer)
+    return ".".join(filter(None, (member[0], str(member[1])))) if member else layer.name
+
+
+class _Cuts:
+    """The outputs that cross each place in the order of the layers. Place i is before layer i."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._layers = profile.layers
+        place = {layer.name: index for index, layer in enumerate(profile.layers)}
+        read = {name for tensor in profile.tensors for name in tensor.consumers}
+        weighty = [index for index, layer in enumerate(profile.layers) if layer.parameter_bytes]
+        self.last_weighty = weighty[-1] if weighty else len(profile.layers) - 1
+        """Index of the last layer with weights. The loss comes after it, and reads the targets."""
+        self._together = [sorted((place[name], name) for name in group) for group in profile.together if group]
+        sources = [place[layer.name] for layer in profile.layers if layer.name not in read]
+        self._last_source = max(source for source in sources if source <= self.last_weighty)
+        self._spans = [
+            (place[tensor.producer], max(map(place.__getitem__, tensor.consumers), default=-1), tensor.gradient_bytes)
+            for tensor in profile.tensors
+        ]
+
+    def _crossing(self, place: int) -> tuple[list[str], list[str]]:
+        """The layers whose outputs cross a place: first those that need a gradient, then the others."""
+        crossing: dict[str, bool] = {}
+        for producer, last, gradient in self._spans:
+            if producer < place <= last:
+                name = self._layers[producer].name
+                crossing[name] = crossing.get(name, False) or gradient > 0
+        learned = [name for name, returned in crossing.items() if returned]
+        # After frozen layers no output needs a gradient. All of them then count as the main output.
+        return (learned, [name for name in crossing if name not in learned]) if learned else (list(crossing), [])
+
+    def why_not(self, place: int) -> str:
+        """The reason why the list cannot be cut at a place; empty if it can."""
+        main, _ = self._crossing(place)
+        if len(main) != 1:
+            name = self._layers[place - 1].name
+            return f"after {name} the outputs of {' and '.join(main)} cross" if main else f"no layer reads {name}"
+        if self._last_source >= place:
+            return f"{self._layers[self._last_source].name}, a later layer, reads the model's inputs"
+        for group in self._together:
+            if group[0][0] < place <= group[-1][0]:
+                return f"{group[0][1]} and {group[-1][1]} must share a stage, as they share weights or memory"
+        before, after = (label_of(layer) for layer in self._layers[place - 1 : place + 1])
+        if before == after and list_member(self._layers[place]):
+            return f"{after} is one member of a list"
+        return ""
+
+    def beside(self, place: int) -> tuple[str, ...]:
+        """The layers whose outputs cross a place without needing a gradient."""
+        return tuple(self._crossing(place)[1])
+
+    def example(self) -> str:
+        """An example of a reason: the one in the middle of the model."""
+        reasons = [self.why_not(place) for place in range(1, self.last_weighty + 1)]
+        return reasons[len(reasons) // 2] if reasons else "it has one layer"

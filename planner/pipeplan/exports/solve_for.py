@@ -1,0 +1,62 @@
+"""Planning for a trainer: restricts a problem to the plans that the trainer can express, and prices the restriction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pipeplan.exports import target
+from pipeplan.exports.target import ExportFile, ExportTarget
+from pipeplan.plan.schedules import FLUSHING, STASHING
+from pipeplan.planning.fast import best_plan
+from pipeplan.planning.solve import Outcome
+from pipeplan.planning.verdict import TOLERANCE
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
+
+
+@dataclass(frozen=True)
+class TargetedProblem:
+    """A target, and the problem without the restrictions of the target."""
+
+    to: ExportTarget
+    free: Problem
+
+    @property
+    def problem(self) -> Problem:
+        """The problem restricted to plans that the target can express. Raises `InputError` if there are none."""
+        return replace(self.free, options=self.to.restrict(self.free.profile, self.free.options))
+
+    def files(self, outcome: Outcome) -> Mapping[str, ExportFile]:
+        """The files that the target reads. Raises `InputError` if it cannot express the plan after all."""
+        return target.export_files(self.to, outcome.problem, outcome.plan)
+
+    def cost(self, outcome: Outcome, maximum_cuts: int) -> str:
+        """The cost of the restriction as a sentence: the best plans without it, and how much faster they are.
+
+        One has the schedule of the target, the other pipeplan's default one. Only the dynamic program looks for them.
+        """
+        # The user's limit on workers holds for these plans too: it is no cost of the target.
+        free = replace(self.free.options, max_workers=outcome.problem.options.max_workers)
+        same = replace(free, schedule=outcome.problem.options.schedule, accumulate=outcome.problem.options.accumulate)
+        alternatives = []
+        for options in dict.fromkeys((same, _with_default_schedule(free))):
+            problem = replace(outcome.problem, options=options)
+            best = best_plan(problem, enumerate_cuts(problem, maximum_cuts))
+            if best is None:
+                continue
+            gain = speedup_text(outcome.objective_s / best.pace_s)
+            alternatives.append(f"{best.plan.config} by {options.schedule}, {gain}")
+        return f"Restricted to what {self.to.title} can express. Without the restriction: {'; '.join(alternatives)}."
+
+
+def speedup_text(gain: float) -> str:
+    """A speedup in words: `no faster`, `less than 1% faster` or `1.23x faster`."""
+    if gain <= 1 + TOLERANCE:
+        return "no faster"
+    return "less than 1% faster" if gain < 1.005 else f"{gain:.2f}x faster"
+
+
+def _with_default_schedule(options: Options) -> Options:
+    """The options with weight stashing, pipeplan's default, unless the user asked for a schedule with a flush."""
+    return options if options.schedule in FLUSHING else replace(options, schedule=STASHING, accumulate=None)

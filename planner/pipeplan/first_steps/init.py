@@ -1,0 +1,124 @@
+"""The starter files of a new user: a job file that trains as it is, and a cluster file of this machine."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pipeplan.cluster_data import cluster_toml
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.local import local_cluster
+from pipeplan.errors import InputError
+from pipeplan.util import files as resources
+from pipeplan.util.files import read_text
+from pipeplan.util.units import parse_size, show_size
+
+JOB, CLUSTER = "job.py", "cluster.toml"
+
+_DEVICE = (
+    "The device of one worker. kind: cuda or cpu. memory: how much of it a plan may use for one worker.",
+    "Servers that differ get [[device]] and [[server]] tables: docs/file-formats.md.",
+)
+_WORKERS = (
+    "The links between the workers of one server. count: number of workers. bandwidth: of one worker's link, each way.",
+    "`pipeplan profile --links` measures these figures and writes a cluster file.",
+)
+_SERVERS = """\
+
+# More servers like this one: uncomment the lines below, and set their number and the links between them.
+# [[level]]
+# name = "cluster"
+# count = 2
+# bandwidth = "10 Gbit/s"
+# latency = "50 us"
+"""
+
+
+def starter_files(workers: int | None = None) -> dict[str, str]:
+    """The texts of the files by their names, for `workers` on this machine.
+
+    By default there is one worker for each GPU, or for each processor core. Raises `InputError` for an invalid number.
+    """
+    return {
+        JOB: read_text(resources.bundled_folder("templates") / "init" / JOB),
+        CLUSTER: cluster_text(local_cluster(workers)),
+    }
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """A cluster file with explanatory comments, for a cluster of one server."""
+    workers = cluster.workers
+    device = replace(cluster.device, memory_bytes=_rounded(cluster.device.memory_bytes))
+    noun = "GPU" if device.kind == "cuda" else "worker"
+    summary = f"{workers} {noun}{'' if workers == 1 else 's'} of {show_size(device.memory_bytes)}, {device.name}"
+    remarks = [f"This machine, as pipeplan found it: {summary}.", "`pipeplan solve --cluster` takes this file."]
+    text = cluster_toml.cluster_toml(replace(cluster, name="mine", device=device), remarks)
+    for table, lines in (("[device]", _DEVICE), ("[[level]]", _WORKERS)):
+        text = text.replace(f"\n{table}\n", "\n" + "".join(f"# {line}\n" for line in lines) + f"{table}\n", 1)
+    return text + _SERVERS
+
+
+def _rounded(memory_bytes: int) -> int:
+    """The size rounded down to a tenth of a GiB for readers, or unchanged if it is below 1 GiB."""
+    tenths = memory_bytes * 10 >> 30
+    return parse_size(f"{tenths / 10} GiB", CLUSTER) if tenths >= 10 else memory_bytes
+
+
+def next_commands(folder: Path, kind: str) -> list[str]:
+    """The commands that measure, plan and train, for a user in the current folder; `kind` is `cuda` or `cpu`."""
+    is_current = folder == Path()
+    job, profile, cluster, plan = (_quoted(folder / name) for name in (f"{JOB}:build", "profile.json", CLUSTER, "plan"))
+    device = " --device cuda" if kind == "cuda" else ""
+    script = "./plan" if is_current else plan if folder.is_absolute() else f"./{plan}" if plan[0] != "'" else plan
+    return [
+        f"pipeplan profile {job}{device}" + ("" if is_current else f" -o {profile}"),
+        f"pipeplan solve {profile} --cluster {cluster}" + ("" if is_current else f" -o {plan}"),
+        f"{script}/launch.sh --epochs 5",
+    ]
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
+
+
+def write_starter_files(folder: Path, texts: Mapping[str, str], *, force: bool = False) -> None:
+    """Write all of the files, or none. `force` replaces existing ones. Raises `InputError`."""
+    _refuse(folder, texts, force)
+    new_folders = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".new-files.", dir=folder))
+        try:
+            for name, text in texts.items():
+                (scratch / name).write_text(text, encoding="utf-8")
+            for name in texts:
+                (scratch / name).replace(folder / name)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            _remove_empty(new_folders)
+    except OSError as error:
+        raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
+
+
+def _remove_empty(places: Sequence[Path]) -> None:
+    for place in places:
+        if place.is_dir() and not any(place.iterdir()):
+            place.rmdir()
+
+
+def _refuse(folder: Path, names: Mapping[str, str], force: bool) -> None:
+    for place in (folder, *folder.parents):
+        if place.exists() or place.is_symlink():
+            if not place.is_dir():
+                raise InputError(f"{place} is not a folder: give another one")
+            break
+    for name in names:
+        path = folder / name
+        if path.is_dir():
+            raise InputError(f"{path} is a folder, and a file of that name is to be written: give another folder")
+        if (path.exists() or path.is_symlink()) and not force:
+            raise InputError(f"{path} exists: give another folder, or --force to replace it")

@@ -1,0 +1,150 @@
+"""Builds the problem from the user's options: constraints, choice of a schedule or minibatch size, another trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.errors import InputError
+from pipeplan.exports.solve_for import TargetedProblem
+from pipeplan.exports.target import export_target as target_of
+from pipeplan.planning.choose_minibatch import MinibatchChoice, choose_minibatch
+from pipeplan.planning.choose_schedule import ScheduleChoice, choose_schedule
+from pipeplan.planning.solve import MAXIMUM_CUTS
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.profile import Profile
+
+AUTO: Literal["auto"] = "auto"
+FLAGS: Mapping[str, Mapping[str, Any]] = {
+    "straight": {"max_replicas": 1, "allow_copies": False},
+    "ignore_memory": {"memory": False},
+    "no_recompute": {"recompute": False},
+    "no_contention": {"contention": False},
+}
+"""The fields of `Options` that a flag of the command line sets. Every other option has the name of its field."""
+
+
+@dataclass(frozen=True)
+class BuiltProblem:
+    """A problem, and the results of choosing a schedule or a minibatch size for it."""
+
+    problem: Problem
+    schedules: tuple[ScheduleChoice, ...] = ()
+    """All schedules tried, best first; empty unless the schedule was `auto`."""
+    sizes: tuple[MinibatchChoice, ...] = ()
+    """All minibatch sizes tried, best first; empty unless the minibatch was `auto`."""
+    aim: TargetedProblem | None = None
+    """The trainer that the plan is for, if one was named."""
+
+
+def option_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `Options` that arguments of the command line set, by name of the field.
+
+    Arguments that were not given (None, False, or empty) and those that are not about `Options` are left out.
+    """
+    names = {field.name for field in fields(Options)}
+    given = {name: value for name, value in arguments.items() if value is not None and value is not False}
+    found = {name: value for name, value in given.items() if name in names and value not in ("", ())}
+    for flag in FLAGS:
+        if flag in given:
+            found |= FLAGS[flag]
+    return found
+
+
+def default_overlap(kind: str) -> float:
+    """The share of gradient synchronisation that hides behind compute on devices of a kind, `cuda` or `cpu`."""
+    # On CPUs the cores that compute also move the data, so that nothing hides behind anything.
+    return 1.0 if kind == "cuda" else 0.0
+
+
+def options_for(kind: str, **fields_given: Any) -> Options:
+    """Options for devices of a kind, `cuda` or `cpu`, which decides the overlap unless that is given."""
+    if fields_given.get("overlap") is None:
+        fields_given["overlap"] = default_overlap(kind)
+    return Options(**fields_given)
+
+
+def build_problem(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    minibatch: int | Literal["auto"] | None = None,
+    batch: int | None = None,
+    staleness: str = "any",
+    target: str | None = None,
+    maximum_cuts: int = MAXIMUM_CUTS,
+    **options: Any,
+) -> BuiltProblem:
+    """The problem that the user describes; `options` are fields of `Options`.
+
+    `minibatch` is another size than the profile's, or `auto` for the best of those measured. `schedule="auto"` takes
+    the best schedule for a global `batch`, in samples per update, among those whose weights are at most as old as
+    `staleness` (`none`, `bounded`, `any`) allows. A `target`, the name of an export, restricts plans to those that this
+    trainer can express, with `batch` samples per update if that is given.
+
+    Raises `InputError` for options that contradict each other, and `InfeasibleError` where no candidate has a plan.
+    """
+    if options.get("schedule") == AUTO:
+        if target is not None:
+            raise InputError("--for has a schedule of its own: leave out --schedule auto")
+        return _with_best_schedule(profile, cluster, minibatch, batch, staleness, maximum_cuts, options)
+    if batch is not None and target is None:
+        raise InputError("--batch goes with --schedule auto or --for; for one schedule give --accumulate")
+    scaled = profile if minibatch == AUTO else _scaled(profile, minibatch)
+    if batch is not None:
+        sizes = [size.minibatch for size in profile.all_sizes] if minibatch == AUTO else [scaled.minibatch]
+        options = options | {"accumulate": _minibatches_per_update(options.get("accumulate"), batch, sizes)}
+    unrestricted = Problem(scaled, cluster, options_for(cluster.device.kind, **options))
+    aim = None if target is None else TargetedProblem(target_of(target), unrestricted)
+    problem = unrestricted if aim is None else aim.problem
+    if minibatch != AUTO:
+        return BuiltProblem(problem, aim=aim)
+    problem, tried = choose_minibatch(problem, maximum_cuts, batch)
+    if aim is not None:
+        chosen = replace(unrestricted.options, accumulate=problem.options.accumulate)
+        aim = replace(aim, free=replace(unrestricted, profile=problem.profile, options=chosen))
+    return BuiltProblem(problem, sizes=tuple(tried), aim=aim)
+
+
+def _minibatches_per_update(accumulate: int | None, batch: int, sizes: list[int]) -> int:
+    """Minibatches per update for a batch of so many samples, of the first size that divides it."""
+    if accumulate is not None:
+        raise InputError("--accumulate follows from --batch: leave one of them out")
+    fitting = [size for size in sizes if batch % size == 0]
+    if batch < 1 or not fitting:
+        raise InputError(
+            f"a batch of {batch} samples cannot be cut into minibatches of {' or '.join(map(str, sizes))}: give "
+            "--batch a multiple, or --minibatch another size"
+        )
+    return batch // fitting[0]
+
+
+def _with_best_schedule(
+    profile: Profile,
+    cluster: Cluster,
+    minibatch: int | Literal["auto"] | None,
+    batch: int | None,
+    staleness: str,
+    maximum_cuts: int,
+    options: dict[str, Any],
+) -> BuiltProblem:
+    """The problem with the best schedule."""
+    if minibatch == AUTO:
+        raise InputError("--schedule auto chooses the minibatch size itself, from --batch: leave out --minibatch auto")
+    if batch is None:
+        raise InputError("--schedule auto needs the global batch: give --batch, in samples per update")
+    if options.get("accumulate") is not None:
+        raise InputError("--accumulate follows from --batch with --schedule auto: leave it out")
+    if options.get("inference"):
+        raise InputError("--schedule is for training: leave it out with --inference")
+    unscheduled = {name: value for name, value in options.items() if name != "schedule"}
+    fixed = options_for(cluster.device.kind, **unscheduled)
+    scaled = _scaled(profile, minibatch)
+    problem, choices = choose_schedule(scaled, cluster, fixed, batch, staleness.lower(), maximum_cuts)
+    return BuiltProblem(problem, schedules=tuple(choices))
+
+
+def _scaled(profile: Profile, minibatch: int | None) -> Profile:
+    return profile if minibatch in (None, profile.minibatch) else profile.rescaled(minibatch)

@@ -1,0 +1,225 @@
+"""A cluster from link measurements.
+
+The bandwidth of a level is that of one component's link: the rate that all workers of a component reach together, or
+that of one pair or of an all-reduce where it is higher. The efficiency of messages is the rate of a single pair over
+this bandwidth, and that of all-reduces is the bandwidth by the ring's formula over it. The latency is that of
+messages.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.link_fit.alpha_beta import MESSAGE, RING, TOGETHER, AlphaBetaFit, LinkSeries, fit_cards, fit_series
+from pipeplan.link_fit.find_levels import Nesting
+from pipeplan.util.units import show_rate, show_size
+
+DIFFERENT = 1.5
+"""Ratio of the rates inside servers, or of their cards, from which on the servers differ."""
+SMALLEST_EFFICIENCY = 1e-3
+
+
+@dataclass(frozen=True)
+class MeasuredLink:
+    """The measurements of one level, or of one server's part of it."""
+
+    bandwidth: float
+    """Bytes/s of a component's link."""
+    message: AlphaBetaFit
+    ring: AlphaBetaFit
+    series: tuple[LinkSeries, ...]
+
+    @property
+    def latency_s(self) -> float:
+        """Latency of a message, in seconds."""
+        return float(f"{self.message.latency_s:.3g}")
+
+    @property
+    def sendrecv_efficiency(self) -> float:
+        """Efficiency of a pair of workers that does not share the link."""
+        return _share(self.message.bandwidth / self.bandwidth)
+
+    @property
+    def allreduce_efficiency(self) -> float:
+        """Efficiency of an all-reduce, by the formula of a ring."""
+        return _share(self.ring.bandwidth / self.bandwidth)
+
+
+@dataclass(frozen=True)
+class ClusterFromLinks:
+    """The cluster, with the measurements behind it."""
+
+    cluster: Cluster
+    links: tuple[MeasuredLink | None, ...]
+    """Measurements by level; None for a level that joins nothing."""
+    notes: tuple[str, ...]
+
+
+def build_cluster(
+    name: str, nesting: Nesting, series: Sequence[LinkSeries], devices: Sequence[Device], when: str
+) -> ClusterFromLinks:
+    """The cluster of workers 0 … D-1 with these devices. The source of every level includes the date `when`."""
+    links = [_link(series, nesting, number) for number in range(len(nesting.partitions))]
+    levels: list[Level] = []
+    for number, link in enumerate(links):
+        made = _level(nesting, number, link, when) if link else Level(nesting.names[number], 1, 0.0)
+        # A message between components also passes the links inside, so that its latency is at least theirs.
+        levels.append(
+            replace(made, latency_s=max([made.latency_s, *(one.latency_s for one in levels)])) if link else made
+        )
+    notes = list(nesting.notes)
+    machines = _servers(nesting, series, devices, levels, notes) if len(nesting.partitions[nesting.server]) > 1 else []
+    if machines:
+        above = levels[nesting.server + 1 :]
+        cluster = Cluster.of_servers(name, machines, [_carded(above[0], machines), *above[1:]])
+    else:
+        cluster = Cluster(name, _least(devices), tuple(levels))
+    return ClusterFromLinks(cluster, tuple(links), tuple(notes))
+
+
+def _link(
+    series: Sequence[LinkSeries], nesting: Nesting, level: int, within: Sequence[int] | None = None
+) -> MeasuredLink | None:
+    """The measurements of one level, or only those among some workers."""
+    some = None if within is None else set(within)
+    own = [one for one in series if one.level == level and (some is None or some.issuperset(one.ranks))]
+    messages, rings = ([one for one in own if one.kind == kind] for kind in (MESSAGE, RING))
+    if not messages or not rings:
+        return None
+    message = fit_series(messages)
+    # All-reduces are predicted with the latency of messages, so that the bandwidth is fitted with it too.
+    ring = fit_series(rings, message.latency_s)
+    # Workers inside a server share no card: the rate of all pairs at once does not show that of one worker's link.
+    together = fit_cards(own, nesting, level).values() if len(nesting.below(level)[0]) > 1 else ()
+    carried = max((one.bandwidth for one in together), default=0.0)
+    return MeasuredLink(_rounded(max(message.bandwidth, ring.bandwidth, carried)), message, ring, tuple(own))
+
+
+def _level(nesting: Nesting, number: int, link: MeasuredLink, when: str) -> Level:
+    count = len(nesting.below(number)) // len(nesting.partitions[number])
+    return Level(nesting.names[number], count, *_figures(link), source=_source(link, when))
+
+
+def _figures(link: MeasuredLink) -> tuple[float, float, float, float]:
+    return link.bandwidth, link.latency_s, link.allreduce_efficiency, link.sendrecv_efficiency
+
+
+def _servers(
+    nesting: Nesting, series: Sequence[LinkSeries], devices: Sequence[Device], levels: list[Level], notes: list[str]
+) -> list[Server]:
+    """The servers one by one if they differ, else an empty list."""
+    servers, at = nesting.partitions[nesting.server], nesting.server
+    of_each = [_least([devices[rank] for rank in ranks]) for ranks in servers]
+    sizes = [len(ranks) for ranks in servers]
+    # A server with islands has several levels inside, which cannot differ between servers.
+    own = [_link(series, nesting, at, ranks) if at == 0 else None for ranks in servers]
+    outward = _cards_of(nesting, series, at + 1)
+    inside = [link.message.bandwidth for link in own if link] or [1.0]
+    if len(set(sizes)) == 1 and len(set(of_each)) == 1 and max(_spread(inside), _spread(outward)) < DIFFERENT:
+        return []
+    if at > 0:
+        notes.append(
+            "servers differ, and a cluster file cannot describe islands inside them: the slowest server stands for all"
+        )
+        return []
+    slowest = min(outward)
+    machines = []
+    for device, size, link, card in zip(_named(of_each), sizes, own, outward, strict=True):
+        level = Level("server", size, 0.0)
+        if link:
+            figures = _figures(link)
+            level = replace(
+                level,
+                bandwidth=figures[0],
+                latency_s=figures[1],
+                allreduce_efficiency=figures[2],
+                sendrecv_efficiency=figures[3],
+                source=levels[at].source,
+            )
+        machines.append(Server(device, level, _rounded(card) if card > DIFFERENT * slowest else _rounded(slowest)))
+    return machines
+
+
+def _cards_of(nesting: Nesting, series: Sequence[LinkSeries], level: int) -> list[float]:
+    """The best rate of every component's link at a level. With a faster link at the other end it is the link's own."""
+    home = {rank: number for number, ranks in enumerate(nesting.below(level)) for rank in ranks}
+    reached = {pair: fit.bandwidth for pair, fit in fit_cards(series, nesting, level).items()}
+    for one in series:
+        if (one.kind, one.level) == (MESSAGE, level):
+            first, last = sorted(home[rank] for rank in one.ranks)
+            reached[first, last] = max(reached.get((first, last), 0.0), fit_series([one]).bandwidth)
+    best = [0.0] * len(nesting.below(level))
+    for pair, bandwidth in reached.items():
+        for number in pair:
+            best[number] = max(best[number], bandwidth)
+    return best
+
+
+def _carded(level: Level, machines: Sequence[Server]) -> Level:
+    """The level above servers with cards of their own. Its efficiencies are those of the slowest card."""
+    slowest, fastest = (choose(machine.card for machine in machines) for choose in (min, max))
+    lift = max(1.0, level.bandwidth / slowest)
+    return replace(
+        level,
+        bandwidth=fastest,
+        sendrecv_efficiency=_share(level.sendrecv_efficiency * lift),
+        allreduce_efficiency=_share(level.allreduce_efficiency * lift),
+    )
+
+
+def _least(devices: Sequence[Device]) -> Device:
+    """The device with the smallest memory and speed of several similar devices."""
+    memory, speed = min(one.memory_bytes for one in devices), min(one.speed for one in devices)
+    return replace(devices[0], memory_bytes=memory, speed=speed)
+
+
+def _named(devices: Sequence[Device]) -> list[Device]:
+    """Rename devices so that different devices have different names, by which a cluster file refers to them."""
+    kinds = list(dict.fromkeys(devices))
+    alike = {name: [one for one in kinds if one.name == name] for name in {one.name for one in kinds}}
+    renamed = {}
+    for kind in kinds:
+        same = alike[kind.name]
+        renamed[kind] = replace(kind, name=f"{kind.name} #{same.index(kind) + 1}") if len(same) > 1 else kind
+    return [renamed[device] for device in devices]
+
+
+def _source(link: MeasuredLink, when: str) -> str:
+    """What was measured, in one line."""
+    sizes = [size for one in link.series for size, _ in one.samples]
+    ways = {kind: " and ".join(dict.fromkeys(one.way for one in link.series if one.kind == kind)) for kind in _KINDS}
+    groups = sorted({len(one.ranks) for one in link.series if one.kind == RING})
+    among = " and ".join(map(str, groups))
+    text = (
+        f"measured {when}, {show_size(min(sizes))} to {show_size(max(sizes))}: "
+        f"messages both ways through {ways[MESSAGE]} {show_rate(link.message.bandwidth)} "
+        f"({_off(link.message)}); all-reduce among {among} by {ways[RING]} {show_rate(link.ring.bandwidth)} "
+        f"({_off(link.ring)})"
+    )
+    loaded = [one for one in link.series if one.kind == TOGETHER]
+    if loaded:
+        text += f"; a pair while others send too {show_rate(fit_series(loaded).bandwidth)}"
+    return text
+
+
+_KINDS = (MESSAGE, RING, TOGETHER)
+
+
+def _off(fit: AlphaBetaFit) -> str:
+    return f"times within {fit.error:.0%}, at worst {fit.worst:.0%}"
+
+
+def _spread(values: Sequence[float]) -> float:
+    return max(itertools.chain(values, [1e-300])) / max(min(values), 1e-300)
+
+
+def _rounded(value: float) -> float:
+    """A rate in bytes/s, rounded to three digits in bits/s."""
+    return float(f"{value * 8:.3g}") / 8
+
+
+def _share(value: float) -> float:
+    return min(1.0, max(SMALLEST_EFFICIENCY, round(value, 3)))

@@ -1,1 +1,0 @@
-"""What a run of a plan measured, read from its run folder."""

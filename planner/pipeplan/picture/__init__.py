@@ -1,1 +1,0 @@
-"""A profile's DAG as a picture: in the terminal, as SVG, and as Graphviz's dot."""

@@ -1,0 +1,159 @@
+"""A plan: the layers of each stage, its workers, and the number of minibatches that it keeps in flight. Pure data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeplan.plan.schedules import (
+    ACCUMULATING,
+    DOUBLE_BUFFERED,
+    FLUSHING,
+    GPIPE,
+    INFERENCE,
+    SCHEDULES,
+    STASHING,
+    VERTICAL,
+    update_lag,
+    vertical_versions,
+)
+from pipeplan.util.files import Node
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage. Minibatch i is computed, forward and backward, by `workers[i mod len(workers)]`."""
+
+    layers: tuple[str, ...]
+    """Names of the layers."""
+    workers: tuple[int, ...]
+    """Numbers of the workers, one for each replica."""
+    depth: int
+    """Most minibatches that each replica has in flight at once."""
+    versions: int
+    """Versions of the weights that each replica keeps; equals `Plan.versions` of this stage."""
+    recompute: bool = False
+    """Whether the stage keeps only its input for the backward pass, which then runs forward again first."""
+
+    @property
+    def replicas(self) -> int:
+        """Number of workers that hold this stage, in all copies of the pipeline together."""
+        return len(self.workers)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Stages from input to output.
+
+    With m > 1 `copies` of the pipeline, each of m components of the cluster holds a whole pipeline. Minibatch i goes to
+    copy i mod m, and every m-th worker of a stage belongs to the same copy.
+    """
+
+    stages: tuple[Stage, ...]
+    copies: int = 1
+    inference: bool = False
+    schedule: str = STASHING
+    """Schedule of training, one of `SCHEDULES`; not used in inference."""
+    accumulate: int | None = None
+    """Minibatches per update, for the schedules in `ACCUMULATING`."""
+
+    @property
+    def config(self) -> str:
+        """Replica counts from input to output, such as `15-1`; four copies of a straight pipeline read `4×(1-1)`."""
+        counts = "-".join(str(stage.replicas // self.copies) for stage in self.stages)
+        return counts if self.copies == 1 else f"{self.copies}×({counts})"
+
+    def lag(self, index: int) -> int:
+        """Update lag of a stage (`schedules.update_lag`); 0 under schedules in which all stages update together."""
+        if self.schedule in ACCUMULATING:
+            return 0
+        return int(update_lag(self.stages[index].replicas, len(self.stages) == 1))
+
+    def versions(self, index: int) -> int:
+        """Number of weight versions that each replica of a stage keeps (docs/cost-model.md has the table)."""
+        if self.inference or self.schedule in FLUSHING:
+            return 1
+        if self.schedule == DOUBLE_BUFFERED:
+            return 2
+        stage, first = self.stages[index], self.stages[0]
+        if self.schedule == VERTICAL:
+            return int(vertical_versions(first.depth + self.lag(0), first.replicas, stage.replicas))
+        # One version for each minibatch in flight, and one more where the update lags.
+        return stage.depth + self.lag(index)
+
+    @property
+    def busy(self) -> int:
+        """Number of workers that hold a stage."""
+        return sum(stage.replicas for stage in self.stages)
+
+    def copy(self, index: int) -> tuple[tuple[int, ...], ...]:
+        """The workers of every stage in copy `index` of the pipeline."""
+        return tuple(stage.workers[index :: self.copies] for stage in self.stages)
+
+    def digest(self, profile: str, cluster: str) -> str:
+        """A SHA-256 hash of the plan and of the digests of its profile and cluster, by which a run identifies its
+        plan."""
+        identity = json.dumps([self.to_json(), profile, cluster], sort_keys=True)
+        return "sha256:" + hashlib.sha256(identity.encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that plan.json holds under `plan`."""
+        return {
+            "inference": self.inference,
+            "copies": self.copies,
+            "schedule": INFERENCE if self.inference else self.schedule,
+            "accumulate": self.accumulate,
+            "stages": [
+                {
+                    "layers": list(stage.layers),
+                    "workers": list(stage.workers),
+                    "depth": stage.depth,
+                    "versions": stage.versions,
+                    "recompute": stage.recompute,
+                }
+                for stage in self.stages
+            ],
+        }
+
+    @staticmethod
+    def from_json(node: Node) -> Plan:
+        """The plan that `to_json` wrote. Raises an `InputError` that names the field that is wrong."""
+        inference = node["inference"].boolean()
+        schedule = node["schedule"].text()
+        if schedule not in ((INFERENCE,) if inference else SCHEDULES):
+            node["schedule"].fail(f"there is no such schedule for {'inference' if inference else 'training'}")
+        accumulate = node.get("accumulate")
+        return Plan(
+            stages=tuple(
+                Stage(
+                    layers=tuple(name.text() for name in stage["layers"].items()),
+                    workers=tuple(worker.integer() for worker in stage["workers"].items()),
+                    depth=stage["depth"].integer(minimum=1),
+                    versions=stage["versions"].integer(minimum=1),
+                    recompute=stage["recompute"].boolean(),
+                )
+                for stage in node["stages"].items()
+            ),
+            copies=node["copies"].integer(minimum=1),
+            inference=inference,
+            schedule=STASHING if inference else schedule,
+            accumulate=accumulate.integer(minimum=1) if accumulate else None,
+        )
+
+
+def data_parallel(
+    layers: tuple[str, ...], workers: int, *, inference: bool, schedule: str = STASHING, accumulate: int | None = None
+) -> Plan:
+    """Plain data parallelism: the whole model on each of the first `workers` workers.
+
+    `schedule` and `accumulate` are those of training; inference ignores them.
+    """
+    schedule = STASHING if inference else schedule
+    accumulate = accumulate if schedule in ACCUMULATING else None
+    # GPipe holds all minibatches of an update on a worker in flight.
+    depth = -(-(accumulate or 1) // workers) if schedule == GPIPE else 1
+    stage = Stage(layers, tuple(range(workers)), depth, 1)
+    plan = Plan((stage,), inference=inference, schedule=schedule, accumulate=accumulate)
+    return replace(plan, stages=(replace(stage, versions=plan.versions(0)),))

@@ -1,0 +1,57 @@
+"""`--minibatch auto`: the minibatch size with the most samples per second among those that a profile holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.planning.fast import best_plan
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Problem
+
+
+@dataclass(frozen=True)
+class MinibatchChoice:
+    """The best plan of one minibatch size."""
+
+    problem: Problem
+    samples_per_s: float | None
+    """None if no plan fits."""
+    config: str
+
+    @property
+    def minibatch(self) -> int:
+        """Samples in one minibatch."""
+        return self.problem.profile.minibatch
+
+
+def choose_minibatch(
+    problem: Problem, maximum_cuts: int, batch: int | None = None
+) -> tuple[Problem, list[MinibatchChoice]]:
+    """The problem at its best size, and the results of all sizes, best first.
+
+    Among equally fast sizes the smallest is taken. A `batch`, in samples per update, restricts the sizes to its
+    divisors and sets the minibatches per update of each. Raises `InputError` if the profile holds a single size, and
+    `InfeasibleError` if no size has a plan that fits.
+    """
+    sizes = [size.minibatch for size in problem.profile.all_sizes]
+    if len(sizes) == 1:
+        raise InputError(
+            f"--minibatch auto chooses among measured sizes, and the profile has one, {sizes[0]}: measure several, as "
+            "in pipeplan profile MODEL --batch 8,16,32"
+        )
+    found = []
+    for size in (one for one in sizes if batch is None or batch % one == 0):
+        accumulate = problem.options.accumulate if batch is None else batch // size
+        options = replace(problem.options, accumulate=accumulate)
+        sized = replace(problem, profile=problem.profile.rescaled(size), options=options)
+        best = best_plan(sized, enumerate_cuts(sized, maximum_cuts))
+        found.append(
+            MinibatchChoice(
+                sized, None if best is None else size / best.pace_s, "" if best is None else best.plan.config
+            )
+        )
+    found.sort(key=lambda one: -(one.samples_per_s or 0.0))
+    if found[0].samples_per_s is None:
+        raise InfeasibleError(f"no minibatch size has a plan that fits: tried {', '.join(map(str, sizes))}")
+    return found[0].problem, found

@@ -1,0 +1,92 @@
+"""`--schedule auto`: the fastest schedule for a global batch, among those that a tolerance of staleness allows.
+
+    none      synchronous: the pipeline drains before every update (gpipe, 1f1b-flush)
+    bounded   additionally 2bw: weights are one update old, at every stage
+    any       additionally vertical-sync and 1f1b-stashing: weights are as many updates old as minibatches are in
+              flight, and a stage updates after as many minibatches as it has replicas, regardless of the global batch
+
+Schedules with one update per global batch may cut it into minibatches of several sizes: the profile's own, and that
+halved as often as the result divides the batch. Times are rescaled linearly, which neglects the launch time of kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.plan.schedules import ACCUMULATING, DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, VERTICAL
+from pipeplan.planning.fast import best_plan
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.profile import Profile
+from pipeplan.util.text import did_you_mean
+
+STALENESS = {
+    "none": (FLUSH, GPIPE),
+    "bounded": (FLUSH, GPIPE, DOUBLE_BUFFERED),
+    "any": (FLUSH, GPIPE, DOUBLE_BUFFERED, VERTICAL, STASHING),
+}
+HALVINGS = 3
+"""The profile's minibatch is halved at most so often."""
+
+
+@dataclass(frozen=True)
+class ScheduleChoice:
+    """The best plan of one schedule with one minibatch size."""
+
+    problem: Problem
+    sample_s: float | None
+    """Seconds per sample; None if no plan fits."""
+    config: str
+
+    @property
+    def schedule(self) -> str:
+        """Name of the schedule."""
+        return self.problem.options.schedule
+
+    @property
+    def minibatch(self) -> int:
+        """Samples in one minibatch."""
+        return self.problem.profile.minibatch
+
+
+def choose_schedule(
+    profile: Profile, cluster: Cluster, options: Options, batch: int, staleness: str, maximum_cuts: int
+) -> tuple[Problem, list[ScheduleChoice]]:
+    """The problem with the best schedule, and all choices that were tried, best first.
+
+    `batch` is in samples per update. Among equally fast schedules the least stale one is taken. Raises `InputError` if
+    the batch cannot be cut into minibatches, and `InfeasibleError` if no schedule has a plan.
+    """
+    if staleness not in STALENESS:
+        raise InputError(f"there is no tolerance {staleness!r} for staleness; {did_you_mean(staleness, STALENESS)}")
+    sizes = minibatch_sizes(profile.minibatch, batch)
+    choices = []
+    for schedule in STALENESS[staleness]:
+        for size in sizes if schedule in ACCUMULATING else [profile.minibatch]:
+            accumulate = batch // size if schedule in ACCUMULATING else None
+            sized = profile if size == profile.minibatch else profile.rescaled(size)
+            problem = Problem(sized, cluster, replace(options, schedule=schedule, accumulate=accumulate))
+            found = best_plan(problem, enumerate_cuts(problem, maximum_cuts))
+            pace = None if found is None else found.pace_s / size
+            choices.append(ScheduleChoice(problem, pace, "" if found is None else found.plan.config))
+    feasible = [choice for choice in choices if choice.sample_s is not None]
+    if not feasible:
+        raise InfeasibleError(f"no schedule has a plan that fits: tried {', '.join(STALENESS[staleness])}")
+    least = min(choice.sample_s for choice in feasible if choice.sample_s is not None)
+    best = next(choice for choice in feasible if choice.sample_s is not None and choice.sample_s <= least * (1 + 1e-9))
+    choices.sort(key=lambda choice: float("inf") if choice.sample_s is None else choice.sample_s)
+    return best.problem, choices
+
+
+def minibatch_sizes(own: int, batch: int) -> list[int]:
+    """The profile's minibatch size and its halvings, as far as they divide the batch, largest first."""
+    sizes = [own >> halving for halving in range(HALVINGS + 1) if own % (1 << halving) == 0]
+    found = [size for size in sizes if size > 0 and batch % size == 0]
+    if batch < 1 or not found:
+        raise InputError(
+            f"a batch of {batch} samples cannot be cut into minibatches of the profile's {own} or halves of it: "
+            "give --batch a multiple, or --minibatch another size"
+        )
+    return found

@@ -1,0 +1,48 @@
+"""Finds the best plan with the DP alone, for callers that solve many problems: no second solver, no baselines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.plan.plan import Plan
+from pipeplan.planning import single_stage as single
+from pipeplan.planning.local_search import improve_plan
+from pipeplan.problem.cuts import Cuts
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.dp import dynamic_program
+
+EFFORT = 200
+"""Effort of the local search under contention: less than `solving.solve` spends on its single answer."""
+
+
+@dataclass(frozen=True)
+class ScoredPlan:
+    """A plan and its pace by the evaluator, in seconds per minibatch."""
+
+    plan: Plan
+    pace_s: float
+
+
+def best_plan(problem: Problem, cuts: Cuts, known: Plan | None = None) -> ScoredPlan | None:
+    """The best plan of a problem, or None if no plan satisfies the constraints.
+
+    Without contention the plan is optimal. Where contention binds it is improved by a local search, which proves
+    nothing; but if a plan is already `known`, the result is never worse than that plan after the same improvement.
+    """
+    candidates = []
+    solved = dynamic_program.solve(problem, cuts).plan
+    if solved is not None and single.is_bound_by_allreduce(solved, evaluate(solved, problem)):
+        single_stage = single.best_single_stage(problem)
+        candidates = [ScoredPlan(single_stage[0], single_stage[1].pace_s)] if single_stage else []
+        solved = (
+            dynamic_program.solve(single.without_single_stage(problem), cuts).plan
+            if single.allows_several(problem)
+            else None
+        )
+    for plan in (solved, known):
+        if plan is not None and (plan is not known or evaluate(plan, problem).fits):
+            better = improve_plan(plan, problem, EFFORT)
+            candidates.append(ScoredPlan(better, evaluate(better, problem).pace_s))
+    # `min` keeps the first of equal plans.
+    return min(candidates, key=lambda best: best.pace_s, default=None)

@@ -1,0 +1,74 @@
+"""`--fewest-workers`: the fewest busy workers with which a plan is nearly as fast as the best one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pipeplan.errors import InputError
+from pipeplan.planning.fast import best_plan
+from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.problem.cuts import Cuts, enumerate_cuts
+from pipeplan.problem.problem import Problem
+
+_ROUNDING = 1e-9
+"""Relative rounding error by which a pace may exceed the limit."""
+
+
+@dataclass(frozen=True)
+class FewestWorkers:
+    """The plan on the fewest workers, and the plans on either side of it."""
+
+    outcome: Outcome
+    """The best plan on `workers` workers."""
+    workers: int
+    """The fewest busy workers that suffice."""
+    best: Outcome
+    """The best plan on any number of workers."""
+    fewer_s: float | None
+    """Seconds per minibatch of the best plan on one worker fewer, which is too slow; None if there is no such plan."""
+
+    @property
+    def slower(self) -> float:
+        """How much slower the plan is than the best one, relative."""
+        return max(0.0, self.outcome.evaluation.pace_s / self.best.evaluation.pace_s - 1)
+
+
+def fewest_workers(problem: Problem, within: float, settings: Settings | None = None) -> FewestWorkers:
+    """The best plan on the fewest workers with which some plan is at most `within` (0.05: 5%) slower than the best.
+
+    More workers never slow the best plan down, because they may stay idle; so a binary search finds the number. Under
+    contention, where the best plan is not proven, the search finds a number that suffices while no smaller number that
+    it tried does. The solvers that `settings` names give the best pace and the final plan; the DP alone gives the steps
+    of the search. Raises `InfeasibleError` if there is no plan at all.
+    """
+    if not 0 <= within < float("inf"):
+        raise InputError(f"the share by which a plan may be slower must be at least 0, not {within:g}")
+    settings = settings or Settings()
+    best = solve(problem, settings)
+    limit = best.evaluation.pace_s * (1 + within)
+    cuts = enumerate_cuts(problem, settings.maximum_cuts)
+    # Invariant: `low` workers are too few, with the pace `fewer`, and `high` workers suffice.
+    low, fewer, high = 0, None, best.plan.busy
+    while high - low > 1:
+        middle = (low + high) // 2
+        pace = _pace(problem, cuts, middle)
+        if pace is not None and pace <= limit * (1 + _ROUNDING):
+            high = middle
+        else:
+            low, fewer = middle, pace
+    outcome = best if high == best.plan.busy else solve(on_at_most(problem, high), settings)
+    return FewestWorkers(outcome, outcome.plan.busy, best, fewer)
+
+
+def on_at_most(problem: Problem, workers: int) -> Problem:
+    """The problem with at most so many busy workers."""
+    return replace(problem, options=replace(problem.options, max_workers=workers))
+
+
+def _pace(problem: Problem, cuts: Cuts, workers: int) -> float | None:
+    """Seconds per minibatch of the best plan on at most so many workers; None if there is no plan."""
+    stages = problem.options.stages
+    if stages is not None and stages > workers:
+        return None
+    best = best_plan(on_at_most(problem, workers), cuts)
+    return None if best is None else best.pace_s

@@ -1,0 +1,296 @@
+"""Explains why no plan satisfies the constraints: what does not fit, by how much, and which change would help."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeplan.cluster_data import variants
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.errors import InputError
+from pipeplan.plan.plan import Plan, data_parallel
+from pipeplan.problem.cuts import Cuts, enumerate_cuts
+from pipeplan.problem.problem import Options, Problem, Unit
+from pipeplan.solvers.dp import dynamic_program
+from pipeplan.util.units import show_size
+
+_PRECISION = 1.001
+"""Relative precision of the memory search, before the result is reduced to what the plan found really needs."""
+_MOST_MEMORY = 2.0**60
+"""Bytes of one device beyond which memory is not what makes the problem infeasible."""
+_MOST_GROWTH = 64
+"""The largest factor by which the cluster is enlarged."""
+_MOST_WORKERS = 4096
+"""The most workers of an enlarged cluster."""
+_MOST_CUTS = 2000
+"""The most cuts to enumerate after a constraint was relaxed; of a graph with more, a selection is searched."""
+
+# The constraints that a user may set: option, field of `Options`, and the value that means no constraint.
+_CONSTRAINTS = (
+    ("--stages", "stages", None),
+    ("--max-replicas", "max_replicas", None),
+    ("--max-stages", "max_stages", None),
+    ("--max-workers", "max_workers", None),
+    ("--pin", "pins", ()),
+    ("--together", "together", ()),
+    ("--no-cut-after", "no_cut_after", ()),
+    ("--grid", "grid", False),
+)
+
+
+@dataclass(frozen=True)
+class OversizedLayers:
+    """Layers that must share a stage and fit on no device even alone."""
+
+    layers: tuple[str, ...]
+    needs_bytes: float
+    capacity_bytes: float
+    """Memory of the largest device."""
+
+    @property
+    def name(self) -> str:
+        """The first layer, which names the group."""
+        return self.layers[0]
+
+    @property
+    def missing_bytes(self) -> float:
+        """Bytes by which the group exceeds the device."""
+        return self.needs_bytes - self.capacity_bytes
+
+
+@dataclass(frozen=True)
+class SufficientMemory:
+    """The least memory of the smallest device for which a plan exists, and that plan.
+
+    Where devices differ, the memory of all of them grows in proportion.
+    """
+
+    memory_bytes: int
+    now_bytes: int
+    plan: Plan
+    stage: int
+    """Number, from 1, of the plan's stage that needs all of that memory."""
+
+
+@dataclass(frozen=True)
+class ClusterGrowth:
+    """The number of components of the outermost level that would be enough."""
+
+    unit: str
+    """The name of one component: server or worker."""
+    count: int
+    now: int
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why there is no plan. A field is None or empty where it does not apply or nothing was found."""
+
+    device: str
+    capacity_bytes: float
+    """Memory of the device concerned: the largest device if some layer fits on none, else the smallest."""
+    uniform: bool
+    """Whether all devices have the same memory."""
+    workers: int
+    oversized: tuple[OversizedLayers, ...]
+    """The groups of layers that fit on no device, largest first."""
+    enough: SufficientMemory | None
+    growth: ClusterGrowth | None
+    relaxed: tuple[str, ...]
+    """The options of which each alone, when left out, makes a plan possible."""
+    shared: bool = False
+    """Whether the workers share the memory of this machine."""
+    pinned: str = ""
+    """A clause about a layer that is pinned to a stage that cannot exist, or an empty text."""
+
+    @property
+    def text(self) -> str:
+        """The diagnosis in one line."""
+        if self.oversized:
+            return self._oversized()
+        if self.enough is None:
+            # If no single option is to blame, name the two that are used most.
+            which = " or ".join(self.relaxed or ("--stages", "--max-replicas"))
+            return f"no plan satisfies the constraints on {self.workers} workers: {self.pinned}relax {which}"
+        more = self.enough.memory_bytes - self.capacity_bytes
+        line = (
+            f"nothing fits in memory: every layer fits alone, but no plan for {self.workers} workers fits in "
+            f"{show_size(self.capacity_bytes)} each{'' if self.uniform else ' (the smallest; others in proportion)'}; "
+            f"{show_size(more)} more ({show_size(self.enough.memory_bytes)}) would do, needed by stage "
+            f"{self.enough.stage} of {_brief(self.enough.plan)}"
+        )
+        if self.growth is not None:
+            line += f", or {self.growth.count} {self.growth.unit}s instead of {self.growth.now}"
+        elif self.relaxed:
+            line += f", or leaving out {' or '.join(self.relaxed)}"
+        return f"{line}; or a smaller minibatch"
+
+    def _oversized(self) -> str:
+        """The line about the largest of the layers that fit on no device."""
+        first = self.oversized[0]
+        more = len(self.oversized) - 1
+        others = f" (and {more} other layer{'s' * (more > 1)} more than it has)" if more else ""
+        advice = "fewer workers, which share this machine's memory" if self.shared else "larger devices"
+        return (
+            f"nothing fits in memory: layer {first.name!r} alone needs {show_size(first.needs_bytes)}, "
+            f"{show_size(first.missing_bytes)} more than the {show_size(self.capacity_bytes)} of one {self.device}"
+            f"{others}; use a smaller minibatch or {advice}"
+        )
+
+
+def why_infeasible(problem: Problem, cuts: Cuts) -> str:
+    """The diagnosis in one line: a layer that is too large for any device, the memory that would do, or an option."""
+    return _diagnose(problem, cuts).text
+
+
+def diagnose(problem: Problem, maximum_cuts: int) -> Diagnosis:
+    """Explain why a problem has no plan, on at most `maximum_cuts` cuts of its graph."""
+    return _diagnose(problem, enumerate_cuts(problem, maximum_cuts))
+
+
+def _diagnose(problem: Problem, cuts: Cuts) -> Diagnosis:
+    """The diagnosis of a problem, by searches on the given cuts."""
+    devices = problem.cluster.devices
+    largest = max(devices, key=lambda device: device.memory_bytes)
+    smallest = min(devices, key=lambda device: device.memory_bytes)
+    oversized = _oversized(problem, float(largest.memory_bytes)) if problem.options.memory else ()
+    return Diagnosis(
+        device=largest.name if oversized else smallest.name,
+        capacity_bytes=float((largest if oversized else smallest).memory_bytes),
+        uniform=largest.memory_bytes == smallest.memory_bytes,
+        workers=problem.cluster.workers,
+        oversized=oversized,
+        enough=_enough_memory(problem, cuts, smallest.memory_bytes),
+        growth=None if oversized else _enough_servers(problem, cuts),
+        relaxed=() if oversized else _options_to_relax(problem),
+        shared=problem.cluster.name == "local" and problem.cluster.workers > 1 and smallest.kind == "cpu",
+        pinned=_unreachable_pin(problem),
+    )
+
+
+def _oversized(problem: Problem, capacity: float) -> tuple[OversizedLayers, ...]:
+    needed = [(alone_bytes(problem, unit), unit.layers) for unit in problem.units]
+    found = [OversizedLayers(layers, size, capacity) for size, layers in needed if size > capacity]
+    return tuple(sorted(found, key=lambda one: -one.needs_bytes))
+
+
+def alone_bytes(problem: Problem, unit: Unit) -> float:
+    """Bytes that a worker needs for this unit alone, with one minibatch in flight and no communication buffers."""
+    inside = set(unit.layers)
+    profile = replace(
+        problem.profile,
+        layers=tuple(layer for layer in problem.profile.layers if layer.name in inside),
+        tensors=tuple(
+            replace(tensor, consumers=tuple(name for name in tensor.consumers if name in inside))
+            for tensor in problem.profile.tensors
+            if tensor.producer in inside
+        ),
+        together=(),
+    )
+    layers = tuple(layer.name for layer in profile.layers)
+    # `Problem` rejects a model that takes no time, but such a layer may still need memory.
+    timed = replace(profile, layers=tuple(replace(layer, forward_s=1.0) for layer in profile.layers))
+    options = Options(inference=problem.options.inference, together=(layers,))
+    plan = data_parallel(layers, 1, inference=problem.options.inference)
+    return evaluate(plan, Problem(timed, problem.cluster, options)).stages[0].memory_bytes
+
+
+def _enough_memory(problem: Problem, cuts: Cuts, capacity: int) -> SufficientMemory | None:
+    """The least memory, to a thousandth, with which a plan exists; None where more memory does not help."""
+    if not problem.options.memory:
+        return None
+
+    def with_more_memory(factor: float) -> Problem:
+        return problem.within(variants.with_more_memory(problem.cluster, factor))
+
+    low, high = 1.0, 1.0
+    most = _MOST_MEMORY / max(device.memory_bytes for device in problem.cluster.devices)
+    while high < most:
+        high = min(2 * high, most)
+        if dynamic_program.is_feasible(with_more_memory(high), cuts):
+            break
+        low = high
+    else:
+        return None
+    while high / low > _PRECISION:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if dynamic_program.is_feasible(with_more_memory(middle), cuts) else (middle, high)
+    plan = dynamic_program.solve(with_more_memory(high), cuts).plan
+    if plan is None:
+        return None
+    shares = _shares_of_memory(plan, with_more_memory(high))
+    # The plan may need less memory than the search granted.
+    needed = math.ceil(capacity * high * min(1.0, max(shares)))
+    return SufficientMemory(needed, capacity, plan, shares.index(max(shares)) + 1)
+
+
+def _shares_of_memory(plan: Plan, problem: Problem) -> list[float]:
+    """For every stage, the memory it needs as a fraction of what its smallest device has."""
+    sizes = [stage.memory_bytes for stage in evaluate(plan, problem).stages]
+    return [size / problem.cluster.memory_of(stage.workers) for size, stage in zip(sizes, plan.stages, strict=True)]
+
+
+def _enough_servers(problem: Problem, cuts: Cuts) -> ClusterGrowth | None:
+    """The fewest components of the outermost level for which a plan exists, found by bisection.
+
+    Feasibility is monotonic in the number of components, because a plan may leave workers idle.
+    """
+    now = problem.cluster.levels[-1].count
+
+    def feasible(count: int) -> bool:
+        return dynamic_program.is_feasible(problem.within(variants.grown_cluster(problem.cluster, count)), cuts)
+
+    try:
+        count = _least_count(now, feasible, _most_components(problem.cluster))
+    except InputError:
+        return None
+    return None if count is None else ClusterGrowth(variants.unit_of_growth(problem.cluster), count, now)
+
+
+def _most_components(cluster: Cluster) -> int:
+    now = cluster.levels[-1].count
+    return min(now * _MOST_GROWTH, max(now, _MOST_WORKERS * now // cluster.workers))
+
+
+def _least_count(none: int, feasible: Callable[[int], bool], most: int) -> int | None:
+    """The least count above `none` (which is too few) and up to `most` that is feasible, by doubling and bisection."""
+    low, high = none, none
+    while high < most:
+        high = min(2 * high, most)
+        if feasible(high):
+            break
+        low = high
+    else:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if feasible(middle) else (middle, high)
+    return high
+
+
+def _options_to_relax(problem: Problem) -> tuple[str, ...]:
+    """The user's options of which each alone, when left out, makes a plan possible."""
+    flags = []
+    for flag, name, unset in _CONSTRAINTS:
+        if getattr(problem.options, name) == unset:
+            continue
+        without: dict[str, Any] = {name: unset}
+        relaxed = replace(problem, options=replace(problem.options, **without))
+        # Without `--together` or `--no-cut-after` the graph has more cuts.
+        if dynamic_program.is_feasible(relaxed, enumerate_cuts(relaxed, _MOST_CUTS)):
+            flags.append(flag)
+    return tuple(flags)
+
+
+def _unreachable_pin(problem: Problem) -> str:
+    """A clause that names a layer pinned to a stage number that no plan can reach; empty if there is none."""
+    most = min(problem.cluster.workers, len(problem.units))
+    pinned = next((f"{name!r} is pinned to stage {stage}" for name, stage in problem.options.pins if stage > most), "")
+    return f"{pinned}, and there can be {most} at most; " if pinned else ""
+
+
+def _brief(plan: Plan) -> str:
+    return plan.config if len(plan.config) <= 30 else f"a plan of {len(plan.stages)} stages"

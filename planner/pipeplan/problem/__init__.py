@@ -1,0 +1,5 @@
+"""Problems: a profile, a cluster and options, and the space of plans that they span.
+
+This room holds the options, the cuts of a model's graph, the shapes of uniform grids, and the reader of a stored
+plan.json. It searches nothing and costs nothing.
+"""

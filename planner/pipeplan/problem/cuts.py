@@ -1,0 +1,210 @@
+"""The cuts of a problem: the ideals (down-sets) of its DAG, with running totals of what their units cost.
+
+A stage lies between two nested cuts I ⊂ J and holds the units of J that are not in I. A quantity that adds up over
+units is therefore the difference of two totals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.problem.problem import Problem
+from pipeplan.util import graph
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Arrays over the N cuts, from the empty cut (index 0) to the full one (index N - 1), subsets before supersets.
+
+    Times are totals over the units inside a cut, in seconds for one minibatch on a device of speed 1; sizes are in
+    bytes.
+    """
+
+    ideals: tuple[int, ...]
+    """The units inside each cut, as bit sets."""
+    complete: bool
+    """Whether these are all cuts of the DAG (or all that can matter) rather than a selection."""
+    work_s: Floats
+    forward_s: Floats
+    parameters: Floats
+    buffers: Floats
+    saved: Floats
+    sent: Floats
+    """Bytes of one minibatch that cross each cut forward."""
+    returned: Floats
+    """Bytes of its gradients that cross each cut backward."""
+    readers: tuple[int, ...]
+    """For every unit, the bit set of the units that read from it."""
+
+    @cached_property
+    def words(self) -> NDArray[np.uint64]:
+        """The ideals as N rows of 64-bit words, lowest units first."""
+        width = max(1, -(-self.ideals[-1].bit_length() // 64))
+        raw = b"".join(ideal.to_bytes(8 * width, "little") for ideal in self.ideals)
+        return np.frombuffer(raw, dtype="<u8").reshape(len(self.ideals), width)
+
+    @cached_property
+    def chain(self) -> bool:
+        """Whether every cut contains the one before it, as in a model without branches."""
+        words = self.words
+        return not bool((words[:-1] & ~words[1:]).any())
+
+    @cached_property
+    def downhill(self) -> tuple[Ints, Ints]:
+        """Pairs of cuts that differ by one unit, where the smaller cut sends and returns no more bytes than the larger.
+
+        Returns the indices of the larger cuts, in order, and of the smaller ones. The empty and the full cut are in no
+        pair.
+        """
+        place = {ideal: index for index, ideal in enumerate(self.ideals)}
+        inner = self._removable[1:-1]
+        large, small = [], []
+        for index, unit in zip(*(axis.tolist() for axis in np.nonzero(inner)), strict=True):
+            other = place.get(self.ideals[index + 1] ^ (1 << unit), 0)
+            if other:
+                large.append(index + 1)
+                small.append(other)
+        pairs = np.array(large, dtype=np.intp), np.array(small, dtype=np.intp)
+        down = (self.sent[pairs[1]] <= self.sent[pairs[0]]) & (self.returned[pairs[1]] <= self.returned[pairs[0]])
+        return pairs[0][down], pairs[1][down]
+
+    @cached_property
+    def _removable(self) -> NDArray[np.bool_]:
+        """Flags of shape (cuts, units): whether a unit is inside a cut and no other unit there reads from it."""
+        count = self.ideals[-1].bit_length()
+        removable = np.zeros((len(self.ideals), count), dtype=bool)
+        words = self.words
+        for unit, readers in enumerate(self.readers):
+            bits = np.frombuffer(readers.to_bytes(8 * words.shape[1], "little"), dtype="<u8")
+            inside = (words[:, unit // 64] >> np.uint64(unit % 64)) & np.uint64(1) == 1
+            removable[:, unit] = inside & ~(words & bits).any(axis=1)
+        return removable
+
+    def smaller(self, index: int) -> Ints:
+        """The indices of the cuts that are proper subsets of cut `index`."""
+        if self.chain:
+            return np.arange(index)
+        words = self.words
+        outside = ~words[index]
+        beyond = words[:index, 0] & outside[0]
+        for column in range(1, words.shape[1]):
+            beyond = beyond | (words[:index, column] & outside[column])
+        return np.flatnonzero(beyond == 0)
+
+    def members(self, start: int, end: int) -> list[int]:
+        """The units between two nested cuts."""
+        difference = self.ideals[end] & ~self.ideals[start]
+        return [unit for unit in range(difference.bit_length()) if difference >> unit & 1]
+
+    def only(self, kept: NDArray[np.bool_]) -> Cuts:
+        """The cuts selected by a mask, which must include the first and the last."""
+        arrays = {
+            field.name: getattr(self, field.name)[kept]
+            for field in fields(self)
+            if field.name not in ("ideals", "complete", "readers")
+        }
+        picked = tuple(ideal for ideal, keep in zip(self.ideals, kept, strict=True) if keep)
+        return replace(self, ideals=picked, **arrays)
+
+
+# If not all cuts can be listed, a fifth of the limit is enough for plans within a percent of the bound.
+_SELECTED_SHARE = 5
+
+
+def enumerate_cuts(problem: Problem, limit: int) -> Cuts:
+    """All cuts of the problem, or, if there are more than `limit`, a selection of those that the fewest bytes cross."""
+    count = len(problem.units)
+    try:
+        ideals, complete = graph.ideals(count, problem.edges, limit), True
+    except graph.TooManyIdeals:
+        ideals, complete = _cheapest_cuts(problem, max(1, limit // _SELECTED_SHARE)), False
+    units = problem.units
+    inside = _membership(ideals, count)
+    forward = np.array([unit.forward_s for unit in units])
+    return Cuts(
+        ideals=tuple(ideals),
+        complete=complete,
+        work_s=inside @ (forward + np.array([unit.backward_s for unit in units])),
+        forward_s=inside @ forward,
+        parameters=inside @ np.array([unit.parameter_bytes for unit in units], float),
+        buffers=inside @ np.array([unit.buffer_bytes for unit in units], float),
+        saved=inside @ np.array([unit.saved_bytes for unit in units], float),
+        sent=_crossing(inside, problem, backward=False),
+        returned=_crossing(inside, problem, backward=True),
+        readers=_readers(problem),
+    )
+
+
+def _readers(problem: Problem) -> tuple[int, ...]:
+    readers = [0] * len(problem.units)
+    for source, target in problem.edges:
+        readers[source] |= 1 << target
+    return tuple(readers)
+
+
+def _membership(ideals: list[int], count: int) -> Floats:
+    """Zeros and ones of shape (ideals, units): whether an ideal contains a unit."""
+    width = max(1, -(-count // 8))
+    raw = b"".join(ideal.to_bytes(width, "little") for ideal in ideals)
+    bits = np.frombuffer(raw, dtype=np.uint8).reshape(len(ideals), width)
+    return np.unpackbits(bits, axis=1, count=count, bitorder="little").astype(float)
+
+
+def _crossing(inside: Floats, problem: Problem, *, backward: bool) -> Floats:
+    """Bytes that cross every cut: of each tensor whose producer is inside and that has a consumer outside."""
+    totals = np.zeros(len(inside))
+    for flow in problem.flows:
+        size = flow.gradient_bytes if backward else flow.bytes
+        missing = inside[:, list(flow.consumers)].min(axis=1) == 0
+        totals += size * (inside[:, flow.producer] * missing)
+    return totals
+
+
+def _cheapest_cuts(problem: Problem, limit: int) -> list[int]:
+    """A beam search for cuts of every size: those of the topological order, and those that the fewest bytes cross."""
+    count = len(problem.units)
+    growth = graph.IdealGrowth(count, problem.edges)
+    width = max(1, limit // count)
+    crossing = _CrossingBytes(problem)
+    found, level = [0], {0: growth.sources}
+    bytes_of = {0: 0}
+    for size in range(1, count + 1):
+        larger: dict[int, int] = {}
+        grown_bytes: dict[int, int] = {}
+        for ideal, ready in level.items():
+            for unit, grown, after in growth.steps(ideal, ready):
+                if grown not in larger:
+                    larger[grown] = after
+                    grown_bytes[grown] = bytes_of[ideal] + crossing.added(unit, grown)
+        ordered = (1 << size) - 1
+        kept = sorted(larger, key=lambda ideal: (ideal != ordered, grown_bytes[ideal], ideal))[:width]
+        level = {ideal: larger[ideal] for ideal in kept}
+        bytes_of = {ideal: grown_bytes[ideal] for ideal in kept}
+        found.extend(sorted(kept))
+    return found
+
+
+class _CrossingBytes:
+    """The change in the bytes that cross a cut when one unit joins it."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._made = [0] * len(problem.units)
+        self._read: list[list[tuple[int, int]]] = [[] for _ in problem.units]
+        for flow in problem.flows:
+            size, needed = flow.bytes + flow.gradient_bytes, sum(1 << unit for unit in flow.consumers)
+            self._made[flow.producer] += size
+            for unit in flow.consumers:
+                self._read[unit].append((needed, size))
+
+    def added(self, unit: int, grown: int) -> int:
+        """The change for `unit`, which makes the ideal `grown`: its outputs begin to cross the cut, while tensors that
+        all consumers have read no longer do."""
+        return self._made[unit] - sum(size for needed, size in self._read[unit] if needed & ~grown == 0)

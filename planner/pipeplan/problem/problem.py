@@ -1,0 +1,255 @@
+"""The planning problem: the layers of a profile, contracted to units that may be cut apart, a cluster, and the user's
+options."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.errors import InputError
+from pipeplan.plan.schedules import ACCUMULATING, FLUSHING, SCHEDULES, STASHING, update_share
+from pipeplan.profile_data.layers import edges
+from pipeplan.profile_data.profile import Profile
+from pipeplan.util import graph
+from pipeplan.util.text import did_you_mean
+
+BOUNDARIES = ("single", "parallel")
+"""Models of the traffic between two stages (`Options.boundary`)."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Choices of the cost model and constraints on the plan. Raises an `InputError` where they are inconsistent."""
+
+    inference: bool = False
+    """Whether the plan is for inference: no backward passes, no gradients, no weight versions."""
+    overlap: float = 1.0
+    """Share of gradient synchronisation that hides behind compute: 1 is all of it, 0 none."""
+    memory: bool = True
+    """Whether the device's memory limits the plan."""
+    stages: int | None = None
+    """Exact number of stages."""
+    max_replicas: int | None = None
+    """Largest number of replicas of a stage in one copy of the pipeline; 1 asks for a straight pipeline."""
+    allow_copies: bool = True
+    """Whether whole pipelines may be replicated across the components of the cluster."""
+    schedule: str = STASHING
+    """Schedule of training, one of `SCHEDULES`. Inference always has the schedule `forward-only`."""
+    accumulate: int | None = None
+    """Minibatches per update, for the schedules that need a number: 2bw, gpipe, 1f1b-flush. The others update a stage
+    once for as many minibatches as it has replicas."""
+    recompute: bool = True
+    """Whether a stage may drop its activations and run forward again before backward, where memory is short."""
+    contention: bool = True
+    """Whether a network card is charged with the sum of the traffic that crosses it, shared cores with the sum of the
+    work on them, and plain data parallelism with the wait for its all-reduce. Otherwise every resource is charged as if
+    it were used alone."""
+    boundary: str = "single"
+    """Traffic between two stages: `single` link at a time, or in `parallel` over as many links as the smaller of the
+    two stages has replicas."""
+    max_stages: int | None = None
+    """Largest number of stages."""
+    max_workers: int | None = None
+    """Largest number of busy workers."""
+    several: bool = False
+    """Whether the plan must have at least two stages. The planner sets this itself where it evaluates the plans of one
+    stage one by one (`pipeplan.planning.single_stage`)."""
+    pins: tuple[tuple[str, int], ...] = ()
+    """Layers that must be in a given stage, counted from 1."""
+    together: tuple[tuple[str, ...], ...] = ()
+    """Groups of layers that must share a stage, beside the groups of the profile."""
+    no_cut_after: tuple[str, ...] = ()
+    """Layers whose output no boundary may cross: they share a stage with all layers that read it."""
+    grid: bool = False
+    """Whether the plan must be a uniform grid (docs/grid.md): every stage has the same number r of replicas, stage s
+    (from 0) is on workers s r … s r + r - 1, and there are no copies. The grid covers whole servers, or any number of
+    workers inside one server. Under schedules with a common number of minibatches per update, r divides that number."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.overlap <= 1:
+            raise InputError(f"the overlap must lie between 0 and 1, not {self.overlap:g}")
+        for what, value in (
+            ("number of stages", self.stages),
+            ("maximum of replicas", self.max_replicas),
+            ("maximum of stages", self.max_stages),
+            ("maximum of workers", self.max_workers),
+            ("number of minibatches per update", self.accumulate),
+        ):
+            if value is not None and value < 1:
+                raise InputError(f"the {what} must be at least 1, not {value}")
+        if self.stages is not None and self.max_stages is not None and self.stages > self.max_stages:
+            raise InputError(f"{self.stages} stages asked for, and at most {self.max_stages}")
+        if self.schedule not in SCHEDULES:
+            raise InputError(f"there is no schedule {self.schedule!r}; {did_you_mean(self.schedule, SCHEDULES)}")
+        if self.schedule in ACCUMULATING and self.accumulate is None and not self.inference:
+            raise InputError(f"the schedule {self.schedule} needs a number of minibatches per update")
+        if self.boundary not in BOUNDARIES:
+            raise InputError(f"there is no boundary model {self.boundary!r}; {did_you_mean(self.boundary, BOUNDARIES)}")
+
+    @property
+    def flushes(self) -> bool:
+        """Whether the pipeline drains before every update, so that training is synchronous."""
+        return not self.inference and self.schedule in FLUSHING
+
+    @property
+    def update_share(self) -> float:
+        """Share of an optimiser step that is charged to each minibatch of a worker (`schedules.update_share`)."""
+        return 0.0 if self.inference else update_share(self.accumulate if self.schedule in ACCUMULATING else None)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Layers that no cut separates, with the sums of their costs for one minibatch on a device of speed 1."""
+
+    layers: tuple[str, ...]
+    """Names of the layers, in the order of the profile."""
+    forward_s: float
+    backward_s: float
+    """Backward time including the optimiser's step; 0 in inference."""
+    parameter_bytes: int
+    buffer_bytes: int
+    saved_bytes: int
+    """Bytes kept from forward to backward; 0 in inference."""
+    update_s: float = 0.0
+    """The part of `backward_s` that is the optimiser's step, times `Options.update_share`."""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A tensor that one unit sends to others. It crosses every cut with its producer inside and a consumer outside."""
+
+    producer: int
+    """Index of the unit that computes it."""
+    consumers: tuple[int, ...]
+    """Indices of the units that read it, in increasing order."""
+    bytes: int
+    gradient_bytes: int
+    """Bytes of its gradient, sent backward; 0 in inference."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A planning problem: find the best plan of a profile on a cluster under the user's options.
+
+    Raises an `InputError` where the problem has no solution for a reason that is clear at once: an unknown layer name,
+    layers that take no time, more stages than units or workers.
+    """
+
+    profile: Profile
+    cluster: Cluster
+    options: Options = field(default_factory=Options)
+    copies: int = 1
+    """Number of copies of the sought pipeline that run side by side and average their gradients. `cluster` is then the
+    component of one copy."""
+    copies_allreduce_s: float = 0.0
+    """Time of one all-reduce of all gradients among the copies."""
+    units: tuple[Unit, ...] = field(init=False)
+    """The units of the model, in topological order."""
+    flows: tuple[Flow, ...] = field(init=False)
+    """The tensors between the units."""
+
+    def __post_init__(self) -> None:
+        groups = _contract(self.profile, self.options)
+        object.__setattr__(self, "units", tuple(_unit(self.profile, group, self.options) for group in groups))
+        object.__setattr__(self, "flows", tuple(_flows(self.profile, groups, self.options)))
+        if self.work_s <= 0:
+            raise InputError("the layers of the profile take no time at all: there is nothing to plan")
+        stages = self.options.stages
+        if stages is not None and stages > len(self.units):
+            raise InputError(
+                f"{stages} stages asked for, but the model has only {len(self.units)} layers to cut between"
+            )
+        if stages is not None and stages > self.cluster.workers:
+            raise InputError(f"{stages} stages asked for, but the cluster has only {self.cluster.workers} workers")
+
+    @property
+    def training(self) -> bool:
+        """Whether the plan is for training, not inference."""
+        return not self.options.inference
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Names of all layers, in the order of the units."""
+        return tuple(name for unit in self.units for name in unit.layers)
+
+    @property
+    def edges(self) -> list[tuple[int, int]]:
+        """The edges between units as (producer, consumer), without repetition."""
+        return list(dict.fromkeys((flow.producer, consumer) for flow in self.flows for consumer in flow.consumers))
+
+    @property
+    def capacity(self) -> float:
+        """Memory of the worker that has the least, in bytes; infinite where memory does not limit the plan."""
+        return self.capacity_of(range(self.cluster.workers))
+
+    def capacity_of(self, workers: Iterable[int]) -> float:
+        """Bytes that a stage may use on each of these workers: the smallest memory among them."""
+        return self.cluster.memory_of(workers) if self.options.memory else float("inf")
+
+    @property
+    def work_s(self) -> float:
+        """Forward and backward time of all units for one minibatch on one worker of speed 1, in seconds."""
+        return sum(unit.forward_s + unit.backward_s for unit in self.units)
+
+    def within(self, cluster: Cluster, copies: int = 1, copies_allreduce_s: float = 0.0) -> Problem:
+        """This problem on another cluster, or on one of the `copies` equal components of a cluster."""
+        return replace(self, cluster=cluster, copies=copies, copies_allreduce_s=copies_allreduce_s)
+
+    def straight(self) -> Problem:
+        """This problem restricted to one straight pipeline, without any replication."""
+        return replace(self, options=replace(self.options, max_replicas=1, stages=None, allow_copies=False, grid=False))
+
+
+def _contract(profile: Profile, options: Options) -> list[list[str]]:
+    """The groups of layers that become units, in topological order.
+
+    Layers that must share a stage, and all layers between them, are the strong components of the graph after adding
+    edges in both directions between the members of each group.
+    """
+    arrows = edges(profile.tensors)
+    for group in (*profile.together, *user_groups(profile, options)):
+        for first, second in itertools.pairwise(group):
+            arrows += [(first, second), (second, first)]
+    return graph.strong_components([layer.name for layer in profile.layers], arrows)
+
+
+def user_groups(profile: Profile, options: Options) -> list[tuple[str, ...]]:
+    """The groups of layers that the user's options keep in one stage, `together` or `no_cut_after`.
+
+    Raises an `InputError` where the options name a layer that the profile does not have.
+    """
+    names = [layer.name for layer in profile.layers]
+    for name in itertools.chain(*options.together, options.no_cut_after, (layer for layer, _ in options.pins)):
+        if name not in names:
+            raise InputError(f"the profile has no layer {name!r}; {did_you_mean(name, names)}")
+    readers = [(tensor.producer, *tensor.consumers) for tensor in profile.tensors]
+    return [*options.together, *(group for group in readers if group[0] in options.no_cut_after)]
+
+
+def _unit(profile: Profile, names: list[str], options: Options) -> Unit:
+    inside = set(names)
+    layers = [layer for layer in profile.layers if layer.name in inside]
+    update = sum(layer.update_s for layer in layers) * options.update_share
+    return Unit(
+        layers=tuple(layer.name for layer in layers),
+        forward_s=sum(layer.forward_s for layer in layers),
+        backward_s=0.0 if options.inference else sum(layer.backward_s for layer in layers) + update,
+        parameter_bytes=sum(layer.parameter_bytes for layer in layers),
+        buffer_bytes=sum(layer.buffer_bytes for layer in layers),
+        saved_bytes=0 if options.inference else sum(layer.saved_bytes for layer in layers),
+        update_s=update,
+    )
+
+
+def _flows(profile: Profile, groups: list[list[str]], options: Options) -> list[Flow]:
+    unit_of = {name: index for index, group in enumerate(groups) for name in group}
+    flows = []
+    for tensor in profile.tensors:
+        producer = unit_of[tensor.producer]
+        consumers = tuple(sorted({unit_of[name] for name in tensor.consumers} - {producer}))
+        if consumers:
+            gradient = 0 if options.inference else tensor.gradient_bytes
+            flows.append(Flow(producer, consumers, tensor.bytes, gradient))
+    return flows

@@ -1,0 +1,224 @@
+"""A profile: the layers of a model as a DAG, with the cost of each for one minibatch on one device.
+
+docs/file-formats.md describes the file format field by field. Times are seconds, sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pipeplan.errors import InputError
+from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor, edges
+from pipeplan.profile_data.rescale import size_at
+from pipeplan.util import graph
+from pipeplan.util.files import Node, read_document, write_json
+
+PROFILE_FORMAT = "pipeplan-profile"
+PROFILE_VERSION = 1
+LARGEST_MINIBATCH = 10**7
+GRANULARITIES = ("module", "layer", "op")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A profile. `layers` is in topological order; `tensors` holds the edges of the DAG.
+
+    Raises an `InputError` unless the layers form a DAG with unique names (`check_profile`).
+    """
+
+    layers: tuple[Layer, ...]
+    tensors: tuple[Tensor, ...]
+    minibatch: int
+    """Samples in one minibatch."""
+    model_ref: str = ""
+    """The reference by which the executor loads the model: a bundled name, `file.py:callable` or
+    `package.module:callable`."""
+    model_name: str = ""
+    graph_hash: str = ""
+    """Hash of the traced graph; empty where the profile cannot be run (imported, modelled)."""
+    dynamic_batch: bool = True
+    """Whether the traced model accepts minibatches of any size."""
+    granularity: str = "layer"
+    """The unit that becomes one layer, `module`, `layer` or `op`; the executor traces the model at the same one."""
+    provenance: Provenance = field(default_factory=Provenance)
+    optimizer_name: str = "SGD with momentum"
+    optimizer_state_ratio: float = 1.0
+    """Bytes of optimiser state per byte of parameters: 1 for SGD with momentum, 2 for Adam."""
+    together: tuple[tuple[str, ...], ...] = ()
+    """Groups of layers that must share a stage (tied weights, views of one storage)."""
+    whole_forward_s: float | None = None
+    """Forward time of the whole model in one piece; None where it was not measured."""
+    whole_backward_s: float | None = None
+    """Backward time of the whole model in one piece; None where it was not measured."""
+    peak_bytes: int = 0
+    """Peak memory of one forward and backward pass and update of the whole model; 0 where it was not measured."""
+    sizes: tuple[Size, ...] = ()
+    """Other minibatch sizes that were measured in the same run."""
+
+    def __post_init__(self) -> None:
+        check_profile(self)
+
+    @property
+    def total_s(self) -> float:
+        """Forward plus backward time of all layers, for one minibatch on one device."""
+        return sum(layer.forward_s + layer.backward_s for layer in self.layers)
+
+    @property
+    def all_sizes(self) -> list[Size]:
+        """All measured minibatch sizes, the profile's own among them, in increasing order."""
+        own = Size(self.minibatch, self.layers, self.tensors, self.whole_forward_s, self.whole_backward_s)
+        return sorted([own, *self.sizes], key=lambda size: size.minibatch)
+
+    def made_bytes(self) -> dict[str, int]:
+        """Bytes of each layer's outputs that other layers read, for one minibatch."""
+        made = {layer.name: 0 for layer in self.layers}
+        for tensor in self.tensors:
+            made[tensor.producer] += tensor.bytes
+        return made
+
+    def rescaled(self, minibatch: int) -> Profile:
+        """This profile for minibatches of `minibatch` samples: as measured there, otherwise interpolated.
+
+        Times and activations change with the size, parameters and the optimiser's step do not
+        (`pipeplan.profile_data.rescale`). Raises an `InputError` unless the size lies between 1 and
+        `LARGEST_MINIBATCH`.
+        """
+        if not 1 <= minibatch <= LARGEST_MINIBATCH:
+            raise InputError(f"the minibatch size must be at least 1 and at most {LARGEST_MINIBATCH}, not {minibatch}")
+        if minibatch == self.minibatch:
+            return self
+        known = self.all_sizes
+        size = size_at(known, minibatch)
+        return replace(
+            self,
+            layers=size.layers,
+            tensors=size.tensors,
+            minibatch=minibatch,
+            whole_forward_s=size.whole_forward_s,
+            whole_backward_s=size.whole_backward_s,
+            peak_bytes=0,
+            sizes=tuple(one for one in known if one.minibatch != minibatch) if self.sizes else (),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that `save` writes."""
+        return {
+            "format": PROFILE_FORMAT,
+            "version": PROFILE_VERSION,
+            "model": {
+                "ref": self.model_ref,
+                "name": self.model_name,
+                "graph_hash": self.graph_hash,
+                "dynamic_batch": self.dynamic_batch,
+                "granularity": self.granularity,
+            },
+            "minibatch": self.minibatch,
+            "provenance": {**asdict(self.provenance), "notes": list(self.provenance.notes)},
+            "optimizer": {"name": self.optimizer_name, "state_bytes_per_parameter_byte": self.optimizer_state_ratio},
+            "peak_bytes": self.peak_bytes,
+            **_measured_fields(self),
+            "together": [list(group) for group in self.together],
+            "sizes": [{"minibatch": size.minibatch, **_measured_fields(size)} for size in self.sizes],
+        }
+
+    def digest(self) -> str:
+        """A SHA-256 hash of all fields, by which a plan identifies the profile that it was made from."""
+        text = json.dumps(self.to_json(), sort_keys=True)
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the profile to a file by atomic replace."""
+        write_json(Path(path), self.to_json())
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Profile:
+        """Read and check a profile. Raises an `InputError` that names the file and the field that is wrong."""
+        root = read_document(Path(path), PROFILE_FORMAT, PROFILE_VERSION)
+        with root.locating_errors():
+            return Profile.from_json(root)
+
+    @staticmethod
+    def from_json(root: Node) -> Profile:
+        """The profile that `to_json` wrote. Raises an `InputError` that names the field that is wrong."""
+        model, optimizer = root["model"], root["optimizer"]
+        granularity, peak, sizes = model.get("granularity"), root.get("peak_bytes"), root.get("sizes")
+        own = Size.from_json(root)
+        return Profile(
+            layers=own.layers,
+            tensors=own.tensors,
+            minibatch=own.minibatch,
+            model_ref=model["ref"].text(),
+            model_name=model["name"].text(),
+            graph_hash=model["graph_hash"].text(),
+            dynamic_batch=model["dynamic_batch"].boolean(),
+            granularity=granularity.text() if granularity else "layer",
+            provenance=Provenance.from_json(root["provenance"]),
+            optimizer_name=optimizer["name"].text(),
+            optimizer_state_ratio=optimizer["state_bytes_per_parameter_byte"].number(),
+            together=tuple(tuple(name.text() for name in group.items()) for group in root["together"].items()),
+            whole_forward_s=own.whole_forward_s,
+            whole_backward_s=own.whole_backward_s,
+            peak_bytes=peak.integer() if peak else 0,
+            sizes=tuple(Size.from_json(size) for size in sizes.items()) if sizes else (),
+        )
+
+
+def check_profile(profile: Profile) -> None:
+    """Raise an `InputError` unless the profile is a DAG of at least one layer, with unique and consistent names."""
+    if not profile.layers:
+        raise InputError("the profile has no layers")
+    names = [layer.name for layer in profile.layers]
+    _check_unique("layer", names)
+    _check_unique("tensor", [tensor.name for tensor in profile.tensors])
+    known = set(names)
+    for tensor in profile.tensors:
+        for end in (tensor.producer, *tensor.consumers):
+            if end not in known:
+                raise InputError(f"tensor {tensor.name!r} has a dangling edge: there is no layer {end!r}")
+    for group in profile.together:
+        for name in group:
+            if name not in known:
+                raise InputError(f"`together` names a layer that does not exist: {name!r}")
+    cycle = graph.find_cycle(names, edges(profile.tensors))
+    if cycle:
+        raise InputError(f"the layers form a cycle: {' → '.join(cycle)}")
+    if profile.granularity not in GRANULARITIES:
+        raise InputError(f"the granularity {profile.granularity!r} is not one of {', '.join(GRANULARITIES)}")
+    counts = [profile.minibatch, *(size.minibatch for size in profile.sizes)]
+    if len(set(counts)) < len(counts):
+        raise InputError(f"a minibatch size appears twice: {', '.join(map(str, counts))}")
+    for size in profile.sizes:
+        _check_size(profile, size)
+
+
+def _check_size(profile: Profile, size: Size) -> None:
+    if [one.name for one in size.layers] != [one.name for one in profile.layers]:
+        raise InputError(f"the layers at minibatch {size.minibatch} differ from those at minibatch {profile.minibatch}")
+    if [one.name for one in size.tensors] != [one.name for one in profile.tensors]:
+        raise InputError(
+            f"the tensors at minibatch {size.minibatch} differ from those at minibatch {profile.minibatch}"
+        )
+
+
+def _measured_fields(size: Profile | Size) -> dict[str, Any]:
+    """The JSON fields that a profile has for its own minibatch size and for every further one."""
+    whole = None
+    if size.whole_forward_s is not None and size.whole_backward_s is not None:
+        whole = {"forward_s": size.whole_forward_s, "backward_s": size.whole_backward_s}
+    return {
+        "whole": whole,
+        "layers": [asdict(layer) for layer in size.layers],
+        "tensors": [{**asdict(tensor), "consumers": list(tensor.consumers)} for tensor in size.tensors],
+    }
+
+
+def _check_unique(what: str, names: list[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise InputError(f"the {what} {name!r} appears {count} times")

@@ -1,0 +1,99 @@
+"""The layers and tensors of a profile at a minibatch size at which they were not measured.
+
+With one size known, times and activations are taken to be proportional to the number of samples, which ignores the
+fixed cost of launching a kernel. With several sizes known they are interpolated on the line through the two nearest
+sizes. Beyond the largest or smallest size that line is extended as long as it is plausible: its slope is limited so
+that a time neither falls with more samples nor becomes negative at zero samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pipeplan.profile_data.layers import Layer, Size, Tensor
+
+_SCALED_TIMES = ("forward_s", "backward_s", "forward_spread_s", "backward_spread_s")
+_SCALED_BYTES = ("saved_bytes", "workspace_bytes")
+_SCALED_TENSOR_BYTES = ("bytes", "gradient_bytes")
+
+_Interpolation = Callable[[float, float], float]
+"""Takes a figure at the lower and at the higher of two known sizes to the figure at the wanted size."""
+
+
+def size_at(known: Sequence[Size], minibatch: int) -> Size:
+    """The layers and tensors for minibatches of `minibatch` samples: as measured there, otherwise interpolated.
+
+    `known` holds the measured sizes in increasing order. Parameters, buffers and the optimiser's step do not depend on
+    the size and stay as they are.
+    """
+    measured = next((size for size in known if size.minibatch == minibatch), None)
+    if measured is not None:
+        return measured
+    low, high = _neighbours(known, minibatch)
+    if low is high:
+        line = _proportional(minibatch / low.minibatch)
+    else:
+        line = _linear(low.minibatch, high.minibatch, minibatch)
+    return Size(
+        minibatch,
+        tuple(_layer(a, b, line) for a, b in zip(low.layers, high.layers, strict=True)),
+        tuple(_tensor(a, b, line) for a, b in zip(low.tensors, high.tensors, strict=True)),
+        _optional(low.whole_forward_s, high.whole_forward_s, line),
+        _optional(low.whole_backward_s, high.whole_backward_s, line),
+    )
+
+
+def describe_rescaling(known: Sequence[Size], minibatch: int) -> str:
+    """A phrase that tells the user by which method `size_at` obtains the figures."""
+    if any(size.minibatch == minibatch for size in known) and len(known) > 1:
+        return f"at its minibatch of {minibatch}"
+    low, high = (size.minibatch for size in _neighbours(known, minibatch))
+    if len(known) == 1:
+        return f"rescaled linearly from minibatch {low} to {minibatch}"
+    word = "between" if low < minibatch < high else "beyond"
+    return f"at minibatch {minibatch} by the line {word} {low} and {high}"
+
+
+def _neighbours(known: Sequence[Size], minibatch: int) -> tuple[Size, Size]:
+    """The two known sizes around a size, or the two nearest where it lies beyond all; one size twice if it is alone."""
+    above = next((index for index, size in enumerate(known) if size.minibatch > minibatch), len(known) - 1)
+    above = min(max(1, above), len(known) - 1)
+    return known[max(0, above - 1)], known[above]
+
+
+def _proportional(scale: float) -> _Interpolation:
+    return lambda low, _: low * scale
+
+
+def _linear(low: int, high: int, wanted: int) -> _Interpolation:
+    """The line through the figures at sizes `low` and `high`, with a limited slope where `wanted` lies beyond them."""
+
+    def between(at_low: float, at_high: float) -> float:
+        return at_low + (at_high - at_low) * (wanted - low) / (high - low)
+
+    def beyond(at_low: float, at_high: float) -> float:
+        nearest, size = (at_high, high) if wanted > high else (at_low, low)
+        slope = (at_high - at_low) / (high - low)
+        steepest = nearest / size  # a steeper line would be negative at zero samples
+        return nearest + min(max(slope, 0.0), steepest) * (wanted - size)
+
+    return between if low < wanted < high else beyond
+
+
+def _layer(low: Layer, high: Layer, line: _Interpolation) -> Layer:
+    changed: dict[str, Any] = {name: line(getattr(low, name), getattr(high, name)) for name in _SCALED_TIMES}
+    changed |= {name: round(line(getattr(low, name), getattr(high, name))) for name in _SCALED_BYTES}
+    return replace(low, **changed)
+
+
+def _tensor(low: Tensor, high: Tensor, line: _Interpolation) -> Tensor:
+    changed: dict[str, Any] = {
+        name: round(line(getattr(low, name), getattr(high, name))) for name in _SCALED_TENSOR_BYTES
+    }
+    return replace(low, **changed)
+
+
+def _optional(low: float | None, high: float | None, line: _Interpolation) -> float | None:
+    return None if low is None or high is None else line(low, high)

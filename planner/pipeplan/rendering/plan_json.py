@@ -1,0 +1,212 @@
+"""The contents of a plan folder's files: plan.json for people and tools, stages/*.json for the executor.
+
+The link rates that a plan was made for. Stage files hold them, and the executor compares them with its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeplan._version import __version__
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import contention
+from pipeplan.cost.ddp_overlap import ddp_exposed_allreduce_s, waits_for_allreduce
+from pipeplan.cost.idle_time import exposed_allreduce_per_minibatch_s, idle_per_minibatch_s
+from pipeplan.cost.stage_times import group_allreduce_time
+from pipeplan.plan.schedules import INFERENCE
+
+if TYPE_CHECKING:
+    from pipeplan.planning.solve import Outcome
+    from pipeplan.solvers.result import Result
+
+
+def planned_links(outcome: Outcome) -> list[dict[str, Any]]:
+    """The levels of the cluster, innermost first: what each joins, its rates, and how long the plan keeps cards busy.
+
+    `span` is the number of components that a component of the level joins. `sendrecv` and `allreduce` are in bytes per
+    second, null if unlimited. `cards_s` is in seconds per minibatch for one network card. A value is a list over the
+    components of the level where these differ.
+    """
+    problem = outcome.problem
+    cluster, links = problem.cluster, Links.of(problem.cluster)
+    busy = contention.card_loads(outcome.plan, problem, links).busy_s
+    documents = []
+    for number, level in enumerate(cluster.levels, start=1):
+        rates = links.rates[number]
+        # Network cards belong to the components that a level joins: to servers, and to groups of servers.
+        cards = busy[number - 1].max(axis=0).tolist() if number > cluster.server_level else None
+        documents.append(
+            {
+                "name": level.name,
+                "span": _one_or_all(np.diff(np.array(cluster.starts(number))).tolist()),
+                "sendrecv": _one_or_all([_finite(rate) for rate in rates.sendrecv.tolist()]),
+                "allreduce": _one_or_all([_finite(rate) for rate in rates.allreduce.tolist()]),
+                "latency_s": _one_or_all(rates.latency.tolist()),
+                "cards_s": None if cards is None else _one_or_all(cards),
+            }
+        )
+    return documents
+
+
+def _finite(rate: float) -> float | None:
+    return rate if math.isfinite(rate) else None
+
+
+def _one_or_all(values: list[Any]) -> Any:
+    """The value that all have in common, or else all values."""
+    return values[0] if all(value == values[0] for value in values) else values
+
+
+PLAN_FORMAT, STAGE_FORMAT = "pipeplan-plan", "pipeplan-stage"
+FORMAT_VERSION = 1
+
+
+def plan_document(outcome: Outcome) -> dict[str, Any]:
+    """The contents of plan.json, which `solve --json` also prints."""
+    profile, score = outcome.problem.profile, outcome.evaluation
+    return {
+        "format": PLAN_FORMAT,
+        "version": FORMAT_VERSION,
+        "pipeplan": __version__,
+        "profile": {
+            "digest": profile.digest(),
+            "model": profile.model_name,
+            "ref": profile.model_ref,
+            "minibatch": profile.minibatch,
+            "threads": profile.provenance.threads,
+            "kind": profile.provenance.kind,
+            "how": profile.provenance.how,
+        },
+        "cluster": outcome.problem.cluster.to_json() | {"digest": outcome.problem.cluster.digest()},
+        "options": {name: value for name, value in asdict(outcome.problem.options).items() if name != "several"},
+        "plan": outcome.plan.to_json() | {"config": outcome.plan.config},
+        "prediction": {
+            "minibatch_s": score.pace_s,
+            "minibatches_per_s": score.rate,
+            "bound_by": score.bound,
+            "copies_synchronisation_s": score.copies_s,
+            "batch": None if score.batch is None else asdict(score.batch),
+            "stages": [_stage_prediction(outcome, index) for index in range(len(outcome.plan.stages))],
+        },
+        "baselines": [
+            {
+                "name": baseline.name,
+                "config": baseline.config,
+                "minibatch_s": baseline.pace_s,
+                "gain": baseline.gain(score.pace_s),
+                "remark": baseline.remark,
+            }
+            for baseline in outcome.baselines
+        ],
+        "verdict": {
+            "agree": outcome.verdict.agree,
+            "proven": outcome.verdict.proven,
+            "text": outcome.verdict.text,
+            "solvers": [result_document(result) for result in outcome.results],
+        },
+        "status": str(outcome.status),
+        "bound_s": outcome.bound_s,
+        "gap": outcome.gap,
+        "certificate": outcome.certificate.document,
+        "certificate_note": outcome.certificate.note,
+        "seconds": outcome.phases_s,
+    }
+
+
+def result_document(result: Result) -> dict[str, Any]:
+    """The answer of one solver, as JSON."""
+
+    def finite(value: float) -> float | None:
+        return value if value < float("inf") else None
+
+    return {
+        "solver": result.solver,
+        "status": str(result.status),
+        "config": result.plan.config if result.plan else None,
+        "minibatch_s": finite(result.objective_s),
+        "bound_s": finite(result.bound_s),
+        "gap": finite(result.gap),
+        "seconds": result.seconds,
+        "note": result.note,
+    }
+
+
+def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
+    """Prediction for one stage, per minibatch on one replica, which the executor compares with its measurements."""
+    stages = outcome.evaluation.stages
+    stage, before = stages[index], stages[index - 1] if index else None
+    links, waiting = Links.of(outcome.problem.cluster), {}
+    if waits_for_allreduce(outcome.plan) and outcome.problem.options.contention:
+        waiting = {"exposed_sync_s": ddp_exposed_allreduce_s(outcome.plan, outcome.problem, links)}
+    return {
+        "minibatch_s": outcome.evaluation.pace_s,
+        "forward_s": stage.forward_s,
+        "backward_s": stage.backward_s - stage.update_s,
+        "update_s": stage.update_s,
+        "sync_s": group_allreduce_time(outcome.plan, outcome.problem, links, index),
+        **waiting,
+        "receive_bytes": before.boundary_bytes if before else 0,
+        "send_bytes": stage.boundary_bytes,
+        "send_gradient_bytes": before.boundary_gradient_bytes if before else 0,
+        "receive_gradient_bytes": stage.boundary_gradient_bytes,
+        "parameter_bytes": stage.parameter_bytes,
+        "minibatch_bytes": round(stage.minibatch_bytes),
+        "memory_bytes": round(stage.memory_bytes),
+    }
+
+
+def _worker_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
+    """Further predictions for a worker of the stage, per minibatch that this worker computes."""
+    plan, score, cluster = outcome.plan, outcome.evaluation, outcome.problem.cluster
+    shared = (cores for first, stop, cores in cluster.shared_cores if first <= plan.stages[index].workers[0] < stop)
+    return {
+        "exposed_s": exposed_allreduce_per_minibatch_s(plan, outcome.problem, score, index),
+        "wait_s": idle_per_minibatch_s(plan, outcome.problem, score, index),
+        "boundary_s": score.stages[index].boundary_s / plan.copies,
+        "cores": next(shared, 0),
+    }
+
+
+def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
+    """The contents of the stage files. Each holds all that a worker of the stage needs to know."""
+    problem, plan = outcome.problem, outcome.plan
+    profile, cluster = problem.profile, problem.cluster
+    sizes = cluster.server_sizes
+    shared = {
+        "format": STAGE_FORMAT,
+        "version": FORMAT_VERSION,
+        "plan": plan.digest(profile.digest(), cluster.digest()),
+        "mode": "inference" if plan.inference else "training",
+        "model": {
+            "ref": profile.model_ref,
+            "graph_hash": profile.graph_hash or None,
+            "granularity": profile.granularity,
+        },
+        "minibatch": profile.minibatch,
+        "profile": profile.provenance.kind,
+        "device": cluster.device.kind,
+        "servers": cluster.servers,
+        "workers_per_server": cluster.workers_per_server,
+        **({"server_sizes": list(sizes)} if len(set(sizes)) > 1 else {}),
+        "schedule": {"name": INFERENCE if plan.inference else plan.schedule, "accumulate": plan.accumulate},
+        "pipeline": [
+            {
+                "workers": list(stage.workers),
+                "depth": stage.depth,
+                "versions": stage.versions,
+                "recompute": stage.recompute,
+            }
+            for stage in plan.stages
+        ],
+        "links": planned_links(outcome),
+    }
+    return [
+        shared
+        | {"stage": index, "layers": list(stage.layers)}
+        | {"prediction": _stage_prediction(outcome, index) | _worker_prediction(outcome, index)}
+        for index, stage in enumerate(plan.stages)
+    ]

@@ -1,1 +1,0 @@
-"""Plans anew for the rest of a cluster after a loss, and describes how a run resumes from its checkpoint."""

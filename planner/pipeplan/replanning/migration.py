@@ -1,0 +1,146 @@
+"""The changes for every layer and every worker when a new plan replaces an old one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.profile_data.layers import Layer
+from pipeplan.profile_data.profile import Profile
+from pipeplan.replanning.remaining_cluster import RemainingCluster
+
+
+@dataclass(frozen=True)
+class WorkerChange:
+    """A worker of the new plan."""
+
+    number: int
+    server: int
+    was: int | None
+    """Its number in the old plan; None if that is not known."""
+    stage: int | None
+    """Its stage, counted from 0; None if it is idle."""
+    stage_was: int | None
+    """Its stage in the old plan; None if it was idle, or is not known."""
+    taken: tuple[str, ...]
+    """Layers that it holds in the new plan only."""
+    read_bytes: int
+    """Weights, buffers and optimiser state that it reads from a checkpoint."""
+
+
+@dataclass(frozen=True)
+class LayerShift:
+    """Consecutive layers that move from the same stage to the same stage."""
+
+    layers: tuple[str, ...]
+    stage_was: int
+    """Counted from 0, like `stage`."""
+    stage: int
+
+
+@dataclass(frozen=True)
+class BatchChange:
+    """Consecutive layers whose updates average equally many samples."""
+
+    layers: tuple[str, ...]
+    minibatches_was: int
+    """Minibatches whose gradients an update averaged in the old plan."""
+    minibatches: int
+    samples_was: int
+    samples: int
+
+    @property
+    def rate(self) -> float:
+        """The factor that the linear scaling rule applies to the old learning rate."""
+        return self.samples / self.samples_was
+
+
+@dataclass(frozen=True)
+class PlanChanges:
+    """The changes from an old plan to a new one of the same model."""
+
+    workers: tuple[WorkerChange, ...]
+    shifts: tuple[LayerShift, ...]
+    """All layers, in the order of the new plan."""
+    batches: tuple[BatchChange, ...]
+    """All layers with parameters; empty for inference, which makes no updates."""
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that all workers together read from a checkpoint."""
+        return sum(worker.read_bytes for worker in self.workers)
+
+    @property
+    def restaged(self) -> int:
+        """Number of layers that change their stage."""
+        return sum(len(shift.layers) for shift in self.shifts if shift.stage != shift.stage_was)
+
+    @property
+    def rebatched(self) -> tuple[BatchChange, ...]:
+        """The layers whose updates average more or fewer samples than before."""
+        return tuple(batch for batch in self.batches if batch.samples != batch.samples_was)
+
+
+def plan_changes(old: Plan, new: Plan, left: RemainingCluster, profile: Profile, minibatch_was: int) -> PlanChanges:
+    """The changes from `old` to `new`, whose workers are those of `left`. Its old numbers are empty if not known."""
+    layers = {layer.name: layer for layer in profile.layers}
+    return PlanChanges(
+        workers=tuple(_workers(old, new, left, layers, profile.optimizer_state_ratio)),
+        shifts=tuple(_shifts(_stage_of(old), new)),
+        batches=() if new.inference else tuple(_batches(old, new, profile, minibatch_was)),
+    )
+
+
+def _workers(
+    old: Plan, new: Plan, left: RemainingCluster, layers: Mapping[str, Layer], ratio: float
+) -> Iterator[WorkerChange]:
+    old_stages = {worker: index for index, stage in enumerate(old.stages) for worker in stage.workers}
+    new_stages = {worker: index for index, stage in enumerate(new.stages) for worker in stage.workers}
+    for number in range(left.cluster.workers):
+        was = left.workers[number] if left.workers else None
+        stage, stage_was = new_stages.get(number), None if was is None else old_stages.get(was)
+        names = () if stage is None else new.stages[stage].layers
+        before = set() if stage_was is None else set(old.stages[stage_was].layers)
+        yield WorkerChange(
+            number=number,
+            server=left.cluster.server_of(number),
+            was=was,
+            stage=stage,
+            stage_was=stage_was,
+            taken=tuple(name for name in names if name not in before),
+            read_bytes=sum(_state_bytes(layers[name], 0.0 if new.inference else ratio) for name in names),
+        )
+
+
+def _state_bytes(layer: Layer, ratio: float) -> int:
+    """Bytes of a layer in a checkpoint, with `ratio` bytes of optimiser state for each byte of parameters."""
+    return layer.parameter_bytes + layer.buffer_bytes + round(ratio * layer.parameter_bytes)
+
+
+def _stage_of(plan: Plan) -> dict[str, int]:
+    return {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}
+
+
+def _shifts(stage_was: Mapping[str, int], new: Plan) -> Iterator[LayerShift]:
+    for index, stage in enumerate(new.stages):
+        for was, names in groupby(stage.layers, lambda name: stage_was[name]):
+            yield LayerShift(tuple(names), was, index)
+
+
+def _batches(old: Plan, new: Plan, profile: Profile, minibatch_was: int) -> Iterator[BatchChange]:
+    was, now = _minibatches(old), _minibatches(new)
+    trained = {layer.name for layer in profile.layers if layer.parameter_bytes}
+    for counts, names in groupby((name for name in now if name in trained), lambda name: (was[name], now[name])):
+        yield BatchChange(tuple(names), *counts, counts[0] * minibatch_was, counts[1] * profile.minibatch)
+
+
+def _minibatches(plan: Plan) -> dict[str, int]:
+    """Number of minibatches that an update of each layer averages, by name of the layer."""
+    return {
+        name: int(plan.accumulate or 1) if plan.schedule in ACCUMULATING else stage.replicas
+        for stage in plan.stages
+        for name in stage.layers
+    }

@@ -1,0 +1,219 @@
+"""The report of `pipeplan replan` beside the new plan: old and new pace, moved layers, and commands that resume.
+
+The options of an old plan that `--relax` drops, and those of them that would make room for a new plan.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.from_options import FLAGS
+from pipeplan.plan.plan import Plan
+from pipeplan.planning.solve import Outcome
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.rendering.plan_json import plan_document
+from pipeplan.replanning.migration import BatchChange, PlanChanges, plan_changes
+from pipeplan.replanning.remaining_cluster import RemainingCluster
+from pipeplan.run_data.latest_run import Checkpoint
+from pipeplan.solvers.dp import dynamic_program
+
+FORMAT, VERSION = "pipeplan-replan", 1
+
+
+@dataclass(frozen=True)
+class OldPlan:
+    """The old plan."""
+
+    folder: Path
+    plan: Plan
+    cluster: Cluster
+    minibatch: int
+    pace_s: float
+    """Predicted seconds per minibatch."""
+
+
+@dataclass(frozen=True)
+class LaunchCommand:
+    """The command that starts the new plan on one server."""
+
+    server: int
+    was: int | None
+    """The old number of the server; None if that is not known."""
+    environment: tuple[tuple[str, str], ...]
+    arguments: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The command as a line for a shell."""
+        return " ".join([*(f"{name}={value}" for name, value in self.environment), shlex.join(self.arguments)])
+
+
+@dataclass(frozen=True)
+class ReplanReport:
+    """A new plan beside the old one."""
+
+    old: OldPlan
+    left: RemainingCluster
+    lost: tuple[str, ...]
+    """The lost servers and workers as the user named them; empty if the cluster was replaced."""
+    outcome: Outcome
+    folder: Path | None
+    """Folder of the new plan; None if it was not written."""
+    checkpoint: Checkpoint | None
+
+    @property
+    def moves(self) -> PlanChanges:
+        """The changes for every layer and worker."""
+        return plan_changes(
+            self.old.plan, self.outcome.plan, self.left, self.outcome.problem.profile, self.old.minibatch
+        )
+
+    @property
+    def samples_per_s(self) -> tuple[float, float]:
+        """Samples per second of the old plan and of the new one."""
+        now = self.outcome.problem.profile.minibatch / self.outcome.objective_s
+        return self.old.minibatch / self.old.pace_s, now
+
+    @property
+    def commands(self) -> list[LaunchCommand]:
+        """The commands that start the new plan, one for each server; none if it was not written or has no model."""
+        if self.folder is None or not self.outcome.problem.profile.model_ref:
+            return []
+        resume = [] if self.checkpoint is None else ["--resume-from", str(self.checkpoint.resume_from)]
+        script = str(self.folder / "launch.sh")
+        # A shell would search its PATH for a name without a slash.
+        arguments = (script if "/" in script else f"./{script}", *resume)
+        return [
+            LaunchCommand(number, self._server_was(number), tuple(self._environment(number)), arguments)
+            for number in range(self.left.cluster.servers)
+        ]
+
+    def _server_was(self, number: int) -> int | None:
+        return self.left.servers[number] if self.left.servers else None
+
+    def _environment(self, number: int) -> list[tuple[str, str]]:
+        rank = [("NODE_RANK", str(number))] if self.left.cluster.servers > 1 else []
+        return rank + self._devices(number)
+
+    def _devices(self, number: int) -> list[tuple[str, str]]:
+        """CUDA_VISIBLE_DEVICES with the remaining GPUs of a server, unless these are its first ones."""
+        cluster = self.left.cluster
+        if cluster.device.kind != "cuda" or not self.left.workers:
+            return []
+        first, end = cluster.starts(cluster.server_level)[number : number + 2]
+        begins = self.old.cluster.starts(self.old.cluster.server_level)[self.left.servers[number]]
+        kept = [self.left.workers[worker] - begins for worker in range(first, end)]
+        return [] if kept == list(range(len(kept))) else [("CUDA_VISIBLE_DEVICES", ",".join(map(str, kept)))]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that `pipeplan replan --json` prints; docs/replan.md describes it."""
+        moved, (before, now) = self.moves, self.samples_per_s
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "from": str(self.old.folder),
+            "folder": None if self.folder is None else str(self.folder),
+            "lost": list(self.lost),
+            "before": {
+                "config": self.old.plan.config,
+                "workers": self.old.cluster.workers,
+                "minibatch_s": self.old.pace_s,
+                "samples_per_s": before,
+            },
+            "now": {
+                "config": self.outcome.plan.config,
+                "workers": self.left.cluster.workers,
+                "minibatch_s": self.outcome.objective_s,
+                "samples_per_s": now,
+            },
+            "pace": now / before,
+            "servers": [
+                {"server": number, "was": self._server_was(number)} for number in range(self.left.cluster.servers)
+            ],
+            "workers": [asdict(worker) for worker in moved.workers],
+            "layers": [asdict(shift) for shift in moved.shifts],
+            "updates": [_updates(batch) for batch in moved.batches],
+            "read_bytes": moved.read_bytes,
+            "checkpoint": None if self.checkpoint is None else self.checkpoint.to_json(),
+            "commands": [
+                {
+                    "server": command.server,
+                    "environment": dict(command.environment),
+                    "arguments": list(command.arguments),
+                }
+                for command in self.commands
+            ],
+            "plan": plan_document(self.outcome),
+        }
+
+
+def _updates(batch: BatchChange) -> dict[str, Any]:
+    return asdict(batch) | {"rate": batch.rate}
+
+
+_RELAXABLE = {
+    "stages": "stages",
+    "max-stages": "max_stages",
+    "max-replicas": "max_replicas",
+    "straight": "straight",
+    "max-workers": "max_workers",
+    "pin": "pins",
+    "together": "together",
+    "no-cut-after": "no_cut_after",
+    "grid": "grid",
+    "no-recompute": "no_recompute",
+}
+"""By option of `pipeplan solve`, its name in Python."""
+RELAXED: dict[str, dict[str, Any]] = {
+    option: {field: getattr(Options(), field) for field in FLAGS.get(name, (name,))}
+    for option, name in _RELAXABLE.items()
+}
+"""By option of `pipeplan solve`, the fields of `Options` that it sets, with their defaults."""
+_MOST_CUTS = 2000
+"""Beyond this number only the cuts of one order of the layers are enumerated, as in `solve`."""
+
+
+def relax_options(options: Options, names: Iterable[str]) -> Options:
+    """The options without the constraints of the options of `RELAXED` that are named."""
+    changes = {field: value for name in names for field, value in RELAXED[name].items()}
+    return replace(options, **changes)
+
+
+def helpful_options(problem: Problem) -> list[str]:
+    """Options of `pipeplan replan`, each of which alone makes the infeasible problem feasible."""
+    found = [
+        f"--relax {name}" for name in RELAXED if _changes(problem.options, name) and _fits(_without(problem, name))
+    ]
+    if problem.profile.dynamic_batch:
+        found += [f"--minibatch {size}" for size in _first_that_fits(problem)]
+    return found
+
+
+def _changes(options: Options, name: str) -> bool:
+    if name == "straight" and options.allow_copies:
+        return False  # the constraint came from --max-replicas
+    return relax_options(options, [name]) != options
+
+
+def _without(problem: Problem, name: str) -> Problem:
+    return replace(problem, options=relax_options(problem.options, [name]))
+
+
+def _first_that_fits(problem: Problem) -> Iterator[int]:
+    """The largest feasible size among the minibatch halved once, twice and so on; nothing if there is none."""
+    size = problem.profile.minibatch // 2
+    while size >= 1:
+        if _fits(replace(problem, profile=problem.profile.rescaled(size))):
+            yield size
+            return
+        size //= 2
+
+
+def _fits(problem: Problem) -> bool:
+    return bool(dynamic_program.is_feasible(problem, enumerate_cuts(problem, _MOST_CUTS)))

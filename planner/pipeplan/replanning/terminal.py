@@ -1,0 +1,145 @@
+"""The changes that `pipeplan replan` prints below the new plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pipeplan.replanning.migration import BatchChange, WorkerChange
+from pipeplan.replanning.replan import ReplanReport
+from pipeplan.util.text import one_line
+from pipeplan.util.units import show_pace, show_size, show_time
+
+MOST_COMMANDS = 16
+
+
+def changes_table(report: ReplanReport) -> Iterator[RenderableType]:
+    """What is left of the cluster, the loss of pace, and a table of the workers; lines to be folded."""
+    yield ""
+    yield _left(report)
+    yield _pace(report)
+    yield _workers(report)
+    yield from _state(report)
+
+
+def _left(report: ReplanReport) -> str:
+    before, now = report.old.cluster, report.left.cluster
+    counts = f"{now.servers} of {before.servers} servers and {now.workers} of {before.workers} workers"
+    if report.lost:
+        return one_line(f"Without {', '.join(report.lost)}: {counts} are left.")
+    servers = f"{now.servers} server{'s' * (now.servers != 1)} instead of {before.servers}"
+    return one_line(f"Another cluster, {now.name}: {servers}, {now.workers} workers instead of {before.workers}.")
+
+
+def _pace(report: ReplanReport) -> Text:
+    old, outcome, (before, now) = report.old, report.outcome, report.samples_per_s
+    workers = report.left.cluster.workers / old.cluster.workers
+    return Text.assemble(
+        f"Before {old.plan.config}, {show_time(old.pace_s)} a minibatch, {show_pace(before)} samples/s; now "
+        f"{outcome.plan.config}, {show_time(outcome.objective_s)}, {show_pace(now)} samples/s: ",
+        (f"{now / before:.0%} of the pace", "bold"),
+        f" on {workers:.0%} of the workers.",
+    )
+
+
+def _workers(report: ReplanReport) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("workers", "before", "server", "before", "stage", "before"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("takes over", overflow="fold")
+    table.add_column("reads", justify="right", no_wrap=True)
+    for _, group in groupby(report.moves.workers, _alike):
+        workers = list(group)
+        first = workers[0]
+        table.add_row(
+            _numbers([worker.number for worker in workers]),
+            "?" if first.was is None else _numbers([worker.was for worker in workers if worker.was is not None]),
+            str(first.server),
+            str(report.left.servers[first.server]) if report.left.servers else "?",
+            _stage(first.stage),
+            "?" if first.was is None else _stage(first.stage_was),
+            layer_span(first.taken),
+            show_size(first.read_bytes),
+        )
+    return table
+
+
+def _alike(worker: WorkerChange) -> tuple[object, ...]:
+    """The properties that consecutive workers must share to be shown in one row."""
+    return worker.server, worker.stage, worker.stage_was, worker.taken, worker.was is None
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """Numbers as `0-2` if they are consecutive, else as `0,2`."""
+    first, last = numbers[0], numbers[-1]
+    if len(numbers) > 1 and list(numbers) == list(range(first, last + 1)):
+        return f"{first}-{last}"
+    return ",".join(str(number) for number in numbers)
+
+
+def _stage(index: int | None) -> str:
+    return "-" if index is None else str(index + 1)
+
+
+def layer_span(names: Sequence[str]) -> str:
+    """The first and the last layer, and their number."""
+    if not names:
+        return "-"
+    text = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)})"
+    return one_line(text)
+
+
+def _state(report: ReplanReport) -> list[str]:
+    moved, count = report.moves, len(report.outcome.problem.profile.layers)
+    state = "Weights" if report.outcome.plan.inference else "Weights and optimiser state"
+    most, sum_of_all = max(worker.read_bytes for worker in moved.workers), moved.read_bytes
+    changed = f"{moved.restaged} of {count} layers change their stage."
+    lines = [f"{changed} {state} to read: {show_size(sum_of_all)} by all workers, {show_size(most)} at most by one."]
+    if moved.rebatched:
+        lines.append(f"Batch: {'; '.join(_update(batch) for batch in moved.rebatched)} (linear rule).")
+    return lines
+
+
+def _update(batch: BatchChange) -> str:
+    samples = f"{batch.samples} samples, before {batch.samples_was}"
+    return (
+        f"an update of {layer_span(batch.layers)} averages {_minibatches(batch.minibatches)} instead of "
+        f"{batch.minibatches_was} ({samples}): learning rate × {batch.rate:.3g}"
+    )
+
+
+def _minibatches(count: int) -> str:
+    return f"{count} minibatch{'es' * (count != 1)}"
+
+
+def resume_lines(report: ReplanReport) -> Iterator[str]:
+    """The checkpoint to resume from and the commands that do so. Users copy these lines, so they are not folded."""
+    commands, training = report.commands, not report.outcome.plan.inference
+    for text in report.checkpoint.damaged if report.checkpoint else ():
+        yield f"Left out: {one_line(text)}."
+    if report.checkpoint is not None:
+        yield f"Last checkpoint: {one_line(report.checkpoint.folder)}, {report.checkpoint.text}."
+    elif training:
+        yield f"No complete checkpoint in {one_line(report.old.folder / 'runs')}: training can only start anew."
+    if not commands:
+        return
+    yield f"{'Go on' if report.checkpoint else 'Start'} with{_where(report)}"
+    for command in commands[:MOST_COMMANDS]:
+        yield f"  {command.text}"
+    if len(commands) > MOST_COMMANDS:
+        yield f"  … and so on to NODE_RANK={len(commands) - 1}"
+    if report.checkpoint is not None:
+        yield "and the other options of the old run, such as --epochs."
+
+
+def _where(report: ReplanReport) -> str:
+    cluster, servers = report.left.cluster, report.left.servers
+    if cluster.servers == 1:
+        return f", on server {servers[0]} of before:" if servers and report.old.cluster.servers > 1 else ":"
+    was = f" (server {servers[0]} of before)" if servers else ""
+    return f", one on each server, MASTER_ADDR and MASTER_PORT being those of server 0{was}:"

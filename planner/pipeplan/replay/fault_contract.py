@@ -1,0 +1,220 @@
+"""The executor's promises about faults, and the check whether a replay kept them.
+
+The promises are in docs/executor.md, "Faults and restarts". Times are seconds of the emulation, including `--timeout`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipeplan.replay.faults import OF_WORKERS, Fault
+
+FORMAT, VERSION = "pipeplan-fault-replay", 1
+AT_ONCE_S = 2.0
+"""Time limit of reactions that take a tenth of a second on an idle machine."""
+LOOKING_S = 3.0
+"""Time limit of a launcher's search for stopped workers, which it repeats every second."""
+ENDING_S = 30.0
+"""Seconds that torchrun gives workers to end."""
+FROZEN_SHARE = 0.9
+"""Share of the timeout after which a launcher ends a stopped worker."""
+
+
+@dataclass(frozen=True)
+class ExpectedReplay:
+    """A replay with a fault, and the expected course of events."""
+
+    config: str
+    fault: Fault
+    timeout_s: float
+    restarts: int
+    """Most restarts that the launchers make."""
+    minibatches: int
+    last_stage: int
+    longest_s: float
+    """Longest time for which a worker waits without a fault."""
+
+    @property
+    def heals(self) -> bool:
+        """Whether the fault must pass without a restart. A connection doubles its waiting time with every attempt."""
+        lasts = self.fault.lasts_s
+        return lasts is not None and 2 * lasts < self.timeout_s
+
+    @property
+    def may_heal(self) -> bool:
+        """Whether the fault may pass without a restart."""
+        lasts = self.fault.lasts_s
+        return lasts is not None and lasts < self.timeout_s
+
+    @property
+    def promised(self) -> str:
+        """The promise in words."""
+        on = "all workers start again from the last checkpoint, and train to the end"
+        if self.fault.kind == "kill":
+            return f"noticed at once, or in the middle of a message within the timeout of {self.timeout_s:g} s; {on}"
+        if self.fault.kind == "freeze":
+            return f"noticed within {FROZEN_SHARE:g} of the timeout of {self.timeout_s:g} s; {on}"
+        if self.fault.kind == "cut":
+            return f"noticed within the timeout of {self.timeout_s:g} s; with nobody back, an error and the end"
+        if self.heals:
+            return f"shorter than the timeout of {self.timeout_s:g} s: it heals, without a restart"
+        if self.may_heal:
+            return f"about as long as the timeout of {self.timeout_s:g} s: it heals, or {on}"
+        return f"longer than the timeout of {self.timeout_s:g} s: {on}"
+
+
+@dataclass(frozen=True)
+class FaultReplayed:
+    """The result of a replay with a fault."""
+
+    config: str
+    fault: str
+    timeout_s: float
+    minibatches: int
+    time_by: float
+    """Factor on the times of minibatches."""
+    promised: str
+    struck_after: int
+    """Number of minibatches before the fault."""
+    noticed_s: float | None
+    """Seconds until the first worker ended that the fault did not end itself; None where none did."""
+    all_ended_s: float | None
+    """Seconds until the last worker of that attempt ended."""
+    back_s: float | None
+    """Seconds until the first minibatch after a restart, or after the link was back, was finished."""
+    over_s: float | None
+    """Seconds until the launchers ended, where they gave up."""
+    restarts: int
+    done: int
+    """Number of finished minibatches, each counted once."""
+    statuses: tuple[int | None, ...]
+    """Exit statuses of the launchers, by server; None for a launcher that had to be killed."""
+    said: tuple[str, ...]
+    """Messages of the launchers and workers about the fault."""
+    broken: tuple[str, ...]
+    """Promises that were not kept."""
+    seconds: float
+
+    @property
+    def kept(self) -> bool:
+        """Whether everything happened as promised."""
+        return not self.broken
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON document."""
+        return {"format": FORMAT, "version": VERSION} | asdict(self) | {"kept": self.kept}
+
+
+def judge_fault_replay(
+    expected: ExpectedReplay, found: dict[str, Any], steps: Sequence[dict[str, Any]], time_by: float, seconds: float
+) -> FaultReplayed:
+    """Judge a replay by the events of the emulation (`pipeplan_launch.emulation.fault_injection`) and the run's
+    metrics."""
+    struck = found["struck_s"]
+    first = _first_attempt(found, expected)
+    ends = sorted(life["ended_s"] for life in first if life["ended_s"] is not None)
+    restarts = max(Counter(life["rank"] for life in found["workers"]).values(), default=1) - 1
+    gave_up = any(found["statuses"]) or None in found["statuses"]
+    over = max((one for one in found["ended_s"] if one is not None), default=None) if gave_up else None
+    numbers = [step["minibatch"] for step in steps if step["stage"] == expected.last_stage]
+    noticed = ends[0] - struck if ends and struck and (restarts or gave_up) else None
+    ended = ends[-1] - struck if noticed is not None and len(ends) == len(first) else None
+    result = FaultReplayed(
+        config=expected.config,
+        fault=str(expected.fault),
+        timeout_s=expected.timeout_s,
+        minibatches=expected.minibatches,
+        time_by=time_by,
+        promised=expected.promised,
+        struck_after=found["struck_after"] or 0,
+        noticed_s=noticed,
+        all_ended_s=ended,
+        back_s=_back_s(expected, found, steps, struck + ended if ended is not None else found["healed_s"]),
+        over_s=over - struck if over is not None and struck is not None else None,
+        restarts=restarts,
+        done=len(set(numbers)),
+        statuses=tuple(found["statuses"]),
+        said=tuple(dict.fromkeys(line["text"] for line in found["lines"] if _is_of_fault(line["text"]))),
+        broken=(),
+        seconds=seconds,
+    )
+    return FaultReplayed(**asdict(result) | {"broken": tuple(_broken(expected, result, struck, len(numbers)))})
+
+
+def _first_attempt(found: dict[str, Any], expected: ExpectedReplay) -> list[dict[str, Any]]:
+    """The worker processes that were alive when the fault came, except the one that it killed."""
+    struck = found["struck_s"]
+    if struck is None:
+        return []
+    alive = [
+        life
+        for life in found["workers"]
+        if life["began_s"] <= struck and (life["ended_s"] is None or life["ended_s"] >= struck)
+    ]
+    return [life for life in alive if expected.fault.kind != "kill" or life["rank"] != expected.fault.worker]
+
+
+def _is_of_fault(text: str) -> bool:
+    return text.startswith("error: ") or "; restart " in text
+
+
+def _back_s(
+    expected: ExpectedReplay, found: dict[str, Any], steps: Sequence[dict[str, Any]], since: float | None
+) -> float | None:
+    if since is None or found["struck_s"] is None:
+        return None
+    times = [step["time_s"] for step in steps if step["stage"] == expected.last_stage and step["time_s"] > since]
+    return min(times) - found["struck_s"] if times else None
+
+
+def _broken(expected: ExpectedReplay, result: FaultReplayed, struck: float | None, lines: int) -> list[str]:
+    if struck is None:
+        return ["the fault never came: the replay ended before it"]
+    found = []
+    if None in result.statuses:
+        found.append("not all launchers ended by themselves")
+    if expected.fault.kind == "cut":
+        return found + _broken_by_cut(expected, result)
+    if result.done != expected.minibatches or lines != result.done:
+        found.append(f"{result.done} of {expected.minibatches} minibatches were finished, in {lines} lines of metrics")
+    if any(result.statuses):
+        found.append(f"the launchers ended with {_listed(result.statuses)}")
+    if expected.heals:
+        return found + (["there was a restart"] if result.restarts else [])
+    if result.restarts == 0:
+        return found + ([] if expected.may_heal else ["there was no restart"])
+    at_once = result.noticed_s is not None and result.noticed_s < AT_ONCE_S
+    if result.restarts > (1 if at_once else 2) and expected.fault.kind in OF_WORKERS:
+        found.append(f"there were {result.restarts} restarts")
+    latest = _latest_s(expected)
+    if result.noticed_s is not None and result.noticed_s > latest:
+        found.append(f"it was noticed after {result.noticed_s:.1f} s, not {latest:.1f} s")
+    return found
+
+
+def _broken_by_cut(expected: ExpectedReplay, result: FaultReplayed) -> list[str]:
+    found = []
+    latest = _latest_s(expected)
+    if result.noticed_s is None or result.noticed_s > latest:
+        found.append(f"no worker ended within {latest:.1f} s")
+    if result.all_ended_s is None or result.all_ended_s > latest + ENDING_S:
+        found.append(f"not all workers ended within {latest + ENDING_S:.1f} s")
+    if not all(result.statuses):
+        found.append(f"the launchers ended with {_listed(result.statuses)}")
+    if not any(line.startswith("error: ") for line in result.said):
+        found.append("no error was said")
+    return found
+
+
+def _latest_s(expected: ExpectedReplay) -> float:
+    """Seconds until which the first worker must have noticed the fault."""
+    if expected.fault.kind == "freeze":
+        return FROZEN_SHARE * expected.timeout_s + LOOKING_S
+    return expected.timeout_s + expected.longest_s + AT_ONCE_S
+
+
+def _listed(statuses: Sequence[int | None]) -> str:
+    return ", ".join("no status" if one is None else str(one) for one in statuses)

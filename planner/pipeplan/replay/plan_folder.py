@@ -1,0 +1,110 @@
+"""The emulated plan folder, whose stages sleep instead of computing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeplan.plan import schedules
+from pipeplan.plan.plan import Plan
+from pipeplan.profile_data.profile import Profile
+from pipeplan.replay.ring_traffic import Rings
+from pipeplan.replay.scaling import Scaling
+from pipeplan.util.files import Node, read_document, write_json
+
+LEAST_LAYER_S = 0.002
+"""Least forward time of an emulated layer, in seconds of the emulation. Shorter neighbours are merged."""
+
+
+def write_folder(
+    source: Path, root: Node, profile: Profile | None, scaling: Scaling, rings: Rings, minibatches: int, folder: Path
+) -> None:
+    """Write the emulation of the plan folder at `source`, whose plan.json is `root`, for so many minibatches."""
+    plan = rings.plan
+    predictions = root["prediction"]["stages"].items()
+    for index, prediction in enumerate(predictions):
+        document = read_document(source / "stages" / f"stage-{index}.json", "pipeplan-stage", 1).mapping()
+        emulation = {
+            "layers": _layers(plan, index, prediction, profile, scaling, rings.inflation(index)),
+            "update_s": _update_s(plan, prediction) * scaling.time_by,
+            "before": _crossing(prediction, "receive_bytes", "send_gradient_bytes", scaling) if index else None,
+            "after": _crossing(prediction, "send_bytes", "receive_gradient_bytes", scaling)
+            if index < len(plan.stages) - 1
+            else None,
+            "minibatches": minibatches,
+            "bucket_bytes": rings.bucket_bytes(index, scaling),
+        }
+        changes = {
+            "model": {"ref": "emulated", "graph_hash": "emulated", "granularity": "layer"},
+            "minibatch": 1,
+            "device": "cpu",
+            "emulation": emulation,
+            "links": None,
+            "prediction": {"minibatch_s": prediction["minibatch_s"].number() * scaling.time_by},
+        }
+        write_json(folder / "stages" / f"stage-{index}.json", document | changes)
+
+
+def _update_s(plan: Plan, prediction: Node) -> float:
+    """Seconds of one step of the optimiser. The prediction has its share per minibatch of a replica."""
+    share = prediction.get("update_s")
+    return share.number() / float(schedules.update_share(plan.accumulate)) if share else 0.0
+
+
+def _layers(
+    plan: Plan, index: int, prediction: Node, profile: Profile | None, scaling: Scaling, inflation: float
+) -> list[dict[str, Any]]:
+    """The stage's times and parameters as layers, in proportion to the layers of the profile."""
+    stage = plan.stages[index]
+    forward, backward = prediction["forward_s"].number(), prediction["backward_s"].number()
+    if stage.recompute:  # the executor itself runs the second forward pass
+        backward = max(0.0, backward - forward)
+    size = 0.0 if plan.inference else prediction["parameter_bytes"].number() * inflation
+    shares = _shares(stage.layers, profile)
+    pieces = [
+        {
+            "forward_s": forward * one[0] * scaling.time_by,
+            "backward_s": backward * one[1] * scaling.time_by,
+            "parameter_bytes": scaling.size(size * one[2]),
+        }
+        for one in shares
+    ]
+    return _put_together(pieces)
+
+
+def _shares(names: Sequence[str], profile: Profile | None) -> list[tuple[float, float, float]]:
+    """Shares of the stage's forward time, backward time and parameters, by layer; one layer without a profile."""
+    if profile is None:
+        return [(1.0, 1.0, 1.0)]
+    by_name = {layer.name: layer for layer in profile.layers}
+    layers = [by_name[name] for name in names]
+    columns = [
+        _normal([layer.forward_s for layer in layers]),
+        _normal([layer.backward_s for layer in layers]),
+        _normal([float(layer.parameter_bytes) for layer in layers]),
+    ]
+    return list(zip(*columns, strict=True))
+
+
+def _normal(values: Sequence[float]) -> list[float]:
+    total = sum(values)
+    return [value / total if total else 1 / len(values) for value in values]
+
+
+def _put_together(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Merge neighbours that are too short for an exact sleep."""
+    merged: list[dict[str, Any]] = []
+    for piece in pieces:
+        if merged and min(merged[-1]["forward_s"], piece["forward_s"]) < LEAST_LAYER_S:
+            merged[-1] = {name: merged[-1][name] + value for name, value in piece.items()}
+        else:
+            merged.append(dict(piece))
+    return merged
+
+
+def _crossing(prediction: Node, sent: str, returned: str, scaling: Scaling) -> dict[str, int]:
+    return {
+        "sent": scaling.size(prediction[sent].number()),
+        "returned": min(scaling.size(prediction[one].number()) for one in (sent, returned)),
+    }

@@ -1,0 +1,56 @@
+"""The predicted traffic of the cables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import contention
+from pipeplan.plan.plan import Plan
+from pipeplan.replay.emulated_network import NetworkPart
+from pipeplan.replay.outcome import LinkUse
+from pipeplan.util.files import Node
+
+_WAYS = {"out": contention.OUTGOING, "in": contention.INCOMING}
+
+
+def with_predictions(uses: Sequence[LinkUse], servers: NetworkPart, root: Node) -> tuple[LinkUse, ...]:
+    """The traffic of cables together with its prediction by plan.json, `root`."""
+    plan, cluster = Plan.from_json(root["plan"]), cluster_from_json(root["cluster"])
+    links, pace_s = Links.of(cluster), root["prediction"]["minibatch_s"].number()
+    by_name = {part.name: part for part in servers.cables}
+    predicted = []
+    for use in uses:
+        part = by_name[use.name]
+        busy_s = _busy_s(plan, cluster, links, root, part)[_WAYS[use.direction]]
+        predicted.append(replace(use, predicted_bytes=busy_s * use.rate, predicted_busy=busy_s / pace_s))
+    return tuple(predicted)
+
+
+def _busy_s(plan: Plan, cluster: Cluster, links: Links, root: Node, part: NetworkPart) -> tuple[float, float]:
+    """Predicted busy seconds per minibatch, out and in."""
+    predictions = root["prediction"]["stages"].items()
+    names = ("parameter_bytes", "send_bytes", "receive_gradient_bytes")
+    parameters, forward, backward = (np.array([one[name].number() for one in predictions]) for name in names)
+    messages, rings = contention.bytes_across_cards(
+        plan, cluster, part.level, (parameters, forward, backward), not plan.inference
+    )
+    send, reduce = links.card(part.level, cluster.starts(part.level)[part.component])
+    busy = messages[:, part.component] / send + rings[:, part.component] / reduce
+    return float(busy[contention.OUTGOING]), float(busy[contention.INCOMING])
+
+
+def unshaped_levels(cluster: Cluster, servers: NetworkPart) -> tuple[str, ...]:
+    """Names of the levels that join several components by links without shaping."""
+    shaped = {cable.level for cable in servers.cables}
+    counts = {level: len(cluster.starts(level)) - 1 for level in range(len(cluster.levels) + 1)}
+    return tuple(
+        cluster.levels[level].name
+        for level in range(len(cluster.levels))
+        if counts[level] > counts[level + 1] and level not in shaped
+    )

@@ -1,0 +1,67 @@
+"""The printed result of a replay."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from pipeplan.replay.outcome import ReplayResult
+from pipeplan.util.units import show_size, show_time
+
+LEAST_S = 1e-6
+"""Shorter times are printed as 0."""
+
+
+def show_replay(replayed: ReplayResult, console: Console) -> None:
+    """Print the result of a replay."""
+    console.print(_headline(replayed), soft_wrap=True)
+    tables = [_stages(replayed)] + ([_links(replayed)] if replayed.links else [])
+    for table in tables:
+        console.print()
+        console.print(table)
+    console.print()
+    if replayed.unshaped:
+        inside = " and ".join(f"a {name}" for name in replayed.unshaped)
+        console.print(f"Links inside {inside} are not shaped: they are as fast as this machine.", soft_wrap=True)
+    console.print(replayed.cause, soft_wrap=True)
+
+
+def _headline(replayed: ReplayResult) -> str:
+    simulated = f", simulated {show_time(replayed.simulated_s)}" if replayed.simulated_s is not None else ""
+    cores = "" if replayed.cores_busy is None else f", cores at work {replayed.cores_busy:.0%} of the time"
+    return (
+        f"Plan {replayed.config}: predicted {show_time(replayed.predicted_s)} a minibatch{simulated}, replayed "
+        f"{show_time(replayed.measured_s)} ± {replayed.spread:.1%} over {replayed.minibatches} minibatches: "
+        f"{replayed.error:+.1%}.\nBytes are divided by {replayed.scaling.bytes_by:.0f}, times stretched by "
+        f"{replayed.scaling.time_by:.3g}; {replayed.seconds:.0f} s in all{cores}."
+    )
+
+
+def _stages(replayed: ReplayResult) -> Table:
+    table = _table("stage", "repl.", "computes", "pred.", "sync", "waits", "sends", "busy", "pred.")
+    for number, stage in enumerate(replayed.stages, 1):
+        times = [stage.computing_s, stage.predicted_s, stage.sync_s, stage.wait_s, stage.send_s]
+        busy = f"{stage.busy(replayed.measured_s):.0%}", f"{stage.predicted_busy(replayed.predicted_s):.0%}"
+        table.add_row(str(number), str(stage.replicas), *map(_time, times), *busy)
+    return table
+
+
+def _links(replayed: ReplayResult) -> Table:
+    table = _table("link of", "Gbit/s", "way", "a minibatch", "pred.", "busy", "pred.")
+    for link in replayed.links:
+        sizes = [show_size(round(size)) for size in (link.bytes_per_minibatch, link.predicted_bytes)]
+        rate = f"{link.rate * 8 / 1e9:.3g}"
+        table.add_row(link.name, rate, link.direction, *sizes, f"{link.busy:.0%}", f"{link.predicted_busy:.0%}")
+    return table
+
+
+def _time(seconds: float) -> str:
+    return "0" if seconds < LEAST_S else show_time(seconds)
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(first, box=box.SIMPLE, pad_edge=False, show_edge=False)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table

@@ -1,0 +1,179 @@
+"""Messages and all-reduces as flows that share network cards by max-min fairness, to which TCP connections converge.
+
+A flow that is alone takes its stated duration. At full speed it uses a given share of each card that it crosses. Where
+the shares of a card add up to more than 1, its flows are slowed down until they fit. The result is max-min fair: no
+flow could be faster without slowing down another flow that gets no larger share of a card that both cross.
+
+The network cards that each message or all-reduce of a plan crosses, and the share of each card that it uses.
+
+The cards are those of `pipeplan.cost.contention`: every component of every level has a card that joins it to the level
+above. Each direction of a card counts as a card of its own here. Shared processor cores are treated in the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from pipeplan.cluster_data.links import Links
+from pipeplan.plan.plan import Plan
+
+Card = tuple[int, int, int]
+"""(direction, level, index of the component)."""
+Use = Mapping[Card, float]
+"""The share of each card that a flow uses at full speed; more than 1 where the card is slower than the flow."""
+
+EPSILON = 1e-12
+"""A flow with fewer seconds left has arrived: the remainder is rounding."""
+
+
+@dataclass(eq=False)
+class NetworkFlow:
+    """A transfer under way."""
+
+    left_s: float
+    """Time that it still takes at full speed."""
+    use: Use
+    done: Callable[[], None]
+    """Called when it has arrived."""
+    speed: float = 1.0
+    """Current speed, as a share of full speed."""
+
+
+class SharedNetwork:
+    """The flows that are under way, in simulated time."""
+
+    def __init__(self, now: Callable[[], float], at: Callable[[float, Callable[[], None]], None]) -> None:
+        """`now` returns the simulated time, `at` schedules an event at a time."""
+        self._now, self._at = now, at
+        self._flows: list[NetworkFlow] = []
+        self._since_s = 0.0
+        self._plans = 0
+
+    def start(self, duration_s: float, use: Use, done: Callable[[], None]) -> None:
+        """Start a flow that takes `duration_s` at full speed; `done` is called when it has arrived."""
+        self._move()
+        self._flows.append(NetworkFlow(duration_s, {card: share for card, share in use.items() if share > 0}, done))
+        self._plan()
+
+    def _move(self) -> None:
+        """Account for the progress of all flows since the last call."""
+        passed, self._since_s = self._now() - self._since_s, self._now()
+        for flow in self._flows:
+            flow.left_s -= passed * flow.speed
+
+    def _plan(self) -> None:
+        """Compute the speeds of all flows, and schedule the next arrival."""
+        share_cards(self._flows)
+        self._plans += 1
+        if self._flows:
+            plan = self._plans
+            soonest = min(max(flow.left_s, 0.0) / flow.speed for flow in self._flows)
+            self._at(self._now() + soonest, lambda: self._arrivals(plan))
+
+    def _arrivals(self, plan: int) -> None:
+        if plan != self._plans:
+            return
+        self._move()
+        # The rounding error grows with the simulated time.
+        least = EPSILON * max(1.0, self._now())
+        arrived = [flow for flow in self._flows if flow.left_s <= least]
+        self._flows = [flow for flow in self._flows if flow.left_s > least]
+        self._plan()
+        for flow in arrived:
+            flow.done()
+
+
+def share_cards(flows: list[NetworkFlow]) -> None:
+    """Set the max-min fair speed, at most 1, of every flow.
+
+    Progressive filling: the levels of all flows rise together until a card is full or a flow reaches full speed; these
+    flows stop, and the others go on rising. The level of a flow is its share of the card that it uses the most.
+    """
+    demand: dict[Card, float] = {}
+    for flow in flows:
+        flow.speed = 1.0
+        for card, share in flow.use.items():
+            demand[card] = demand.get(card, 0.0) + share
+    if all(total <= 1.0 for total in demand.values()):
+        return
+    left = dict.fromkeys(demand, 1.0)
+    rising = [(flow, max(flow.use.values())) for flow in flows if flow.use]
+    while rising:
+        weights: dict[Card, float] = {}
+        for flow, most in rising:
+            for card, share in flow.use.items():
+                weights[card] = weights.get(card, 0.0) + share / most
+        full, level = min(((card, left[card] / weight) for card, weight in weights.items()), key=lambda pair: pair[1])
+        level = max(level, EPSILON)
+        least = min(most for _, most in rising)
+        stopped = (
+            [(flow, most) for flow, most in rising if most <= level]
+            if least <= level
+            else [(flow, most) for flow, most in rising if full in flow.use]
+        )
+        for flow, most in stopped:
+            flow.speed = min(1.0, level / most)
+            for card, share in flow.use.items():
+                left[card] = max(0.0, left[card] - flow.speed * share)
+        done = {id(flow) for flow, _ in stopped}
+        rising = [(flow, most) for flow, most in rising if id(flow) not in done]
+
+
+OUT, IN, CORES = 0, 1, 2
+"""Directions of a card; `CORES` marks the cores of a server."""
+MESSAGES, RINGS = 0, 1
+"""Indices into the result of `Links.card`."""
+
+
+@dataclass(frozen=True)
+class SharedCards:
+    """The cards of a cluster and their use by the stages of a plan."""
+
+    plan: Plan
+    links: Links
+
+    def message(self, sender: int, receiver: int, bandwidth: float) -> Use:
+        """Use of cards by a message from one worker to another at `bandwidth` bytes/s."""
+        return self._use([(sender, receiver)], bandwidth, MESSAGES)
+
+    def ring(self, stage: int) -> Use:
+        """Use of cards by an all-reduce among the replicas of a stage, in a ring in the order of their numbers."""
+        return self._rings[stage]
+
+    def computing(self, worker: int) -> Use:
+        """Use of its server's cores by a worker that computes; empty where the server has a core for each worker."""
+        return self._computing.get(worker, {})
+
+    @cached_property
+    def _computing(self) -> dict[int, Use]:
+        cluster = self.links.cluster
+        return {
+            worker: {(CORES, cluster.server_level, cluster.server_of(worker)): 1 / cores}
+            for first, stop, cores in cluster.shared_cores
+            for worker in range(first, stop)
+        }
+
+    @cached_property
+    def _rings(self) -> tuple[Use, ...]:
+        rings = []
+        for stage in self.plan.stages:
+            workers = sorted(stage.workers)
+            hops = list(zip(workers, [*workers[1:], workers[0]], strict=True))
+            rings.append(self._use(hops, self.links.allreduce_among(workers)[0], RINGS))
+        return tuple(rings)
+
+    def _use(self, hops: list[tuple[int, int]], bandwidth: float, kind: int) -> Use:
+        """Use of cards by simultaneous transfers at `bandwidth` bytes/s over all hops (sender, receiver)."""
+        use: dict[Card, float] = {}
+        cluster = self.links.cluster
+        for sender, receiver in hops:
+            for level in range(cluster.level_between(min(sender, receiver), max(sender, receiver))):
+                for direction, worker in ((OUT, sender), (IN, receiver)):
+                    rate = self.links.card(level, worker)[kind]
+                    if math.isfinite(rate) and rate > 0:
+                        card = direction, level, cluster.component(level, worker)
+                        use[card] = use.get(card, 0.0) + bandwidth / rate
+        return use

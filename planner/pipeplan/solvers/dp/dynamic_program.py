@@ -1,0 +1,189 @@
+"""Exact dynamic programming over cuts: the fastest pipeline on consecutive workers, some of which may stay idle.
+
+A search over cuts decides whether any pipeline keeps within a threshold, and bisection finds the least threshold for
+which one does. The first bisection ignores memory, so that depths do not matter and many cuts can be left out. If its
+plan fits in memory, it is the best of all. Otherwise a second bisection continues upwards from its pace, with the
+memory limit and with recomputation where that is allowed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from pipeplan.cost import depths
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.problem.cuts import Cuts
+from pipeplan.problem.grid_shapes import GridShape, grid_shapes
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.dp import threshold
+from pipeplan.solvers.dp.budget import SearchEffort
+from pipeplan.solvers.dp.frames import FoundPipeline, PipelineSearches
+from pipeplan.solvers.dp.grid import UniformGrids, fastest_grid_batch, minibatches_of
+from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
+from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
+from pipeplan.solvers.result import Result, Status
+
+
+@dataclass
+class _BestSoFar:
+    """The best plan and the bound of all searches so far."""
+
+    best: tuple[float, PlanSpace, list[Stage]] | None = None
+    bound: float = float("inf")
+    finished: bool = True
+    interrupted: bool = False
+
+    def add(self, problem: Problem, space: PlanSpace, found: BisectionResult[FoundPipeline]) -> None:
+        """Take in the result of one more search."""
+        self.finished, self.interrupted = self.finished and found.finished, self.interrupted or found.interrupted
+        if found.best is not None or not found.finished:
+            self.bound = min(self.bound, space.pace(problem, found.low))
+        if found.best is None:
+            return
+        if self.best is None or space.pace(problem, found.high) < self.best[0] * (1 - PRECISION):
+            self.best = space.pace(problem, found.high), space, found.best.stages()
+
+
+def _search_spaces(
+    problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: SearchEffort
+) -> _BestSoFar:
+    """Search all spaces of plans, one after another."""
+    so_far = _BestSoFar()
+    for space in plan_spaces(problem):
+        if so_far.best is not None and space.synchronisation(problem) >= so_far.best[0]:
+            continue
+        if so_far.interrupted:
+            so_far.bound = min(so_far.bound, space.pace(problem, 0.0))
+            continue
+        so_far.add(problem, space, PipelineSearches(space.inner(problem), cuts, deadline, gap, effort=effort).best())
+    return so_far
+
+
+def _search_grids(problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: SearchEffort) -> _BestSoFar:
+    """Search all shapes of a uniform grid, each for plans that are faster than the best before."""
+    so_far, space = _BestSoFar(), plan_spaces(problem)[0]
+
+    def below() -> float:
+        return float("inf") if so_far.best is None else so_far.best[0] * (1 - PRECISION)
+
+    for found in _shape_results(PipelineSearches(problem, cuts, deadline, gap, effort=effort), below):
+        so_far.add(problem, space, found)
+    return so_far
+
+
+def best_uniform_grid(
+    problem: Problem,
+    cuts: Cuts,
+    score: Callable[[Plan], float],
+    deadline: float | None = None,
+    effort: SearchEffort | None = None,
+) -> Plan | None:
+    """The plan with the least score among the best plans of every shape of a uniform grid; None if there is none.
+
+    The score must not be less than the pace that the solvers minimise. The search ends with the best so far at the
+    deadline (by `time.perf_counter`) or when the effort is spent.
+    """
+    best, least, space = None, float("inf"), plan_spaces(problem)[0]
+
+    def below() -> float:
+        return least * (1 - PRECISION)
+
+    for found in _shape_results(PipelineSearches(problem, cuts, deadline, effort=effort or SearchEffort()), below):
+        if found.best is not None:
+            plan = _plan(problem, space, found.best.stages(), space.pace(problem, found.high))
+            if (value := score(plan)) < least:
+                best, least = plan, value
+    return best
+
+
+def _shape_results(searches: PipelineSearches, below: Callable[[], float]) -> Iterator[BisectionResult[FoundPipeline]]:
+    """Results for the shapes of a uniform grid in the order of their bounds, until a bound is no longer `below()`."""
+    grids, per_update = UniformGrids(searches.free), minibatches_of(searches.problem)
+    shapes_of = enumerate(grid_shapes(searches.problem))
+    waiting = [(grids.floor(shape), number, shape, _bounds(searches, grids, shape)) for number, shape in shapes_of]
+    heapq.heapify(waiting)
+    interrupted = False
+    while waiting:
+        bound, number, shape, tighter = heapq.heappop(waiting)
+        limit = below()
+        if bound >= limit:
+            return
+        if interrupted or searches.effort.over or threshold.passed(searches.deadline):
+            yield BisectionResult(bound * per_update, finished=False, interrupted=interrupted)
+            return
+        bound_or_grid = next(tighter)
+        if isinstance(bound_or_grid, float):
+            heapq.heappush(waiting, (max(bound, bound_or_grid), number, shape, tighter))
+        else:
+            answer = searches.of(shape, bound * per_update, limit * per_update, bound_or_grid).best()
+            interrupted = answer.interrupted
+            yield answer
+
+
+def _bounds(
+    searches: PipelineSearches, grids: UniformGrids, shape: GridShape
+) -> Iterator[float | BisectionResult[FoundPipeline] | None]:
+    """Ever better bounds on the pace of a shape, and last, if known, its best plan without a memory limit."""
+    if not grids.few:
+        yield None
+        return
+    searches.effort.spent += grids.rows(shape)
+    least, steps = grids.least(shape)
+    yield least
+    if grids.exact:
+        yield BisectionResult(least, least, FoundPipeline(grids.terms, steps))
+    elif grids.exact_batches:
+        answer = fastest_grid_batch(grids, shape, searches.deadline, searches.effort)
+        yield answer.bound_s / minibatches_of(searches.problem)
+        found = None if answer.steps is None else FoundPipeline(grids.terms, answer.steps)
+        yield BisectionResult(answer.bound_s, answer.total_s, found, answer.finished, answer.interrupted)
+    else:
+        yield None
+
+
+def is_feasible(problem: Problem, cuts: Cuts) -> bool:
+    """Whether any plan satisfies the constraints, however slow."""
+    searches = [PipelineSearches(space.inner(problem), cuts) for space in plan_spaces(problem)]
+    if problem.options.grid:
+        searches = [searches[0].of(shape) for shape in grid_shapes(problem)]
+    return any(search.feasible() for search in searches)
+
+
+def solve(problem: Problem, cuts: Cuts, seconds: float | None = None, gap: float = 0.0) -> Result:
+    """The best plan over all spaces of plans, proven optimal by a search just below its pace that finds nothing.
+
+    A time limit in `seconds`, a relative `gap`, or Ctrl-C ends the search with the best plan so far and the bound
+    reached.
+    """
+    began, deadline, effort = time.perf_counter(), threshold.deadline(seconds), SearchEffort()
+    search = _search_grids if problem.options.grid else _search_spaces
+    found = _result(problem, cuts, search(problem, cuts, deadline, gap, effort), began)
+    return replace(found, effort=effort.spent)
+
+
+def _result(problem: Problem, cuts: Cuts, so_far: _BestSoFar, began: float) -> Result:
+    """The result of the searches, with the proven bound."""
+    best, bound, finished, interrupted = so_far.best, so_far.bound, so_far.finished, so_far.interrupted
+    floor = problem.work_s / problem.cluster.total_speed
+    note = "the requested gap was reached" if finished else "the search ended before it could prove this plan optimal"
+    if not cuts.complete:
+        bound, note = floor, f"the search covered {len(cuts.ideals)} of the graph's cuts, not all of them"
+    proven = finished and cuts.complete
+    taken = time.perf_counter() - began
+    if best is None:
+        status = Status.INFEASIBLE if proven else Status.TIME_LIMIT
+        least = float("inf") if proven else max(floor, bound if bound < float("inf") else 0.0)
+        return Result("DP", status, None, float("inf"), least, taken, note, interrupted=interrupted)
+    pace, space, stages = best
+    plan = _plan(problem, space, stages, pace)
+    if proven and bound >= pace * (1 - 4 * PRECISION):
+        return Result("DP", Status.OPTIMAL, plan, pace, pace, taken)
+    return Result("DP", Status.FEASIBLE, plan, pace, min(max(bound, floor), pace), taken, note, interrupted=interrupted)
+
+
+def _plan(problem: Problem, space: PlanSpace, stages: list[Stage], pace_s: float) -> Plan:
+    # The pace may lie just where a depth changes: rounding in another order must not ask for one minibatch more.
+    return depths.assign_depths(space.plan(problem, stages), problem, pace_s * (1 + 1e-12))

@@ -1,0 +1,226 @@
+"""Finds the fastest pipeline on one component of the cluster: first without a memory limit, then with it if needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from pipeplan.plan.plan import Stage
+from pipeplan.problem.cuts import Cuts
+from pipeplan.problem.grid_shapes import GridShape
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.dp import flush_search, threshold
+from pipeplan.solvers.dp.budget import OutOfTime, SearchEffort, SearchLimits, StateCounts, Step, limits_of
+from pipeplan.solvers.dp.reduce_cuts import prune_cuts
+from pipeplan.solvers.dp.stage_costs import CostTerms
+from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
+from pipeplan.solvers.dp.topology import batch_objective, find_pipeline, pipeline_fits, pipeline_pace, terms_of
+
+# Up to this number of cuts times workers, the plan with the fewest stages among the best is returned, and searches with
+# a memory limit look for some plan first.
+_SMALL_SEARCH = 100_000
+
+
+# With a memory limit, some plan is first looked for within this many times the bound.
+_FIRST_LIMIT = 8
+
+
+@dataclass(frozen=True)
+class FoundPipeline:
+    """A pipeline found by a search, with the terms (and thereby the cuts) that the search used."""
+
+    terms: CostTerms
+    steps: list[Step]
+
+    def fits(self, bound: CostTerms, pace: float) -> bool:
+        """Whether the pipeline fits in memory at the depths that its pace needs; `bound` are terms with that limit."""
+        place = {ideal: index for index, ideal in enumerate(bound.cuts.ideals)}
+        ideals = self.terms.cuts.ideals
+        steps = [replace(step, start=place[ideals[step.start]], end=place[ideals[step.end]]) for step in self.steps]
+        return pipeline_fits(bound, steps, pace)
+
+    def stages(self) -> list[Stage]:
+        """The stages of one copy with the names of their layers; each has one version of the weights as yet."""
+        units, cuts = self.terms.problem.units, self.terms.cuts
+        return [
+            Stage(
+                tuple(name for unit in cuts.members(step.start, step.end) for name in units[unit].layers),
+                tuple(range(step.first, step.first + step.replicas)),
+                step.depth,
+                1,
+                step.recompute,
+            )
+            for step in self.steps
+        ]
+
+
+@dataclass
+class PipelineSearches:
+    """The searches on one component of the cluster."""
+
+    problem: Problem
+    cuts: Cuts
+    deadline: float | None = None
+    gap: float = 0.0
+    shape: GridShape | None = None
+    """The shape of the uniform grid to search for; None for any plan."""
+    above: float = 0.0
+    """A known lower bound, in the unit of `best`."""
+    below: float = float("inf")
+    """Slower pipelines are not searched for."""
+    effort: SearchEffort = field(default_factory=SearchEffort)
+
+    without: BisectionResult[FoundPipeline] | None = None
+    """The best pipeline without a memory limit, where that is known."""
+
+    def of(
+        self,
+        shape: GridShape,
+        above: float = 0.0,
+        below: float = float("inf"),
+        without: BisectionResult[FoundPipeline] | None = None,
+    ) -> PipelineSearches:
+        """The same searches for a uniform grid of the given shape. They share their terms with these."""
+        searches = replace(self, shape=shape, above=above, below=below, without=without)
+        searches.__dict__.update({"free": self.free, "bound": self.bound})
+        return searches
+
+    @cached_property
+    def free(self) -> CostTerms:
+        """The terms without a memory limit."""
+        problem = self.problem
+        if problem.options.memory:
+            problem = replace(problem, options=replace(problem.options, memory=False))
+        # Stages without cost may vanish when cuts are left out, but a grid has a fixed number of stages.
+        return terms_of(problem, self.cuts if problem.options.grid else prune_cuts(problem, self.cuts))
+
+    @cached_property
+    def bound(self) -> CostTerms:
+        """The terms with the memory limit."""
+        return terms_of(self.problem, self.cuts)
+
+    def feasible(self) -> bool:
+        """Whether any pipeline satisfies the constraints, however slow."""
+        if self.problem.options.flushes:
+            return self._best_batch().best is not None
+        if self.bound.most_replicas < 1:
+            return False
+        return self._search(self.bound, self.bound.most, self._limits(memory=True)) is not None
+
+    def best(self) -> BisectionResult[FoundPipeline]:
+        """The fastest pipeline. The result's `best` is None where none exists or none was found in time.
+
+        Its pace is in seconds per minibatch of one copy, or with a flush in seconds per update.
+        """
+        if self.problem.options.flushes:
+            return self._best_batch()
+        if self.free.most_replicas < 1:
+            return BisectionResult(float("inf"))
+        limits = self._limits(memory=False)
+        interval = self.without or self._least(self.free, limits, max(self.free.floor, self.above))
+        if interval.best is None:
+            return interval
+        if interval.finished:
+            interval.best = self._with_fewest_stages(limits, interval.high) or interval.best
+        if not self.problem.options.memory or interval.best.fits(self.bound, interval.high):
+            return interval
+        if not interval.finished:
+            interval.high, interval.best = float("inf"), None
+            return interval
+        return self._least(self.bound, self._limits(memory=True), interval.low)
+
+    def _best_batch(self) -> BisectionResult[FoundPipeline]:
+        """The fastest pipeline under a flush schedule, in seconds per update."""
+        limits = self._limits(memory=False)
+        if not self.problem.options.memory:
+            return self.without or self._least_batch(self.free, limits)
+        # A pipeline without a memory limit is only a bound, so that search gets half of the time.
+        halfway = replace(limits, deadline=threshold.halfway(self.deadline))
+        free = self.without or self._least_batch(self.free, halfway)
+        if free.interrupted or (free.finished and free.best is None):
+            return replace(free, high=float("inf"), best=None)
+        limits = self._limits(memory=True)
+        interval = self._least_batch(self.bound, replace(limits, recompute=False))
+        if limits.recompute and interval.finished and interval.high > free.low * (1 + PRECISION):
+            again = self._least_batch(self.bound, limits)
+            if again.high > interval.high:
+                again.high, again.best = interval.high, interval.best
+            interval = again
+        interval.low = max(interval.low, free.low)
+        return interval
+
+    def _least_batch(self, terms: CostTerms, limits: SearchLimits) -> BisectionResult[FoundPipeline]:
+        """The fastest batch under the given limits, over the numbers of stages."""
+        interval = BisectionResult[FoundPipeline](float("inf"))
+        counts = self._stage_counts(terms, limits)
+        for exact in counts:
+            answer = flush_search.fastest_batch(
+                batch_objective(terms, replace(limits, exact_stages=exact)), self.above, self.below
+            )
+            interval.low = min(interval.low, answer.bound_s)
+            if answer.steps is not None and answer.total_s < interval.high:
+                interval.high, interval.best = answer.total_s, FoundPipeline(terms, answer.steps)
+            interval.finished, interval.interrupted = answer.finished, answer.interrupted
+            if not answer.finished:
+                # Nothing is known about the numbers of stages that were not tried.
+                interval.low = interval.low if exact == counts[-1] else 0.0
+                break
+        return interval
+
+    def _stage_counts(self, terms: CostTerms, limits: SearchLimits) -> list[int | None]:
+        """The numbers of stages to search one by one, because they decide which stage a pinned layer is in."""
+        lowest = max((stage for _, stage in self.problem.options.pins), default=1)
+        if limits.exact_stages is not None and lowest > limits.exact_stages:
+            return []
+        if not self.problem.options.pins or limits.exact_stages is not None:
+            return [limits.exact_stages]
+        highest = min(limits.max_stages or terms.workers, terms.workers, len(terms.cuts.ideals) - 1)
+        return list(range(lowest, highest + 1))
+
+    def _limits(self, *, memory: bool) -> SearchLimits:
+        return limits_of(self.problem, memory=memory, deadline=self.deadline, shape=self.shape, effort=self.effort)
+
+    def _least(self, terms: CostTerms, limits: SearchLimits, low: float) -> BisectionResult[FoundPipeline]:
+        """The pipeline of the least pace of at least `low`, by bisection."""
+
+        def ask(limit: float) -> tuple[float, FoundPipeline] | None:
+            steps = self._search(terms, limit, limits)
+            if steps is None:
+                return None
+            depths = limits.memory or terms.accumulate is not None
+            return pipeline_pace(terms, steps, depths=depths), FoundPipeline(terms, steps)
+
+        known, most = None, min(terms.most, self.below)
+        if most < low:
+            return BisectionResult(low)
+        if limits.memory and len(terms.cuts.ideals) * terms.workers <= _SMALL_SEARCH:
+            # Find some plan first: it is the result if the search is stopped early, and without one no search is
+            # needed. On thousands of workers a search far above the bound takes longer than all searches near it.
+            try:
+                known = ask(min(_FIRST_LIMIT * low, most)) or ask(most)
+            except OutOfTime:
+                return BisectionResult(low, finished=False)
+            except KeyboardInterrupt:
+                return BisectionResult(low, finished=False, interrupted=True)
+            if known is None:
+                return BisectionResult(low)
+        return threshold.least_threshold(ask, low * (1 - PRECISION), most, known, gap=self.gap)
+
+    def _search(self, terms: CostTerms, limit: float, limits: SearchLimits) -> list[Step] | None:
+        """A pipeline within a threshold, over the numbers of stages, or None."""
+        for stages in self._stage_counts(terms, limits):
+            steps = find_pipeline(terms, limit, replace(limits, exact_stages=stages))
+            if steps is not None:
+                return steps
+        return None
+
+    def _with_fewest_stages(self, limits: SearchLimits, pace: float) -> FoundPipeline | None:
+        """The pipeline with the fewest stages among the equally fast ones, or None where that takes long to find."""
+        terms = self.free
+        if len(terms.cuts.ideals) * terms.workers > _SMALL_SEARCH or limits.counting.any:
+            return None
+        try:
+            steps = self._search(terms, pace * (1 + 1e-10), replace(limits, counting=StateCounts(stages=True)))
+        except OutOfTime:
+            return None
+        return None if steps is None else FoundPipeline(terms, steps)

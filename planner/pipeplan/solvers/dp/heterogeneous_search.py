@@ -1,0 +1,337 @@
+"""The search over cuts on heterogeneous clusters and over parallel links, with all candidate placements.
+
+Where servers differ, no place in the cluster stands for another. So a stage in front of a state is tried on every run
+of consecutive workers, and a state (p', λ') dominates another (p, λ) at the same cut, of no less demand, if p' ≥ p and
+the component of level λ' that holds p' lies within that of level m = max(λ, level(p-1, p)) that holds p. Any stage that
+can be put in front of p can then be put in front of p', and the component that joins the two is no larger. Components
+of one level differ, but none is faster than the components inside it.
+
+A stage ends right before the state behind it or at the end of a server. If worker e is idle and on the same server as
+the stage's last worker e - 1, the stage can move by one worker: it leaves one and gains another like its last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import formulas
+from pipeplan.plan import schedules
+from pipeplan.problem.cuts import Flags, Floats, Ints
+from pipeplan.solvers.dp.budget import SLACK, SearchLimits
+from pipeplan.solvers.dp.labels import SearchStates
+from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
+from pipeplan.solvers.dp.uniform_search import Search
+from pipeplan.solvers.dp.worker_ranges import PlacementTable, levels_between
+
+# The number of states that are compared with all others at a time.
+_CHUNK = 128
+
+# The number of stages, pairs of a cut and a placement, that are sized at a time.
+_AT_ONCE = 1_000_000
+
+# The vertical-sync search runs once for each input stage, on the same placements.
+placements_of, levels_of = lru_cache(maxsize=4)(PlacementTable.of), lru_cache(maxsize=4)(levels_between)
+
+
+@dataclass(frozen=True)
+class HeterogeneousTerms(CostTerms):
+    """The terms of the cost model on a heterogeneous cluster. They do not depend on the threshold."""
+
+    @cached_property
+    def runs(self) -> PlacementTable:
+        """The candidate placements of a stage."""
+        return placements_of(self.problem.cluster, self.most_replicas)
+
+    @cached_property
+    def between(self) -> Ints:
+        """The level of the smallest component that holds two workers, for all pairs."""
+        return levels_of(self.problem.cluster)
+
+    @cached_property
+    def message(self) -> tuple[Floats, Floats]:
+        """Bandwidth and latency in the component of a level (rows) that holds a worker (columns)."""
+        cluster = self.problem.cluster
+        rates = [Links.of(cluster).over_workers(level) for level in range(len(cluster.levels) + 1)]
+        return np.array([rate.sendrecv for rate in rates]), np.array([rate.latency for rate in rates])
+
+    @cached_property
+    def speed_before(self) -> Floats:
+        """For each worker 0 … D, the sum of the speeds of all workers before it."""
+        return np.concatenate([[0.0], np.cumsum([device.speed for device in self.problem.cluster.devices])])
+
+    @property
+    def speed(self) -> float:
+        """Speed of the slowest device, which gives an upper bound on every stage time."""
+        return min(device.speed for device in self.problem.cluster.devices)
+
+    @cached_property
+    def fastest(self) -> float:
+        """Speed of the fastest device."""
+        return max(device.speed for device in self.problem.cluster.devices)
+
+    @cached_property
+    def floor(self) -> float:
+        """Lower bound on the pace: all work on all workers, the costliest unit on as many of the fastest as allowed."""
+        most = max(unit.forward_s + unit.backward_s for unit in self.problem.units)
+        alone = most / (max(1, self.most_replicas) * self.fastest)
+        return max(self.problem.work_s / self.problem.cluster.total_speed, alone)
+
+    def stage_s(self, stage: StageTerms, runs: Ints | slice) -> tuple[Floats, Floats]:
+        """Seconds per minibatch of stages (rows: cuts I) on placements (columns), and of one all-reduce of each."""
+        at = self.runs
+        replicas = at.replicas[runs]
+        compute = formulas.compute_time(stage.work_s[:, None], replicas, at.speed[runs])
+        if not self.training:
+            return compute, np.zeros(compute.shape)
+        group = formulas.ring_allreduce_time(
+            replicas, stage.parameters[:, None], at.allreduce_bandwidth[runs], at.allreduce_latency[runs]
+        )
+        return formulas.overlapped(compute, group / (self.accumulate or replicas), stage.overlap), group
+
+    def busier(self, cut: int) -> float:
+        """Bytes across a cut in the busier direction."""
+        return max(float(self.cuts.sent[cut]), float(self.cuts.returned[cut]))
+
+
+class HeterogeneousSearch(Search):
+    """The search for a pipeline within one threshold on a heterogeneous cluster."""
+
+    terms: HeterogeneousTerms
+
+    def __init__(self, terms: HeterogeneousTerms, threshold: float, limits: SearchLimits) -> None:
+        self.terms, self.limits = terms, limits
+        self.threshold, self.within = threshold, threshold * (1 + SLACK)
+        self.last = len(terms.cuts.ideals) - 1
+        self.kept: dict[int, SearchStates] = {}
+        # A cut needs enough speed in front for the work before it, and a worker at least.
+        speed = terms.cuts.work_s / self.within * (1 - 1e-9)
+        self.lowest = np.maximum(np.searchsorted(terms.speed_before, speed), 1).astype(np.intp)
+        self.need = np.maximum(np.ceil(speed / terms.fastest), 1).astype(np.intp)
+        self.lowest[0] = self.need[0] = 0
+
+    def _undominated(self, found: SearchStates) -> SearchStates:
+        """The states that no other dominates; of equal states the first in a fixed order."""
+        states = found.take(self._thinned(found))
+        if len(states) == 1:
+            return states
+        extra = states.demand if states.extra is None else states.extra
+        order = np.lexsort(
+            (states.level, -states.replicas, states.workers, states.stages, extra, states.demand, -states.first)
+        )
+        states = states.take(order)
+        lost = np.zeros(len(states), dtype=bool)
+        for begin in range(0, len(states), _CHUNK):
+            chunk = slice(begin, begin + _CHUNK)
+            lost[chunk] = np.triu(self._dominates(states, chunk), 1 - begin).any(axis=0)
+        return states.take(~lost)
+
+    def _thinned(self, states: SearchStates) -> Ints:
+        """Rows that have the least demand for their position, level and counts."""
+        keys = self._keys(states)
+        order = np.lexsort((states.demand, *reversed(keys)))
+        least: Ints = order[group_starts(keys[:, order])]
+        return least
+
+    def _dominates(self, states: SearchStates, others: slice) -> Flags:
+        """Flags of shape (states, others): whether each state dominates each of the others."""
+        between, counting = self.terms.between, self.limits.counting
+        first = states.first[others]
+        joined = np.where(first > 0, between[first - 1, first], len(self.terms.problem.cluster.levels))
+        joined = np.maximum(joined, states.level[others])
+        result: Flags = states.demand[:, None] <= states.demand[others]
+        result &= states.first[:, None] >= first
+        result &= (states.level[:, None] <= joined) & (between[states.first[:, None], first] <= joined)
+        if states.extra is not None:
+            result &= states.extra[:, None] <= states.extra[others]
+        if self.terms.parallel:
+            result &= states.replicas[:, None] >= states.replicas[others]
+        if counting.exact_stages:
+            result &= states.stages[:, None] == states.stages[others]
+        elif counting.stages:
+            result &= states.stages[:, None] <= states.stages[others]
+        if counting.workers:
+            result &= states.workers[:, None] <= states.workers[others]
+        return result
+
+    def _keys(self, states: SearchStates) -> Ints:
+        """The columns that tell states apart, as rows."""
+        counting = self.limits.counting
+        rows = [states.first, states.level]
+        rows += [states.replicas] if self.terms.parallel else []
+        rows += [states.stages] if counting.stages or counting.exact_stages else []
+        rows += [states.workers] if counting.workers else []
+        return np.stack(rows)
+
+    def _extend(self, cut: int, states: SearchStates) -> Iterator[tuple[Ints, SearchStates]]:
+        """Every state that a stage in front of these states leads to, with the cut of each."""
+        states, rows = self._open(states)
+        targets = self._leading(cut)
+        if not len(states) or not len(targets):
+            return
+        ends, states, rows = self._with_idle_workers(cut, states, rows)
+        which, runs = self.terms.runs.with_ends(ends)
+        if self.limits.shape is not None:
+            alike = self.terms.runs.replicas[runs] == self.limits.shape.replicas
+            which, runs = which[alike], runs[alike]
+        if not len(runs):
+            return
+        transfer, allowed = self._boundary_times(cut, states, which, runs)
+        which, runs, transfer = which[allowed], runs[allowed], transfer[allowed]
+        if not len(runs):
+            return
+        size = max(1, _AT_ONCE // len(runs))
+        for begin in range(0, len(targets), size):
+            self.limits.step(len(runs) * min(size, len(targets) - begin))
+            for recompute in (False, True) if self.limits.recompute else (False,):
+                stage = self.terms.stage(cut, targets[begin : begin + size], recompute=recompute)
+                depth, demand = self._sized(stage, states.demand[which], runs, transfer)
+                yield from self._new_states(stage, states, rows, which, runs, depth, demand)
+
+    def _with_idle_workers(self, cut: int, states: SearchStates, rows: Ints) -> tuple[Ints, SearchStates, Ints]:
+        """The states with idle workers in front of them.
+
+        Returns where the stage in front ends, the states by the component that joins them, and their rows.
+        """
+        # In a uniform grid no worker between stages is idle.
+        edges = np.array(self.terms.problem.cluster.starts(1)[1:] if self.limits.shape is None else [], dtype=np.intp)
+        before, edge = np.nonzero(edges < states.first[:, None])
+        which = np.concatenate([np.arange(len(states)), before])
+        ends = np.concatenate([states.first, edges[edge]])
+        spread, rows = states.take(which), rows[which]
+        if cut != self.last:
+            spread.numbers[1] = np.maximum(spread.level, self.terms.between[ends, spread.first])
+        spread.numbers[0] = ends
+        kept = self._thinned(spread)
+        return ends[kept], spread.take(kept), rows[kept]
+
+    def _rates(self, cut: int, states: SearchStates, which: Ints, runs: Ints) -> tuple[Floats, Floats, Ints]:
+        """Bandwidth and latency from a placement to the state behind it, and the number of links."""
+        at = self.terms.runs
+        if cut == self.last:
+            return np.full(len(runs), np.inf), np.zeros(len(runs)), np.ones(len(runs), dtype=np.intp)
+        first = at.first[runs]
+        joined = np.maximum(self.terms.between[first, states.first[which]], states.level[which])
+        links = np.ones(len(runs), dtype=np.intp)
+        if self.terms.parallel:
+            links = np.minimum(at.replicas[runs], states.replicas[which])
+        bandwidth, latency = (table[joined, first] for table in self.terms.message)
+        return bandwidth, latency, links
+
+    def _boundary_times(self, cut: int, states: SearchStates, which: Ints, runs: Ints) -> tuple[Floats, Flags]:
+        """One-way time from a placement to the state behind it, and whether the boundary is fast enough."""
+        bandwidth, latency, links = self._rates(cut, states, which, runs)
+        allowed = self._quick_boundary(cut, bandwidth, links)
+        if self.limits.max_workers is not None:
+            busy = states.workers[which] + self.terms.runs.replicas[runs]
+            allowed = allowed & (busy <= self.limits.max_workers)
+        return np.asarray(formulas.transfer_time(self.terms.busier(cut), bandwidth, latency)), allowed
+
+    def _quick_boundary(self, cut: int, bandwidth: Floats, links: Ints) -> Flags:
+        quick: Flags = formulas.boundary_time(self.terms.busier(cut), bandwidth, links) <= self.within
+        return quick
+
+    def _sized(self, stage: StageTerms, behind: Floats, runs: Ints, transfer: Floats) -> tuple[Floats, Floats]:
+        """Depth and demand of stages (rows: cuts I) on placements; infinite where a stage is too slow or too large."""
+        terms, at = self.terms, self.terms.runs
+        replicas = at.replicas[runs]
+        time, group = terms.stage_s(stage, runs)
+        good = (time <= self.within) & (at.first[runs] >= self.lowest[stage.targets][:, None])
+        depth, wait = np.ones(time.shape), np.zeros(time.shape)
+        counted = terms.training and (self.limits.memory or terms.accumulate is not None)
+        if counted and terms.accumulate is None:
+            wait = np.broadcast_to(
+                formulas.group_wait(group, self.threshold, replicas, terms.problem.copies), time.shape
+            )
+        if counted and not stage.is_last:
+            depth = formulas.in_flight_depth(behind, wait, transfer, self.threshold, replicas)
+        if counted and terms.accumulate is not None:
+            good &= self._two_versions_suffice(depth, replicas, group)
+        if self.limits.memory:
+            good &= self._fits(stage, runs, depth)
+        depth = np.where(good, depth, np.inf)
+        demand = formulas.in_flight_behind(depth, replicas, wait) if counted else np.where(good, 0.0, np.inf)
+        return depth, demand
+
+    def _fits(self, stage: StageTerms, runs: Ints, depth: Floats) -> Flags:
+        """Whether the smallest worker of each placement has the memory for each stage at its depth."""
+        (alone, growing), (shared, _) = (stage.memory(replicated=replicated) for replicated in (False, True))
+        replicas, first = self.terms.runs.replicas[runs], self.terms.first
+        fixed = np.where(replicas > 1, shared[:, None], alone[:, None])
+        if first is not None:
+            # One version is already included.
+            versions = schedules.vertical_versions(first.delay, first.replicas, replicas)
+            fixed = fixed + formulas.version_memory(stage.parameters[:, None], versions - 1)
+            fixed[stage.targets == 0] += np.where(replicas == first.replicas, 0.0, np.inf)
+        within: Flags = fixed + growing[:, None] * depth <= self.terms.runs.memory[runs] * (1 + 1e-12)
+        return within
+
+    def _two_versions_suffice(self, depth: Floats, replicas: Ints, group: Floats) -> Flags:
+        """Whether two weight versions suffice (`cost.buffered_pace`)."""
+        accumulate, copies = self.terms.accumulate, self.terms.problem.copies
+        assert accumulate is not None
+        spare = accumulate - depth * replicas
+        reduce = group + self.terms.problem.copies_allreduce_s
+        in_time: Flags = (spare >= 0) & (reduce <= self.within * (np.maximum(spare, 0) + 1 / copies))
+        return in_time
+
+    def _new_states(
+        self,
+        stage: StageTerms,
+        states: SearchStates,
+        rows: Ints,
+        which: Ints,
+        runs: Ints,
+        depth: Floats,
+        demand: Floats,
+    ) -> Iterator[tuple[Ints, SearchStates]]:
+        """The state of least demand among those that lead to the same position from the same cut."""
+        fresh = self._columns(stage, states, rows, which, runs)
+        keys = self._keys(fresh)
+        order = np.lexsort(tuple(reversed(keys)))
+        begins = np.flatnonzero(group_starts(keys[:, order]))
+        sorted_demand = demand[:, order]
+        least = np.minimum.reduceat(sorted_demand, begins, axis=1)
+        # Pick the first entry of each group that has the least demand.
+        counts = np.diff([*begins, len(order)])
+        place = np.where(sorted_demand == np.repeat(least, counts, axis=1), np.arange(len(order)), len(order))
+        target, group = np.nonzero(np.isfinite(least))
+        if not len(target):
+            return
+        chosen = order[np.minimum.reduceat(place, begins, axis=1)[target, group]]
+        made = SearchStates(fresh.numbers[:, chosen], least[target, group])
+        yield from self._completable(stage.targets[target], made, depth[target, chosen])
+
+    def _completable(self, targets: Ints, made: SearchStates, depth: Floats) -> Iterator[tuple[Ints, SearchStates]]:
+        """The states that can still become a pipeline within the user's limits, with their depths."""
+        made.numbers[5] = depth
+        good = self._can_complete(targets, made.workers, made.stages)
+        if good.any():
+            yield targets[good], made.take(good)
+
+    def _columns(self, stage: StageTerms, states: SearchStates, rows: Ints, which: Ints, runs: Ints) -> SearchStates:
+        """The new states of placements; depths and demands are still to be filled in."""
+        at = self.terms.runs
+        columns = {
+            "first": at.first[runs],
+            "level": at.span[runs],
+            "stages": states.stages[which] + 1,
+            "workers": states.workers[which] + at.replicas[runs],
+            "replicas": at.replicas[runs],
+            "depth": np.ones(len(runs), dtype=np.intp),
+            "recompute": np.full(len(runs), int(stage.recompute)),
+            "end": np.full(len(runs), stage.cut),
+            "source": rows[which],
+        }
+        return SearchStates.of(columns, np.zeros(len(runs)))
+
+
+def group_starts(keys: Ints) -> Flags:
+    """Flags of the columns that differ from the column before them."""
+    changed = np.ones(keys.shape[1], dtype=bool)
+    changed[1:] = (np.diff(keys, axis=1) != 0).any(axis=0)
+    return changed

@@ -1,0 +1,230 @@
+"""States that wait for their cut: added in bulk, taken cut by cut, from the last cut to the first.
+
+The states of the search over cuts, and the dominance relation between them.
+
+A state at a cut J says that everything behind J can run on workers p … D-1 under the threshold. It has these columns:
+
+    first    p, the first worker of its first stage
+    level    λ, the level of the smallest component that holds all workers of that stage
+    demand   what that stage demands of the one before it (`cost.in_flight_behind`)
+    stages   the number of stages behind J
+    workers  the number of busy workers behind J
+
+A state (p', λ') dominates another (p, λ) at the same cut if everything that can be put in front of (p, λ) has a
+counterpart in front of (p', λ') that is no slower and needs no more. Let m = max(λ, level(p-1, p)), the least level at
+which any stage in front can be joined with (p, λ). Then three conditions suffice: λ' ≤ m; p' has no less room within
+its component of level m than p has within its own (p' mod span ≥ p mod span); and above level m the indices of the
+components of p', each within the next larger one, are no smaller than those of p. The reason is that stages in front
+which lie within p's component move along into that of p', at the same distances. Stages that straddle its edge or lie
+outside stay where they are, and the component that joins them with the next stage is of a level above m either way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeplan.problem.cuts import Flags, Floats, Ints
+from pipeplan.solvers.dp.budget import StateCounts
+from pipeplan.solvers.dp.worker_ranges import ComponentLayout
+
+# The number of states that are compared with all kept states at a time.
+_CHUNK = 128
+
+
+@dataclass(frozen=True)
+class SearchStates:
+    """The columns of the states: the whole numbers as one array with a row for each column, and the demands."""
+
+    numbers: Ints
+    demand: Floats
+    extra: Floats | None = None
+    """The sum over the stages behind the cut, in seconds of a batch; None where nothing is summed."""
+
+    @staticmethod
+    def of(columns: dict[str, Ints], demand: Floats, extra: Floats | None = None) -> SearchStates:
+        """The states with the given columns, by name."""
+        return SearchStates(np.stack([columns[name] for name in _COLUMNS]), demand, extra)
+
+    @staticmethod
+    def start(workers: int) -> SearchStates:
+        """The state at the full cut: nothing is behind it, there is no demand, and all workers are free."""
+        columns = dict.fromkeys(_COLUMNS, np.zeros(1, dtype=np.intp))
+        return SearchStates.of(columns | {"first": np.array([workers], dtype=np.intp)}, np.zeros(1))
+
+    @staticmethod
+    def join(parts: list[SearchStates]) -> SearchStates:
+        """All rows of several parts."""
+        if len(parts) == 1:
+            return parts[0]
+        extra = [part.extra for part in parts if part.extra is not None]
+        return SearchStates(
+            np.concatenate([part.numbers for part in parts], axis=1),
+            np.concatenate([part.demand for part in parts]),
+            np.concatenate(extra) if extra else None,
+        )
+
+    def __len__(self) -> int:
+        return len(self.demand)
+
+    def take(self, rows: Ints | Flags | slice) -> SearchStates:
+        """The selected rows."""
+        return SearchStates(self.numbers[:, rows], self.demand[rows], None if self.extra is None else self.extra[rows])
+
+    def _column(self, index: int) -> Ints:
+        column: Ints = self.numbers[index]
+        return column
+
+    @property
+    def first(self) -> Ints:
+        """The column p: the first worker of the first stage behind the cut."""
+        return self._column(0)
+
+    @property
+    def level(self) -> Ints:
+        """The column λ: the level that this stage spans."""
+        return self._column(1)
+
+    @property
+    def stages(self) -> Ints:
+        """The number of stages behind the cut."""
+        return self._column(2)
+
+    @property
+    def workers(self) -> Ints:
+        """The number of busy workers behind the cut."""
+        return self._column(3)
+
+    @property
+    def replicas(self) -> Ints:
+        """Replicas of the first stage behind the cut."""
+        return self._column(4)
+
+    @property
+    def depth(self) -> Ints:
+        """Depth of that stage."""
+        return self._column(5)
+
+    @property
+    def recompute(self) -> Ints:
+        """Whether that stage recomputes its forward pass: 0 or 1."""
+        return self._column(6)
+
+    @property
+    def end(self) -> Ints:
+        """The cut behind that stage."""
+        return self._column(7)
+
+    @property
+    def source(self) -> Ints:
+        """The row of the state, at that cut, in front of which the stage was put."""
+        return self._column(8)
+
+
+_COLUMNS = ("first", "level", "stages", "workers", "replicas", "depth", "recompute", "end", "source")
+
+
+def undominated_states(states: SearchStates, layout: ComponentLayout, counting: StateCounts) -> SearchStates:
+    """The states that no other dominates; of equal states the first in a fixed order."""
+    if not counting.any and states.extra is None:
+        states = states.take(_least_demands(states, layout.top + 1))
+    if len(states) == 1:
+        return states
+    extra = states.demand if states.extra is None else states.extra
+    order = np.lexsort((states.level, states.stages, states.workers, extra, states.demand, -states.first))
+    states = states.take(order)
+    kept = np.zeros(len(states), dtype=bool)
+    for begin in range(0, len(states), _CHUNK):
+        chunk = slice(begin, min(begin + _CHUNK, len(states)))
+        inside = dominates(states, chunk, chunk, layout, counting)
+        lost = np.triu(inside, 1).any(axis=0)
+        before = np.flatnonzero(kept[:begin])
+        if len(before):
+            lost |= dominates(states, before, chunk, layout, counting).any(axis=0)
+        kept[chunk] = ~lost
+    return states.take(kept)
+
+
+def _least_demands(states: SearchStates, levels: int) -> Ints:
+    """For every position and level that occurs, a state with the least demand there."""
+    key = states.first * levels + states.level
+    size = int(key.max()) + 1
+    least = np.full(size, np.inf)
+    np.minimum.at(least, key, states.demand)
+    best = np.flatnonzero(states.demand == least[key])
+    rows = np.full(size, -1, dtype=np.intp)
+    # The last assignment wins, so go backwards to keep the first of equal states.
+    rows[key[best[::-1]]] = best[::-1]
+    return np.sort(rows[rows >= 0])
+
+
+def dominates(
+    states: SearchStates, some: Ints | slice, others: slice, layout: ComponentLayout, counting: StateCounts
+) -> Flags:
+    """Flags of shape (some, others): whether each of `some` dominates each of `others`."""
+    first, other_first = states.first[some][:, None], states.first[others][None, :]
+    joined = np.maximum(states.level[others], layout.joins[states.first[others]])[None, :]
+    span = layout.spans[joined]
+    result: Flags = states.demand[some][:, None] <= states.demand[others][None, :]
+    result &= states.level[some][:, None] <= joined
+    result &= (first % span >= other_first % span) | (other_first == 0)
+    for level in range(1, layout.top + 1):
+        inner, outer = layout.spans[level - 1], layout.spans[level]
+        result &= (level <= joined) | (first % outer // inner >= other_first % outer // inner)
+    if states.extra is not None:
+        result &= states.extra[some][:, None] <= states.extra[others][None, :]
+    if counting.exact_stages:
+        result &= states.stages[some][:, None] == states.stages[others][None, :]
+    elif counting.stages:
+        result &= states.stages[some][:, None] <= states.stages[others][None, :]
+    if counting.workers:
+        result &= states.workers[some][:, None] <= states.workers[others][None, :]
+    return result
+
+
+# Cuts are sorted by blocks first, and within a block when the search reaches it, which makes far fewer pieces.
+_BLOCK = 32
+
+
+class StatePool:
+    """Holds the waiting states of `cuts` cuts."""
+
+    def __init__(self, cuts: int) -> None:
+        self._waiting: dict[int, list[tuple[Ints, SearchStates]]] = {}
+        self._open: list[tuple[Ints, SearchStates]] = []
+        self._opened = -(-cuts // _BLOCK)
+
+    def add(self, cuts: Ints, states: SearchStates) -> None:
+        """Add states, each at its cut, which must lie before all cuts already taken."""
+        order = np.argsort(cuts, kind="stable")
+        cuts, states = cuts[order], states.take(order)
+        blocks = cuts // _BLOCK
+        edges = (np.flatnonzero(np.diff(blocks)) + 1).tolist()
+        for begin, end in zip([0, *edges], [*edges, len(cuts)], strict=True):
+            piece = slice(begin, end)
+            block = int(blocks[begin])
+            target = self._open if block == self._opened else self._waiting.setdefault(block, [])
+            target.append((cuts[piece], states.take(piece)))
+
+    def take(self, cut: int) -> SearchStates | None:
+        """All states at a cut, or None if there are none."""
+        if cut // _BLOCK < self._opened:
+            self._opened = cut // _BLOCK
+            self._open = self._sorted(self._waiting.pop(self._opened, []))
+        parts = []
+        for cuts, states in self._open:
+            begin, end = np.searchsorted(cuts, (cut, cut + 1))
+            if begin < end:
+                parts.append(states.take(slice(int(begin), int(end))))
+        return SearchStates.join(parts) if parts else None
+
+    @staticmethod
+    def _sorted(pieces: list[tuple[Ints, SearchStates]]) -> list[tuple[Ints, SearchStates]]:
+        """All pieces as one, sorted by cut."""
+        if not pieces:
+            return []
+        cuts = np.concatenate([cuts for cuts, _ in pieces])
+        states = SearchStates.join([states for _, states in pieces])
+        order = np.argsort(cuts, kind="stable")
+        return [(cuts[order], states.take(order))]

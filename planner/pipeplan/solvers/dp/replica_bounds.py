@@ -1,0 +1,188 @@
+"""The part of a search that turns a threshold into the replicas and depths of stages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from pipeplan.cost import formulas
+from pipeplan.problem.cuts import Flags, Floats
+from pipeplan.solvers.dp.budget import SLACK, SearchLimits
+from pipeplan.solvers.dp.candidate_placements import CandidateStages, SizedStages
+from pipeplan.solvers.dp.replicas import ReplicaIntervals
+from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
+from pipeplan.solvers.dp.worker_ranges import ComponentLayout
+
+# Up to this number of further replica counts, all of them are tried at once.
+_FEW = 40
+
+
+class Sizing:
+    """Replica counts and depths for one threshold."""
+
+    def __init__(self, terms: CostTerms, threshold: float, limits: SearchLimits) -> None:
+        self.terms, self.limits = terms, limits
+        self.layout: ComponentLayout = terms.layout
+        self.threshold = self.pace = threshold
+        self.within = threshold * (1 + SLACK)
+
+    @property
+    def counts_depths(self) -> bool:
+        """Whether minibatches in flight matter: for memory, or because two weight versions must suffice."""
+        return self.terms.training and (self.limits.memory or self.terms.accumulate is not None)
+
+    def _versions_suffice(self, stage: StageTerms, tries: CandidateStages, replicas: Floats, demand: Floats) -> Flags:
+        """Whether two weight versions suffice, for the schedule that keeps no more (`cost.buffered_pace`)."""
+        accumulate, copies = self.terms.accumulate, self.terms.problem.copies
+        if accumulate is None:
+            return np.ones(len(replicas), dtype=bool)
+        spare = accumulate - demand
+        allreduce = stage.allreduce(tries.target, replicas, tries.level) + self.terms.problem.copies_allreduce_s
+        in_time: Flags = (spare >= 0) & (allreduce <= self.within * (np.maximum(spare, 0) + 1 / copies))
+        return in_time
+
+    def allowed(self, stage: StageTerms) -> ReplicaIntervals:
+        """The numbers of replicas that keep stages within the threshold, by level."""
+        return self.only(stage.allowed(self.within))
+
+    def only(self, found: ReplicaIntervals) -> ReplicaIntervals:
+        """The allowed numbers restricted to that of the uniform grid, if one is searched for."""
+        shape = self.limits.shape
+        return found if shape is None else replace(found, only=shape.replicas)
+
+    def _fewest(self, stage: StageTerms) -> Floats:
+        """The fewest allowed replicas, by level and stage."""
+        return self.allowed(stage).least(np.ones((self.layout.top + 1, len(stage.targets))))
+
+    def _wait(self, stage: StageTerms, tries: CandidateStages, replicas: Floats) -> Floats:
+        """Minibatches that pass while replicas wait for their group's all-reduce."""
+        return stage.wait(tries.target, replicas, tries.level, self.threshold)
+
+    def _deepened(self, replicas: Floats, cover: Floats) -> Floats:
+        """The depth that covers the minibatches in flight behind."""
+        depth: Floats = 1 + np.ceil(cover / replicas - formulas.ROUNDING)
+        return depth
+
+    def _replicas_for(self, depth: Floats, cover: Floats) -> Floats:
+        """The fewest replicas with which a depth covers the minibatches in flight behind."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            count: Floats = np.ceil(cover / np.maximum(depth - 1, 0) - formulas.ROUNDING)
+        return count
+
+    def _more_replicas(self, deepest: Floats, cover: Floats) -> Floats:
+        """The fewest replicas that may suffice if the depth is at most `deepest`; infinite where none can."""
+        return np.where(deepest >= 1, self._replicas_for(deepest, cover), np.inf)
+
+    def _least_demand(self, replicas: Floats, behind: Floats) -> Floats:
+        """Lower bound on the demand of a stage: r · depth is at least r plus what the depth covers."""
+        return replicas + behind
+
+    def _in_memory(
+        self, stage: StageTerms, tries: CandidateStages, replicas: Floats
+    ) -> tuple[CandidateStages, Floats, Floats, Floats]:
+        """The replica counts that fit in memory, with one entry for each depth, as long as the demand may fall.
+
+        Returns the candidate stages with their replicas, depths and demands.
+        """
+        replicas, depth, demand = self._size(stage, tries, replicas, np.full(len(replicas), np.inf))
+        good = np.isfinite(replicas)
+        tries, replicas, depth, demand = tries.take(good), replicas[good], depth[good], demand[good]
+        found = [(tries, replicas, depth, demand)]
+        # A smaller depth takes more replicas, so it helps only while their product may fall.
+        more = depth > 2
+        # The number of further replica counts that may lower the demand: r · depth is at least r plus what it covers.
+        extra = np.where(more, np.ceil(demand - tries.behind - formulas.ROUNDING) - 1 - replicas, 0.0)
+        few = more & (extra <= _FEW) & self.counts_up
+        found += self._counted_up(stage, tries.take(few), replicas[few], demand[few], extra[few])
+        many = more & ~few
+        found += self._stepped(stage, tries.take(many), replicas[many], depth[many], demand[many])
+        parts, *columns = zip(*found, strict=True)
+        joined = CandidateStages(
+            np.concatenate([part.numbers for part in parts], axis=1), np.concatenate([part.behind for part in parts])
+        )
+        count, depth, demand = (np.concatenate(column) for column in columns)
+        if self.terms.accumulate is None:
+            return joined, count, depth, demand
+        enough = self._versions_suffice(stage, joined, count, demand)
+        return joined.take(enough), count[enough], depth[enough], demand[enough]
+
+    @property
+    def counts_up(self) -> bool:
+        """Whether a depth always covers all that is in flight behind, so that `_counted_up` is valid."""
+        return True
+
+    def _counted_up(
+        self, stage: StageTerms, tries: CandidateStages, replicas: Floats, demand: Floats, extra: Floats
+    ) -> list[SizedStages]:
+        """The replica counts, up to `extra` more than now, that lower the demand."""
+        times = np.maximum(extra, 0).astype(np.intp)
+        which = np.repeat(np.arange(len(times)), times)
+        if not len(which):
+            return []
+        step = np.arange(len(which)) - np.repeat(np.cumsum(times) - times, times) + 1
+        candidates, count = tries.take(which), replicas[which] + step
+        fits = candidates.has_room(count)
+        which, candidates, count = which[fits], candidates.take(fits), count[fits]
+        wait = self._wait(stage, candidates, count)
+        depth = self._deepened(count, self._cover(stage, candidates, count, wait))
+        lower = formulas.in_flight_behind(depth, count, wait)
+        good = (lower < demand[which]) & (depth <= stage.max_depth_of(candidates.target, count))
+        good[good] = (
+            self.allowed(stage).least(count[good], (candidates.level[good], candidates.target[good])) == count[good]
+        )
+        return [(candidates.take(good), count[good], depth[good], lower[good])]
+
+    def _stepped(
+        self, stage: StageTerms, tries: CandidateStages, replicas: Floats, depth: Floats, demand: Floats
+    ) -> list[SizedStages]:
+        """The fewest replicas for each smaller depth, where they may lower the demand."""
+        times = np.maximum(depth - 2, 0).astype(np.intp)
+        which = np.repeat(np.arange(len(times)), times)
+        if not len(which):
+            return []
+        smaller: Floats = (np.arange(len(which)) - np.repeat(np.cumsum(times) - times, times) + 2).astype(float)
+        behind = tries.behind[which]
+        least = np.maximum(self._replicas_for(smaller, behind), replicas[which] + 1)
+        useful = np.flatnonzero(self._least_demand(least, behind) < demand[which])
+        useful = useful[tries.take(which[useful]).has_room(least[useful])]
+        which, candidates = which[useful], tries.take(which[useful])
+        count, reached, lower = self._size(stage, candidates, least[useful], smaller[useful])
+        good = np.isfinite(count) & (lower < demand[which])
+        return [(candidates.take(good), count[good], reached[good], lower[good])]
+
+    def _size(
+        self, stage: StageTerms, tries: CandidateStages, replicas: Floats, deepest: Floats
+    ) -> tuple[Floats, Floats, Floats]:
+        """The fewest replicas, from `replicas` on, for which a depth of `deepest` suffices; infinite if none does.
+
+        Returns replicas, depths and demands. What must be covered grows with the replicas (their all-reduce takes
+        longer, and the boundary may span more), so the least fixed point from below is the least solution.
+        """
+        count, depth, demand = replicas.copy(), np.ones(len(replicas)), np.zeros(len(replicas))
+        left = np.arange(len(replicas))
+        while len(left):
+            candidates = tries.take(left)
+            fewest = self.allowed(stage).least(count[left], (candidates.level, candidates.target))
+            count[left] = np.where(candidates.has_room(fewest), fewest, np.inf)
+            fits = np.isfinite(count[left])
+            left, candidates, fewest = left[fits], candidates.take(fits), fewest[fits]
+            wait = self._wait(stage, candidates, fewest)
+            cover = self._cover(stage, candidates, fewest, wait)
+            needed = np.where(stage.lasts[candidates.target], 1.0, self._deepened(fewest, cover))
+            depth[left], demand[left] = needed, formulas.in_flight_behind(needed, fewest, wait)
+            most = np.minimum(deepest[left], stage.max_depth_of(candidates.target, fewest))
+            late = np.flatnonzero(needed > most)
+            left = left[late]
+            count[left] = np.maximum(self._more_replicas(most[late], cover[late]), fewest[late] + 1)
+        return count, depth, demand
+
+    def _cover(self, stage: StageTerms, tries: CandidateStages, replicas: Floats, wait: Floats) -> Floats:
+        """The minibatches that a stage's depth, beyond one for each replica, must cover (see `cost.in_flight_depth`).
+
+        The transfer is at the level of the component that holds both stages.
+        """
+        start = (tries.end - replicas).astype(np.intp)
+        joined = np.maximum(self.layout.between(start, tries.next_first), tries.next_level)
+        cover: Floats = tries.behind + wait + 2 * self.terms.transfer_s[stage.ends[tries.target], joined] / self.pace
+        return cover

@@ -1,0 +1,129 @@
+"""Bisection: from a search that answers "is there a pipeline within T?" to the least such T.
+
+A positive answer comes with a pipeline whose own pace is the new upper end, so the interval closes in jumps. A last
+search just below the best pipeline's pace proves that there is no better one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from pipeplan.cost import formulas
+from pipeplan.solvers.dp.budget import OutOfTime
+
+PRECISION = 1e-9
+"""Relative. Plans whose paces differ by less are equal."""
+
+_SLACK = 10 * formulas.ROUNDING
+
+# Within this ratio of the two ends, the next question is right below the upper end.
+_NARROW = 1.0003
+
+# Relative distance of the second question from the lower end; each further step is four times as long.
+_FIRST_STEP = 1e-3
+
+Found = TypeVar("Found")
+
+
+@dataclass
+class BisectionResult(Generic[Found]):
+    """The interval that holds the optimum: it is at least `low`, and `best` reaches `high`."""
+
+    low: float
+    high: float = float("inf")
+    best: Found | None = None
+    finished: bool = True
+    """Whether the search ran to its end, that is, neither a deadline nor an interrupt came before."""
+    interrupted: bool = False
+    gap: float = 0.0
+    """Relative distance of the two ends at which the search may stop; 0 stands for `PRECISION`."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the two ends are close enough."""
+        return self.high <= self.low * (1 + max(2 * PRECISION, self.gap))
+
+
+def least_threshold(
+    ask: Callable[[float], tuple[float, Found] | None],
+    low: float,
+    most: float,
+    known: tuple[float, Found] | None = None,
+    gap: float = 0.0,
+) -> BisectionResult[Found]:
+    """The least threshold above `low` for which `ask` finds something; `ask` must be monotonic.
+
+    `ask(T)` returns None, or a pace of at most T and what reaches it. Nothing changes above `most`. `known` is a result
+    found already, and `gap` the relative distance that is close enough. A deadline or Ctrl-C ends the search with what
+    it has.
+    """
+    interval = BisectionResult[Found](low, gap=gap)
+    if known is not None:
+        interval.high, interval.best = known
+    try:
+        _bracket(ask, interval, most)
+        while not interval.closed and interval.best is not None:
+            _narrow(ask, interval)
+    except OutOfTime:
+        interval.finished = False
+    except KeyboardInterrupt:
+        interval.finished, interval.interrupted = False, True
+    return interval
+
+
+def _ask(
+    ask: Callable[[float], tuple[float, Found] | None], interval: BisectionResult[Found], threshold: float
+) -> bool:
+    """Ask once and narrow the interval. Returns whether a better result was found."""
+    result = ask(threshold)
+    if result is None:
+        interval.low = max(interval.low, threshold)
+        return False
+    if result[0] < interval.high:
+        interval.high, interval.best = result
+    elif threshold >= interval.high * (1 - _SLACK):
+        # Depths are rounded with a slack, so a plan may miss the threshold. Such a plan is no better.
+        interval.low = max(interval.low, threshold)
+        return False
+    return True
+
+
+def _bracket(ask: Callable[[float], tuple[float, Found] | None], interval: BisectionResult[Found], most: float) -> None:
+    """Find an upper end. The optimum is often at the lower end, and searches near it are the fastest."""
+    growth = PRECISION
+    while interval.best is None or interval.low * (1 + growth) < interval.high:
+        threshold = min(interval.low * (1 + growth), most) if interval.low > 0 else most
+        if _ask(ask, interval, threshold) or threshold >= most:
+            return
+        growth = max(_FIRST_STEP, 4 * growth)
+
+
+def _narrow(ask: Callable[[float], tuple[float, Found] | None], interval: BisectionResult[Found]) -> None:
+    """Narrow the interval by a question just below its upper end or in its middle."""
+    below = interval.high * (1 - PRECISION)
+    if interval.high > interval.low * _NARROW:
+        below = (interval.low * interval.high) ** 0.5 if interval.low > 0 else interval.high / 4
+    before = interval.high
+    if _ask(ask, interval, below) and interval.high > interval.low * _NARROW:
+        return
+    if interval.high < before and interval.high > interval.low * (1 + 1e-6):
+        # The plan was more than just better: bisect once, so that small steps do not add up.
+        _ask(ask, interval, (interval.low * interval.high) ** 0.5)
+
+
+def deadline(seconds: float | None) -> float | None:
+    """The deadline so many seconds from now, by `time.perf_counter`; None without a limit."""
+    return None if seconds is None else time.perf_counter() + seconds
+
+
+def passed(end: float | None) -> bool:
+    """Whether a deadline is over."""
+    return end is not None and time.perf_counter() > end
+
+
+def halfway(end: float | None) -> float | None:
+    """The middle between now and a deadline; None without one."""
+    return None if end is None else (time.perf_counter() + end) / 2

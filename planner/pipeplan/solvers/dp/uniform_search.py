@@ -1,0 +1,299 @@
+"""Decides whether a uniform cluster has a pipeline with every resource within a threshold.
+
+The search goes over the cuts from the output end, because the minibatches that a stage holds in flight depend on the
+stages behind it. At every cut it keeps the states (see `states`) that no other dominates. A stage I→J in front of a
+state at J takes r workers that end at some e ≤ p. Only some values of r and e can lead to undominated states:
+
+  e   p itself, or the last component edge before p at each level: an end between edges can be moved to an edge
+  r   within each level, the fewest replicas that are fast enough and fit in memory; more replicas help only if the
+      demand r · depth falls, which takes a smaller depth, so the fewest replicas for each smaller depth are tried, too
+
+All I and all states of one J are processed at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pipeplan.problem.cuts import Flags, Floats, Ints
+from pipeplan.solvers.dp.budget import SearchLimits, Step
+from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
+from pipeplan.solvers.dp.labels import SearchStates, StatePool, undominated_states
+from pipeplan.solvers.dp.replica_bounds import Sizing
+from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
+
+
+class Search(Sizing):
+    """The search for one threshold. `run` returns the stages of a pipeline or None; `kept` holds all states by cut."""
+
+    def __init__(self, terms: CostTerms, threshold: float, limits: SearchLimits) -> None:
+        super().__init__(terms, threshold, limits)
+        self.last = len(terms.cuts.ideals) - 1
+        self.kept: dict[int, SearchStates] = {}
+        self.added_s = 0.0
+        # A cut needs at least the workers in front that its work needs; no workers are needed if no work is left.
+        need = np.ceil(terms.cuts.work_s / (terms.speed * self.within) - 1e-9)
+        self.need = np.maximum(need, 1).astype(np.intp)
+        self.need[0] = 0
+        # The highest level over which a cut's boundary is fast enough; -1 if there is none.
+        self.widest = (terms.boundary_s <= self.within).sum(axis=1) - 1
+        self.usable = (self.widest >= 1) | (np.arange(self.last + 1) == 0)
+        self.usable[self.last] = True
+
+    def run(self) -> list[Step] | None:
+        """Search all cuts. Returns a pipeline, input to output, or None; raises `OutOfTime` at the deadline."""
+        pool = StatePool(self.last + 1)
+        pool.add(np.array([self.last]), self.start())
+        for cut in range(self.last, -1, -1):
+            found = pool.take(cut)
+            if found is None:
+                continue
+            self.limits.step(len(found))
+            states = self._undominated(found)
+            self.kept[cut] = states
+            if cut == 0:
+                return self._walk()
+            for targets, fresh in self._extend(cut, states):
+                pool.add(targets, fresh)
+        return None
+
+    def _undominated(self, found: SearchStates) -> SearchStates:
+        return undominated_states(found, self.layout, self.limits.counting)
+
+    def start(self) -> SearchStates:
+        """The state at the full cut."""
+        shape = self.limits.shape
+        return SearchStates.start(self.terms.workers if shape is None else shape.workers)
+
+    def _walk(self) -> list[Step] | None:
+        """The pipeline of the best state at the empty cut."""
+        states = self.kept[0]
+        allowed = np.ones(len(states), dtype=bool)
+        if self.limits.exact_stages is not None:
+            allowed &= states.stages == self.limits.exact_stages
+        rows = np.flatnonzero(allowed)
+        if not len(rows):
+            return None
+        sums = np.zeros(len(states)) if states.extra is None else states.extra
+        keys = (-states.first, states.workers, states.stages, states.demand if self.terms.first else sums)
+        row = int(rows[np.lexsort(tuple(key[rows] for key in keys))[0]])
+        self.added_s = float(sums[row])
+        steps, cut = [], 0
+        while cut != self.last:
+            states = self.kept[cut]
+            end = int(states.end[row])
+            steps.append(
+                Step(
+                    cut,
+                    end,
+                    int(states.first[row]),
+                    int(states.replicas[row]),
+                    int(states.depth[row]),
+                    bool(states.recompute[row]),
+                )
+            )
+            cut, row = end, int(states.source[row])
+        return steps
+
+    def _workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
+        """The least workers that stages in front of cuts (rows) need for their memory, given the demands (columns)."""
+        return self.terms.workers_for_memory(targets, demand)
+
+    def extra(self, stage: StageTerms, before: Floats, target: Ints, joined: Ints) -> Floats:
+        """The sum over stages, extended by one more stage; in the steady state nothing is summed."""
+        return before
+
+    # -- the stages in front of one cut --
+
+    def _extend(self, cut: int, states: SearchStates) -> Iterator[tuple[Ints, SearchStates]]:
+        """Every state that a stage in front of these states leads to, with the cut of each."""
+        states, rows = self._open(states)
+        targets = self._targets(cut)
+        if not len(states) or not len(targets):
+            return
+        places = self._places(cut, states)
+        variants = (False, True) if self.limits.recompute else (False,)
+        for recompute in variants:
+            stage = self.terms.stage(cut, targets, recompute=recompute)
+            fits = stage.deepest(replicated=False) >= 1 if self.limits.memory else np.ones(len(targets), dtype=bool)
+            if not fits.any():
+                continue
+            if not fits.all():
+                stage = stage.take(np.flatnonzero(fits))
+            yield from self._size_stages(stage, states, rows, places, recompute)
+
+    def _open(self, states: SearchStates) -> tuple[SearchStates, Ints]:
+        """The states that another stage may be put in front of, and their rows."""
+        rows = np.arange(len(states))
+        most = self.limits.exact_stages or self.limits.max_stages
+        if most is not None:
+            rows = rows[states.stages < most]
+        if self.limits.max_workers is not None:
+            rows = rows[states.workers[rows] < self.limits.max_workers]
+        return states.take(rows), rows
+
+    def _targets(self, cut: int) -> Ints:
+        smaller = self._leading(cut)
+        usable: Ints = smaller[self.usable[smaller]]
+        return usable
+
+    def _leading(self, cut: int) -> Ints:
+        """The cuts at which a stage in front of this one may begin."""
+        smaller = self.terms.cuts.smaller(cut)
+        return smaller[smaller > 0] if self.limits.several and cut == self.last else smaller
+
+    def _places(self, cut: int, states: SearchStates) -> EndPositions:
+        """All ends e for all states, without duplicates."""
+        spans, first = self.layout.spans, states.first
+        # In a uniform grid no worker between stages is idle.
+        idle = spans[1:-1] if self.limits.shape is None else ()
+        ends = np.sort(np.stack([first, *(first // span * span for span in idle)]).T, axis=1)
+        state, column = np.nonzero((ends > 0) & np.diff(ends, axis=1, append=-1).astype(bool))
+        end = ends[state, column]
+        if cut == self.last:
+            lowest = np.zeros(len(end), dtype=np.intp)
+        else:
+            widest = int(self.widest[cut])
+            lowest = first // spans[widest] * spans[widest]
+            lowest = np.where(states.level <= widest, lowest, self.terms.workers)[state]
+        # The component that holds the last worker, e - 1; a component of level 0 has room for one worker.
+        room = np.minimum(end - (end - 1) // spans[:, None] * spans[:, None], self.terms.most_replicas)
+        inside = end > lowest
+        return EndPositions(state[inside], end[inside], lowest[inside], room[:, inside])
+
+    def _size_stages(
+        self, stage: StageTerms, states: SearchStates, rows: Ints, places: EndPositions, recompute: bool
+    ) -> Iterator[tuple[Ints, SearchStates]]:
+        """Size the stages for every end position, and yield the states that they lead to."""
+        if not len(places):
+            return
+        if self.counts_depths:
+            tries, replicas = self._replicas_by_level(stage, states, places)
+            sized = self._in_memory(stage, tries, replicas)
+        else:
+            tries, replicas = self._fewest_replicas(stage, states, places)
+            if self.limits.memory:
+                fits = (replicas == 1) | (stage.deepest(replicated=True)[tries.target] >= 1)
+                tries, replicas = tries.take(fits), replicas[fits]
+            sized = tries, replicas, np.ones(len(replicas)), np.zeros(len(replicas))
+        yield from self._states(stage, states, rows, *sized, recompute=recompute)
+
+    def _fewest_replicas(
+        self, stage: StageTerms, states: SearchStates, places: EndPositions
+    ) -> tuple[CandidateStages, Floats]:
+        """The fewest replicas that are fast enough, for every end position and target cut.
+
+        A lower level never needs more replicas, so the lowest level that has room decides.
+        """
+        least = self._fewest(stage)
+        fewest = np.full((len(stage.targets), len(places)), np.inf)
+        spanned = np.zeros(fewest.shape, dtype=np.intp)
+        for level in range(self.layout.top, -1, -1):
+            fits = least[level][:, None] <= places.room[level]
+            fewest = np.where(fits, least[level][:, None], fewest)
+            spanned = np.where(fits, level, spanned)
+        need = np.maximum(self.need[stage.targets][:, None], places.lowest)
+        fewest[places.end - fewest < need] = np.inf
+        if self.compares_cuts:
+            self._drop_dominated(stage.targets, fewest)
+        target, place = np.nonzero(np.isfinite(fewest))
+        at = spanned[target, place], target, place
+        return CandidateStages.of(stage, states, places, self.need, at), fewest[target, place]
+
+    @property
+    def compares_cuts(self) -> bool:
+        """Whether `_drop_dominated` is valid: neither memory nor the number of a stage matters."""
+        limits = self.limits
+        if limits.several or limits.exact_stages is not None:
+            return False
+        return not (self.counts_depths or limits.memory or limits.every_cut)
+
+    def _drop_dominated(self, targets: Ints, fewest: Floats) -> None:
+        """Drop the stages from a cut I (rows, for every end position) if one from I - v needs no more replicas.
+
+        This is valid where no more bytes cross I - v than I. Any stages that can be put in front of I can, without v,
+        be put in front of I - v: they have less work, and no more bytes cross each of their cuts I', because the bytes
+        c of each direction are submodular: c(I' - v) + c(I) ≤ c(I') + c(I - v) for cuts I' ⊂ I.
+        """
+        large, small = self.terms.cuts.downhill
+        if not len(large):
+            return
+        needed = np.full((self.last + 1, fewest.shape[1]), np.inf)
+        needed[targets] = fewest
+        dominated = np.isfinite(needed[large]) & (needed[small] <= needed[large])
+        lost = np.zeros(needed.shape, dtype=bool)
+        edge, place = np.nonzero(dominated)
+        lost[large[edge], place] = True
+        fewest[lost[targets]] = np.inf
+
+    def _replicas_by_level(
+        self, stage: StageTerms, states: SearchStates, places: EndPositions
+    ) -> tuple[CandidateStages, Floats]:
+        """Like `_fewest_replicas`, but for each level: more replicas than needed can reduce the required depth."""
+        need = np.maximum(self.need[stage.targets][:, None], places.lowest)
+        # The depth that covers the minibatches in flight behind must fit in memory, and so must the stages in front.
+        behind = states.demand[places.state]
+        covering = np.zeros(need.shape)
+        if not stage.is_last:
+            covering = self._replicas_for(stage.deepest(replicated=False)[:, None], behind)
+        need = np.maximum(need, self._workers_for_memory(stage.targets, behind))
+        inside = np.vstack([np.zeros_like(places.room[:1]), places.room[:-1]])
+        count = np.maximum(self._fewest(stage)[:, :, None], np.maximum(inside[:, None, :] + 1, covering))
+        level, target, place = np.nonzero(count <= np.minimum(places.room[:, None, :], places.end - need))
+        at = level, target, place
+        tries = CandidateStages.of(stage, states, places, self.need, at)
+        replicas = self.allowed(stage).least(count[at], (tries.level, tries.target))
+        fits = tries.has_room(replicas)
+        return tries.take(fits), replicas[fits]
+
+    def _states(
+        self,
+        stage: StageTerms,
+        states: SearchStates,
+        rows: Ints,
+        tries: CandidateStages,
+        replicas: Floats,
+        depth: Floats,
+        demand: Floats,
+        *,
+        recompute: bool,
+    ) -> Iterator[tuple[Ints, SearchStates]]:
+        """The states that sized stages lead to, with the cut of each."""
+        count, state = replicas.astype(np.intp), tries.state
+        workers, stages = states.workers[state] + count, states.stages[state] + 1
+        targets = stage.targets[tries.target]
+        columns = {
+            "first": tries.end - count,
+            "level": tries.level,
+            "stages": stages,
+            "workers": workers,
+            "replicas": count,
+            "depth": depth.astype(np.intp),
+            "recompute": np.full(len(count), int(recompute)),
+            "end": stage.ends[tries.target],
+            "source": rows[state],
+        }
+        extra = None
+        if states.extra is not None:
+            joined = np.maximum(self.layout.between(tries.end - count, tries.next_first), tries.next_level)
+            extra = self.extra(stage, states.extra[state], tries.target, joined)
+        fresh = SearchStates.of(columns, demand, extra)
+        good = self._can_complete(targets, workers, stages)
+        if not good.all():
+            targets, fresh = targets[good], fresh.take(good)
+        if len(targets):
+            yield targets, fresh
+
+    def _can_complete(self, targets: Ints, workers: Ints, stages: Ints) -> Flags:
+        """Whether states can still become a pipeline within the user's limits."""
+        good = np.ones(len(targets), dtype=bool)
+        limits = self.limits
+        if limits.max_workers is not None:
+            good &= workers + self.need[targets] <= limits.max_workers
+        if (most := limits.exact_stages or limits.max_stages) is not None:
+            good &= stages + (targets > 0) <= most
+        if self.terms.pinned and limits.exact_stages is not None:
+            good &= self.terms.respects_pins(targets, limits.exact_stages - stages)
+        return good

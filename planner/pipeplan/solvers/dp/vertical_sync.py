@@ -1,0 +1,84 @@
+"""The search under vertical sync with a memory limit, where every stage's memory depends on the input stage.
+
+The number of weight versions (`schedules.vertical_versions`) grows with the replicas r and with the depth and lag of
+the input stage, which the search reaches last. So both are assumed: for every r, the search looks for the least sum of
+depth and lag for which it finds a pipeline whose input stage needs no more. It approaches that sum from below. A search
+with too small a sum shows how much is needed at least, because more versions leave less memory for everything else.
+
+A stage keeps no fewer versions than with stashing, d + lag. Depths cover what is in flight behind, so the input stage
+has d_1 r_1 ≥ r_1 + d r, and 1 + ceil(((d_1 + lag_1) r_1 - gcd(r_1, r)) / r) ≥ 1 + d. If no pipeline fits with stashing,
+none fits with vertical sync, whatever its input stage. One search decides that before those for each input stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from pipeplan.plan import schedules
+from pipeplan.problem.cuts import Floats
+from pipeplan.solvers.dp.budget import SearchLimits, Step
+from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
+from pipeplan.solvers.dp.labels import SearchStates
+from pipeplan.solvers.dp.stage_costs import CostTerms, InputStage, StageTerms
+from pipeplan.solvers.dp.uniform_search import Search
+
+
+class VerticalSearch(Search):
+    """The search for one threshold and one assumed input stage."""
+
+    def _more_replicas(self, deepest: Floats, cover: Floats) -> Floats:
+        """More replicas keep fewer versions, so one more may help even where nothing fits."""
+        return np.where(deepest > 1, self._replicas_for(deepest, cover), 0.0)
+
+    def _replicas_by_level(
+        self, stage: StageTerms, states: SearchStates, places: EndPositions
+    ) -> tuple[CandidateStages, Floats]:
+        tries, replicas = super()._replicas_by_level(stage, states, places)
+        return self._as_first(stage, tries, replicas)
+
+    def _as_first(self, stage: StageTerms, tries: CandidateStages, replicas: Floats) -> tuple[CandidateStages, Floats]:
+        """Give an input stage the assumed number of replicas."""
+        assert self.terms.first is not None
+        assumed = self.terms.first.replicas
+        inputs = stage.targets[tries.target] == 0
+        kept = ~inputs | (replicas <= assumed)
+        return tries.take(kept), np.where(inputs, assumed, replicas)[kept]
+
+    def _in_memory(
+        self, stage: StageTerms, tries: CandidateStages, replicas: Floats
+    ) -> tuple[CandidateStages, Floats, Floats, Floats]:
+        tries, replicas, depth, demand = super()._in_memory(stage, tries, replicas)
+        assert self.terms.first is not None
+        kept = (stage.targets[tries.target] > 0) | (replicas == self.terms.first.replicas)
+        return tries.take(kept), replicas[kept], depth[kept], demand[kept]
+
+
+def find_vertical_sync_pipeline(
+    terms: CostTerms, limit: float, limits: SearchLimits, once: Callable[[CostTerms], list[Step] | None] | None = None
+) -> list[Step] | None:
+    """A pipeline with every resource within the limit and all weight versions in memory, or None.
+
+    `once` runs one search, with an assumed input stage or with stashing; the default is the search for uniform
+    clusters.
+    """
+    if not limits.memory:
+        return Search(terms, limit, limits).run()
+    once = once or (lambda given: (VerticalSearch if given.first else Search)(given, limit, limits).run())
+    if once(terms.stashing) is None:
+        return None
+    counts = range(1, terms.most_replicas + 1) if limits.shape is None else (limits.shape.replicas,)
+    for replicas in counts:
+        delay = 1
+        while True:
+            steps = once(replace(terms, first=InputStage(replicas, delay)))
+            if steps is None:
+                break
+            lag = int(schedules.update_lag(replicas * terms.problem.copies, len(steps) == 1))
+            needed = steps[0].depth + lag
+            if needed <= delay:
+                return steps
+            delay = needed
+    return None

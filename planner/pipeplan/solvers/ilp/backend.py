@@ -1,0 +1,163 @@
+"""Runs a PuLP program on HiGHS or CBC and reads the proven bound, which PuLP's wrapper does not report.
+
+HiGHS runs inside this process, in a thread of its own, so that Ctrl-C reaches Python at once. HiGHS is then asked to
+stop, and what it has found is read as after a time limit. CBC is a process of its own; Ctrl-C ends it and loses what it
+has found.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pulp
+
+from pipeplan.errors import InputError
+
+SOLVER_NAMES = {"highs": "HiGHS", "cbc": "CBC"}
+"""The solvers by the name of the option, with their usual spelling."""
+
+# Feasibility tolerance, tighter than the solvers' default (1e-6) because the verdict compares objectives to 1e-6.
+_TOLERANCE = 1e-9
+# Seconds that HiGHS has to stop after Ctrl-C.
+_GRACE_S = 2.0
+# Relative gap between an optimal objective and its bound beyond which rounding is no explanation.
+_TELLING = 1e-7
+# Seconds between two checks whether HiGHS has ended; a normal end is noticed at once.
+_PATIENCE_S = 0.2
+
+
+@dataclass(frozen=True)
+class MilpOutcome:
+    """The outcome of a run. The values of a solution are in the variables of the program."""
+
+    found: bool
+    """Whether the variables hold an integer solution."""
+    proven: bool
+    """Whether the solution is optimal to the requested gap, or infeasibility is proven."""
+    bound: float
+    """Lower bound on the objective of every solution; infinite for an infeasible program."""
+    interrupted: bool = False
+    """Whether the user stopped the run."""
+    doubtful: bool = False
+    """Whether the solver reports a solution as optimal that its own bound does not confirm."""
+
+
+def run(
+    program: pulp.LpProblem, solver: str, seconds: float | None, gap: float, *, confirm: bool = True
+) -> MilpOutcome:
+    """Minimise a program, for at most `seconds` or to a relative `gap`; neither a time limit nor Ctrl-C is an error.
+
+    The presolve of HiGHS 1.15 reports some feasible programs as infeasible. With `confirm`, that verdict must also hold
+    without presolve; otherwise it is only likely. For some programs that presolve solves completely, HiGHS returns a
+    solution worse than the optimum that it states; these are solved again without presolve. Raises `InputError` for an
+    unknown solver.
+    """
+    if solver == "highs":
+        return _highs(program, seconds, gap, confirm)
+    if solver == "cbc":
+        return _cbc(program, seconds, gap)
+    raise InputError(f"there is no solver {solver!r}; there are: {', '.join(SOLVER_NAMES)}")
+
+
+def _highs(program: pulp.LpProblem, seconds: float | None, gap: float, confirm: bool) -> MilpOutcome:
+    """Run HiGHS, and once more without presolve if its answer is doubtful."""
+    began = time.perf_counter()
+    answer = _highs_once(program, seconds, gap, presolve="on")
+    if not answer.interrupted and (answer.doubtful or (confirm and answer.proven and not answer.found)):
+        left = None if seconds is None else max(0.1, seconds - (time.perf_counter() - began))
+        return _highs_once(program, left, gap, presolve="off")
+    return answer
+
+
+def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, presolve: str) -> MilpOutcome:
+    """Run HiGHS once, with `presolve` `on` or `off`."""
+    solver: Any = pulp.getSolver(
+        "HiGHS",
+        msg=False,
+        timeLimit=seconds,
+        gapRel=gap,
+        gapAbs=0.0,
+        presolve=presolve,
+        mip_feasibility_tolerance=_TOLERANCE,
+        primal_feasibility_tolerance=_TOLERANCE,
+    )
+    waiting = _Interruptible()
+    solver.callSolver = lambda program: waiting.run(program.solverModel)
+    try:
+        program.solve(solver)
+    except _AbandonedError:
+        return MilpOutcome(found=False, proven=False, bound=0.0, interrupted=True)
+    model: Any = program.solverModel
+    info, status = model.getInfo(), model.modelStatusToString(model.getModelStatus())
+    if status == "Infeasible":
+        if waiting.interrupted:
+            return MilpOutcome(found=False, proven=False, bound=0.0, interrupted=True)
+        return MilpOutcome(found=False, proven=True, bound=math.inf)
+    found = info.primal_solution_status == 2  # kSolutionStatusFeasible
+    # Before the root is solved the bound is minus infinity, but no pace is negative.
+    bound = max(0.0, float(info.mip_dual_bound))
+    objective = float(info.objective_function_value)
+    optimal = status == "Optimal"
+    met = objective - bound <= max(gap, _TELLING) * max(1.0, abs(objective))
+    return MilpOutcome(found, optimal and met, bound, waiting.interrupted, doubtful=optimal and not met)
+
+
+class _AbandonedError(Exception):
+    """HiGHS did not stop when asked: it checks for interrupts during its search, but not in presolve."""
+
+
+class _Interruptible:
+    """Runs HiGHS in a thread until it ends or Ctrl-C stops it."""
+
+    def __init__(self) -> None:
+        self.interrupted = False
+
+    def run(self, model: Any) -> None:
+        """Solve a model of highspy and wait for the end. Raises `_AbandonedError` if HiGHS does not stop on Ctrl-C."""
+        model.HandleUserInterrupt = True
+        done = threading.Event()
+        # An event, because a thread whose `join` was interrupted counts as ended although it still runs.
+        threading.Thread(target=_solve, args=(model, done), daemon=True).start()
+        patience = math.inf
+        while not done.is_set():
+            try:
+                done.wait(_PATIENCE_S)
+                patience -= _PATIENCE_S
+            except KeyboardInterrupt:
+                self.interrupted, patience = True, _GRACE_S
+                model.cancelSolve()
+            if patience < 0:
+                raise _AbandonedError
+
+
+def _solve(model: Any, done: threading.Event) -> None:
+    """Run HiGHS in a thread and signal its end."""
+    try:
+        model.run()
+    finally:
+        done.set()
+
+
+def _cbc(program: pulp.LpProblem, seconds: float | None, gap: float) -> MilpOutcome:
+    """Run CBC, which does not report a bound unless it proves its solution optimal."""
+    options = ["primalTolerance", str(_TOLERANCE), "integerTolerance", str(_TOLERANCE)]
+    solver: Any = pulp.getSolver("PULP_CBC_CMD", msg=False, timeLimit=seconds, gapRel=gap, options=options)
+    began = time.perf_counter()
+    try:
+        program.solve(solver)
+    except KeyboardInterrupt:
+        return MilpOutcome(found=False, proven=False, bound=0.0, interrupted=True)
+    # PuLP also reads "infeasible" from CBC's files if CBC ran out of time before it found anything.
+    in_time = seconds is None or time.perf_counter() - began < seconds
+    if program.status == pulp.LpStatusInfeasible:
+        return MilpOutcome(found=False, proven=in_time, bound=math.inf if in_time else 0.0)
+    found = program.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
+    proven = program.sol_status == pulp.LpSolutionOptimal
+    # CBC's command line does not report its bound, but a proven optimum is its own bound.
+    objective: Any = program.objective
+    bound = float(objective.value()) if proven else 0.0
+    return MilpOutcome(found=found, proven=proven, bound=bound)

@@ -1,0 +1,413 @@
+"""The integer linear program for the fastest plan, on the layers of the DAG, solved through PuLP.
+
+It shares the cost formulas with the dynamic program and nothing else: it uses no cuts, no ideals and no order of the
+layers.
+
+Notation -------- The indices are layers l, edges (u, v), tensors k with a producer u and consumers V, and workers p = 0
+… D-1 in a row. A candidate placement ρ is r workers from s, together with the idle workers behind them up to e
+(`ilp_runs` says which placements suffice). A place π = (s, r) is a placement without regard to the idle workers. Let
+n(r) = ceil(M / r), where M is the number of minibatches per update.
+
+    y[ρ] ∈ {0,1}     a stage is on ρ
+    o[s] ∈ {0,1}     the first stage starts at worker s
+    Z[l,p] ∈ {0,1}   the stage of layer l starts at worker p or before; Z[l,D-1] = 1, Z[l,-1] = 0
+    z[l,p]           = Z[l,p] - Z[l,p-1]: the stage of l starts at p
+    c[π], w[π] ≥ 0   shares of work and of parameters
+    b[k,p] ∈ [0,1]   tensor k crosses the cut p, behind all stages that start at p or before
+    λ[p,n] ∈ [0,1]   the stages on both sides of cut p lie in one component of level n, and of no lower level
+    e[p,n] ≥ 0       time of the traffic over cut p at level n, for each direction
+    T ≥ 0            seconds per minibatch, to be minimised; U is an upper bound on T
+
+A *share* replaces the product of a sum over layers and the choice of r: one number for each place, which is zero where
+there is no stage, such that the numbers of all places at p add up to the sum over the layers whose stage starts at p.
+
+Constraints
+-----------
+ (1) The placements follow each other: as many start at a worker as end before it, plus one at the first. One o is 1.
+ (2) Z does not fall with p, and Z[v,p] ≤ Z[u,p] for every edge.
+ (3) z[l,p] is at most the sum of y over the placements from p on which l is possible within U: alone, and with all work
+     that must come before or behind it. A placement in use has at least one layer.
+ (4) c and w are shares. Compute plus the exposed part of synchronisation is at most T and at most U·y; so is
+     synchronisation plus the exposed part of compute.
+ (5) b[k,p] ≥ Z[u,p] - Z[v,p] for every consumer v. The cut p is the same for all workers of a placement, because no
+     stage starts inside it.
+ (6) Exactly one λ[p,n] is 1 unless no stage lies behind p. Below the outermost level this takes a placement over p that
+     begins and ends within the component around p, and one behind p that ends in this component.
+ (7) e[p,n] ≤ U·λ[p,n]. The bytes over p are the sum of e[p,n] times the rates. The sum of e[p,n] is at most T.
+
+Depths are added only if the solution without them does not hold with them: if a worker's memory is too small, or two
+weight versions are too few (2BW). The optimum without depths is then a lower bound L on T.
+
+    δ[ρ,d] ∈ {0,1}   a stage with d minibatches in flight is on ρ; one δ with recomputation and one without
+    t[ρ,d] ≥ 0       = T·δ[ρ,d]
+    g[ρ] ≥ 0         the stage's wait for its group (`cost.group_wait` · T)
+    m[ρ,d] ≥ 0       shares of what the memory of a stage holds d times
+
+ (8) One δ[ρ,d] is 1 for a placement in use. L·δ ≤ t ≤ U·δ, and t adds up to T over the placements that hold a worker.
+ (9) g[ρ] is at least the all-reduce of its group less T (with m copies of the pipeline: r - 1/m times T; 2BW: none).
+(10) Where placements meet, (d-1)·r·t of the one before is at least d·r·t + g of the one behind, plus its own g and
+     twice the transfer: `cost.in_flight_depth` times T. 2BW: the all-reduces are at most (M + 1/m - d·r)·t
+     (`cost.buffered_pace`).
+(11) Weights, gradients, optimiser state, buffers, and d·m over all d fit the device; m[ρ,d] ≤ memory/d · δ[ρ,d].
+
+A stage that recomputes has its forward work twice in (4); in (11) its saved bytes and its output count once.
+
+With a flush the objective differs: `ilp_flush` has it in (12) to (15). T in (8) to (10) is then the pace within a
+batch, and a stage that holds all minibatches of an update is exempt from (10).
+
+For a uniform grid (`Options.grid`) only the placements of some grid are candidates, and for each shape of S stages with
+r replicas there is
+
+    q[S,r] ∈ {0,1}   the grid has this shape
+
+(16) One q is 1, and y[ρ] is the sum of q over the shapes that ρ is part of.
+(17) Constraints of the user. Stages are counted by y and busy workers by r·y; a layer pinned to stage i has
+     Z[l,p] = [i or more stages start by p]. Layers that must share a stage are joined beforehand (`ilp_layers`).
+
+With parallel boundaries, λ and e exist for each number of links, which takes as many replicas on both sides.
+
+Upper bound
+-----------
+The formulation has nearly no big-M terms, so its relaxation is tight if U is close to the optimum. The program is
+therefore solved for U a little above the bound that all work on all workers gives, and for larger U as long as it is
+infeasible. The last of these programs is the proof, because it includes all plans up to its U. If another solver's
+objective is given as a cut-off, that is U.
+
+Limits
+------
+The program does not express, and refuses, memory limits under vertical sync and problems with too many depths (on some
+40 workers and more).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import depths, formulas
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.cost.stage_times import plain_data_parallel
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.plan.schedules import VERTICAL
+from pipeplan.problem.grid_shapes import data_parallel_grid_size, grid_shapes
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.ilp import backend
+from pipeplan.solvers.ilp.backend import MilpOutcome
+from pipeplan.solvers.ilp.depth import DepthConstraints, TooManyChoicesError
+from pipeplan.solvers.ilp.flush import FlushObjective
+from pipeplan.solvers.ilp.linear_program import Variable
+from pipeplan.solvers.ilp.memory import MemoryConstraints, limit_memory_at_depth_one
+from pipeplan.solvers.ilp.model import Place, PlacementModel, minibatches_per_update
+from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
+from pipeplan.solvers.result import Result, Status
+
+# Relative margin above another solver's objective within which the program still searches. A bound that is too low then
+# shows as an infeasible program, and one that is too high as a better plan.
+CUTOFF_SLACK = 1e-6
+
+# Upper bounds to try, relative to the lower bound; with depths the first two are left out. Beyond the last, each
+# further upper bound is so many times the one before.
+_RUNGS = (1.01, 1.04, 1.12, 1.3, 1.7, 2.5)
+_BEYOND = 2.5
+
+
+MOST_CHOICES = 200_000
+"""Candidate placements times layers: a program with that many variables takes about a minute to build."""
+
+
+@dataclass(frozen=True)
+class IlpLimits:
+    """The solver of the integer program, and when it stops."""
+
+    seconds: float | None = None
+    """Time limit; None for no limit."""
+    gap: float = 0.0
+    """Relative gap at which the solver may stop."""
+    solver: str = "highs"
+    """`highs` or `cbc`."""
+
+
+def solve(problem: Problem, limits: IlpLimits, cutoff_s: float | None = None) -> Result:
+    """The best plan over all spaces of plans.
+
+    `cutoff_s` excludes slower plans from the search (with a margin of `CUTOFF_SLACK`). The verdict stays independent of
+    the solver that found the cut-off: the program must still find a plan of its own and prove that there is no better.
+    """
+    search = _IlpSearch(problem, limits, cutoff_s)
+    try:
+        for space in plan_spaces(problem):
+            search.look_in(space)
+    except KeyboardInterrupt:
+        search.stop()
+    return search.result()
+
+
+def _size_refusal(inner: Problem) -> str:
+    """The reason why the program would take too long to build, or an empty text."""
+    workers = inner.cluster.workers
+    most = min(inner.options.max_replicas or workers, workers)
+    runs = workers * most - most * (most - 1) // 2
+    if inner.options.grid:
+        runs = sum(shape.stages for shape in grid_shapes(inner))
+    if runs * len(inner.units) <= MOST_CHOICES:
+        return ""
+    return f"the integer program would be too large: {runs} candidate placements for each of {len(inner.units)} layers"
+
+
+class IlpModel(PlacementModel):
+    """The whole integer program of one pipeline on one cluster, whose pace is known to lie between two bounds.
+
+    It adds to the placement of stages (`ilp_model`) an objective, the user's constraints and, where it is `complete`,
+    the depths with the memory that follows from them. Otherwise the only limit on memory is that of depth 1, which
+    every plan satisfies.
+    """
+
+    def __init__(self, problem: Problem, floor_s: float, upper_s: float, *, complete: bool) -> None:
+        super().__init__(problem, floor_s, upper_s)
+        self.flush: FlushObjective | None = None
+        if problem.options.flushes:
+            self.flush = FlushObjective(self, self.minibatches or 1)
+            self.carried, self.cycle = self.flush.times, self.flush.cycle
+        else:
+            self.carried = self.charge_boundaries()
+        self._charge({})
+        self.add_user_constraints()
+        self.depths: DepthConstraints | None = None
+        if complete:
+            self._add_depths()
+        elif problem.options.memory:
+            limit_memory_at_depth_one(self)
+
+    def _charge(self, again: dict[Place, Variable]) -> None:
+        """Charge the time of every place, including the forward work that it computes `again`."""
+        if self.flush is None:
+            self.charge_stages(again)
+        else:
+            self.flush.charge(again)
+
+    def _add_depths(self) -> None:
+        """Add (8) to (11), and charge recomputation."""
+        options = self.problem.options
+        if self.problem.training:
+            self.depths = DepthConstraints(self, recompute=options.recompute and options.memory)
+            if again := self.depths.forward_again():
+                self._charge(again)
+        if options.memory:
+            MemoryConstraints(self, self.depths)
+
+    def stages(self) -> list[Stage]:
+        """The stages of the solution, input to output, on the workers of one copy, with depth 1 throughout."""
+        again = self.depths.recomputing() if self.depths else set()
+        return [Stage(self.names(run), tuple(run.workers), 1, 1, run in again) for run in self.chosen()]
+
+
+class _IlpSearch:
+    """The best plan and the bound so far, over the spaces of plans that have been searched."""
+
+    def __init__(self, problem: Problem, limits: IlpLimits, cutoff_s: float | None) -> None:
+        self.problem = problem
+        self.limits = limits
+        self.cutoff_s = cutoff_s
+        self.began = time.perf_counter()
+        self.best: tuple[float, Plan] | None = None
+        self.proven = True
+        self.interrupted = False
+        self.refusal = ""
+        """The reason why some space was not searched, or an empty text."""
+        self.bound = float("inf")
+        self.known = None if cutoff_s is not None else _data_parallel(problem)
+        """Pace and plan of plain data parallelism if that plan is allowed, else None."""
+        known_s = self.known[0] if self.known else float("inf")
+        self.upper = (cutoff_s if cutoff_s is not None else known_s) * (1 + CUTOFF_SLACK)
+        # No plan is faster than all work on all workers. A search that is stopped proves no more than that.
+        self.floor_s = problem.work_s / problem.cluster.total_speed
+        self.size = (0, 0)
+
+    def stop(self) -> None:
+        """Leave out the spaces that have not been searched."""
+        self.interrupted, self.proven = True, False
+        self.bound = min(self.bound, self.floor_s)
+
+    def look_in(self, space: PlanSpace) -> None:
+        """Search one space for a plan that is better than the best so far."""
+        if self.interrupted:
+            self.stop()
+            return
+        if self.best and self.best[0] <= self.floor_s * (1 + 1e-9):
+            return  # All workers of the best plan are busy all the time, so nothing is better.
+        if space.synchronisation(self.problem) > self.upper:
+            return
+        inner = space.inner(self.problem)
+        if minibatches_per_update(inner) == 0 or (inner.options.grid and not grid_shapes(inner)):
+            return
+        low, high = self._bounds(space, inner)
+        if self._record_refusal(_size_refusal(inner)):
+            self.bound = min(self.bound, max(self.floor_s, space.pace(self.problem, 0.0)))
+            return
+        model, answer = self._raise_bound(inner, low, high, complete=False)
+        if answer.found and answer.proven and not self._holds_with_depths(space, model):
+            # Depths matter. The answer without them is still a lower bound.
+            low = max(low, answer.bound * model.unit_s)
+            if answer.interrupted:
+                self.stop()
+                return
+            if self._record_refusal(_schedule_refusal(inner)):
+                self.bound = min(self.bound, space.pace(self.problem, low))
+                return
+            try:
+                model, answer = self._raise_bound(inner, low, high, complete=True)
+            except TooManyChoicesError as error:
+                self._record_refusal(f"the integer program would be too large with memory limits: {error}")
+                self.bound = min(self.bound, space.pace(self.problem, low))
+                return
+        self.proven &= answer.proven
+        self.interrupted |= answer.interrupted
+        if answer.bound < float("inf"):
+            found = space.pace(self.problem, max(low, answer.bound * model.unit_s))
+            self.bound = min(self.bound, max(self.floor_s, found))
+        if answer.found:
+            self._keep(space, model)
+
+    def _bounds(self, space: PlanSpace, inner: Problem) -> tuple[float, float]:
+        """Lower and upper bound on the pace of one copy, or with a flush on the time from one update to the next."""
+        slowest = _slowest_pace(inner)
+        options, count = self.problem.options, minibatches_per_update(inner)
+        if not options.flushes or count is None or options.accumulate is None:
+            return self.floor_s * space.copies, min(self.upper * space.copies, slowest)
+        fastest = max(device.speed for device in inner.cluster.devices)
+        low = max(inner.work_s / fastest, count * inner.work_s / inner.cluster.total_speed)
+        # The factor of `slowest` counts each boundary once for filling, and the slowest one for all minibatches.
+        return low, min(self.upper * options.accumulate, (count + inner.cluster.workers) * slowest)
+
+    def _record_refusal(self, reason: str) -> bool:
+        """Record the reason why a space cannot be searched. Returns whether there is one."""
+        if reason:
+            self.refusal, self.proven = reason, False
+        return bool(reason)
+
+    def _holds_with_depths(self, space: PlanSpace, model: IlpModel) -> bool:
+        """Whether the plan that was found without depths keeps its pace, and fits in memory, with depths."""
+        pace, plan = self._plan(space, model)
+        score = evaluate(plan, self.problem)
+        return score.fits and score.alone_s <= pace * (1 + CUTOFF_SLACK)
+
+    def _raise_bound(self, inner: Problem, low: float, high: float, *, complete: bool) -> tuple[IlpModel, MilpOutcome]:
+        """The program with the smallest feasible upper bound that was tried, and its outcome."""
+        is_feasible_checked = False
+        for threshold in self._thresholds(low, high, complete=complete):
+            if complete and self.cutoff_s is None and threshold > low * _RUNGS[-1] and not is_feasible_checked:
+                # A larger upper bound never needs more memory: first find out whether there is any plan at all.
+                is_feasible_checked = True
+                model, answer = self._solve_once(inner, high, high, complete=True, confirm=True)
+                if not answer.found:
+                    return model, answer if answer.proven else replace(answer, bound=0.0)
+            model, answer = self._solve_once(inner, low, threshold, complete=complete, confirm=threshold >= high)
+            if answer.found or not answer.proven:
+                break
+        return model, answer
+
+    def _solve_once(
+        self, inner: Problem, low: float, high: float, *, complete: bool, confirm: bool
+    ) -> tuple[IlpModel, MilpOutcome]:
+        """Build the program for one upper bound and run the solver on it."""
+        model = IlpModel(inner, low, high, complete=complete)
+        self.size = max(self.size, model.program.size)
+        program, limits = model.program.lp, self.limits
+        return model, backend.run(program, limits.solver, self._remaining(), limits.gap, confirm=confirm)
+
+    def _thresholds(self, low: float, high: float, *, complete: bool) -> Iterator[float]:
+        """The upper bounds to try, ascending; the last is `high`."""
+        if self.cutoff_s is None:
+            threshold = low
+            for factor in _RUNGS[2:] if complete else _RUNGS:
+                threshold = low * factor
+                if threshold < high:
+                    yield threshold
+            while (threshold := threshold * _BEYOND) < high:
+                yield threshold
+        yield high
+
+    def _remaining(self) -> float | None:
+        """Seconds left of the time limit, at least a tenth; None without a limit."""
+        if self.limits.seconds is None:
+            return None
+        return max(0.1, self.limits.seconds - (time.perf_counter() - self.began))
+
+    def _plan(self, space: PlanSpace, model: IlpModel) -> tuple[float, Plan]:
+        """The pace and the plan of a solution, with depths."""
+        pace = space.pace(self.problem, model.objective())
+        plan = space.plan(self.problem, model.stages())
+        return pace, depths.assign_depths(plan, self.problem, pace * (1 + CUTOFF_SLACK / 10))
+
+    def _keep(self, space: PlanSpace, model: IlpModel) -> None:
+        """Keep the plan of a solution if it is the best so far."""
+        pace, plan = self._plan(space, model)
+        if self.best is None or pace < self.best[0] * (1 - 1e-9):
+            self.best = pace, plan
+            self.upper = min(self.upper, pace)
+
+    def result(self) -> Result:
+        """The result over all spaces that were searched."""
+        seconds = time.perf_counter() - self.began
+        name = f"ILP ({backend.SOLVER_NAMES[self.limits.solver]})"
+        limited = "the search was limited to plans within 1e-6 of the DP's objective" if self.cutoff_s else ""
+        reason = self.refusal or ("it was stopped by Ctrl-C" if self.interrupted else "")
+        bound = self.bound if self.bound < float("inf") else self.floor_s
+        note = reason or "it found no plan within the time limit"
+        nothing = Result(name, Status.TIME_LIMIT, None, float("inf"), bound, seconds, note, self.size, self.interrupted)
+        if self.best is None and self.proven:
+            return replace(nothing, status=Status.INFEASIBLE, bound_s=float("inf"), note=reason or limited)
+        if self.best is None and (self.known is None or self.refusal):
+            return nothing
+        if self.best is None and not reason:
+            reason = "it found no plan in time; plain data parallelism needs no search"
+        pace, plan = self.best or self.known or (float("inf"), None)
+        assert plan is not None
+        found = Result(
+            name, Status.OPTIMAL, plan, pace, min(self.bound, pace), seconds, reason, self.size, self.interrupted
+        )
+        if self.proven and self.limits.gap == 0:
+            return replace(found, note=reason or limited)
+        # A search that was stopped may return a T above its plan's pace, or depths that do not fit in memory.
+        score = evaluate(plan, self.problem)
+        if not score.fits:
+            return replace(nothing, bound_s=min(self.bound, score.alone_s))
+        return replace(found, status=Status.FEASIBLE, objective_s=score.alone_s, bound_s=min(self.bound, score.alone_s))
+
+
+def _schedule_refusal(problem: Problem) -> str:
+    """The reason why the program does not express a problem whose depths matter, or an empty text."""
+    if problem.training and problem.options.schedule == VERTICAL:
+        return "the integer program does not express memory limits under vertical-sync"
+    return ""
+
+
+def _data_parallel(problem: Problem) -> tuple[float, Plan] | None:
+    """Pace and plan of plain data parallelism if that plan is allowed and fits in memory, else None."""
+    options = problem.options
+    workers = min(options.max_replicas or problem.cluster.workers, options.max_workers or problem.cluster.workers)
+    workers = min(workers, problem.cluster.workers)
+    if options.grid:
+        workers = data_parallel_grid_size(problem, workers)
+    if options.several or options.stages not in (None, 1) or any(number != 1 for _, number in options.pins):
+        return None
+    plan = plain_data_parallel(problem, workers)
+    score = evaluate(plan, problem)
+    return (score.alone_s, plan) if score.fits else None
+
+
+def _slowest_pace(problem: Problem) -> float:
+    """Upper bound on the pace of a good plan of one pipeline, in seconds per minibatch: all work, with forward passes
+    twice, on the slowest worker, and all synchronisation and traffic exposed."""
+    links, workers = Links.of(problem.cluster), problem.cluster.workers
+    rate = links.allreduce_bandwidth[-1], links.allreduce_latency[-1]
+    size = sum(unit.parameter_bytes for unit in problem.units)
+    allreduce = max(float(formulas.ring_allreduce_time(count, size, *rate)) for count in range(1, workers + 1))
+    traffic = sum(flow.bytes + flow.gradient_bytes for flow in problem.flows)
+    transfer = formulas.transfer_time(traffic, links.sendrecv_bandwidth[-1], links.sendrecv_latency[-1])
+    speed = min(device.speed for device in problem.cluster.devices)
+    # The most that 2BW needs with as many minibatches in flight as there may be (`cost.buffered_pace`).
+    buffered = problem.copies * (allreduce + problem.copies_allreduce_s)
+    return 2 * problem.work_s / speed + 2 * (allreduce + float(transfer)) + buffered

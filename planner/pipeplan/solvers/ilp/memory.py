@@ -1,0 +1,196 @@
+"""Constraint (11) of the integer program: the memory of every worker. `ilp` has the notation.
+
+Sizes are in thousandths of the largest memory of a device. Memory that grows with the depth has a share for every
+choice of placement and depth, as a sum over layers has one for every place: a sum times a choice, without a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pipeplan.cost import formulas
+from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.ilp.depth import DepthChoice, DepthConstraints
+from pipeplan.solvers.ilp.linear_program import THOUSANDTHS, Term, Variable
+from pipeplan.solvers.ilp.model import PlacementModel
+from pipeplan.solvers.ilp.placements import Placement
+
+
+def memory_unit(problem: Problem) -> float:
+    """The unit of sizes, in bytes."""
+    return max(device.memory_bytes for device in problem.cluster.devices) / THOUSANDTHS
+
+
+# Weight versions of the schedules that do not keep one for each minibatch in flight.
+_VERSIONS = {DOUBLE_BUFFERED: 2, GPIPE: 1, FLUSH: 1}
+
+
+def limit_memory_at_depth_one(model: PlacementModel) -> None:
+    """Add the part of (11) that holds at every depth: what a stage needs with one minibatch in flight."""
+    problem, options = model.problem, model.problem.options
+    ratio = problem.profile.optimizer_state_ratio
+    versions = {DOUBLE_BUFFERED: 2}.get(options.schedule, 1) if problem.training else 0
+    unit = memory_unit(problem)
+    sizes = [
+        float(
+            formulas.fixed_memory(block.parameters, block.buffers, 0.0, ratio, problem.training)
+            + formulas.version_memory(block.parameters, versions)
+            + block.saved
+        )
+        / unit
+        for block in model.layers.blocks
+    ]
+    for worker in range(model.workers):
+        runs = [run for run in model.runs.all if run.start == worker]
+        room = [(model.used[run], -problem.capacity_of(run.workers) / unit) for run in runs]
+        model.program.at_most([*model.sum_at(worker, sizes), *room])
+
+
+class MemoryConstraints:
+    """The memory limits of a model, by choice of depth for training, and by placement alone for inference."""
+
+    def __init__(self, model: PlacementModel, depths: DepthConstraints | None) -> None:
+        self.model = model
+        self.depths = depths
+        self.training = model.problem.training
+        self.unit = memory_unit(model.problem)
+        schedule = model.problem.options.schedule
+        self.stashes = self.training and schedule == STASHING
+        self.versions = _VERSIONS.get(schedule, 0) if self.training else 0
+        self.recompute = any(choice.recompute for choice in depths.chosen) if depths else False
+        self.total = sum(block.parameters for block in model.layers.blocks) / self.unit
+        self.fixed = [self._fixed(index) for index in range(len(model.layers))]
+        self.parameters = [block.parameters / self.unit for block in model.layers.blocks]
+        self.saved = [block.saved / self.unit for block in model.layers.blocks]
+        self.crossing = [
+            self._per_cut([tensor.sent for tensor in model.layers.tensors]),
+            self._per_cut([tensor.sent + tensor.returned for tensor in model.layers.tensors]),
+        ]
+        for worker in range(model.workers):
+            self._limit(worker)
+            if depths is not None:
+                self._exclude(worker, depths)
+
+    def _fixed(self, index: int) -> float:
+        block = self.model.layers.blocks[index]
+        ratio = self.model.problem.profile.optimizer_state_ratio
+        size = formulas.fixed_memory(block.parameters, block.buffers, 0.0, ratio, self.training)
+        return float(size + formulas.version_memory(block.parameters, self.versions)) / self.unit
+
+    def _per_cut(self, sizes: list[float]) -> list[list[Term]]:
+        """The terms of the bytes that cross every cut; none for the cut behind the last worker."""
+        model = self.model
+        cuts = [
+            [(model.crossing[k, cut], size / self.unit) for k, size in enumerate(sizes) if size]
+            for cut in range(model.workers - 1)
+        ]
+        return [*cuts, []]
+
+    def _limit(self, worker: int) -> None:
+        """Add (11) for the stage that starts at `worker`."""
+        model = self.model
+        runs = [run for run in model.runs.all if run.start == worker]
+        sent, both = self.crossing
+        before = worker - 1 if worker else model.workers - 1
+        terms = [
+            *model.sum_at(worker, self.fixed),
+            (self._where_used(f"u_{worker}", [*both[before], *both[worker]], runs), 1.0),
+        ]
+        if self.depths is not None:
+            terms += self._replication(runs)
+            if self.recompute:
+                versions = model.sum_at(worker, self.parameters) if self.stashes else []
+                terms += self._growing("i", runs, worker, versions, sent[before], lambda choice: choice.depth)
+                saved = model.sum_at(worker, self.saved)
+                terms += self._growing("s", runs, worker, saved, sent[worker], _once_if_recomputed)
+            else:
+                sizes = [w * self.stashes + s for w, s in zip(self.parameters, self.saved, strict=True)]
+                crossing = [*sent[before], *sent[worker]]
+                every = model.sum_at(worker, sizes)
+                terms += self._growing("i", runs, worker, every, crossing, lambda choice: choice.depth)
+        self.model.program.at_most([*terms, *((model.used[run], -self._capacity(run)) for run in runs)])
+
+    def _exclude(self, worker: int, depths: DepthConstraints) -> None:
+        """Exclude depths at which a single block is too large: implied, but not for fractions of blocks and depths."""
+        model = self.model
+        choices = [choice for run in model.runs.all if run.start == worker for choice in depths.by_run[run]]
+        for block in range(len(model.layers)):
+            fitting = [choice for choice in choices if self._alone_at(block, choice) <= self._capacity(choice.run)]
+            if len(fitting) < len(choices):
+                terms = [(depths.chosen[choice], -1.0) for choice in fitting]
+                model.program.at_most([*model.starts(block, worker), *terms])
+
+    def _alone_at(self, block: int, choice: DepthChoice) -> float:
+        """The memory that one block needs at a depth, whatever else the stage holds."""
+        versions = choice.depth * self.parameters[block] if self.stashes else 0.0
+        saved = (1 if choice.recompute else choice.depth) * self.saved[block]
+        buckets = self.parameters[block] if choice.run.replicas * self.model.problem.copies > 1 else 0.0
+        return self.fixed[block] + versions + saved + buckets
+
+    def _capacity(self, run: Placement) -> float:
+        return self.model.problem.capacity_of(run.workers) / self.unit
+
+    def _where_used(self, name: str, terms: list[Term], runs: list[Placement]) -> Variable:
+        """A variable that is at least the sum of the terms if one of the placements is in use."""
+        total = sum(factor for _, factor in terms)
+        program = self.model.program
+        found = program.number(name)
+        if total > 0:
+            program.at_most([*terms, (found, -1.0), *self.model.held(runs, total)], total)
+        return found
+
+    def _growing(
+        self,
+        name: str,
+        runs: list[Placement],
+        worker: int,
+        sizes: list[Term],
+        crossing: list[Term],
+        times: Callable[[DepthChoice], int],
+    ) -> list[Term]:
+        """The terms of what a stage holds `times` over, by its choice of depth."""
+        assert self.depths is not None
+        program, shares = self.model.program, []
+        for run in runs:
+            for choice in self.depths.by_run[run]:
+                many = times(choice)
+                share = program.number(f"{name}_{run.start}_{run.replicas}_{run.end}_{choice.depth}_{choice.recompute}")
+                program.at_most([(share, 1.0), (self.depths.chosen[choice], -self._capacity(run) / many)])
+                shares.append((share, float(many)))
+        crossed = self._where_used(f"{name}x_{worker}", crossing, runs)
+        program.at_most([*sizes, (crossed, 1.0), *((share, -1.0) for share, _ in shares)])
+        return shares
+
+    def _replication(self, runs: list[Placement]) -> list[Term]:
+        """The terms of what replicas add: buckets, and a weight version for the late update of a stage that is not the
+        only one."""
+        model, terms = self.model, []
+        for place in {(run.start, run.replicas) for run in runs}:
+            several = place[1] * model.problem.copies > 1
+            if not several:
+                continue
+            late = self.stashes
+            terms.append((model.parameters[place], self.total * (2.0 if late else 1.0) / THOUSANDTHS))
+            if late:
+                terms += [
+                    (self._alone(run), -self.total) for run in runs if run.replicas == place[1] and self._last(run)
+                ]
+        return terms
+
+    def _last(self, run: Placement) -> bool:
+        return self.model.runs.final(run) and run.start in self.model.runs.firsts
+
+    def _alone(self, run: Placement) -> Variable:
+        """A variable that may be 1 only if the placement holds the only stage."""
+        model = self.model
+        if run.start == 0:
+            return model.used[run]
+        alone = model.program.number(f"alone_{run.start}_{run.replicas}", 0, 1)
+        model.program.at_most([(alone, 1.0), (model.used[run], -1.0)])
+        model.program.at_most([(alone, 1.0), (model.opening[run.start], -1.0)])
+        return alone
+
+
+def _once_if_recomputed(choice: DepthChoice) -> int:
+    return 1 if choice.recompute else choice.depth

@@ -1,0 +1,413 @@
+"""Constraints (1) to (7), (16) and (17) of the integer program: stages on placements, in the notation of `ilp`.
+
+Times are in units of the upper bound U, so every T lies in [0, 1] and one tolerance serves all instances.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import formulas
+from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.problem.grid_shapes import GridShape, grid_shapes
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.ilp.layers import LayerBlocks
+from pipeplan.solvers.ilp.linear_program import (
+    NEGLIGIBLE,
+    THOUSANDTHS,
+    LinearProgram,
+    Term,
+    Variable,
+    negate_terms,
+    scale_terms,
+    solution_value,
+)
+from pipeplan.solvers.ilp.placements import Placement, PlacementSet
+
+Place = tuple[int, int]
+"""First worker and number of workers of a stage, without regard to the idle workers behind them."""
+
+# Relative rounding error within which a bound still holds.
+_ROUNDING = 1e-9
+# The bounds of a variable are either equal, or farther apart than the solver's rounding.
+_ROOM = 1e-7
+
+
+class PlacementModel:
+    """The placement of one pipeline's stages on one cluster, whose pace is known to lie between two bounds.
+
+    `charge_stages` and `charge_boundaries` add the objective of the schedules without a flush.
+    """
+
+    def __init__(self, problem: Problem, floor_s: float, upper_s: float) -> None:
+        self.problem = problem
+        self.unit_s = upper_s
+        self.links = Links.of(problem.cluster)
+        self.workers = problem.cluster.workers
+        self.fastest = max(device.speed for device in problem.cluster.devices)
+        self.parallel = problem.options.boundary == "parallel"
+        self.minibatches = minibatches_per_update(problem)
+        """Minibatches of one update in one copy, if all stages share their updates; else None."""
+        self.program = LinearProgram()
+        self.floor = 1.0 if floor_s >= upper_s else floor_s / upper_s * (1 - _ROOM)
+        self.pace = self.program.number("T", self.floor, 1)
+        self.program.minimise([(self.pace, 1.0)])
+        self.layers = LayerBlocks(problem, self._largest_transfer())
+        grids = tuple(grid_shapes(problem)) if problem.options.grid else None
+        self.runs = PlacementSet(problem.cluster, self._most_replicas(), grids)
+        self.opening = {start: self.program.binary(f"o_{start}") for start in self.runs.firsts}
+        self.used = {run: self.program.binary(f"y_{run.start}_{run.replicas}_{run.end}") for run in self.runs.all}
+        self.at: dict[Place, list[Variable]] = defaultdict(list)
+        for run, variable in self.used.items():
+            self.at[run.start, run.replicas].append(variable)
+        self._started = {
+            (block, worker): self.program.binary(f"z_{block}_{worker}")
+            for block in range(len(self.layers))
+            for worker in range(self.workers - 1)
+        }
+        self._chain()
+        if grids is not None:
+            self._grid(grids)
+        self._order()
+        self._place()
+        self.work = self.share("c", [block.work_s / self.unit_s / self.fastest for block in self.layers.blocks])
+        """Shares c, in thousandths of U on the fastest device."""
+        self.total = max(1.0, sum(block.parameters for block in self.layers.blocks))
+        self.parameters = self.share("w", [block.parameters / self.total for block in self.layers.blocks])
+        """Shares w, in thousandths of the whole model's parameters."""
+        self.crossing = self._cross()
+        self.level = self._levels()
+        self.carried: dict[tuple[int, int, int], list[Variable]] = {}
+        """Time e of the traffic over every cut, by (cut, level, links) and direction; the objective fills it in."""
+        self.cycle: list[Term] = [(self.pace, 1.0)]
+        """The terms of the pace that depths must sustain: T, or with a flush the pace within a batch."""
+
+    # -- building blocks --
+
+    def started(self, block: int, worker: int) -> list[Term]:
+        """The terms of Z[l,p]: whether the block's stage starts at `worker` or before."""
+        if worker < 0:
+            return []
+        return [(self.program.one if worker >= self.workers - 1 else self._started[block, worker], 1.0)]
+
+    def starts(self, block: int, worker: int) -> list[Term]:
+        """The terms of z[l,p]: whether the block's stage starts at `worker`."""
+        return [*self.started(block, worker), *negate_terms(self.started(block, worker - 1))]
+
+    def sum_at(self, worker: int, amounts: Iterable[float]) -> list[Term]:
+        """The terms of the sum of the amounts, given by block, over the blocks whose stage starts at `worker`."""
+        return [
+            term
+            for block, amount in enumerate(amounts)
+            if amount > NEGLIGIBLE
+            for term in scale_terms(self.starts(block, worker), amount)
+        ]
+
+    def held(self, runs: Iterable[Placement], factor: float = 1.0) -> list[Term]:
+        """The terms of the number of these placements that hold a stage."""
+        return [(self.used[run], factor) for run in runs]
+
+    def selected(self, place: Place, factor: float = 1.0) -> list[Term]:
+        """The terms of whether a stage is on the workers of a place."""
+        return [(variable, factor) for variable in self.at[place]]
+
+    def places(self, worker: int) -> list[Place]:
+        """All places that start at `worker`."""
+        return [place for place in self.at if place[0] == worker]
+
+    def covering(self, worker: int) -> list[Placement]:
+        """The placements that hold `worker`, of which one is in use at most."""
+        return [run for run in self.runs.all if run.covers(worker)]
+
+    def speed(self, place: Place) -> float:
+        """Speed of the slowest worker of a place."""
+        return self.problem.cluster.speed_of(range(place[0], sum(place)))
+
+    def slowness(self, place: Place) -> float:
+        """The time of work at a place as a multiple of its time on the fastest device."""
+        return self.fastest / self.speed(place)
+
+    def allreduce(self, place: Place, size: float) -> float:
+        """Seconds to all-reduce `size` bytes among the workers of a place."""
+        if not self.problem.training:
+            return 0.0
+        rate = self.links.allreduce_among(range(place[0], sum(place)))
+        return float(formulas.ring_allreduce_time(place[1], size, *rate))
+
+    def synchronisation(self, place: Place, size: float) -> float:
+        """Synchronisation of `size` bytes among the workers of a place, in seconds per minibatch."""
+        allreduce = self.allreduce(place, size)
+        if self.minibatches is not None:
+            return float(formulas.buffered_synchronisation(allreduce, self.minibatches))
+        return allreduce / place[1]
+
+    def allreduce_terms(self, place: Place) -> list[Term]:
+        """The terms of the all-reduce of a place, in units of U."""
+        latency = self.allreduce(place, 0.0)
+        rate = (self.allreduce(place, self.total) - latency) / self.unit_s / THOUSANDTHS
+        return [(self.parameters[place], rate), *self.selected(place, latency / self.unit_s)]
+
+    def _most_replicas(self) -> int:
+        two_versions = None if self.problem.options.flushes else self.minibatches
+        bounds = (self.problem.options.max_replicas, two_versions, self.workers)
+        return min(bound for bound in bounds if bound is not None)
+
+    def _largest_transfer(self) -> float:
+        """Bytes that a boundary can carry within U over the fastest links, as many as it may have."""
+        upper = self.unit_s * (max(1, min(self._most_replicas(), self.workers // 2)) if self.parallel else 1)
+        if self.problem.options.flushes:
+            upper = self.room_s if self.parallel else self.room_s / (self.minibatches or 1)
+        rates = [float(rate) for level in self.links.rates for rate in level.sendrecv if math.isfinite(rate)]
+        return upper * (1 + _ROUNDING) * max(rates, default=math.inf)
+
+    @property
+    def room_s(self) -> float:
+        """With a flush, the seconds of U that the first minibatch's way through all stages leaves at least."""
+        return max(0.0, self.unit_s - self.problem.work_s / self.fastest - self.problem.copies_allreduce_s)
+
+    # -- constraint (1) --
+
+    def _chain(self) -> None:
+        """Add (1)."""
+        # The workers before the first placement are idle.
+        self.program.equal([(variable, 1.0) for variable in self.opening.values()], 1.0)
+        for worker in range(self.workers):
+            starting = self.held(run for run in self.runs.all if run.start == worker)
+            ended = self.held((run for run in self.runs.all if run.end == worker - 1), -1.0)
+            first = [(self.opening[worker], -1.0)] if worker in self.opening else []
+            self.program.equal([*starting, *ended, *first])
+
+    def _grid(self, grids: Iterable[GridShape]) -> None:
+        """Add (16): one shape is chosen, and with it its placements."""
+        chosen = {
+            shape: self.program.binary(f"q_{shape.stages}_{shape.replicas}")
+            for shape in grids
+            if shape.replicas <= self.runs.most
+        }
+        self.program.equal([(variable, 1.0) for variable in chosen.values()], 1.0)
+        for run, used in self.used.items():
+            users = [(variable, -1.0) for shape, variable in chosen.items() if run in self.runs.of_shape(shape)]
+            self.program.equal([(used, 1.0), *users])
+
+    # -- constraint (2) --
+
+    def _order(self) -> None:
+        """Add (2)."""
+        for block in range(len(self.layers)):
+            for worker in range(1, self.workers - 1):
+                self.program.at_most([*self.started(block, worker - 1), *negate_terms(self.started(block, worker))])
+        for source, target in self.layers.edges:
+            for worker in range(self.workers - 1):
+                self.program.at_most([*self.started(target, worker), *negate_terms(self.started(source, worker))])
+
+    # -- constraint (3) --
+
+    def _place(self) -> None:
+        """Add (3)."""
+        for worker in range(self.workers):
+            places = self.places(worker)
+            for block in range(len(self.layers)):
+                fitting = [term for place in places if self._conceivable(block, place) for term in self.selected(place)]
+                self.program.at_most([*self.starts(block, worker), *negate_terms(fitting)])
+            everything = self.sum_at(worker, [1.0] * len(self.layers))
+            self.program.at_most(
+                [*(term for place in places for term in self.selected(place)), *negate_terms(everything)]
+            )
+
+    def _conceivable(self, index: int, place: Place) -> bool:
+        """Whether a block can be at a place within U: its own time, and the work of all blocks before and behind it."""
+        block, layers = self.layers.blocks[index], self.layers
+        limit = self.unit_s * (1 + _ROUNDING)
+        if self.minibatches is not None and self.problem.options.flushes:
+            rounds = float(formulas.rounds(self.minibatches, place[1])) - 1.0
+            return rounds * block.work_s <= (self.room_s + _ROUNDING * self.unit_s) * self.speed(place)
+        start, stop = place[0], sum(place)
+        return (
+            block.work_s <= limit * place[1] * self.speed(place)
+            and self.synchronisation(place, block.parameters) <= limit
+            and block.work_s + layers.before_s[index] <= limit * self._speeds(0, stop)
+            and block.work_s + layers.after_s[index] <= limit * self._speeds(start, self.workers)
+        )
+
+    def _speeds(self, start: int, stop: int) -> float:
+        cluster = self.problem.cluster
+        if cluster.uniform:
+            return (stop - start) * cluster.device.speed
+        return math.fsum(cluster.devices[worker].speed for worker in range(start, stop))
+
+    # -- constraint (4) --
+
+    def share(self, name: str, amounts: list[float]) -> dict[Place, Variable]:
+        """Add shares of the amounts, given by block: for each place, their sum over the stage that is there.
+
+        The shares stand for the product of a sum over layers and the choice of replicas.
+        """
+        amounts = [THOUSANDTHS * amount for amount in amounts]
+        shares = {place: self.program.number(f"{name}_{place[0]}_{place[1]}") for place in self.at}
+        total = sum(amounts)
+        for worker in range(self.workers):
+            parts = [(shares[place], 1.0) for place in self.places(worker)]
+            self.program.equal([*parts, *negate_terms(self.sum_at(worker, amounts))])
+        for place, share in shares.items():
+            self.program.at_most([(share, 1.0), *self.selected(place, -total)])
+        return shares
+
+    def charge_stages(self, again: dict[Place, Variable]) -> None:
+        """Add (4): charge the time of every place, including the forward work that it computes `again`."""
+        exposed = 1.0 - self.problem.options.overlap
+        for place in self.at:
+            latency = self.synchronisation(place, 0.0)
+            compute = self.slowness(place) / place[1] / THOUSANDTHS
+            rate = (self.synchronisation(place, self.total) - latency) / self.unit_s / THOUSANDTHS
+            work = [self.work[place], *([again[place]] if place in again else [])]
+            for of_compute, of_sync in {(1.0, exposed), (exposed, 1.0), (1.0, 0.0)}:
+                terms = [
+                    *((part, of_compute * compute) for part in work),
+                    (self.parameters[place], of_sync * rate),
+                    *self.selected(place, of_sync * latency / self.unit_s),
+                ]
+                self.program.at_most([*terms, (self.pace, -1.0)])
+                self.program.at_most([*terms, *self.selected(place, -1.0)])
+
+    # -- constraint (5) --
+
+    def _cross(self) -> dict[tuple[int, int], Variable]:
+        """Add (5). Returns b[k,p] by tensor and cut."""
+        variables = {}
+        for number, tensor in enumerate(self.layers.tensors):
+            for worker in range(self.workers - 1):
+                variable = variables[number, worker] = self.program.number(f"b_{number}_{worker}", 0, 1)
+                for consumer in tensor.consumers:
+                    producer, consumer_started = self.started(tensor.producer, worker), self.started(consumer, worker)
+                    self.program.at_most([*producer, *negate_terms(consumer_started), (variable, -1.0)])
+        return variables
+
+    # -- constraint (6) --
+
+    def _levels(self) -> dict[tuple[int, int, int], Variable]:
+        """Add (6). Returns λ by (cut, level, links), for levels with a larger component than the level below."""
+        variables = {}
+        for cut in range(self.workers - 1):
+            most = self._most_links(cut)
+            for level, _, _ in self._components(cut):
+                for links in range(1, most + 1):
+                    variables[cut, level, links] = self.program.number(f"l_{cut}_{level}_{links}", 0, 1)
+            mine = {key: variable for key, variable in variables.items() if key[0] == cut}
+            self._bound_levels(cut, mine)
+            for links in range(2, most + 1):
+                self._bound_links(cut, [(variable, 1.0) for key, variable in mine.items() if key[2] >= links], links)
+        return variables
+
+    def _most_links(self, cut: int) -> int:
+        """The most links of the boundary behind any placement that holds the worker before the cut."""
+        if not self.parallel:
+            return 1
+        return max(min(run.replicas, max(1, self.workers - 1 - run.end)) for run in self.covering(cut))
+
+    def _components(self, worker: int) -> list[tuple[int, int, int]]:
+        """The components that hold a worker and the next one: level, first worker, one past the last worker."""
+        cluster, found = self.problem.cluster, [(0, worker, worker + 1)]
+        for level in range(1, len(cluster.levels) + 1):
+            component = cluster.component(level, worker)
+            first, stop = cluster.starts(level)[component], cluster.starts(level)[component + 1]
+            if (first, stop) != found[-1][1:]:
+                found.append((level, first, stop))
+        return found[1:]
+
+    def _bound_levels(self, cut: int, mine: dict[tuple[int, int, int], Variable]) -> None:
+        """Add (6) for one cut, whose variables λ are `mine`."""
+        covering = self.covering(cut)
+        final = self.held(run for run in covering if self.runs.final(run))
+        self.program.equal([*((variable, 1.0) for variable in mine.values()), *final], 1.0)
+        for level, first, stop in self._components(cut)[:-1]:
+            inside = [(variable, 1.0) for key, variable in mine.items() if key[1] <= level]
+            over_cut = self.held((run for run in covering if run.start >= first and run.end < stop - 1), -1.0)
+            behind_cut = self.held((run for run in self.runs.all if run.start > cut and run.last < stop), -1.0)
+            self.program.at_most([*inside, *over_cut])
+            self.program.at_most([*inside, *behind_cut])
+
+    def _bound_links(self, cut: int, many: list[Term], links: int) -> None:
+        """Add the part of (6) for parallel boundaries: so many links take as many replicas on both sides."""
+        enough = self.held((run for run in self.covering(cut) if run.replicas >= links), -1.0)
+        fewer = self.held(run for run in self.runs.all if run.start == cut + 1 and run.replicas < links)
+        self.program.at_most([*many, *enough])
+        self.program.at_most([*many, *fewer], 1.0)
+
+    # -- constraint (7) --
+
+    def charge_boundaries(self) -> dict[tuple[int, int, int], list[Variable]]:
+        """Add (7). Returns e, the time of the traffic over every cut, by (cut, level, links) and direction."""
+        carried: dict[tuple[int, int, int], list[Variable]] = defaultdict(list)
+        for cut in range(self.workers - 1):
+            mine = [key for key in self.level if key[0] == cut]
+            rates = {key: key[2] * self.links.sendrecv(key[1], cut)[0] for key in mine}
+            slowest = min(rates.values())
+            for number, sizes in enumerate(self.layers.directions()):
+                crossing = [
+                    (self.crossing[k, cut], size / (slowest * self.unit_s)) for k, size in enumerate(sizes) if size
+                ]
+                times = {key: self.program.number(f"e_{cut}_{key[1]}_{key[2]}_{number}") for key in mine}
+                self.program.equal([*crossing, *((times[key], -rate / slowest) for key, rate in rates.items())])
+                self.program.at_most([*((time, 1.0) for time in times.values()), (self.pace, -1.0)])
+                for key, time in times.items():
+                    self.program.at_most([(time, 1.0), (self.level[key], -1.0)])
+                    carried[key].append(time)
+        return carried
+
+    # -- constraint (17) --
+
+    def add_user_constraints(self) -> None:
+        """Add (17)."""
+        options, everything = self.problem.options, self.held(self.runs.all)
+        if options.stages is not None:
+            self.program.equal(everything, float(options.stages))
+        if options.max_stages is not None:
+            self.program.at_most(everything, float(options.max_stages))
+        if options.several:
+            self.program.at_least(everything, 2.0)
+        if options.max_workers is not None:
+            busy = [(variable, float(run.replicas)) for run, variable in self.used.items()]
+            self.program.at_most(busy, float(options.max_workers // self.problem.copies))
+        for name, number in options.pins:
+            self._pin(self.layers.home[name], number)
+
+    def _pin(self, block: int, number: int) -> None:
+        """Add the part of (17) that pins a block to stage `number`: Z[l,p] = [so many stages start by p]."""
+        for worker in range(self.workers):
+            count = self.held(run for run in self.runs.all if run.start <= worker)
+            started = self.started(block, worker)
+            self.program.at_least([*count, *scale_terms(started, -float(number))])
+            self.program.at_most([*count, *scale_terms(started, number - 1.0 - self.workers)], number - 1.0)
+
+    # -- reading the solution --
+
+    def objective(self) -> float:
+        """Seconds per minibatch of the solution, by this program's own coefficients."""
+        return solution_value(self.pace) * self.unit_s
+
+    def chosen(self) -> list[Placement]:
+        """The placements in use, in order."""
+        return sorted((run for run, used in self.used.items() if solution_value(used) > 0.5), key=lambda run: run.start)
+
+    def names(self, run: Placement) -> tuple[str, ...]:
+        """The layers of the stage on a placement of the solution, in the profile's order."""
+        blocks = [
+            index
+            for index in range(len(self.layers))
+            if sum(solution_value(variable) * factor for variable, factor in self.starts(index, run.start)) > 0.5
+        ]
+        names = {name for index in blocks for name in self.layers.blocks[index].layers}
+        return tuple(layer.name for layer in self.problem.profile.layers if layer.name in names)
+
+
+def minibatches_per_update(problem: Problem) -> int | None:
+    """Minibatches of one update in one copy of the pipeline, if all stages share their updates; else None."""
+    options = problem.options
+    if not problem.training or options.schedule not in ACCUMULATING or options.accumulate is None:
+        return None
+    if options.flushes:
+        return int(formulas.rounds(options.accumulate, problem.copies))
+    return options.accumulate // problem.copies

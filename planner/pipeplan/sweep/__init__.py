@@ -1,1 +1,0 @@
-"""Solves one model for many clusters: every combination of servers, links, memory, minibatch sizes and schedules."""

@@ -1,0 +1,166 @@
+"""Plots samples per second against workers, beside the ideal rate if all workers computed all the time."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeplan.rendering import templates
+from pipeplan.sweeps.rows import SweepRow, varying_settings
+from pipeplan.util.text import one_line
+
+WIDTH, HEIGHT = 60, 14
+MARKS = "ABCDEFGH"
+SEVERAL, IDEAL = "+", "."
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
+"""The palette of Okabe and Ito, which people with any colour vision can tell apart."""
+
+
+@dataclass(frozen=True)
+class ScalingSeries:
+    """The points of a sweep that differ only in the number of workers."""
+
+    name: str
+    points: tuple[tuple[int, float], ...]
+    """Pairs of workers and samples per second, sorted by workers."""
+
+
+@dataclass(frozen=True)
+class ScalingChart:
+    """The data of a plot."""
+
+    series: tuple[ScalingSeries, ...]
+    ideal: tuple[tuple[int, float], ...]
+    left_out: int = 0
+    """Number of series that are not drawn, because there are too few marks."""
+
+    @property
+    def most_workers(self) -> int:
+        """The right end of the plot."""
+        return max(workers for workers, _ in self.ideal)
+
+    @property
+    def fastest(self) -> float:
+        """The upper end of the plot, in samples per second."""
+        return max(rate for _, rate in self.ideal)
+
+
+def scaling_chart(rows: Sequence[SweepRow]) -> ScalingChart | None:
+    """The chart of the rows; None unless there are plans for at least two numbers of workers."""
+    solved = [row for row in rows if row.rate is not None]
+    if len({row.point.cluster.workers for row in solved}) < 2:
+        return None
+    names = [name for name in varying_settings(rows) if name not in ("servers", "workers")]
+    groups: dict[str, dict[int, float]] = {}
+    for row in solved:
+        settings = row.point.settings()
+        key = ", ".join(f"{name} {settings.get(name, '-')}" for name in names) or "best plan"
+        line = groups.setdefault(key, {})
+        workers = row.point.cluster.workers
+        line[workers] = max(line.get(workers, 0.0), row.rate or 0.0)
+    series = [ScalingSeries(one_line(name), tuple(sorted(line.items()))) for name, line in groups.items()]
+    ideal = {row.point.cluster.workers: row.point.ideal_rate for row in rows}
+    return ScalingChart(tuple(series[: len(MARKS)]), tuple(sorted(ideal.items())), max(0, len(series) - len(MARKS)))
+
+
+def scaling_lines(rows: Sequence[SweepRow]) -> list[str]:
+    """The chart as lines of plain characters; empty if there is nothing to draw."""
+    found = scaling_chart(rows)
+    if found is None:
+        return []
+    grid = [[" "] * WIDTH for _ in range(HEIGHT)]
+    for column in range(WIDTH):
+        workers = (column + 0.5) / WIDTH * found.most_workers
+        _mark(grid, found, workers, interpolate(found.ideal, workers), IDEAL)
+    for mark, series in zip(MARKS, found.series, strict=False):
+        for workers, rate in series.points:
+            _mark(grid, found, workers, rate, mark)
+    lines = ["samples/s"]
+    for number, row in enumerate(grid):
+        label = rounded_figure(found.fastest * (HEIGHT - number) / HEIGHT) if number % 4 == 0 else ""
+        lines.append(f"{label:>9} |{''.join(row).rstrip()}")
+    lines.append(" " * 10 + "+" + "-" * WIDTH)
+    lines.append(" " * 11 + _axis(found))
+    lines.append(f"{'':11}{IDEAL} ideal: every worker computes all the time")
+    for mark, series in zip(MARKS, found.series, strict=False):
+        lines += textwrap.wrap(f"{mark} {series.name}", WIDTH + 19, initial_indent=" " * 11, subsequent_indent=" " * 13)
+    if found.left_out:
+        lines.append(f"{'':11}and {found.left_out} more lines, not drawn")
+    return lines
+
+
+def _mark(grid: list[list[str]], found: ScalingChart, workers: float, rate: float, mark: str) -> None:
+    column = min(WIDTH - 1, int(workers / found.most_workers * WIDTH))
+    row = HEIGHT - 1 - min(HEIGHT - 1, int(rate / found.fastest * HEIGHT))
+    drawn = grid[row][column]
+    grid[row][column] = mark if drawn in (" ", IDEAL, mark) else SEVERAL
+
+
+def _axis(found: ScalingChart) -> str:
+    """The numbers of workers below their columns; those without room are left out."""
+    text = ""
+    for workers, _ in found.ideal:
+        label = str(workers)
+        column = min(WIDTH - 1, int(workers / found.most_workers * WIDTH)) - len(label) + 1
+        if column > len(text) or not text:
+            text = text.ljust(max(column, 0)) + label
+    return f"{text} workers"
+
+
+def interpolate(points: Sequence[tuple[int, float]], workers: float) -> float:
+    """The linearly interpolated value at `workers`; before the first point, on the line from the origin."""
+    before = (0.0, 0.0)
+    for point in points:
+        if workers <= point[0]:
+            share = (workers - before[0]) / (point[0] - before[0])
+            return before[1] + share * (point[1] - before[1])
+        before = point
+    return points[-1][1]
+
+
+def rounded_figure(value: float) -> str:
+    """A number of samples or a price, rounded to four digits or to an integer."""
+    return f"{value:.4g}" if value < 1e4 else f"{value:.0f}"
+
+
+def axis_ticks(most: float, wanted: int = 5) -> list[float]:
+    """About `wanted` round numbers from 0 to about `most`, for the ticks of an axis."""
+    rough = most / wanted
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * (1 - 1e-9))
+    return [step * index for index in range(math.floor(most / step * (1 + 1e-9)) + 1)]
+
+
+def scaling_svg(rows: Sequence[SweepRow], title: str) -> str | None:
+    """The chart as a self-contained SVG file; None if there is nothing to draw."""
+    found = scaling_chart(rows)
+    if found is None:
+        return None
+    width, height = 560.0, 300.0
+
+    def place(workers: float, rate: float) -> str:
+        return f"{workers / found.most_workers * width:.1f},{height - rate / found.fastest * height:.1f}"
+
+    return templates.load_template("scaling.svg.j2").render(
+        title=one_line(title),
+        width=width,
+        height=height,
+        ideal=" ".join(place(workers, rate) for workers, rate in ((0, 0.0), *found.ideal)),
+        series=[
+            {
+                "name": series.name,
+                "colour": COLOURS[index],
+                "line": " ".join(place(*point) for point in series.points),
+                "dots": [place(*point).split(",") for point in series.points],
+            }
+            for index, series in enumerate(found.series)
+        ],
+        left_out=found.left_out,
+        rates=[
+            (rounded_figure(rate), f"{height - rate / found.fastest * height:.1f}")
+            for rate in axis_ticks(found.fastest)
+        ],
+        workers=[(str(workers), f"{workers / found.most_workers * width:.1f}") for workers, _ in found.ideal],
+    )

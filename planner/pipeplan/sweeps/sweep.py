@@ -1,0 +1,129 @@
+"""Solves the points of a sweep, several of them in parallel processes.
+
+The processes are spawned, not forked, so that all platforms behave alike and no thread is copied. They ignore Ctrl-C;
+the process that started them ends them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pipeplan.errors import DisagreementError, PipeplanError
+from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.result import Status
+from pipeplan.sweeps.points import SweepPoint
+from pipeplan.util import interrupts
+
+
+@dataclass(frozen=True)
+class PointAnswer:
+    """The result of solving a point."""
+
+    pace_s: float | None = None
+    """Seconds per minibatch; None if there is no plan."""
+    over_parallelism: float | None = None
+    """Speedup over data parallelism, whether that fits in memory or not."""
+    parallelism_fits: bool = True
+    """Whether data parallelism fits in memory."""
+    config: str = ""
+    bound: str = ""
+    """The slowest resource."""
+    busy: int = 0
+    """Number of busy workers."""
+    proven: str = ""
+    """The solvers that proved the plan optimal, or the remaining gap."""
+    why: str = ""
+    """The reason if there is no plan."""
+    contradiction: bool = False
+    """Whether the solvers contradicted each other."""
+
+
+OnAnswer = Callable[[int, PointAnswer], None]
+
+
+def solve_point(point: SweepPoint, settings: Settings) -> PointAnswer:
+    """Solve one point. An error becomes part of the answer."""
+    try:
+        outcome = solve(Problem(point.profile, point.cluster, point.options), settings)
+    except PipeplanError as error:
+        return PointAnswer(why=str(error), contradiction=isinstance(error, DisagreementError))
+    baseline = outcome.baselines[0]
+    return PointAnswer(
+        pace_s=outcome.evaluation.pace_s,
+        over_parallelism=baseline.gain(outcome.evaluation.pace_s),
+        parallelism_fits=baseline.pace_s is None or not baseline.remark,
+        config=outcome.plan.config,
+        bound=outcome.evaluation.bound,
+        busy=outcome.plan.busy,
+        proven=_proven(outcome),
+    )
+
+
+def _proven(outcome: Outcome) -> str:
+    """The solvers that proved the plan optimal, or the gap that contention or the time limit leaves."""
+    if outcome.status != Status.OPTIMAL:
+        return f"gap {outcome.gap:.1%}"
+    return "+".join(result.solver.split()[0] for result in outcome.results if result.status == Status.OPTIMAL)
+
+
+def solve_points(points: Sequence[SweepPoint], settings: Settings, jobs: int | None, tell: OnAnswer) -> bool:
+    """Solve all points, and call `tell` with each answer and the number of its point. Returns False if interrupted."""
+    jobs = min(jobs or len(os.sched_getaffinity(0)), len(points))
+    try:
+        if jobs <= 1:
+            with interrupts.remember_interrupt() as check:
+                for number, point in enumerate(points):
+                    answer = solve_point(point, settings)
+                    check()
+                    tell(number, answer)
+        else:
+            _in_processes(points, settings, jobs, tell)
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def _in_processes(points: Sequence[SweepPoint], settings: Settings, jobs: int, tell: OnAnswer) -> None:
+    executor = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    before = {process.pid for process in multiprocessing.active_children()}
+    try:
+        with _interrupts_ignored():
+            futures = {executor.submit(solve_point, point, settings): i for i, point in enumerate(points)}
+        for future in as_completed(futures):
+            tell(futures[future], _answer(future))
+    except BaseException:
+        for process in multiprocessing.active_children():
+            if process.pid not in before:
+                process.terminate()
+        raise
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _answer(future: Future[PointAnswer]) -> PointAnswer:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return PointAnswer(why="the process that solved it, or another one of this sweep, was killed (out of memory?)")
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Make processes that are started inside ignore Ctrl-C for good, because they inherit ignored signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,226 @@
+"""Reading and writing of text, JSON and TOML files: versioned, checked field by field, written by atomic replace.
+
+The folders of bundled data, which lie inside the installed package or at the top of a checkout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pipeplan.errors import InputError
+from pipeplan.util.text import did_you_mean, near_files
+
+LARGEST = float(2**63)
+"""Upper limit for every time, size and count in a file, so that sums and products of them stay finite."""
+
+
+def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Write `text` to `path` by atomic replace: a reader sees the old file or the new one, never a part.
+
+    A symbolic link stays, and the file that it points to is replaced. A device or a pipe is written to directly.
+    Raises an `InputError` where the file cannot be written.
+    """
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_text(text, encoding="utf-8")
+            return
+        path = Path(os.path.realpath(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, mode)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raise an `InputError` for a path that `write_text` could not write; for use before long work."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name the file to write, as in -o {path / 'profile.json'}")
+    if path.exists() and not path.is_file():
+        return
+    target = Path(os.path.realpath(path))
+    folder = next(parent for parent in target.parents if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a document as indented JSON with a final newline. NaN and infinity raise a `ValueError`."""
+    write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Raises an `InputError` that names the file."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}{near_files(path)}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not text: it has bytes that are not UTF-8") from error
+
+
+def read_json(path: Path, kind: str) -> Node:
+    """The JSON value in a file, without any check of its content.
+
+    Raises an `InputError` that names the file; `kind` is the expected kind of document, for that message.
+    """
+    text = read_text(path)
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path} is not valid JSON (line {error.lineno}: {error.msg}): is it truncated?") from error
+    except RecursionError as error:
+        raise InputError(f"{path} is nested too deeply to be a {kind}") from error
+    except ValueError as error:
+        raise InputError(f"{path} has a number with too many digits") from error
+    return Node(value, str(path))
+
+
+def read_document(path: Path, kind: str, version: int) -> Node:
+    """Read a versioned JSON document.
+
+    Raises an `InputError` unless its `format` is `kind` and its `version` is at most `version`.
+    """
+    root = read_json(path, kind)
+    stated = root.get("format")
+    if stated is None:
+        raise InputError(f"{path} is not a {kind} file: it has no `format`")
+    if stated.value != kind:
+        raise InputError(f"{path} is not a {kind} file: its `format` says {stated.value!r}")
+    number = root["version"].integer(minimum=1)
+    if number > version:
+        raise InputError(f"{path} is version {number} of {kind}; this pipeplan reads up to {version}: upgrade pipeplan")
+    return root
+
+
+def read_toml(path: Path, kind: str, version: int) -> Node:
+    """Read a versioned TOML document, with the same checks and errors as `read_document`."""
+    try:
+        root = Node(tomllib.loads(read_text(path)), str(path))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise InputError(f"{path} is nested too deeply to be a {kind}") from error
+    if (stated := root.get("format")) is None or stated.value != kind:
+        what = kind.removeprefix("pipeplan-")
+        raise InputError(f'{path} is not a {what} file: it does not say format = "{kind}"')
+    if (number := root["version"].integer(minimum=1)) > version:
+        raise InputError(f"{path} is version {number} of {kind}; this pipeplan reads up to {version}: upgrade pipeplan")
+    return root
+
+
+class Node:
+    """A value inside a parsed document together with its place there, which every error message names."""
+
+    def __init__(self, value: Any, where: str) -> None:
+        self.value = value
+        self.where = where
+
+    def fail(self, why: str) -> NoReturn:
+        """Raise an `InputError` that names this place."""
+        raise InputError(f"{self.where}: {why}")
+
+    @contextmanager
+    def locating_errors(self) -> Iterator[None]:
+        """Add this place to every `InputError` raised inside that does not name it yet."""
+        try:
+            yield
+        except InputError as error:
+            message = str(error)
+            raise InputError(message if message.startswith(self.where) else f"{self.where}: {message}") from None
+
+    def mapping(self) -> dict[str, Any]:
+        """This value as a mapping."""
+        if not isinstance(self.value, dict):
+            self.fail(f"expected a mapping, found {_short(self.value)}")
+        return self.value
+
+    def __getitem__(self, key: str) -> Node:
+        """The field `key`. Raises an `InputError` where it is missing."""
+        fields = self.mapping()
+        if key not in fields:
+            self.fail(f"the field {key!r} is missing")
+        return Node(fields[key], f"{self.where}: {key}")
+
+    def get(self, key: str) -> Node | None:
+        """The field `key`, or None where it is missing or null."""
+        value = self.mapping().get(key)
+        return None if value is None else Node(value, f"{self.where}: {key}")
+
+    def refuse_others(self, names: Collection[str]) -> None:
+        """Raise an `InputError` where this mapping has a field that is not among `names`."""
+        for key in self.mapping():
+            if key not in names:
+                self.fail(f"there is no field {key!r}; {did_you_mean(key, sorted(names))}")
+
+    def items(self) -> list[Node]:
+        """The members of a list."""
+        if not isinstance(self.value, list):
+            self.fail(f"expected a list, found {_short(self.value)}")
+        return [Node(value, f"{self.where}[{index}]") for index, value in enumerate(self.value)]
+
+    def text(self) -> str:
+        """This value as a string."""
+        if not isinstance(self.value, str):
+            self.fail(f"expected text, found {_short(self.value)}")
+        if not self.value.isascii() and any("\ud800" <= character <= "\udfff" for character in self.value):
+            self.fail("the text has half a character (a lone surrogate)")
+        return self.value
+
+    def boolean(self) -> bool:
+        """This value as true or false."""
+        if not isinstance(self.value, bool):
+            self.fail(f"expected true or false, found {_short(self.value)}")
+        return self.value
+
+    def number(self, *, minimum: float = 0.0) -> float:
+        """This value as a finite number of at least `minimum`: by default 0, as times, sizes and rates are never
+        negative."""
+        value = self.value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.fail(f"expected a number, found {_short(value)}")
+        if abs(value) > LARGEST or value != value:
+            self.fail(f"expected a finite number of at most {LARGEST:g}, found {_short(value)}")
+        if value < minimum:
+            self.fail(f"expected at least {minimum:g}, found {value:g}")
+        return float(value)
+
+    def integer(self, *, minimum: int = 0) -> int:
+        """This value as a whole number of at least `minimum`."""
+        number = self.number(minimum=minimum)
+        if number != int(number):
+            self.fail(f"expected a whole number, found {_short(self.value)}")
+        return int(self.value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "…"
+
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def bundled_folder(name: str) -> Path:
+    """The folder of bundled data called `name` (`profiles` or `templates`)."""
+    installed = _PACKAGE / name
+    return installed if installed.is_dir() else _PACKAGE.parent.parent / name

@@ -1,0 +1,40 @@
+"""Text from files, cleaned for printing.
+
+Suggestions for misspelt names.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def one_line(value: object) -> str:
+    """Replace line breaks and control characters by spaces, for a line of output or a comment in a script."""
+    return "".join(character if character.isprintable() else " " for character in str(value))
+
+
+MOST_NAMES = 24
+"""At most so many names are listed."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint such as `did you mean 'a' or 'b'?` for near misses, else the list of all known names."""
+    names = list(known)
+    by_folded = {candidate.lower(): candidate for candidate in reversed(names)}
+    near = [by_folded[match] for match in difflib.get_close_matches(name.lower(), by_folded, n=3, cutoff=0.5)]
+    if near:
+        return f"did you mean {' or '.join(repr(match) for match in near)}?"
+    listed = ", ".join(names[:MOST_NAMES])
+    return f"there are: {listed}" + (f" and {len(names) - MOST_NAMES} others" if len(names) > MOST_NAMES else "")
+
+
+def near_files(path: Path) -> str:
+    """A hint such as `; did you mean 'profile.json'?`; empty if the folder has no file of a similar name and suffix."""
+    try:
+        names = [one.name for one in path.parent.iterdir() if one.suffix == path.suffix and one.is_file()]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
+    return f"; did you mean {str(path.parent / near[0])!r}?" if near and near[0] != path.name else ""
