@@ -65,7 +65,7 @@ def test_a_simulation_that_would_take_long_is_cut_and_says_so(monkeypatch: pytes
     monkeypatch.setattr(replayed, "MOST_ALONE", 2000)
     simulated = simulate(pipeline([1] * 30, depth=60))
     assert simulated.minibatches * 2 * 30 <= 2000
-    assert f"for {simulated.minibatches} minibatches only" in simulated.remark
+    assert f"covers only {simulated.minibatches} minibatches" in simulated.remark
     assert timeline(simulated).steady is None
 
 

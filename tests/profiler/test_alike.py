@@ -67,7 +67,7 @@ def test_what_is_left_out_does_not_run_and_the_rest_computes_on() -> None:
         assert list(ran) == expected
         assert list(reversed(back)) == expected
     assert not run._values
-    assert not run._lent
+    assert not run._shared_outputs
 
 
 def test_the_gradients_of_what_runs_are_of_the_right_kind() -> None:

@@ -19,7 +19,7 @@ from pipeplan.profiler.estimate.flops import Counts, count
 from pipeplan.profiler.estimate.model_on_meta import Built, build
 from pipeplan.profiler.estimate.roofline import padding, seconds
 from pipeplan.profiler.estimate.work import Transformed, Work
-from pipeplan.profiler.profiler import sum_of_outputs
+from pipeplan.profiler.passes import sum_of_outputs
 
 JOBS = Path(__file__).with_name("estimate_jobs.py")
 V100 = devices.load_device("v100")
@@ -168,7 +168,7 @@ def test_a_model_that_looks_at_its_data_gets_one_line() -> None:
 
 def test_what_is_taken_whole_is_said_to_be_known_by_its_bytes_only() -> None:
     profile = profile_model(ref("alone"), Options(device="v100"))
-    assert profile.provenance.notes[-1].startswith("'1' is taken whole")
+    assert profile.provenance.notes[-1].startswith("'1' is opaque")
     (layer,) = [layer for layer in profile.layers if layer.name == "1"]
     assert 0 < layer.forward_s <= layer.backward_s
 

@@ -92,8 +92,8 @@ def between():
     ("name", "says"),
     [
         # 1 MiB of numbers, four thousand times over: 4 GiB inside one layer. Or 40 times 32 MiB.
-        ("inside", r"'.*:inside' at minibatch 1024 does not fit in memory .* more were asked for; it needs about"),
-        ("between", r"does not fit in memory: it needs about .* of weights, .* for what the layers make.* are free"),
+        ("inside", r"'.*:inside' at minibatch 1024 does not fit in memory .* more were requested; it needs about"),
+        ("between", r"does not fit in memory: it needs about .* of weights, .* of activations.* are free"),
     ],
 )
 def test_a_model_that_does_not_fit_says_what_it_needs(

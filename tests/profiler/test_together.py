@@ -56,10 +56,10 @@ def test_a_member_waits_for_the_others_and_keeps_its_load_up() -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert ours.recv() == Member.HERE
+    assert ours.recv() == Member.READY
     assert steps == []
     ours.send(Member.GO)
-    assert ours.recv() == Member.HERE
+    assert ours.recv() == Member.READY
     while "load" not in steps:
         time.sleep(0)
     assert "finished" not in steps

@@ -1,4 +1,4 @@
-"""Measure a model on this machine and write down what its layers cost."""
+"""Profile a model: measure its layers on this machine, or estimate them for another device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Profile a model: trace it, run it layer by layer and as a whole, and write down medians.
+"""Profile a model: trace it, run it layer by layer and as a whole, and keep the medians of the times.
 
-What a reader of a measured profile should know of the model, besides how steady the times were.
+Remarks on the model in a measured profile: parameters in no layer, and layers that do not sum to the model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeplan.profiler.memory import complaint, free_bytes, lacked, needed, refu
 from pipeplan.profiler.optimizer_step import StepCost, optimizer_state
 from pipeplan.profiler.options import Options, Progress
 from pipeplan.profiler.outcome import Measured, cpu_name, own_parameters
-from pipeplan.profiler.passes import Passes, notes_on
+from pipeplan.profiler.passes import Passes, notes_on, training_loss
 from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
@@ -33,12 +33,12 @@ from pipeplan_launch.telemetry.memory import resident_bytes
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 AGREES = 0.1
-"""The share by which the sum of the layers may differ from the whole model before it is worth a sentence."""
+"""Relative difference between the sum of the layers and the whole model above which a remark is made."""
 MOST_NAMES = 3
 
 
 def unread_parameters(traced: TracedModel) -> list[str]:
-    """A sentence on parameters that the outputs do not depend on: they are in no stage, and are never trained."""
+    """At most one sentence, on the parameters that no output depends on: no stage holds them, and none trains them."""
     read = {name for info in traced.layers for name in info.parameters}
     unread = [name for name, _ in traced.model.named_parameters() if name not in read]
     if not unread:
@@ -48,31 +48,31 @@ def unread_parameters(traced: TracedModel) -> list[str]:
 
 
 def sum_against_whole(size: Size) -> list[str]:
-    """A sentence where the layers by themselves do not add up to the model as its author wrote it."""
+    """At most one sentence, if the times of the layers do not add up to that of the model run as a whole."""
     sums = {
         "forward": (sum(layer.forward_s for layer in size.layers), size.whole_forward_s),
         "backward": (sum(layer.backward_s for layer in size.layers), size.whole_backward_s),
     }
-    off = [
-        f"{found / whole:.2f} of it {way}" for way, (found, whole) in sums.items() if _is_off(found, whole) and whole
+    deviations = [
+        f"{total / whole:.2f} of it {way}"
+        for way, (total, whole) in sums.items()
+        if whole is not None and whole > 0 and abs(total / whole - 1) > AGREES
     ]
-    if not off:
+    if not deviations:
         return []
-    what = " and ".join(off)
     why = "very short layers cost more by themselves, and a busy machine slows some passes more than others"
-    return [f"the layers do not add up to the whole model, {what}: {why}"]
-
-
-def _is_off(found: float, whole: float | None) -> bool:
-    return whole is not None and whole > 0 and abs(found / whole - 1) > AGREES
+    return [f"the layers do not add up to the whole model, {' and '.join(deviations)}: {why}"]
 
 
 MOST_PROCESSES = 256
-"""More than these are a slip of the finger."""
+"""Most processes that may be asked for. A larger number is taken for a typing error."""
 
 
 def profile_model(ref: str, options: Options, progress: Progress = lambda done, total, what: None) -> Profile:
-    """Profile the model that `ref` names. Raises `InputError` for whatever is wrong with it or with the options."""
+    """Profile the model that `ref` names, or estimate its profile for a device that is not this machine's.
+
+    Raises `InputError` if the model cannot be profiled, or if an option is wrong.
+    """
     if options.device not in LOCAL_DEVICES:
         from pipeplan.profiler.estimate import estimate_model
 
@@ -85,36 +85,49 @@ def profile_model(ref: str, options: Options, progress: Progress = lambda done, 
 
 
 def profile_here(ref: str, options: Options, progress: Progress, company: Company) -> Profile:
-    """Profile it in this process, at the same time as the company."""
-    made: list[TracedModel] = []
+    """Profile the model in this process, at the same time as the other processes of `company`.
+
+    Raises `InputError`, which says how much memory is needed if the model does not fit.
+    """
+    traced_models: list[TracedModel] = []
     free = free_bytes() if options.device == "cpu" else None
     free = None if free is None else free // company.processes
-    before = resident_bytes()
+    resident = resident_bytes()
     try:
         with within(free):
-            return _profile_here(ref, options, progress, company, free, made)
+            return _trace_and_measure(ref, options, progress, company, free, traced_models)
     except Exception as error:
-        asked = lacked(error)
-        traced = made[0] if made else None
+        traced = traced_models[0] if traced_models else None
         minibatch = options.minibatch or (traced.minibatch if traced else None)
         if isinstance(error, torch.OutOfMemoryError):
-            what = " ".join(str(error).split())[:200]
-            need = f"; {needed(traced, minibatch)}" if traced is not None and minibatch else ""
-            at = f" at minibatch {minibatch}" if minibatch else ""
-            raise InputError(
-                f"{ref!r}{at} does not fit in the memory of {options.device}: {what}{need}; try a smaller --batch"
-            ) from error
-        if asked is not None:
+            raise InputError(_device_memory_message(ref, options.device, minibatch, error, traced)) from error
+        requested = lacked(error)
+        if requested is not None:
             largest = max(options.batches, default=minibatch)
-            raise InputError(complaint(ref, largest, free, before, asked, traced)) from error
+            raise InputError(complaint(ref, largest, free, resident, requested, traced)) from error
         if isinstance(error, LaunchError):
             raise InputError(str(error)) from error
         raise
 
 
-def _profile_here(
-    ref: str, options: Options, progress: Progress, company: Company, free: int | None, made: list[TracedModel]
+def _device_memory_message(
+    ref: str, device: str, minibatch: int | None, error: Exception, traced: TracedModel | None
+) -> str:
+    at = f" at minibatch {minibatch}" if minibatch else ""
+    reason = " ".join(str(error).split())[:200]
+    need = f"; {needed(traced, minibatch)}" if traced is not None and minibatch else ""
+    return f"{ref!r}{at} does not fit in the memory of {device}: {reason}{need}; try a smaller --batch"
+
+
+def _trace_and_measure(
+    ref: str,
+    options: Options,
+    progress: Progress,
+    company: Company,
+    free: int | None,
+    traced_models: list[TracedModel],
 ) -> Profile:
+    """Profile the model. The traced model is appended to `traced_models`, for messages if a later step fails."""
     progress(0, 0, "loading the model")
     keep_freed_memory()
     torch.set_num_threads(options.threads)
@@ -122,22 +135,22 @@ def _profile_here(
     sizes = options.batches or (job.minibatch,)
     progress(0, 0, "tracing")
     traced = trace_job(job, sizes[0], options.granularity)
-    made.append(traced)
+    traced_models.append(traced)
     if len(sizes) > 1 and not traced.dynamic_batch:
         raise InputError(
             f"{ref!r} can only be traced for one minibatch size at a time: give --batch one number, and measure the "
             "others in runs of their own"
         )
     refuse_the_hopeless(ref, traced, max(sizes), free)
-    found, first = [], None
+    measured, first_passes = [], None
     for size in sizes:
         if options.device == "cuda":
-            torch.cuda.empty_cache()  # blocks kept for another size would not fit this one
+            torch.cuda.empty_cache()  # blocks that were kept for another size would not fit this one
         passes = _passes(job, traced, size, options, progress, company)
-        first = first or passes
-        found.append(_measure(ref, passes, options))
-    assert first is not None
-    return _profile(ref, job, found, first.steps(own_parameters(traced)), options)
+        first_passes = first_passes or passes
+        measured.append(_measure(ref, passes, options))
+    assert first_passes is not None
+    return _profile(ref, job, measured, first_passes.steps(own_parameters(traced)), options)
 
 
 def _check(options: Options) -> None:
@@ -147,9 +160,9 @@ def _check(options: Options) -> None:
         ("number of processes", options.processes),
         ("number of threads", options.threads),
     ]
-    for what, value in counts:
+    for name, value in counts:
         if value is not None and value < 1:
-            raise InputError(f"the {what} must be at least 1, not {value}")
+            raise InputError(f"the {name} must be at least 1, not {value}")
     if options.processes > MOST_PROCESSES:
         raise InputError(f"the number of processes must be at most {MOST_PROCESSES}, not {options.processes}")
     if len(set(options.batches)) < len(options.batches):
@@ -167,7 +180,7 @@ def _passes(
     clock: Clock = CUDAClock() if device.type == "cuda" else CPUClock(options.threads, company.processes)
     job.model.to(device).train()
     batch = _batch(job, minibatch, device)
-    run = LayerRun(traced, batch, _loss(job, batch), minibatch, device)
+    run = LayerRun(traced, batch, training_loss(job, batch), minibatch, device)
     return Passes(job, run, clock, progress, company)
 
 
@@ -189,14 +202,10 @@ def _measure(ref: str, passes: Passes, options: Options) -> Measured:
     )
 
 
-def _loss(job: Job, batch: Batch) -> Any:
-    return job.loss if job.loss is not None and batch.target is not None else sum_of_outputs
-
-
-def _profile(ref: str, job: Job, found: Sequence[Measured], steps: StepCost, options: Options) -> Profile:
+def _profile(ref: str, job: Job, measured: Sequence[Measured], steps: StepCost, options: Options) -> Profile:
     optimizer, ratio = optimizer_state(job)
-    first, *others = (one.size(steps.update_s) for one in found)
-    traced = found[0].traced
+    first, *others = (size.size(steps.update_s) for size in measured)
+    traced = measured[0].traced
     return Profile(
         layers=first.layers,
         tensors=first.tensors,
@@ -206,7 +215,7 @@ def _profile(ref: str, job: Job, found: Sequence[Measured], steps: StepCost, opt
         graph_hash=traced.graph_hash,
         dynamic_batch=traced.dynamic_batch,
         granularity=options.granularity,
-        provenance=_provenance(options, job, found, [*unread_parameters(traced), *sum_against_whole(first)]),
+        provenance=_provenance(options, job, measured, [*unread_parameters(traced), *sum_against_whole(first)]),
         optimizer_name=optimizer,
         optimizer_state_ratio=ratio,
         together=traced.together,
@@ -217,17 +226,17 @@ def _profile(ref: str, job: Job, found: Sequence[Measured], steps: StepCost, opt
     )
 
 
-def _provenance(options: Options, job: Job, found: Sequence[Measured], remarks: Sequence[str]) -> Provenance:
-    first = found[0]
+def _provenance(options: Options, job: Job, measured: Sequence[Measured], remarks: Sequence[str]) -> Provenance:
+    first = measured[0]
     clock = CUDAClock() if options.device == "cuda" else CPUClock(options.threads, options.processes)
     how = (
         f"each layer by itself, in full forward and backward passes over the model; {clock.how}; median and "
-        f"interquartile range of {first.samples.passes} passes after {first.warmed} to warm up; less what a call of an "
-        f"empty layer takes, {first.overhead.forward_s * 1e6:.1f} µs forward and "
-        f"{first.overhead.backward_s * 1e6:.1f} µs backward, which a stage pays once"
+        f"interquartile range of {first.samples.passes} passes after {first.warmed} to warm up; less the time of an "
+        f"empty layer, {first.overhead.forward_s * 1e6:.1f} µs forward and "
+        f"{first.overhead.backward_s * 1e6:.1f} µs backward, which a stage spends once"
     )
     if first.alike:
-        how += "; of layers that are the same computation one was measured"
+        how += "; of several layers that are the same computation only one was measured"
     if options.processes > 1:
         how += "; medians over the processes"
     if first.waits:
@@ -235,9 +244,9 @@ def _provenance(options: Options, job: Job, found: Sequence[Measured], remarks: 
     if job.loss is None or job.data is None:
         how += "; without a loss or targets, the backward pass starts from the sum of the outputs"
     notes = dict.fromkeys(
-        f"at minibatch {one.minibatch}, {note}" if len(found) > 1 else note
-        for one in found
-        for note in notes_on(one.samples)
+        f"at minibatch {size.minibatch}, {note}" if len(measured) > 1 else note
+        for size in measured
+        for note in notes_on(size.samples)
     )
     return Provenance(
         kind="measured",
@@ -254,14 +263,6 @@ def _provenance(options: Options, job: Job, found: Sequence[Measured], remarks: 
         notes=(*notes, *remarks),
         traced=first.traced.how,
     )
-
-
-def sum_of_outputs(output: Any, target: Any) -> Tensor:
-    """A scalar to start a backward pass from, where there is no loss: the sum of all that a gradient can flow to."""
-    leaves = [one for one in torch.utils._pytree.tree_leaves(output) if isinstance(one, Tensor) and one.requires_grad]
-    if not leaves:
-        raise LaunchError("no output of the model has a gradient: nothing in it can be trained")
-    return torch.stack([one.float().sum() for one in leaves]).sum()
 
 
 def _batch(job: Job, minibatch: int, device: torch.device) -> Batch:

@@ -1,7 +1,7 @@
-"""Recurrent layers as cuDNN runs them: the inputs of all steps in one matrix product, then a product a step.
+"""Recurrent layers as cuDNN runs them: one matrix product for the inputs of all steps, then one product per step.
 
-J. Appleyard, T. Kočiský and P. Blunsom, Optimizing Performance of Recurrent Neural Networks on GPUs, 2016. Kept for
-backward: the gates and cells of every step, the outputs of every layer, and the input.
+Source: J. Appleyard, T. Kočiský and P. Blunsom, Optimizing Performance of Recurrent Neural Networks on GPUs, 2016. The
+gates and cells of every step, the outputs of every layer, and the input are saved for backward.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeplan.profiler.estimate.work import Work, arithmetic, cast
 
 
 def is_plain(x: Any, hidden: Any, *others: Any) -> bool:
-    """Whether this is a batch of sequences of one length, without a projection of the output."""
+    """Whether the arguments are a batch of sequences of one length, without a projection of the output."""
     if not isinstance(x, Tensor) or not isinstance(hidden, Tensor | list | tuple):
         return False
     return isinstance(hidden, Tensor) or len({one.shape[-1] for one in hidden}) == 1
@@ -27,17 +27,17 @@ def run(
     note: Any, gates: int, x: Tensor, hidden: Tensor | Sequence[Tensor], parameters: Sequence[Tensor], biases: bool,
     layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """In place of `lstm`, `gru` and `rnn_…`: (output, last states …); `note` is told of the work."""
+    """Stand-in for `lstm`, `gru` and `rnn_…`. Returns (output, last states …), and calls `note` with the work."""
     states = (hidden,) if isinstance(hidden, Tensor) else tuple(hidden)
     samples, steps = (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
-    one = Recurrence(
+    recurrence = Recurrence(
         gates, samples, steps, x.shape[2], states[0].shape[-1], layers, 2 if bidirectional else 1,
         x.element_size() if cast(x) is x else cast(x).element_size(), arithmetic(cast(x)),
     )  # fmt: skip
-    made: tuple[Tensor, ...] = _Run.apply(  # type: ignore[no-untyped-call]
-        note, one, len(states), cast(x), *map(cast, states), *map(cast, parameters)
+    results: tuple[Tensor, ...] = _RecurrenceFunction.apply(  # type: ignore[no-untyped-call]
+        note, recurrence, len(states), cast(x), *map(cast, states), *map(cast, parameters)
     )
-    return made
+    return results
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Recurrence:
     """A stack of recurrent layers over one minibatch."""
 
     gates: int
-    """4 in an LSTM, 3 in a GRU, 1 in a plain network."""
+    """Number of gates: 4 in an LSTM, 3 in a GRU, 1 in a plain network."""
     samples: int
     steps: int
     inputs: int
@@ -58,19 +58,19 @@ class Recurrence:
 
     @property
     def kept(self) -> int:
-        """Numbers that are kept for backward besides input and output."""
-        a_layer = self.steps * self.samples * self.width * self.directions
-        return a_layer * (self.layers * (self.gates + (self.gates == 4)) + self.layers - 1)
+        """Count of numbers that are saved for backward besides input and output."""
+        per_layer = self.steps * self.samples * self.width * self.directions
+        return per_layer * (self.layers * (self.gates + (self.gates == 4)) + self.layers - 1)
 
     def forward(self) -> list[Work]:
-        """Of every layer and direction, the inputs' product and the steps'."""
+        """The work of forward: for every layer and direction, the inputs' product and the steps'."""
         works = []
         for inputs in self._inputs():
             works += [self._input_product(inputs, self.gates * self.width), self._steps()]
         return works
 
     def backward(self, first: bool) -> list[Work]:
-        """The same for gradients; those by the inputs of the first layer only if it is told so."""
+        """The work of backward. `first` says whether the gradient of the first layer's inputs is computed."""
         works = []
         for index, inputs in enumerate(self._inputs()):
             works.append(self._steps())
@@ -89,13 +89,13 @@ class Recurrence:
         return Work("matmul", self.arithmetic, 2.0 * rows * inner * columns, float(moved), (rows, columns))
 
     def _weights(self, inputs: int) -> Work:
-        """Gradients of the weights of inputs and states, over all steps at once."""
+        """The gradients of the weights of inputs and states, over all steps at once."""
         rows, columns, inner = self.gates * self.width, inputs + self.width, self.steps * self.samples
         moved = (inner * (rows + columns) + rows * columns) * self.element_bytes
         return Work("matmul", self.arithmetic, 2.0 * rows * inner * columns, float(moved), (rows, columns))
 
     def _steps(self) -> Work:
-        """One product after another, each with the weights read anew."""
+        """One product after another. Each reads the weights again."""
         columns = self.gates * self.width
         moved = columns * self.width + self.samples * (2 * columns + 3 * self.width)
         flops = 2.0 * self.samples * self.width * columns
@@ -109,20 +109,22 @@ class Recurrence:
         )
 
 
-class _Run(torch.autograd.Function):
+class _RecurrenceFunction(torch.autograd.Function):
+    """Allocates the tensors of cuDNN's kernels, and notes their work."""
+
     @staticmethod
-    def forward(ctx: Any, note: Any, one: Recurrence, states: int, x: Tensor, *others: Tensor) -> Any:
-        ctx.note, ctx.one = note, one
-        out = x.new_empty((*x.shape[:2], one.width * one.directions))
+    def forward(ctx: Any, note: Any, recurrence: Recurrence, states: int, x: Tensor, *others: Tensor) -> Any:
+        ctx.note, ctx.recurrence = note, recurrence
+        out = x.new_empty((*x.shape[:2], recurrence.width * recurrence.directions))
         last = [torch.empty_like(state) for state in others[:states]]
-        ctx.save_for_backward(x, *others, out, x.new_empty(one.kept))
-        note(one.forward())
+        ctx.save_for_backward(x, *others, out, x.new_empty(recurrence.kept))
+        note(recurrence.forward())
         return (out, *last)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, *others, _, _ = ctx.saved_tensors
         wanted = ctx.needs_input_grad[3:]
-        ctx.note(ctx.one.backward(wanted[0]))
-        made = [torch.empty_like(one) if want else None for one, want in zip((x, *others), wanted, strict=True)]
+        ctx.note(ctx.recurrence.backward(wanted[0]))
+        made = [torch.empty_like(saved) if want else None for saved, want in zip((x, *others), wanted, strict=True)]
         return None, None, None, *made
