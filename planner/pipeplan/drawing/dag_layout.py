@@ -16,12 +16,12 @@ from pipeplan.profile_data.profile import Profile
 
 _SWEEPS = 8
 """Number of times that the ranks are ordered, downwards and upwards in turn."""
-Key = tuple[str, str, int]
+PointKey = tuple[str, str, int]
 """Key of a layer (its name twice, and -1) or of a point of an edge (the edge's ends, and the point's rank)."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class DagLayout:
     """Positions of layers and edges, as ranks and places within a rank, both counted from 0."""
 
     place: dict[str, tuple[float, int]]
@@ -34,18 +34,18 @@ class Layout:
     """Number of ranks."""
 
 
-def layout(profile: Profile) -> Layout:
+def layout_dag(profile: Profile) -> DagLayout:
     """Place all layers and edges of a profile's DAG."""
     arrows = edges(profile.tensors)
     rank = _ranks(profile, arrows)
-    rows: list[list[Key]] = [[] for _ in range(max(rank.values()) + 1)]
+    rows: list[list[PointKey]] = [[] for _ in range(max(rank.values()) + 1)]
     for layer in profile.layers:
         rows[rank[layer.name]].append((layer.name, layer.name, -1))
-    above: dict[Key, list[Key]] = defaultdict(list)
-    below: dict[Key, list[Key]] = defaultdict(list)
+    above: dict[PointKey, list[PointKey]] = defaultdict(list)
+    below: dict[PointKey, list[PointKey]] = defaultdict(list)
     routes = {}
     for source, target in arrows:
-        points: list[Key] = [(source, target, at) for at in range(rank[source] + 1, rank[target])]
+        points: list[PointKey] = [(source, target, at) for at in range(rank[source] + 1, rank[target])]
         for point in points:
             rows[point[2]].append(point)
         route = [(source, source, -1), *points, (target, target, -1)]
@@ -60,7 +60,7 @@ def layout(profile: Profile) -> Layout:
         for number, row in enumerate(rows)
         for place, key in enumerate(row)
     }
-    return Layout(
+    return DagLayout(
         place={layer.name: at[layer.name, layer.name, -1] for layer in profile.layers},
         paths={arrow: [at[key] for key in route] for arrow, route in routes.items()},
         width=width,
@@ -88,9 +88,11 @@ def _ranks(profile: Profile, arrows: list[tuple[str, str]]) -> dict[str, int]:
     return {name: first[name] - 1 if name in first and name not in read else at for name, at in rank.items()}
 
 
-def _untangle(rows: list[list[Key]], above: dict[Key, list[Key]], below: dict[Key, list[Key]]) -> None:
+def _untangle(
+    rows: list[list[PointKey]], above: dict[PointKey, list[PointKey]], below: dict[PointKey, list[PointKey]]
+) -> None:
     """Order each rank by the mean position of its neighbours, in place."""
-    where: dict[Key, float] = {}
+    where: dict[PointKey, float] = {}
     for row in rows:
         where.update({key: place - (len(row) - 1) / 2 for place, key in enumerate(row)})
     for sweep in range(_SWEEPS):

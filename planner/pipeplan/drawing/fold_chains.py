@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pipeplan.profile_data.layers import Layer, edges
 from pipeplan.profile_data.profile import Profile
 
-HALF = 0.5
+EXPENSIVE_SHARE = 0.5
 """Share of the total time that the expensive layers take together."""
-AS_LONG = 0.99
+EQUAL_TIME_RATIO = 0.99
 """Ratio of two times from which on they count as equal."""
 
 
@@ -30,15 +30,15 @@ class Chain:
     @property
     def total_s(self) -> float:
         """Forward plus backward time of the layers, in seconds."""
-        return sum(map(total_s, self.layers))
+        return sum(map(layer_time_s, self.layers))
 
 
-def total_s(layer: Layer) -> float:
+def layer_time_s(layer: Layer) -> float:
     """Forward plus backward time of a layer, in seconds."""
     return layer.forward_s + layer.backward_s
 
 
-def expensive(profile: Profile, most: int = 12) -> list[str]:
+def most_expensive_layers(profile: Profile, most: int = 12) -> list[str]:
     """Names of the fewest layers that take half of the time together, the most expensive first.
 
     Layers that take as long as the last of these are included. There are at most `most` names: if a group of equally
@@ -46,18 +46,18 @@ def expensive(profile: Profile, most: int = 12) -> list[str]:
     """
     selected: list[Layer] = []
     selected_s = 0.0
-    for layer in sorted(profile.layers, key=total_s, reverse=True):
-        enough = selected_s >= HALF * profile.total_s or len(selected) >= most
-        if not total_s(layer) or (enough and total_s(layer) < AS_LONG * total_s(selected[-1])):
+    for layer in sorted(profile.layers, key=layer_time_s, reverse=True):
+        enough = selected_s >= EXPENSIVE_SHARE * profile.total_s or len(selected) >= most
+        if not layer_time_s(layer) or (enough and layer_time_s(layer) < EQUAL_TIME_RATIO * layer_time_s(selected[-1])):
             break
         selected.append(layer)
-        selected_s += total_s(layer)
+        selected_s += layer_time_s(layer)
     if len(selected) > most:
-        selected = [layer for layer in selected if total_s(layer) * AS_LONG > total_s(selected[-1])]
+        selected = [layer for layer in selected if layer_time_s(layer) * EQUAL_TIME_RATIO > layer_time_s(selected[-1])]
     return [layer.name for layer in selected]
 
 
-def chains(profile: Profile, alone: Collection[str] = ()) -> list[Chain]:
+def fold_chains(profile: Profile, alone: Collection[str] = ()) -> list[Chain]:
     """The chains in a topological order. Each layer named in `alone` is a chain of its own."""
     before: dict[str, list[str]] = defaultdict(list)
     after: dict[str, list[str]] = defaultdict(list)
@@ -98,12 +98,12 @@ def _in_order(profile: Profile, before: dict[str, list[str]], after: dict[str, l
     return ordered
 
 
-FEWEST, LONGEST = 3, 60
+MIN_REPEATS, MAX_BLOCK = 3, 60
 """Smallest number of equal blocks in a row, and largest number of chains in a block."""
 
 
 @dataclass(frozen=True)
-class Repeat:
+class RepeatedBlock:
     """A block of chains, `start` … `start + period - 1`, that occurs `times` times in a row."""
 
     start: int
@@ -116,13 +116,13 @@ class Repeat:
         return self.start + self.period * self.times
 
 
-def repeats(chains: Sequence[Chain]) -> list[Repeat]:
+def repeated_blocks(chains: Sequence[Chain]) -> list[RepeatedBlock]:
     """Repeated blocks from the first chain on. Each covers as many chains as possible."""
-    found: list[Repeat] = []
+    found: list[RepeatedBlock] = []
     at = 0
     while at < len(chains):
-        best = max((_longest_repeat(chains, at, period) for period in range(1, LONGEST + 1)), key=_covered)
-        if best.times >= FEWEST:
+        best = max((_longest_repeat(chains, at, period) for period in range(1, MAX_BLOCK + 1)), key=_covered)
+        if best.times >= MIN_REPEATS:
             found.append(best)
             at = best.end
         else:
@@ -130,16 +130,16 @@ def repeats(chains: Sequence[Chain]) -> list[Repeat]:
     return found
 
 
-def _covered(repeat: Repeat) -> tuple[int, int]:
+def _covered(repeat: RepeatedBlock) -> tuple[int, int]:
     """Sort key: a repeat is better if it covers more chains, or as many with a shorter block."""
-    return (repeat.period * repeat.times if repeat.times >= FEWEST else 0, -repeat.period)
+    return (repeat.period * repeat.times if repeat.times >= MIN_REPEATS else 0, -repeat.period)
 
 
-def _longest_repeat(chains: Sequence[Chain], start: int, period: int) -> Repeat:
+def _longest_repeat(chains: Sequence[Chain], start: int, period: int) -> RepeatedBlock:
     at = start
     while at + period < len(chains) and _equal_chains(chains[at], chains[at + period], period):
         at += 1
-    return Repeat(start, period, (at - start) // period + 1)
+    return RepeatedBlock(start, period, (at - start) // period + 1)
 
 
 def _equal_chains(earlier: Chain, later: Chain, period: int) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from pipeplan.drawing.dag_layout import layout
-from pipeplan.drawing.fold_chains import total_s
+from pipeplan.drawing.dag_layout import layout_dag
+from pipeplan.drawing.fold_chains import layer_time_s
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import templates
@@ -14,15 +14,15 @@ from pipeplan.util.units import show_size, show_time
 
 BOX, ROW, COLUMN = (190, 34), 54, 206
 """Width and height of a box, and the distances between rows and between columns, in pixels."""
-LONGEST = 28
+MAX_NAME_LENGTH = 28
 """Most characters of a name in a box. The tooltip shows the full name."""
 _COLD, _HOT = (255, 255, 255), (213, 94, 0)
 """White, and the vermilion of the palette of Okabe and Ito."""
 
 
-def svg(profile: Profile) -> str:
+def dag_svg(profile: Profile) -> str:
     """A self-contained SVG file."""
-    placed = layout(profile)
+    placed = layout_dag(profile)
     width, height = placed.width * COLUMN, placed.ranks * ROW
     shares = _shares(profile)
     largest = max(shares.values()) or 1.0
@@ -60,7 +60,7 @@ def _curve(points: list[tuple[float, float]]) -> str:
     return path
 
 
-def dot(profile: Profile) -> str:
+def dag_dot(profile: Profile) -> str:
     """A file for Graphviz, to be drawn with `dot -Tpdf`."""
     shares = _shares(profile)
     largest = max(shares.values()) or 1.0
@@ -88,7 +88,7 @@ def _quoted(text: str) -> str:
 
 def _shares(profile: Profile) -> dict[str, float]:
     whole = profile.total_s or 1.0
-    return {layer.name: total_s(layer) / whole for layer in profile.layers}
+    return {layer.name: layer_time_s(layer) / whole for layer in profile.layers}
 
 
 def _title(profile: Profile) -> str:
@@ -96,7 +96,7 @@ def _title(profile: Profile) -> str:
 
 
 def _time_label(layer: Layer, share: float) -> str:
-    return f"{show_time(total_s(layer))}, {share:.1%}"
+    return f"{show_time(layer_time_s(layer))}, {share:.1%}"
 
 
 def _tooltip(layer: Layer, share: float) -> str:
@@ -108,7 +108,7 @@ def _tooltip(layer: Layer, share: float) -> str:
 
 def _shortened(name: str) -> str:
     name = one_line(name)
-    return name if len(name) <= LONGEST else "…" + name[1 - LONGEST :]
+    return name if len(name) <= MAX_NAME_LENGTH else "…" + name[1 - MAX_NAME_LENGTH :]
 
 
 def _colour(share: float) -> str:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from pipeplan.drawing.fold_chains import Chain, Repeat, chains, expensive, repeats
+from pipeplan.drawing.fold_chains import Chain, RepeatedBlock, fold_chains, most_expensive_layers, repeated_blocks
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.text import one_line
 
-NODE, MARKED = "○", "●"
-WIDEST = 16
+NODE_MARK, EXPENSIVE_NODE_MARK = "○", "●"
+MAX_DRAWN_LANES = 16
 """Number of lanes that are drawn. Further ones exist, but are not shown."""
 
 
@@ -32,7 +32,7 @@ class _Lane:
     """Number of consumers that are still to come."""
 
 
-def lanes(reads: Sequence[Sequence[int]], marked: Sequence[bool]) -> list[str]:
+def graph_lanes(reads: Sequence[Sequence[int]], marked: Sequence[bool]) -> list[str]:
     """One line for every node of a DAG, which `reads` gives as the inputs of each node in a topological order.
 
     A lane is a column that begins at the node with an output and ends at the last node that reads it. At a node, `├`
@@ -52,7 +52,7 @@ def lanes(reads: Sequence[Sequence[int]], marked: Sequence[bool]) -> list[str]:
             _read(columns, column)
         ending = [column for column in inputs if not _lane(columns, column).left]
         place = _place(columns, inputs, ending, ended)
-        lines.append(_line(columns, place, inputs, MARKED if marked[number] else NODE))
+        lines.append(_line(columns, place, inputs, EXPENSIVE_NODE_MARK if marked[number] else NODE_MARK))
         for column in ending:
             columns[column] = None
         columns[place] = _Lane(number, readers[number]) if readers[number] else None
@@ -89,11 +89,11 @@ def _place(columns: list[_Lane | None], inputs: list[int], ending: list[int], en
 def _line(columns: list[_Lane | None], place: int, inputs: list[int], mark: str) -> str:
     left, right = min([place, *inputs]), max([place, *inputs])
     cells = []
-    for column in range(min(len(columns), WIDEST)):
+    for column in range(min(len(columns), MAX_DRAWN_LANES)):
         cells.append(_cell(columns, column, place, inputs, left, right) if column != place else mark)
         cells.append("─" if left <= column < right else " ")
-    if len(columns) > WIDEST:
-        cells[-1] = f"{mark}…" if place >= WIDEST else "…"
+    if len(columns) > MAX_DRAWN_LANES:
+        cells[-1] = f"{mark}…" if place >= MAX_DRAWN_LANES else "…"
     return "".join(cells).rstrip()
 
 
@@ -114,28 +114,28 @@ def _outermost(column: int, place: int, inputs: list[int]) -> bool:
     return column == (min(inputs) if column < place else max(inputs))
 
 
-BAR = 10
+BAR_WIDTH = 10
 """Characters of the longest bar."""
-LEAST_NAME = 12
+MIN_NAME_WIDTH = 12
 """Smallest number of characters for a name."""
-MANY = 100
+MAX_LINES = 100
 """Number of lines above which equal blocks are drawn once."""
 
 
-def picture(profile: Profile, width: int) -> list[Text]:
+def dag_lines(profile: Profile, width: int) -> list[Text]:
     """Lines of at most `width` characters. The layers that take half of the time are marked and coloured.
 
     If there would be very many lines, the expensive layers have no lines of their own, and only the first of several
     equal blocks is drawn.
     """
-    hot = set(expensive(profile))
-    nodes = chains(profile, hot)
-    elided: list[Repeat] = []
-    if len(nodes) > MANY:
-        nodes = chains(profile)
-        elided = repeats(nodes)
+    hot = set(most_expensive_layers(profile))
+    nodes = fold_chains(profile, hot)
+    elided: list[RepeatedBlock] = []
+    if len(nodes) > MAX_LINES:
+        nodes = fold_chains(profile)
+        elided = repeated_blocks(nodes)
     marked = [any(layer.name in hot for layer in chain.layers) for chain in nodes]
-    drawn = lanes([chain.reads for chain in nodes], marked)
+    drawn = graph_lanes([chain.reads for chain in nodes], marked)
     whole = profile.total_s or 1.0
     rows = [
         _Row(line, chain, chain.total_s / whole, mark) for line, chain, mark in zip(drawn, nodes, marked, strict=True)
@@ -158,12 +158,12 @@ class _Row:
 
 
 def _text(row: _Row, width: int, largest: float) -> Text:
-    room = max(LEAST_NAME, width - BAR - 10 - len(row.lanes))
+    room = max(MIN_NAME_WIDTH, width - BAR_WIDTH - 10 - len(row.lanes))
     name = row.label if isinstance(row.label, str) else _name(row.label, room)
     text = Text.assemble((f"{row.lanes} ", "" if row.marked else "dim"))
     text.append(_cut(name, room).ljust(room), "bold red" if row.marked else "")
     text.append(f" {row.share:6.1%} ")
-    text.append("█" * round(BAR * row.share / largest), "red" if row.marked else "blue")
+    text.append("█" * round(BAR_WIDTH * row.share / largest), "red" if row.marked else "blue")
     text.rstrip()
     return text
 

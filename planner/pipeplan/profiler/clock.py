@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from pipeplan.profiler.layer_inputs import RunLayer
+from pipeplan.profiler.layer_inputs import PreparedLayer
 from pipeplan.profiler.layer_run import LayerRun, Measure
 from pipeplan_launch.tracing.subgraph import Subgraph
 from pipeplan_launch.tracing.trace import TensorSpec
@@ -45,7 +45,7 @@ class CPUClock:
     def __init__(self, threads: int, processes: int = 1) -> None:
         own = threads == 1
         self._now = time.thread_time if own else time.perf_counter
-        self.how = "CPU time of the one computing thread" if own else f"wall-clock time with {counted(threads)}"
+        self.how = "CPU time of the one computing thread" if own else f"wall-clock time with {thread_count(threads)}"
         if processes > 1:
             self.how += f" in each of {processes} processes at the same time"
 
@@ -60,7 +60,7 @@ class CPUClock:
         """Do nothing: CPU calls have finished when they return."""
 
 
-def counted(threads: int) -> str:
+def thread_count(threads: int) -> str:
     """A number of threads in words: `1 thread`, `2 threads`."""
     return f"{threads} thread{'' if threads == 1 else 's'}"
 
@@ -89,7 +89,7 @@ def median(times: Sequence[float]) -> float:
     return statistics.median(times)
 
 
-def spread(times: Sequence[float]) -> float:
+def interquartile_range(times: Sequence[float]) -> float:
     """The interquartile range, in the unit of the times; 0 for a single time."""
     if len(times) < 2:
         return 0.0
@@ -143,7 +143,7 @@ def unmeasured(call: Callable[[], None]) -> Callable[[], float]:
     return lambda: 0.0
 
 
-def empty_layer() -> RunLayer:
+def empty_layer() -> PreparedLayer:
     """A layer that passes on its only input, and that input's gradient, unchanged."""
     graph = fx.Graph()
     tensor = graph.placeholder("given")
@@ -153,4 +153,4 @@ def empty_layer() -> RunLayer:
     receives = TensorSpec(f"{name} given", "", (name,), torch.float32, requires_grad=True, dimensions=(1,))
     makes = TensorSpec(f"{name} made", name, (f"after {name}",), torch.float32, requires_grad=True, dimensions=(1,))
     segment = Subgraph((), (), fx.GraphModule({}, graph))
-    return RunLayer(name, segment, (), (), (receives,), (makes,), writes_in_place=False)
+    return PreparedLayer(name, segment, (), (), (receives,), (makes,), writes_in_place=False)

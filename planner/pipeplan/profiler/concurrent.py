@@ -24,10 +24,10 @@ from typing import Any, Protocol
 from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Layer, Size
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profiler.options import Options, Progress
+from pipeplan.profiler.options import ProfilerOptions, Progress
 
 
-class Company(Protocol):
+class MeasuringGroup(Protocol):
     """The group of processes that measure at the same time, this one included."""
 
     processes: int
@@ -39,7 +39,7 @@ class Company(Protocol):
         """Call `keep_busy` until every process has measured enough, so that the load on the machine stays the same."""
 
 
-class Alone:
+class SingleProcess:
     """A process that measures by itself."""
 
     processes = 1
@@ -51,7 +51,7 @@ class Alone:
         """Return at once."""
 
 
-class Member:
+class GroupMember:
     """One of several processes, which synchronise through their parent (`pipeplan.profiler.concurrent`)."""
 
     READY, GO = "ready", "go"
@@ -76,11 +76,11 @@ class Member:
         assert message == self.GO, message
 
 
-PATIENCE_S = 5.0
+EXIT_TIMEOUT_S = 5.0
 """Time that a process may take to end after it has sent its profile."""
 
 
-def profile_together(ref: str, options: Options, progress: Progress) -> Profile:
+def profile_concurrently(ref: str, options: ProfilerOptions, progress: Progress) -> Profile:
     """Profile the model in `options.processes` processes at the same time, and take the medians.
 
     Raises `InputError` if a process reports an error in the model, or ends without an answer.
@@ -89,7 +89,7 @@ def profile_together(ref: str, options: Options, progress: Progress) -> Profile:
         members = [stack.enter_context(_Process(number)) for number in range(options.processes)]
         for member in members:
             member.connection.send((ref, options))
-        return combined(_collect_profiles(members, ref, progress))
+        return combine_profiles(_collect_profiles(members, ref, progress))
 
 
 class _Process:
@@ -126,7 +126,7 @@ class _Process:
     def __exit__(self, *exception: object) -> None:
         if exception[0] is None:
             try:
-                self.process.wait(PATIENCE_S)
+                self.process.wait(EXIT_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
         else:
@@ -146,7 +146,7 @@ def _collect_profiles(members: Sequence[_Process], ref: str, progress: Progress)
             assert isinstance(ready, Connection)
             member = by_connection[ready]
             message = _receive(member, ref)
-            if message == Member.READY:
+            if message == GroupMember.READY:
                 ready_members.add(member.number)
             elif message[0] == "error":
                 raise InputError(message[1])
@@ -157,7 +157,7 @@ def _collect_profiles(members: Sequence[_Process], ref: str, progress: Progress)
         if len(ready_members) == len(members):
             ready_members.clear()
             for member in members:
-                member.connection.send(Member.GO)
+                member.connection.send(GroupMember.GO)
     return [profiles[member.number] for member in members]
 
 
@@ -176,7 +176,7 @@ def _receive(member: _Process, ref: str) -> Any:
         ) from None
 
 
-def combined(profiles: Sequence[Profile]) -> Profile:
+def combine_profiles(profiles: Sequence[Profile]) -> Profile:
     """Combine profiles of the same model: the medians of times and spreads, and the largest peak memory.
 
     Raises `InputError` if the profiles have different graphs.

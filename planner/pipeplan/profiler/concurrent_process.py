@@ -14,8 +14,8 @@ import sys
 from multiprocessing.connection import Connection
 
 from pipeplan.errors import InputError
-from pipeplan.profiler.concurrent import Member
-from pipeplan.profiler.profiler import profile_here
+from pipeplan.profiler.concurrent import GroupMember
+from pipeplan.profiler.profiler import profile_in_process
 
 PR_SET_PDEATHSIG = 1  # from sys/prctl.h
 
@@ -29,7 +29,7 @@ def main(connection: Connection, parent: int) -> None:
         connection.send(("progress", (done, total, what)))
 
     try:
-        profile = profile_here(ref, options, progress, Member(connection, options.processes))
+        profile = profile_in_process(ref, options, progress, GroupMember(connection, options.processes))
     except InputError as error:
         connection.send(("error", str(error)))
     else:

@@ -17,42 +17,44 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pipeplan.profiler.layer_inputs import RunLayer
+from pipeplan.profiler.layer_inputs import PreparedLayer
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan_launch.tracing.layers import LOSS_LAYER
 
 
-def describe(tensor: Tensor | None) -> Hashable:
+def tensor_signature(tensor: Tensor | None) -> Hashable:
     """The properties of a tensor that an operator's time may depend on, except for integer values."""
     if tensor is None:
         return None
     return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.requires_grad, tensor.device
 
 
-class Observer:
+class DuplicateFinder:
     """Observes one full pass of a `LayerRun`, and finds the duplicate layers."""
 
     def __init__(self, run: LayerRun) -> None:
         self.run = run
         self._observed: dict[str, list[Hashable]] = {}
 
-    def forward(self, layer: RunLayer, received: Sequence[Tensor], data: Sequence[Tensor], made: Sequence[Any]) -> None:
+    def forward(
+        self, layer: PreparedLayer, received: Sequence[Tensor], data: Sequence[Tensor], made: Sequence[Any]
+    ) -> None:
         """Record the inputs and outputs of a layer."""
         inputs = [*layer.state, *received, *data]
         outputs = [one for one in made if isinstance(one, Tensor)]
         integers = [_integer_digest(one) for one in (*layer.state, *data)]
         integers += [spec.name for spec, one in zip(layer.receives, received, strict=True) if _may_be_indices(one)]
         self._observed[layer.name] = [
-            tuple(map(describe, inputs)),
+            tuple(map(tensor_signature, inputs)),
             tuple(integers),
-            tuple(map(describe, outputs)),
+            tuple(map(tensor_signature, outputs)),
             _shared_storages([*inputs, *outputs]),
             layer.writes_in_place,
         ]
 
-    def backward(self, layer: RunLayer, gradients: Sequence[Sequence[Tensor | None]]) -> None:
+    def backward(self, layer: PreparedLayer, gradients: Sequence[Sequence[Tensor | None]]) -> None:
         """Record the gradients of a layer's outputs: for each tensor, one or None from each consumer."""
-        self._observed[layer.name].append(tuple(tuple(map(describe, one)) for one in gradients))
+        self._observed[layer.name].append(tuple(tuple(map(tensor_signature, one)) for one in gradients))
 
     def classes(self) -> dict[str, str]:
         """For every duplicate layer, the first layer that is the same computation."""
@@ -61,7 +63,7 @@ class Observer:
         for layer in self.run.layers:
             if layer.name == LOSS_LAYER:
                 continue
-            signature = (structure(layer.segment.run), tuple(self._observed[layer.name]))
+            signature = (graph_signature(layer.segment.run), tuple(self._observed[layer.name]))
             source = first.setdefault(signature, layer.name)
             if source != layer.name:
                 duplicates[layer.name] = source
@@ -86,7 +88,7 @@ def _shared_storages(tensors: Iterable[Tensor]) -> Hashable:
     return tuple(first.setdefault(tensor.untyped_storage()._cdata, index) for index, tensor in enumerate(tensors))
 
 
-def structure(module: fx.GraphModule) -> Hashable:
+def graph_signature(module: fx.GraphModule) -> Hashable:
     """A hashable value of a graph, equal for graphs that run the same operators on the same arguments in order."""
     number = {node: index for index, node in enumerate(module.graph.nodes)}
 
@@ -110,7 +112,7 @@ def structure(module: fx.GraphModule) -> Hashable:
             return ""
         if node.op == "get_attr":
             inner = getattr(module, str(node.target))
-            return structure(inner) if isinstance(inner, fx.GraphModule) else _Identity(inner)
+            return graph_signature(inner) if isinstance(inner, fx.GraphModule) else _Identity(inner)
         return node.target if isinstance(node.target, str) else _Identity(node.target)
 
     return tuple(

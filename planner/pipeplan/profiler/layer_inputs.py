@@ -15,7 +15,7 @@ from pipeplan_launch.tracing.trace import TensorSpec, TracedModel
 
 
 @dataclass(frozen=True, eq=False)
-class RunLayer:
+class PreparedLayer:
     """A layer that is ready to run: its function, state and tensors."""
 
     name: str
@@ -30,7 +30,7 @@ class RunLayer:
 
 
 @dataclass(frozen=True)
-class Kind:
+class TensorKind:
     """Type, layout and device of a gradient."""
 
     dtype: torch.dtype
@@ -39,9 +39,9 @@ class Kind:
     device: torch.device
 
     @staticmethod
-    def of(tensor: Tensor) -> Kind:
+    def of(tensor: Tensor) -> TensorKind:
         """The kind of a tensor."""
-        return Kind(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
+        return TensorKind(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
 
     def make(self) -> Tensor:
         """A new tensor of this kind, filled with a small number that is not subnormal."""
@@ -50,17 +50,19 @@ class Kind:
         return memory.as_strided(self.shape, self.stride)
 
 
-class Watcher(Protocol):
+class PassObserver(Protocol):
     """Observes a pass over the layers."""
 
-    def forward(self, layer: RunLayer, received: Sequence[Tensor], data: Sequence[Tensor], made: Sequence[Any]) -> None:
+    def forward(
+        self, layer: PreparedLayer, received: Sequence[Tensor], data: Sequence[Tensor], made: Sequence[Any]
+    ) -> None:
         """A layer has run forwards: `made` are its outputs."""
 
-    def backward(self, layer: RunLayer, gradients: Sequence[Sequence[Tensor | None]]) -> None:
+    def backward(self, layer: PreparedLayer, gradients: Sequence[Sequence[Tensor | None]]) -> None:
         """A layer is about to run backwards: the gradients of each of its outputs, one or None from each consumer."""
 
 
-def prepare(traced: TracedModel, name: str, device: torch.device) -> RunLayer:
+def prepare_layer(traced: TracedModel, name: str, device: torch.device) -> PreparedLayer:
     """Cut the layer of this name out of the model, and put its constants on the device."""
     receives = tuple(spec for spec in traced.tensors if name in spec.consumers)
     makes = tuple(spec for spec in traced.tensors if spec.producer == name)
@@ -74,7 +76,7 @@ def prepare(traced: TracedModel, name: str, device: torch.device) -> RunLayer:
     )
     grouped = any(name in group for group in traced.together)
     trained = tuple(tensor for tensor in state if tensor.requires_grad)
-    return RunLayer(name, segment, state, trained, receives, makes, grouped)
+    return PreparedLayer(name, segment, state, trained, receives, makes, grouped)
 
 
 def _constant(traced: TracedModel, name: str, device: torch.device) -> Tensor:

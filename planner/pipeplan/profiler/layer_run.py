@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_unflatten
 
-from pipeplan.profiler.layer_inputs import Kind, RunLayer, Watcher, prepare
+from pipeplan.profiler.layer_inputs import PassObserver, PreparedLayer, TensorKind, prepare_layer
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Batch
 from pipeplan_launch.tracing.layers import LOSS_LAYER
@@ -27,7 +27,7 @@ from pipeplan_launch.tracing.trace import TensorSpec, TracedModel
 
 Measure = Callable[[Callable[[], None]], Callable[[], float]]
 Loss = Callable[[Any, Any], Tensor]
-Look = Callable[[str, Sequence[Tensor]], None]
+OnOutputs = Callable[[str, Sequence[Tensor]], None]
 
 
 class _NonLeafInput(torch.autograd.Function):
@@ -52,7 +52,7 @@ class LayerRun:
         self.traced, self.batch, self.loss, self.minibatch = traced, batch, loss, minibatch
         self.device = device
         self._output_spec = output_spec(traced)
-        self.layers = tuple(prepare(traced, info.name, device) for info in traced.layers)
+        self.layers = tuple(prepare_layer(traced, info.name, device) for info in traced.layers)
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         # By tensor name, until the last consumer has run. After that only the gradient edge is kept.
         self._values: dict[str, Tensor] = {}
@@ -62,9 +62,9 @@ class LayerRun:
         self._gradients: dict[str, dict[str, Tensor | None]] = {}
         self._parameter_gradients: list[Tensor | None] = []
         self._loss: Tensor | None = None
-        self.watcher: Watcher | None = None
+        self.watcher: PassObserver | None = None
         """Observes every layer that runs; None for no observer."""
-        self._gradient_kinds: dict[tuple[str, str], Kind | None] = {}
+        self._gradient_kinds: dict[tuple[str, str], TensorKind | None] = {}
         self._alike: dict[str, str] = {}
         self._last_duplicate: dict[str, str] = {}
         self._shared_outputs: dict[str, list[Tensor]] = {}
@@ -91,7 +91,7 @@ class LayerRun:
         self,
         measure: Measure,
         around: Callable[[str], AbstractContextManager[Any]] = nullcontext,
-        look: Look = lambda layer, made: None,
+        look: OnOutputs = lambda layer, made: None,
     ) -> dict[str, Callable[[], float]]:
         """Run all layers forwards, except duplicates. Returns the times by layer.
 
@@ -117,7 +117,7 @@ class LayerRun:
                 self._shared_outputs[layer.name] = [made.detach() for made in results]
         return times
 
-    def _reuse_outputs(self, layer: RunLayer) -> None:
+    def _reuse_outputs(self, layer: PreparedLayer) -> None:
         """Use the outputs of the layer that this one duplicates."""
         source = self._alike[layer.name]
         for spec, made in zip(layer.makes, self._shared_outputs[source], strict=True):
@@ -126,7 +126,7 @@ class LayerRun:
         if self._last_duplicate[source] == layer.name:
             del self._shared_outputs[source]
 
-    def _free_consumed(self, layer: RunLayer) -> None:
+    def _free_consumed(self, layer: PreparedLayer) -> None:
         """Free the tensors whose last consumer is this layer."""
         for spec in layer.receives:
             if spec.consumers[-1] == layer.name:
@@ -134,7 +134,7 @@ class LayerRun:
 
     def _forward_one(
         self,
-        layer: RunLayer,
+        layer: PreparedLayer,
         results: list[Any],
         measure: Measure,
         around: Callable[[str], AbstractContextManager[Any]],
@@ -173,7 +173,7 @@ class LayerRun:
         self._parameter_gradients.clear()
         return times
 
-    def _drop_gradients(self, layer: RunLayer) -> None:
+    def _drop_gradients(self, layer: PreparedLayer) -> None:
         """Drop the edges and gradients that are not needed after the layer has run backwards."""
         del self._input_edges[layer.name]
         for spec in layer.makes:
@@ -181,7 +181,7 @@ class LayerRun:
             for consumer in spec.consumers:
                 self._gradients[consumer].pop(spec.name, None)
 
-    def alone_forward(self, layer: RunLayer, tensors: Sequence[Tensor], measure: Measure) -> Callable[[], float]:
+    def alone_forward(self, layer: PreparedLayer, tensors: Sequence[Tensor], measure: Measure) -> Callable[[], float]:
         """Run a layer that is not part of the model, in the same way as the model's layers."""
         results: list[Any] = []
         self._values |= {spec.name: tensor for spec, tensor in zip(layer.receives, tensors, strict=True)}
@@ -191,7 +191,9 @@ class LayerRun:
         }
         return taken
 
-    def alone_backward(self, layer: RunLayer, gradients: Sequence[Tensor], measure: Measure) -> Callable[[], float]:
+    def alone_backward(
+        self, layer: PreparedLayer, gradients: Sequence[Tensor], measure: Measure
+    ) -> Callable[[], float]:
         """Run the layer backwards, after `alone_forward`."""
         for spec, gradient in zip(layer.makes, gradients, strict=True):
             self._gradients.setdefault(spec.consumers[0], {})[spec.name] = gradient
@@ -199,7 +201,7 @@ class LayerRun:
         self._drop_gradients(layer)
         return taken
 
-    def _complete_gradients(self, layer: RunLayer) -> None:
+    def _complete_gradients(self, layer: PreparedLayer) -> None:
         """Make the gradients that duplicate consumers would send, and show all gradients to the observer."""
         for spec in layer.makes:
             for consumer in spec.consumers:
@@ -213,9 +215,9 @@ class LayerRun:
             self.watcher.backward(layer, gradients_by_tensor)
             for spec, gradients in zip(layer.makes, gradients_by_tensor, strict=True):
                 for consumer, gradient in zip(spec.consumers, gradients, strict=True):
-                    self._gradient_kinds[consumer, spec.name] = None if gradient is None else Kind.of(gradient)
+                    self._gradient_kinds[consumer, spec.name] = None if gradient is None else TensorKind.of(gradient)
 
-    def _backward_one(self, layer: RunLayer, measure: Measure) -> Callable[[], float]:
+    def _backward_one(self, layer: PreparedLayer, measure: Measure) -> Callable[[], float]:
         edges = self._input_edges[layer.name]
         targets: list[Any] = [*edges.values(), *layer.trained]
 
@@ -227,7 +229,7 @@ class LayerRun:
 
         return measure(call)
 
-    def _differentiate(self, layer: RunLayer, targets: list[Any]) -> Sequence[Tensor | None]:
+    def _differentiate(self, layer: PreparedLayer, targets: list[Any]) -> Sequence[Tensor | None]:
         if not targets:
             return ()
         if layer.name == LOSS_LAYER:
@@ -241,7 +243,7 @@ class LayerRun:
         edges, gradients = [edge for edge, _ in known], [gradient for _, gradient in known]
         return torch.autograd.grad(edges, targets, gradients, allow_unused=True)
 
-    def _inputs(self, layer: RunLayer) -> list[Tensor]:
+    def _inputs(self, layer: PreparedLayer) -> list[Tensor]:
         edges, received = {}, []
         for spec in layer.receives:
             tensor = self._values[spec.name].detach()

@@ -41,7 +41,7 @@ try:
 except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
-SHARE = 0.95
+USABLE_SHARE = 0.95
 """Share of the free memory that may be used. The rest is for memory that is not allocated through the C library."""
 _REQUESTED = re.compile(r"tried to allocate (\d+) bytes")
 _OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "could not create a memory")
@@ -96,8 +96,8 @@ def _text(path: Path) -> str:
 
 
 @contextmanager
-def within(free: int | None) -> Iterator[None]:
-    """Limit this process to `free` more bytes, times `SHARE`, while the context is active, on Linux.
+def limited_memory(free: int | None) -> Iterator[None]:
+    """Limit this process to `free` more bytes, times `USABLE_SHARE`, while the context is active, on Linux.
 
     Does nothing where the system has no such limit, or where `free` is None.
     """
@@ -106,7 +106,7 @@ def within(free: int | None) -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = int(data) * 1024 + int(free * SHARE)
+    limit = int(data) * 1024 + int(free * USABLE_SHARE)
     ceilings = [ceiling for ceiling in (soft, hard) if ceiling != resource.RLIM_INFINITY]
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_DATA, (min(limit, *ceilings) if ceilings else limit, hard))
@@ -117,7 +117,7 @@ def within(free: int | None) -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def lacked(error: BaseException | None) -> int | None:
+def failed_allocation_bytes(error: BaseException | None) -> int | None:
     """Bytes of the failed allocation that caused an error (0: unknown); None if no allocation failed."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -130,7 +130,7 @@ def lacked(error: BaseException | None) -> int | None:
     return None
 
 
-def complaint(
+def out_of_memory_message(
     ref: str, minibatch: int | None, free: int | None, resident: int, requested: int, traced: TracedModel | None
 ) -> str:
     """The message for a model that does not fit.
@@ -144,11 +144,11 @@ def complaint(
         text += f": of {show_size(free)} that were free, {show_size(max(0, resident_bytes() - resident))} are in use"
         text += f" and {show_size(requested)} more were requested" if requested else ""
     if traced is not None and minibatch:
-        text += f"; {needed(traced, minibatch)}"
+        text += f"; {step_memory_text(traced, minibatch)}"
     return f"{text}; try a smaller --batch"
 
 
-def needed(traced: TracedModel, minibatch: int) -> str:
+def step_memory_text(traced: TracedModel, minibatch: int) -> str:
     """The least memory of a training step in words, by the sizes of weights, gradients and activations."""
     weights = sum(parameter.nbytes for parameter in traced.model.parameters())
     trained = sum(parameter.nbytes for parameter in traced.model.parameters() if parameter.requires_grad)
@@ -159,7 +159,7 @@ def needed(traced: TracedModel, minibatch: int) -> str:
     )
 
 
-def refuse_the_hopeless(ref: str, traced: TracedModel, minibatch: int, free: int | None) -> None:
+def check_fits_in_memory(ref: str, traced: TracedModel, minibatch: int, free: int | None) -> None:
     """Raise `InputError` if half of the activations that need gradients exceed the free memory.
 
     A backward pass needs most of them, so there is no use in filling the memory first.
@@ -167,17 +167,17 @@ def refuse_the_hopeless(ref: str, traced: TracedModel, minibatch: int, free: int
     least = sum(spec.bytes(minibatch) for spec in traced.tensors if spec.requires_grad) // 2
     if free is not None and least > free:
         raise InputError(
-            f"{ref!r} at minibatch {minibatch} does not fit in memory: {needed(traced, minibatch)}, and "
+            f"{ref!r} at minibatch {minibatch} does not fit in memory: {step_memory_text(traced, minibatch)}, and "
             f"{show_size(free)} are free; try a smaller --batch"
         )
 
 
-MARK = "pipeplan call"
+CALL_LABEL = "pipeplan call"
 """Label of a measured call in the profiler's records."""
 
 
 @dataclass(frozen=True)
-class Use:
+class MemoryUse:
     """Memory of one call, in bytes beyond those in use before it."""
 
     most: int
@@ -186,10 +186,10 @@ class Use:
     """Still in use after the call."""
 
 
-def recorded(device: torch.device, run: Callable[[Measure], None]) -> list[Use]:
+def record_memory_use(device: torch.device, run: Callable[[Measure], None]) -> list[MemoryUse]:
     """Memory use of each call that `run` makes through the given `Measure`, in order; empty if nothing was recorded."""
     if device.type == "cuda":
-        uses: list[Use] = []
+        uses: list[MemoryUse] = []
         run(_measure_on_cuda(uses))
         return uses
     # At lower levels the profiler's library announces on standard error that it starts and stops.
@@ -199,30 +199,30 @@ def recorded(device: torch.device, run: Callable[[Measure], None]) -> list[Use]:
     return _uses_in(profiled)
 
 
-def _measure_on_cuda(uses: list[Use]) -> Measure:
+def _measure_on_cuda(uses: list[MemoryUse]) -> Measure:
     def measure(call: Callable[[], None]) -> Callable[[], float]:
         # The allocator counts when memory is requested, so there is no need to wait for the device.
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         call()
-        uses.append(Use(torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before))
+        uses.append(MemoryUse(torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before))
         return lambda: 0.0
 
     return measure
 
 
 def _measure_marked(call: Callable[[], None]) -> Callable[[], float]:
-    with record_function(MARK):
+    with record_function(CALL_LABEL):
         call()
     return lambda: 0.0
 
 
-def _uses_in(profiled: profile) -> list[Use]:
+def _uses_in(profiled: profile) -> list[MemoryUse]:
     """Memory use of each marked call in the profiler's records, in order."""
     results = getattr(profiled, "kineto_results", None)
     events = list(results.events()) if results is not None else []
     calls = sorted(
-        (event.start_ns(), event.start_ns() + event.duration_ns()) for event in events if event.name() == MARK
+        (event.start_ns(), event.start_ns() + event.duration_ns()) for event in events if event.name() == CALL_LABEL
     )
     changes = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
     changes.sort(key=lambda change: change[0])
@@ -233,14 +233,14 @@ def _uses_in(profiled: profile) -> list[Use]:
             if changes[position][0] >= start:
                 inside.append(changes[position][1])
             position += 1
-        uses.append(use_of(inside))
+        uses.append(memory_use(inside))
     return uses
 
 
-def use_of(changes: Iterable[int]) -> Use:
+def memory_use(changes: Iterable[int]) -> MemoryUse:
     """Peak and final level of a sequence of allocations (positive) and releases (negative), in bytes."""
     levels = list(accumulate(changes, initial=0))
-    return Use(max(levels), levels[-1])
+    return MemoryUse(max(levels), levels[-1])
 
 
 def measure_workspaces(run: LayerRun, device: torch.device) -> dict[str, int]:
@@ -254,7 +254,7 @@ def measure_workspaces(run: LayerRun, device: torch.device) -> dict[str, int]:
         names.extend(run.forward(measure))
         run.backward(measure)
 
-    uses = recorded(device, run_both_passes)
+    uses = record_memory_use(device, run_both_passes)
     if len(uses) != 2 * len(names):
         return {}
     layers = {layer.name: layer for layer in run.layers}

@@ -17,15 +17,15 @@ from torch.optim import Optimizer
 
 from pipeplan.profiler.clock import Clock, median
 from pipeplan.profiler.layer_run import Measure
-from pipeplan.profiler.memory import recorded
+from pipeplan.profiler.memory import record_memory_use
 from pipeplan_launch.job.job import Job, StageInfo
 from pipeplan_launch.job.user_code import user_code_errors
 
-BUDGET_S = 3.0
-"""Time limit of the measured steps over all layers, if `FEWEST` have run."""
-FEWEST, MOST = 3, 20
+STEP_BUDGET_S = 3.0
+"""Time limit of the measured steps over all layers, if `MIN_STEPS` have run."""
+MIN_STEPS, MAX_STEPS = 3, 20
 """Smallest and largest number of measured steps over all layers."""
-ALONE, ALONE_S = 3, 0.002
+MIN_LAYER_STEPS, MIN_LAYER_STEPS_S = 3, 0.002
 """Least number, and least duration in seconds, of measured steps over the parameters of one layer."""
 
 
@@ -76,7 +76,7 @@ def measure_steps(
     alone = {owner.layer: _time_alone(job, minibatch, owner, clock) for owner in owners}
     job.model.zero_grad(set_to_none=True)
     fixed_s = _fixed_time(job, clock, device)
-    return StepCost(shared(whole_s, alone, {owner.layer: owner.bytes for owner in owners}, fixed_s), peak)
+    return StepCost(split_step_time(whole_s, alone, {owner.layer: owner.bytes for owner in owners}, fixed_s), peak)
 
 
 def _time_together(
@@ -90,7 +90,7 @@ def _time_together(
 
     start = time.perf_counter()
     step()  # the first step creates the optimiser's state
-    quick = time.perf_counter() - start < BUDGET_S / MOST
+    quick = time.perf_counter() - start < STEP_BUDGET_S / MAX_STEPS
     job.model.zero_grad(set_to_none=True)
     resident = [*job.model.parameters(), *job.model.buffers(), *inputs, *_state_tensors(optimizer)]
     peak = _peak_bytes(resident[0].device, resident, step)
@@ -130,7 +130,7 @@ def _median_step_s(optimizer: Optimizer, clock: Clock, between: Callable[[], Non
     """
     handles: list[Callable[[], float]] = []
     start = time.perf_counter()
-    while len(handles) < FEWEST or (time.perf_counter() - start < BUDGET_S and len(handles) < MOST):
+    while len(handles) < MIN_STEPS or (time.perf_counter() - start < STEP_BUDGET_S and len(handles) < MAX_STEPS):
         between()
         handles.append(clock.measure(lambda: _step(optimizer)))
     clock.settle()
@@ -146,7 +146,7 @@ def _time_alone(job: Job, minibatch: int, owner: _Owner, clock: Clock) -> float 
         return None  # for example an optimiser that looks for another layer's parameters by name
     handles: list[Callable[[], float]] = []
     start = time.perf_counter()
-    while len(handles) < ALONE or time.perf_counter() - start < ALONE_S:
+    while len(handles) < MIN_LAYER_STEPS or time.perf_counter() - start < MIN_LAYER_STEPS_S:
         handles.append(clock.measure(optimizer.step))
     clock.settle()
     return median([taken() for taken in handles])
@@ -169,7 +169,7 @@ def _fixed_time(job: Job, clock: Clock, device: torch.device) -> float:
     return max(0.0, 2 * times[0] - times[1])
 
 
-def shared(
+def split_step_time(
     whole_s: float, alone: Mapping[str, float | None], sizes: Mapping[str, int], fixed_s: float
 ) -> dict[str, float]:
     """Split the time of a step over all parameters by layer.
@@ -190,7 +190,7 @@ def _peak_bytes(device: torch.device, resident: Sequence[Tensor], step: Callable
     def run_step(measure: Measure) -> None:
         measure(step)
 
-    uses = recorded(device, run_step)
+    uses = record_memory_use(device, run_step)
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in resident}
     return uses[0].most + sum(storages.values()) if uses else 0
 

@@ -10,7 +10,7 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Options:
+class ProfilerOptions:
     """How a model is traced and measured, or estimated."""
 
     batches: tuple[int, ...] = ()

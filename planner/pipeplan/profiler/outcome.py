@@ -9,13 +9,13 @@ from pathlib import Path
 
 from pipeplan.profile_data.layers import Layer, Size
 from pipeplan.profile_data.layers import Tensor as Edge
-from pipeplan.profiler.clock import Overhead, median, spread
+from pipeplan.profiler.clock import Overhead, interquartile_range, median
 from pipeplan.profiler.passes import Samples
 from pipeplan_launch.tracing.trace import TracedModel
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSize:
     """Measurements of a model at one minibatch size."""
 
     traced: TracedModel
@@ -37,20 +37,20 @@ class Measured:
         """The size as the profile stores it. `update_s`, the optimiser's time by layer, is the same for every size."""
         return Size(
             minibatch=self.minibatch,
-            layers=layers_of(self, update_s),
-            tensors=edges_of(self.traced, self.minibatch),
+            layers=measured_layers(self, update_s),
+            tensors=boundary_tensors(self.traced, self.minibatch),
             whole_forward_s=median(self.samples.whole_forward),
             whole_backward_s=median(self.samples.whole_backward),
         )
 
 
-def layers_of(measured: Measured, update_s: Mapping[str, float]) -> tuple[Layer, ...]:
+def measured_layers(measured: MeasuredSize, update_s: Mapping[str, float]) -> tuple[Layer, ...]:
     """The layers with their measured times and sizes."""
     traced, samples = measured.traced, measured.samples
-    parameters, buffers = own_parameters(traced), dict(traced.model.named_buffers())
+    parameters, buffers = charged_parameters(traced), dict(traced.model.named_buffers())
     sizes = {name: parameter.nbytes for name, parameter in traced.model.named_parameters()}
-    forward_factor = waiting(samples, samples.forward) if measured.waits else 1.0
-    backward_factor = waiting(samples, samples.backward) if measured.waits else 1.0
+    forward_factor = waiting_factor(samples, samples.forward) if measured.waits else 1.0
+    backward_factor = waiting_factor(samples, samples.backward) if measured.waits else 1.0
     layers = []
     for info in traced.layers:
         ran = measured.alike.get(info.name, info.name)
@@ -61,8 +61,8 @@ def layers_of(measured: Measured, update_s: Mapping[str, float]) -> tuple[Layer,
                 op=info.op,
                 forward_s=median(samples.forward[ran]) * forward_factor,
                 backward_s=median(samples.backward[ran]) * backward_factor,
-                forward_spread_s=spread(samples.forward[ran]),
-                backward_spread_s=spread(samples.backward[ran]),
+                forward_spread_s=interquartile_range(samples.forward[ran]),
+                backward_spread_s=interquartile_range(samples.backward[ran]),
                 parameter_bytes=sum(sizes[name] for name in parameters[info.name]),
                 buffer_bytes=sum(buffers[name].nbytes for name in info.buffers),
                 saved_bytes=measured.saved_bytes.get(info.name, 0),
@@ -74,7 +74,7 @@ def layers_of(measured: Measured, update_s: Mapping[str, float]) -> tuple[Layer,
     return tuple(layers)
 
 
-def own_parameters(traced: TracedModel) -> dict[str, tuple[str, ...]]:
+def charged_parameters(traced: TracedModel) -> dict[str, tuple[str, ...]]:
     """Names of the parameters that each layer is charged for.
 
     A tied parameter is in memory once, because its layers share a stage. The first of these layers is charged for it.
@@ -87,7 +87,7 @@ def own_parameters(traced: TracedModel) -> dict[str, tuple[str, ...]]:
     return own
 
 
-def waiting(samples: Samples, times: dict[str, list[float]]) -> float:
+def waiting_factor(samples: Samples, times: dict[str, list[float]]) -> float:
     """Median time of a pass, divided by the sum of the median times of its layers.
 
     A short layer rarely has to wait for a core, so its median does not include such waits. A pass is long enough that
@@ -97,7 +97,7 @@ def waiting(samples: Samples, times: dict[str, list[float]]) -> float:
     return median(samples.totals(times)) / layers_s if layers_s > 0 else 1.0
 
 
-def edges_of(traced: TracedModel, minibatch: int) -> tuple[Edge, ...]:
+def boundary_tensors(traced: TracedModel, minibatch: int) -> tuple[Edge, ...]:
     """The tensors between layers, with their bytes at a minibatch size."""
     return tuple(
         Edge(

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from pipeplan.errors import InputError
-from pipeplan.profiler.clock import Clock, Overhead, measure_overhead, median, spread
-from pipeplan.profiler.concurrent import Company
-from pipeplan.profiler.duplicate_layers import Observer
+from pipeplan.profiler.clock import Clock, Overhead, interquartile_range, measure_overhead, median
+from pipeplan.profiler.concurrent import MeasuringGroup
+from pipeplan.profiler.duplicate_layers import DuplicateFinder
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.memory import SavedBytes, measure_workspaces
 from pipeplan.profiler.optimizer_step import StepCost, measure_steps
@@ -35,13 +35,13 @@ TOTAL_BOUND = 0.01
 """Passes go on until the standard error of the median total is below this share of the median …"""
 LAYER_BOUND = 0.03
 """… and that of each of the longest layers is below this share of the layer's time."""
-THAT_COUNT = 0.9
+LONGEST_LAYERS_SHARE = 0.9
 """Share of the total time that the layers under `LAYER_BOUND` make up: the longest layers."""
-LEAST = 5
+MIN_JUDGED_PASSES = 5
 """Number of passes before the spread is judged."""
 DRIFT_BOUND = 0.05
 """Relative change of the total, from the first to the last third of the passes, above which it is reported."""
-SURE = 4.0
+DRIFT_STANDARD_ERRORS = 4.0
 """Number of standard errors that a change must exceed to count as drift."""
 
 
@@ -82,7 +82,7 @@ def standard_error(times: Sequence[float]) -> float:
     middle = median(times)
     if middle <= 0.0 or len(times) < 2:
         return 0.0 if len(times) > 1 else math.inf
-    return 1.2533 * spread(times) / 1.349 / math.sqrt(len(times)) / middle
+    return 1.2533 * interquartile_range(times) / 1.349 / math.sqrt(len(times)) / middle
 
 
 def uncertainty(samples: Samples) -> tuple[float, float, str]:
@@ -90,7 +90,7 @@ def uncertainty(samples: Samples) -> tuple[float, float, str]:
     by_layer = samples.by_layer()
     total = standard_error(samples.totals(by_layer))
     cost = {name: median(times) * samples.weights.get(name, 1) for name, times in by_layer.items()}
-    left, worst, worst_layer = THAT_COUNT * sum(cost.values()), 0.0, ""
+    left, worst, worst_layer = LONGEST_LAYERS_SHARE * sum(cost.values()), 0.0, ""
     for name in sorted(cost, key=lambda layer: -cost[layer]):
         if left <= 0.0:
             break
@@ -101,15 +101,15 @@ def uncertainty(samples: Samples) -> tuple[float, float, str]:
     return total, worst, worst_layer
 
 
-def settled(samples: Samples) -> bool:
+def is_precise_enough(samples: Samples) -> bool:
     """Whether the standard errors are small enough to stop measuring."""
-    if samples.passes < LEAST:
+    if samples.passes < MIN_JUDGED_PASSES:
         return False
     total, worst, _ = uncertainty(samples)
     return total <= TOTAL_BOUND and worst <= LAYER_BOUND
 
 
-def drift(totals: Sequence[float]) -> float | None:
+def relative_drift(totals: Sequence[float]) -> float | None:
     """Relative change of the totals from the first third of the passes to the last; None if chance explains it.
 
     The medians of the thirds are compared, so that single disturbed passes do not matter.
@@ -123,14 +123,14 @@ def drift(totals: Sequence[float]) -> float | None:
         return None
     chance = math.hypot(standard_error(first) * start, standard_error(last) * end)
     change = end - start
-    return change / start if abs(change) > max(DRIFT_BOUND * start, SURE * chance) else None
+    return change / start if abs(change) > max(DRIFT_BOUND * start, DRIFT_STANDARD_ERRORS * chance) else None
 
 
-def notes_on(samples: Samples) -> tuple[str, ...]:
+def sample_notes(samples: Samples) -> tuple[str, ...]:
     """Sentences that warn of drift, and of a spread above the aim."""
     notes = []
     totals = samples.totals(samples.by_layer())
-    changed = drift(totals)
+    changed = relative_drift(totals)
     if changed is not None:
         what = "slower" if changed > 0 else "faster"
         notes.append(
@@ -147,13 +147,13 @@ def notes_on(samples: Samples) -> tuple[str, ...]:
     return tuple(notes)
 
 
-BUDGET_S = 25.0
+MEASURING_BUDGET_S = 25.0
 """Time limit of the measured passes if their number is not given."""
-FEWEST, MOST = 3, 200
+MIN_MEASURED_PASSES, MAX_MEASURED_PASSES = 3, 200
 """Smallest and largest number of measured passes if the number is not given."""
-LEAST_S = 1.0
+MIN_MEASURING_S = 1.0
 """Least duration of the measurement if the number of passes is not given, to notice changes of the machine's speed."""
-LONG_S = 1.0
+LONG_PASS_S = 1.0
 """Duration of a long pass. One long pass suffices to warm up. It also leaves nothing in the caches for the next pass,
 so that the whole model need not run after every pass over the layers."""
 WHOLE_EVERY = 3
@@ -163,7 +163,7 @@ WHOLE_EVERY = 3
 class Passes:
     """Runs passes over the model, layer by layer and as a whole."""
 
-    def __init__(self, job: Job, run: LayerRun, clock: Clock, progress: Progress, company: Company) -> None:
+    def __init__(self, job: Job, run: LayerRun, clock: Clock, progress: Progress, company: MeasuringGroup) -> None:
         self.job, self.run, self.clock, self.progress, self.company = job, run, clock, progress, company
         self.overhead = Overhead(0.0, 0.0)
         self.warmed = 0
@@ -179,7 +179,7 @@ class Passes:
         model = self.job.model
         saved = SavedBytes([*model.parameters(), *model.buffers(), *self.run.batch.inputs])
         modules = {layer.name: layer.module for layer in self.run.traced.layers}
-        self.run.watcher = observer = Observer(self.run)
+        self.run.watcher = observer = DuplicateFinder(self.run)
         try:
             self.run.forward(
                 self.clock.measure, saved.watch, lambda layer, made: _check_outputs(ref, layer, modules[layer], made)
@@ -198,19 +198,20 @@ class Passes:
     def warm_up(self, passes: int) -> None:
         """Run passes that are not measured, at most `passes`, then measure the time of an empty layer."""
         took_s = 0.0
-        while self.warmed == 0 or (self.warmed < passes and took_s < LONG_S):
+        while self.warmed == 0 or (self.warmed < passes and took_s < LONG_PASS_S):
             self.progress(0, 0, "warming up")
             start = time.perf_counter()
             self._run_both(None)
             took_s = time.perf_counter() - start
             self.warmed += 1
-        self._long = took_s >= LONG_S
+        self._long = took_s >= LONG_PASS_S
         self.progress(0, 0, "calibrating")
-        passes = max(1, min(20, int(LONG_S / 2 / took_s)))
+        passes = max(1, min(20, int(LONG_PASS_S / 2 / took_s)))
         self.overhead = measure_overhead(self.run, self.clock, self.run.batch.inputs[0].device, passes)
 
     def measure(self, repeats: int | None) -> Samples:
-        """Run `repeats` measured passes, or, if it is None, until the spread is small or `BUDGET_S` is spent."""
+        """Run `repeats` measured passes, or, if it is None, until the spread is small or `MEASURING_BUDGET_S` is
+        spent."""
         samples = Samples(self.run.weights)
         self.company.start()
         start, enough = time.perf_counter(), False
@@ -221,8 +222,10 @@ class Passes:
             if repeats is not None:
                 enough = done >= repeats
             else:
-                spent = spent_s * (done + 1) / done > BUDGET_S
-                enough = done >= FEWEST and (spent or done >= MOST or (spent_s >= LEAST_S and settled(samples)))
+                spent = spent_s * (done + 1) / done > MEASURING_BUDGET_S
+                enough = done >= MIN_MEASURED_PASSES and (
+                    spent or done >= MAX_MEASURED_PASSES or (spent_s >= MIN_MEASURING_S and is_precise_enough(samples))
+                )
         self.company.finish(lambda: self._run_both(None))
         self.progress(samples.passes, samples.passes, "done")
         return samples

@@ -18,13 +18,20 @@ from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Provenance, Size
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler.clock import Clock, CPUClock, CUDAClock
-from pipeplan.profiler.concurrent import Alone, Company, profile_together
+from pipeplan.profiler.concurrent import MeasuringGroup, SingleProcess, profile_concurrently
 from pipeplan.profiler.layer_run import LayerRun
-from pipeplan.profiler.memory import complaint, free_bytes, lacked, needed, refuse_the_hopeless, within
+from pipeplan.profiler.memory import (
+    check_fits_in_memory,
+    failed_allocation_bytes,
+    free_bytes,
+    limited_memory,
+    out_of_memory_message,
+    step_memory_text,
+)
 from pipeplan.profiler.optimizer_step import StepCost, optimizer_state
-from pipeplan.profiler.options import Options, Progress
-from pipeplan.profiler.outcome import Measured, cpu_name, own_parameters
-from pipeplan.profiler.passes import Passes, notes_on, training_loss
+from pipeplan.profiler.options import ProfilerOptions, Progress
+from pipeplan.profiler.outcome import MeasuredSize, charged_parameters, cpu_name
+from pipeplan.profiler.passes import Passes, sample_notes, training_loss
 from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
@@ -32,22 +39,23 @@ from pipeplan_launch.job.loading import canonical_reference, load_job
 from pipeplan_launch.telemetry.memory import resident_bytes
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
-AGREES = 0.1
+MAX_SUM_DEVIATION = 0.1
 """Relative difference between the sum of the layers and the whole model above which a remark is made."""
-MOST_NAMES = 3
+MAX_NAMED_PARAMETERS = 3
 
 
-def unread_parameters(traced: TracedModel) -> list[str]:
+def unread_parameter_remarks(traced: TracedModel) -> list[str]:
     """At most one sentence, on the parameters that no output depends on: no stage holds them, and none trains them."""
     read = {name for info in traced.layers for name in info.parameters}
     unread = [name for name, _ in traced.model.named_parameters() if name not in read]
     if not unread:
         return []
-    more = f" and {len(unread) - MOST_NAMES} more" if len(unread) > MOST_NAMES else ""
-    return [f"no output depends on these parameters, which are in no layer: {', '.join(unread[:MOST_NAMES])}{more}"]
+    more = f" and {len(unread) - MAX_NAMED_PARAMETERS} more" if len(unread) > MAX_NAMED_PARAMETERS else ""
+    names = ", ".join(unread[:MAX_NAMED_PARAMETERS])
+    return [f"no output depends on these parameters, which are in no layer: {names}{more}"]
 
 
-def sum_against_whole(size: Size) -> list[str]:
+def layer_sum_remarks(size: Size) -> list[str]:
     """At most one sentence, if the times of the layers do not add up to that of the model run as a whole."""
     sums = {
         "forward": (sum(layer.forward_s for layer in size.layers), size.whole_forward_s),
@@ -56,7 +64,7 @@ def sum_against_whole(size: Size) -> list[str]:
     deviations = [
         f"{total / whole:.2f} of it {way}"
         for way, (total, whole) in sums.items()
-        if whole is not None and whole > 0 and abs(total / whole - 1) > AGREES
+        if whole is not None and whole > 0 and abs(total / whole - 1) > MAX_SUM_DEVIATION
     ]
     if not deviations:
         return []
@@ -64,11 +72,11 @@ def sum_against_whole(size: Size) -> list[str]:
     return [f"the layers do not add up to the whole model, {' and '.join(deviations)}: {why}"]
 
 
-MOST_PROCESSES = 256
+MAX_PROCESSES = 256
 """Most processes that may be asked for. A larger number is taken for a typing error."""
 
 
-def profile_model(ref: str, options: Options, progress: Progress = lambda done, total, what: None) -> Profile:
+def profile_model(ref: str, options: ProfilerOptions, progress: Progress = lambda done, total, what: None) -> Profile:
     """Profile the model that `ref` names, or estimate its profile for a device that is not this machine's.
 
     Raises `InputError` if the model cannot be profiled, or if an option is wrong.
@@ -80,11 +88,11 @@ def profile_model(ref: str, options: Options, progress: Progress = lambda done, 
     _check(options)
     if options.processes > 1:
         progress(0, 0, f"starting {options.processes} processes")
-        return profile_together(ref, options, progress)
-    return profile_here(ref, options, progress, Alone())
+        return profile_concurrently(ref, options, progress)
+    return profile_in_process(ref, options, progress, SingleProcess())
 
 
-def profile_here(ref: str, options: Options, progress: Progress, company: Company) -> Profile:
+def profile_in_process(ref: str, options: ProfilerOptions, progress: Progress, company: MeasuringGroup) -> Profile:
     """Profile the model in this process, at the same time as the other processes of `company`.
 
     Raises `InputError`, which says how much memory is needed if the model does not fit.
@@ -94,17 +102,17 @@ def profile_here(ref: str, options: Options, progress: Progress, company: Compan
     free = None if free is None else free // company.processes
     resident = resident_bytes()
     try:
-        with within(free):
+        with limited_memory(free):
             return _trace_and_measure(ref, options, progress, company, free, traced_models)
     except Exception as error:
         traced = traced_models[0] if traced_models else None
         minibatch = options.minibatch or (traced.minibatch if traced else None)
         if isinstance(error, torch.OutOfMemoryError):
             raise InputError(_device_memory_message(ref, options.device, minibatch, error, traced)) from error
-        requested = lacked(error)
+        requested = failed_allocation_bytes(error)
         if requested is not None:
             largest = max(options.batches, default=minibatch)
-            raise InputError(complaint(ref, largest, free, resident, requested, traced)) from error
+            raise InputError(out_of_memory_message(ref, largest, free, resident, requested, traced)) from error
         if isinstance(error, LaunchError):
             raise InputError(str(error)) from error
         raise
@@ -115,15 +123,15 @@ def _device_memory_message(
 ) -> str:
     at = f" at minibatch {minibatch}" if minibatch else ""
     reason = " ".join(str(error).split())[:200]
-    need = f"; {needed(traced, minibatch)}" if traced is not None and minibatch else ""
+    need = f"; {step_memory_text(traced, minibatch)}" if traced is not None and minibatch else ""
     return f"{ref!r}{at} does not fit in the memory of {device}: {reason}{need}; try a smaller --batch"
 
 
 def _trace_and_measure(
     ref: str,
-    options: Options,
+    options: ProfilerOptions,
     progress: Progress,
-    company: Company,
+    company: MeasuringGroup,
     free: int | None,
     traced_models: list[TracedModel],
 ) -> Profile:
@@ -141,7 +149,7 @@ def _trace_and_measure(
             f"{ref!r} can only be traced for one minibatch size at a time: give --batch one number, and measure the "
             "others in runs of their own"
         )
-    refuse_the_hopeless(ref, traced, max(sizes), free)
+    check_fits_in_memory(ref, traced, max(sizes), free)
     measured, first_passes = [], None
     for size in sizes:
         if options.device == "cuda":
@@ -150,10 +158,10 @@ def _trace_and_measure(
         first_passes = first_passes or passes
         measured.append(_measure(ref, passes, options))
     assert first_passes is not None
-    return _profile(ref, job, measured, first_passes.steps(own_parameters(traced)), options)
+    return _profile(ref, job, measured, first_passes.steps(charged_parameters(traced)), options)
 
 
-def _check(options: Options) -> None:
+def _check(options: ProfilerOptions) -> None:
     counts = [
         *(("minibatch size", size) for size in options.batches),
         ("number of repeats", options.repeats),
@@ -163,8 +171,8 @@ def _check(options: Options) -> None:
     for name, value in counts:
         if value is not None and value < 1:
             raise InputError(f"the {name} must be at least 1, not {value}")
-    if options.processes > MOST_PROCESSES:
-        raise InputError(f"the number of processes must be at most {MOST_PROCESSES}, not {options.processes}")
+    if options.processes > MAX_PROCESSES:
+        raise InputError(f"the number of processes must be at most {MAX_PROCESSES}, not {options.processes}")
     if len(set(options.batches)) < len(options.batches):
         raise InputError(f"a minibatch size is given twice: {', '.join(map(str, options.batches))}")
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -174,7 +182,7 @@ def _check(options: Options) -> None:
 
 
 def _passes(
-    job: Job, traced: TracedModel, minibatch: int, options: Options, progress: Progress, company: Company
+    job: Job, traced: TracedModel, minibatch: int, options: ProfilerOptions, progress: Progress, company: MeasuringGroup
 ) -> Passes:
     device = torch.device(options.device)
     clock: Clock = CUDAClock() if device.type == "cuda" else CPUClock(options.threads, company.processes)
@@ -184,12 +192,12 @@ def _passes(
     return Passes(job, run, clock, progress, company)
 
 
-def _measure(ref: str, passes: Passes, options: Options) -> Measured:
+def _measure(ref: str, passes: Passes, options: ProfilerOptions) -> MeasuredSize:
     saved = passes.inspect(ref, measure_all=options.measure_all)
     passes.warm_up(options.warmup)
     samples = passes.measure(options.repeats)
     run = passes.run
-    return Measured(
+    return MeasuredSize(
         run.traced,
         run.minibatch,
         samples,
@@ -202,7 +210,9 @@ def _measure(ref: str, passes: Passes, options: Options) -> Measured:
     )
 
 
-def _profile(ref: str, job: Job, measured: Sequence[Measured], steps: StepCost, options: Options) -> Profile:
+def _profile(
+    ref: str, job: Job, measured: Sequence[MeasuredSize], steps: StepCost, options: ProfilerOptions
+) -> Profile:
     optimizer, ratio = optimizer_state(job)
     first, *others = (size.size(steps.update_s) for size in measured)
     traced = measured[0].traced
@@ -215,7 +225,7 @@ def _profile(ref: str, job: Job, measured: Sequence[Measured], steps: StepCost, 
         graph_hash=traced.graph_hash,
         dynamic_batch=traced.dynamic_batch,
         granularity=options.granularity,
-        provenance=_provenance(options, job, measured, [*unread_parameters(traced), *sum_against_whole(first)]),
+        provenance=_provenance(options, job, measured, [*unread_parameter_remarks(traced), *layer_sum_remarks(first)]),
         optimizer_name=optimizer,
         optimizer_state_ratio=ratio,
         together=traced.together,
@@ -226,7 +236,9 @@ def _profile(ref: str, job: Job, measured: Sequence[Measured], steps: StepCost, 
     )
 
 
-def _provenance(options: Options, job: Job, measured: Sequence[Measured], remarks: Sequence[str]) -> Provenance:
+def _provenance(
+    options: ProfilerOptions, job: Job, measured: Sequence[MeasuredSize], remarks: Sequence[str]
+) -> Provenance:
     first = measured[0]
     clock = CUDAClock() if options.device == "cuda" else CPUClock(options.threads, options.processes)
     how = (
@@ -246,7 +258,7 @@ def _provenance(options: Options, job: Job, measured: Sequence[Measured], remark
     notes = dict.fromkeys(
         f"at minibatch {size.minibatch}, {note}" if len(measured) > 1 else note
         for size in measured
-        for note in notes_on(size.samples)
+        for note in sample_notes(size.samples)
     )
     return Provenance(
         kind="measured",

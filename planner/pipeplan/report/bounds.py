@@ -1,19 +1,27 @@
-"""The bounds of the pace: every resource, with the time that it spends on a minibatch."""
+"""The bounds of the pace: every resource, with the time that it spends on a minibatch.
+
+The verdict and the certificate of a plan in words: the proof, its author, and its limits.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 from pipeplan.explanation import time_breakdown
 from pipeplan.plan.schedules import ACCUMULATING
-from pipeplan.report.document import Bound
-from pipeplan.report.source import Source
+from pipeplan.planning.verdict import TOLERANCE
+from pipeplan.report import labels
+from pipeplan.report.document import ResourceBound
+from pipeplan.report.source import ReportSource
+from pipeplan.util.text import one_line
 
-DRAINING = "filling and draining the pipeline"
+FILL_AND_DRAIN = "filling and draining the pipeline"
 """A name in `bound_by` that stands for two parts of a batch: the first minibatch's passes, and its transfers."""
-MOST = 40
+MAX_BOUNDS = 40
 """Most resources that are listed, the busiest first."""
 
 
-def bounds(source: Source) -> list[Bound]:
+def bound_rows(source: ReportSource) -> list[ResourceBound]:
     """All resources, busiest first. For a schedule with a flush, the parts of a batch, which add up to the pace."""
     bound = source.root["prediction"]["bound_by"].text()
     if source.known is not None:
@@ -22,17 +30,17 @@ def bounds(source: Source) -> list[Bound]:
         stated = [load for load in _stated_loads(source, bound) if load.seconds > 0]
         loads = sorted(stated, key=lambda load: (-load.seconds, load.name != bound))
     pace_s = source.pace_s or 1.0
-    return [Bound(load.name, load.seconds, load.seconds / pace_s, _binds(load.name, bound)) for load in loads]
+    return [ResourceBound(load.name, load.seconds, load.seconds / pace_s, _binds(load.name, bound)) for load in loads]
 
 
 def _binds(name: str, bound: str) -> bool:
     """Whether a resource, or a part of a batch, is the bound that plan.json names."""
-    if bound == DRAINING:
+    if bound == FILL_AND_DRAIN:
         return name.endswith(": filling and draining") or name == "its transfers"
     return name == bound or (name.startswith(f"{bound}, minibatches ") or name == f"{bound} that is waited for")
 
 
-def _stated_loads(source: Source, bound: str) -> list[time_breakdown.ResourceLoad]:
+def _stated_loads(source: ReportSource, bound: str) -> list[time_breakdown.ResourceLoad]:
     """The loads that plan.json alone states: passes, all-reduces, messages, and the resource that it names as bound."""
     batch = source.root["prediction"].get("batch")
     if batch is not None:
@@ -62,3 +70,51 @@ def _stated_loads(source: Source, bound: str) -> list[time_breakdown.ResourceLoa
         # The bound is a wait, a card or a depth. plan.json states no time for it, but since it binds that is the pace.
         loads.append(time_breakdown.ResourceLoad(bound, source.pace_s))
     return loads
+
+
+def certificate_section(source: ReportSource) -> dict[str, Any]:
+    """The section `certificate` of the report: `proven`, `gap`, `bound_s` and the sentences."""
+    root = source.root
+    gap_node, bound = root.get("gap"), root.get("bound_s")
+    gap = gap_node.number() if gap_node else None
+    proven = root["verdict"]["proven"].boolean() and (gap or 0.0) <= TOLERANCE
+    sentences = [f"{labels.capitalised(one_line(root['verdict']['text'].text()))}."]
+    if bound is not None:
+        sentences.append(_bound_sentence(source, bound.number(), gap))
+    sentences.append(_coverage_sentence())
+    sentences.append(_document_sentence(source))
+    return {"proven": proven, "gap": gap, "bound_s": bound.number() if bound else None, "sentences": sentences}
+
+
+def certificate_summary(section: dict[str, Any]) -> str:
+    """The section in one sentence."""
+    if section["proven"]:
+        return "It is proven to be the fastest plan in the space that was searched, for these predicted times."
+    if section["gap"] is not None and section["gap"] > TOLERANCE:
+        return f"It is not proven to be the fastest: at most {section['gap']:.2%} could be gained."
+    return "It is the fastest plan by one solver, and no second solver confirmed that."
+
+
+def _bound_sentence(source: ReportSource, bound_s: float, gap: float | None) -> str:
+    least = f"No plan in the space that was searched is faster than {labels.time_text(bound_s)} a minibatch"
+    if gap is not None and gap <= TOLERANCE:
+        return f"{least}, which is this plan's pace."
+    return (
+        f"{least}; this plan takes {labels.time_text(source.pace_s)}, so that at most {gap or 0:.2%} could be gained."
+    )
+
+
+def _coverage_sentence() -> str:
+    return (
+        "The proof is about the predicted times: the profile's figures, the cluster's rates and the cost model. "
+        "It says nothing about the times that a run will measure."
+    )
+
+
+def _document_sentence(source: ReportSource) -> str:
+    note = source.root.get("certificate_note")
+    if source.root.get("certificate") is not None:
+        return "plan.json holds a certificate, which `pipeplan check` verifies without the solvers."
+    return one_line(
+        f"plan.json holds no certificate: {note.text()}." if note and note.text() else "plan.json holds no certificate."
+    )

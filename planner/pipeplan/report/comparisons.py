@@ -17,21 +17,21 @@ from pipeplan.planning.baselines import data_parallelism
 from pipeplan.planning.fast import ScoredPlan, best_plan
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import Cuts
-from pipeplan.report.document import Comparison, columns
-from pipeplan.report.labels import config
-from pipeplan.report.source import Known, Source
+from pipeplan.report.document import Comparison, table_columns
+from pipeplan.report.labels import short_config
+from pipeplan.report.source import ProfiledProblem, ReportSource
 from pipeplan.util.text import one_line
 
 
-def comparisons(source: Source, others: Alternatives | None) -> list[Comparison]:
+def comparison_rows(source: ReportSource, others: Alternatives | None) -> list[Comparison]:
     """This plan, the baselines in plan.json, and the runner-up if it was searched for."""
-    rows = [Comparison("this plan", config(source.plan.config), source.pace_s, 1.0, "")]
+    rows = [Comparison("this plan", short_config(source.plan.config), source.pace_s, 1.0, "")]
     for baseline in source.root["baselines"].items():
         pace, gain = baseline.get("minibatch_s"), baseline.get("gain")
         rows.append(
             Comparison(
                 one_line(baseline["name"].text()),
-                config(baseline["config"].text()),
+                short_config(baseline["config"].text()),
                 pace.number() if pace else None,
                 gain.number() if gain else None,
                 one_line(baseline["remark"].text()),
@@ -42,21 +42,21 @@ def comparisons(source: Source, others: Alternatives | None) -> list[Comparison]
         remark = "the best plan of another configuration" if others.exact else "the best other plan that was found"
         if abs(second.behind) <= TOLERANCE:
             remark = "as fast, in another configuration"
-        rows.append(Comparison("runner-up", config(second.plan.config), second.pace_s, 1 + second.behind, remark))
+        rows.append(Comparison("runner-up", short_config(second.plan.config), second.pace_s, 1 + second.behind, remark))
     return rows
 
 
-def runner_up(source: Source, known: Known, cuts: Cuts, *, thorough: bool) -> Alternatives:
+def find_runner_up(source: ReportSource, known: ProfiledProblem, cuts: Cuts, *, thorough: bool) -> Alternatives:
     """The best plan of another configuration, among a few likely kinds of plans, or among all if `thorough`."""
     return find_alternatives(known.problem, cuts, source.plan, source.pace_s, each=thorough)
 
 
-MOST_WORKERS = 8192
+MAX_WORKERS = 8192
 """Most workers of a larger cluster that is planned for."""
 _NAMES = ("servers", "workers", "minibatch_s", "samples_per_s", "config", "data_parallelism_s", "fits")
 
 
-def scaling(known: Known, cuts: Cuts, plan: Plan, pace_s: float) -> dict[str, Any] | None:
+def scaling_points(known: ProfiledProblem, cuts: Cuts, plan: Plan, pace_s: float) -> dict[str, Any] | None:
     """The best plans that the dynamic program finds, and data parallelism; None if the cluster can have no other size.
 
     At the size of the plan's own cluster, the plan itself is listed with its pace.
@@ -81,14 +81,14 @@ def scaling(known: Known, cuts: Cuts, plan: Plan, pace_s: float) -> dict[str, An
                 cluster.workers,
                 pace,
                 known.profile.minibatch / pace if pace else None,
-                config(best.plan.config) if best is not None else "",
+                short_config(best.plan.config) if best is not None else "",
                 baseline.pace_s,
                 not baseline.remark,
             )
         )
     if len(rows) < 2:
         return None
-    return {"points": columns(_NAMES, rows), "here": [row[1] for row in rows].index(current.workers)}
+    return {"points": table_columns(_NAMES, rows), "here": [row[1] for row in rows].index(current.workers)}
 
 
 def _other_sizes(cluster: Cluster) -> Iterator[Cluster]:
@@ -106,7 +106,7 @@ def _other_sizes(cluster: Cluster) -> Iterator[Cluster]:
             resized = cluster.with_servers(count)
         except InputError:
             continue
-        if resized.workers <= max(MOST_WORKERS, cluster.workers):
+        if resized.workers <= max(MAX_WORKERS, cluster.workers):
             yield resized
 
 

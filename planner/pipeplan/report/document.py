@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-FORMAT, VERSION = "pipeplan-report", 1
-SIGNIFICANT = 6
+REPORT_FORMAT, REPORT_VERSION = "pipeplan-report", 1
+SIGNIFICANT_DIGITS = 6
 """Significant digits of numbers that are not integers."""
 
 Columns = dict[str, list[Any]]
@@ -18,7 +18,7 @@ Columns = dict[str, list[Any]]
 
 
 @dataclass(frozen=True)
-class Bound:
+class ResourceBound:
     """One resource, and the time that it spends on a minibatch."""
 
     what: str
@@ -58,7 +58,7 @@ class StageRow:
 
 
 @dataclass(frozen=True)
-class Graph:
+class ModelGraph:
     """The layers, or groups of layers, with their positions in the drawing."""
 
     width: float
@@ -75,7 +75,7 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class PipelineTimeline:
     """The activity of workers over time, predicted and measured."""
 
     lanes: Columns
@@ -84,7 +84,7 @@ class Timeline:
     steady: tuple[float, float] | None
     """Start of the steady state, and end of the part that is shown."""
     predicted: Columns
-    """Columns: lane, kind (an index of `KINDS`), number, start_s, end_s."""
+    """Columns: lane, kind (an index of `INTERVAL_KINDS`), number, start_s, end_s."""
     measured: Columns | None
     measured_end_s: float | None
     minibatches: int
@@ -92,12 +92,12 @@ class Timeline:
     omitted: str
 
 
-KINDS = ("forward", "backward", "update", "wait", "all-reduce")
+INTERVAL_KINDS = ("forward", "backward", "update", "wait", "all-reduce")
 """Kinds of the intervals of a timeline."""
 
 
 @dataclass(frozen=True)
-class Memory:
+class StageMemory:
     """Memory over time of the worker of a stage that needs the most."""
 
     stage: int
@@ -112,7 +112,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkTraffic:
     """Traffic over one link or network card."""
 
     name: str
@@ -140,7 +140,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Report:
+class PlanReport:
     """All sections of a report."""
 
     title: str
@@ -149,11 +149,11 @@ class Report:
     prediction: dict[str, Any]
     measured: dict[str, Any] | None
     stages: list[StageRow]
-    graph: Graph | None
+    graph: ModelGraph | None
     placement: list[dict[str, Any]]
-    timeline: Timeline
-    links: list[Link]
-    memory: list[Memory]
+    timeline: PipelineTimeline
+    links: list[LinkTraffic]
+    memory: list[StageMemory]
     comparisons: list[Comparison]
     scaling: dict[str, Any] | None
     certificate: dict[str, Any]
@@ -164,29 +164,29 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values, with rounded numbers."""
-        return {"format": FORMAT, "version": VERSION} | {
-            field.name: short(getattr(self, field.name)) for field in fields(self)
+        return {"format": REPORT_FORMAT, "version": REPORT_VERSION} | {
+            field.name: rounded_json(getattr(self, field.name)) for field in fields(self)
         }
 
 
-def short(value: Any) -> Any:
+def rounded_json(value: Any) -> Any:
     """The value with rounded numbers, integers where possible. Dataclasses become objects, and tuples lists."""
     if isinstance(value, float):
         return _rounded(value)
     if is_dataclass(value):
-        return {field.name: short(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: rounded_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
-        return {key: short(item) for key, item in value.items()}
+        return {key: rounded_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [short(item) for item in value]
+        return [rounded_json(item) for item in value]
     return value
 
 
 def _rounded(value: float) -> float | int:
-    rounded = float(f"{value:.{SIGNIFICANT}g}")
+    rounded = float(f"{value:.{SIGNIFICANT_DIGITS}g}")
     return int(rounded) if rounded.is_integer() else rounded
 
 
-def columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Columns:
+def table_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Columns:
     """A table of rows by columns."""
     return {name: [row[at] for row in rows] for at, name in enumerate(names)}

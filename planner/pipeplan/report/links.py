@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention
 from pipeplan.plan.schedules import ACCUMULATING
-from pipeplan.report.document import Link
-from pipeplan.report.source import Source
-from pipeplan.report.timeline import Simulated
+from pipeplan.report.document import LinkTraffic
+from pipeplan.report.source import ReportSource
+from pipeplan.report.timeline import ReportSimulation
 
-MOST = 200
+MAX_LINKS = 200
 """Most links that are listed, the busiest first."""
 
 
-def links(source: Source, simulated: Simulated, measured: Mapping[int, float]) -> list[Link]:
+def link_rows(source: ReportSource, simulated: ReportSimulation, measured: Mapping[int, float]) -> list[LinkTraffic]:
     """All links with traffic, busiest first.
 
     `measured` is the share of time in which all-reduces ran, by stage of a run.
@@ -24,7 +24,7 @@ def links(source: Source, simulated: Simulated, measured: Mapping[int, float]) -
     return sorted((row for row in rows if row.bytes_per_minibatch > 0), key=lambda row: -row.busy)
 
 
-def _boundaries(source: Source, simulated: Simulated) -> list[Link]:
+def _boundaries(source: ReportSource, simulated: ReportSimulation) -> list[LinkTraffic]:
     """Both directions of every stage boundary, for every copy of the pipeline.
 
     The bytes are averages over all minibatches, each of which takes one of the copies.
@@ -41,7 +41,7 @@ def _boundaries(source: Source, simulated: Simulated) -> list[Link]:
                 name = f"stage {sender} → {receiver}" + (f", copy {copy}" if len(hops) > 1 else "")
                 shares = [share for row, share in busy.items() if row == name or row.startswith(f"{name}, link ")]
                 boundaries.append(
-                    Link(
+                    LinkTraffic(
                         name=name,
                         kind="boundary",
                         rate=hop.bandwidth * hop.links,
@@ -53,7 +53,7 @@ def _boundaries(source: Source, simulated: Simulated) -> list[Link]:
     return boundaries
 
 
-def _allreduces(source: Source, simulated: Simulated, measured: Mapping[int, float]) -> list[Link]:
+def _allreduces(source: ReportSource, simulated: ReportSimulation, measured: Mapping[int, float]) -> list[LinkTraffic]:
     """The all-reduces of replicated stages.
 
     In a ring of r replicas, 2 (r-1)/r of the gradient bytes cross each hop for every group of minibatches.
@@ -68,7 +68,7 @@ def _allreduces(source: Source, simulated: Simulated, measured: Mapping[int, flo
         group = (source.plan.accumulate or 1) if source.plan.schedule in ACCUMULATING else stage.replicas
         size = source.predictions[index]["parameter_bytes"].integer()
         allreduces.append(
-            Link(
+            LinkTraffic(
                 name=name,
                 kind="all-reduce",
                 rate=rates.allreduce_among(stage.workers)[0],
@@ -81,7 +81,7 @@ def _allreduces(source: Source, simulated: Simulated, measured: Mapping[int, flo
     return allreduces
 
 
-def _cards(source: Source) -> list[Link]:
+def _cards(source: ReportSource) -> list[LinkTraffic]:
     """Both directions of the network cards of servers and higher levels. `busy` is the load divided by the pace."""
     if source.known is None or not source.known.problem.options.contention:
         return []
@@ -94,7 +94,7 @@ def _cards(source: Source) -> list[Link]:
             for component, seconds in enumerate(loads.busy_s[level][direction]):
                 rate = rates.card(level, starts[component])[0]
                 cards.append(
-                    Link(
+                    LinkTraffic(
                         name=f"network card of {source.cluster.levels[level - 1].name} {component}, {way}",
                         kind="card",
                         rate=rate,

@@ -8,13 +8,13 @@ from pipeplan.run_data.run_folder import ALL_REDUCE, MeasuredRun
 from pipeplan.util.files import Node
 from pipeplan.util.text import one_line
 
-PAIRS = ("forward_s", "backward_s", "update_s", "sync_s", "wait_s", "memory_bytes")
+COMPARED_FIGURES = ("forward_s", "backward_s", "update_s", "sync_s", "wait_s", "memory_bytes")
 """Figures of a stage that are both predicted and measured."""
-ALONE = ("load_s", "send_s", "other_s")
+MEASURED_FIGURES = ("load_s", "send_s", "other_s")
 """Figures of a stage that are only measured."""
 
 
-def measured(run: MeasuredRun) -> dict[str, Any]:
+def measured_section(run: MeasuredRun) -> dict[str, Any]:
     """The measured pace, the first cause of its difference from the prediction, and the figures of every stage."""
     summary = run.summary
     pace, cause = _pair(summary, "minibatch_s"), summary.get("cause")
@@ -35,9 +35,9 @@ def measured(run: MeasuredRun) -> dict[str, Any]:
 def _stage(node: Node) -> dict[str, Any]:
     workers = [worker.integer() for worker in node["workers"].items()]
     figures: dict[str, Any] = {"stage": node["stage"].integer(), "workers": workers}
-    figures |= {name: _pair(node, name) for name in PAIRS}
+    figures |= {name: _pair(node, name) for name in COMPARED_FIGURES}
     measured_only = node["measured"]
-    return figures | {name: value.number() if (value := measured_only.get(name)) else None for name in ALONE}
+    return figures | {name: value.number() if (value := measured_only.get(name)) else None for name in MEASURED_FIGURES}
 
 
 def _pair(node: Node, name: str) -> dict[str, float | None]:
@@ -48,7 +48,7 @@ def _pair(node: Node, name: str) -> dict[str, float | None]:
     return {key: value.number() if (value := pair.get(key)) else None for key in ("predicted", "measured", "ratio")}
 
 
-def allreduces(run: MeasuredRun) -> dict[int, float]:
+def allreduce_shares(run: MeasuredRun) -> dict[int, float]:
     """Share of the recorded time in which all-reduces of a stage ran, as the mean over its workers, by stage."""
     end_s = max((interval.end_s for timeline in run.timelines.values() for interval in timeline), default=0.0)
     shares: dict[int, list[float]] = {}
@@ -58,7 +58,7 @@ def allreduces(run: MeasuredRun) -> dict[int, float]:
     return {stage: sum(of_workers) / len(of_workers) for stage, of_workers in shares.items()}
 
 
-def peaks(run: MeasuredRun) -> dict[int, int]:
+def measured_peaks(run: MeasuredRun) -> dict[int, int]:
     """Measured peak memory of the fullest worker of every stage, in bytes, by stage."""
     sizes = {}
     for node in run.summary["stages"].items():

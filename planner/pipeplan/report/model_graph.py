@@ -12,54 +12,54 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeplan.drawing.dag_layout import layout
-from pipeplan.drawing.fold_chains import Chain, chains, expensive, repeats
+from pipeplan.drawing.dag_layout import layout_dag
+from pipeplan.drawing.fold_chains import Chain, fold_chains, most_expensive_layers, repeated_blocks
 from pipeplan.profile_data.layers import Layer, Tensor, edges
 from pipeplan.profile_data.profile import Profile
-from pipeplan.report.document import Graph, columns
-from pipeplan.report.source import Source
+from pipeplan.report.document import ModelGraph, table_columns
+from pipeplan.report.source import ReportSource
 from pipeplan.util.text import one_line
 
-FEW, MANY = 120, 400
+MAX_SINGLE_LAYERS, MAX_NODES = 120, 400
 """Most layers that are drawn one by one, and most nodes of a drawing."""
 
 
 @dataclass(frozen=True)
-class Group:
+class LayerGroup:
     """Layers of one stage that are drawn as one node."""
 
     layers: tuple[Layer, ...]
     stage: int
 
 
-def groups(profile: Profile, stage_of: Mapping[str, int]) -> tuple[list[Group], str]:
+def layer_groups(profile: Profile, stage_of: Mapping[str, int]) -> tuple[list[LayerGroup], str]:
     """The nodes of the drawing in a topological order, and a sentence on how layers were grouped (or empty)."""
-    if len(profile.layers) <= FEW:
-        return [Group((layer,), stage_of[layer.name]) for layer in profile.layers], ""
-    nodes = _by_stage(chains(profile, expensive(profile)), stage_of)
+    if len(profile.layers) <= MAX_SINGLE_LAYERS:
+        return [LayerGroup((layer,), stage_of[layer.name]) for layer in profile.layers], ""
+    nodes = _by_stage(fold_chains(profile, most_expensive_layers(profile)), stage_of)
     note = "Layers that follow each other in one stage are drawn as one, but for the most expensive."
-    if len(nodes) > MANY:
-        nodes = _by_stage(_folded(chains(profile)), stage_of)
+    if len(nodes) > MAX_NODES:
+        nodes = _by_stage(_folded(fold_chains(profile)), stage_of)
         note = "Layers of one stage that follow each other, and blocks that are alike, are drawn as one."
-    if len(nodes) > MANY:
-        nodes = list(_packed(nodes, -(-len(nodes) // MANY)))
+    if len(nodes) > MAX_NODES:
+        nodes = list(_packed(nodes, -(-len(nodes) // MAX_NODES)))
     return nodes, note if len(nodes) < len(profile.layers) else ""
 
 
-def _by_stage(runs: Iterable[Chain | Sequence[Layer]], stage_of: Mapping[str, int]) -> list[Group]:
+def _by_stage(runs: Iterable[Chain | Sequence[Layer]], stage_of: Mapping[str, int]) -> list[LayerGroup]:
     """The runs of layers as groups, split between layers of different stages."""
     made = []
     for run in runs:
         layers = run.layers if isinstance(run, Chain) else run
         for stage, members in itertools.groupby(layers, key=lambda layer: stage_of[layer.name]):
-            made.append(Group(tuple(members), stage))
+            made.append(LayerGroup(tuple(members), stage))
     return made
 
 
 def _folded(plain: Sequence[Chain]) -> Iterator[Sequence[Layer]]:
     """The layers of each chain, except that all repetitions of a block form a single run of layers."""
     at = 0
-    for repeat in repeats(plain):
+    for repeat in repeated_blocks(plain):
         first = repeat.start + repeat.period
         yield from (chain.layers for chain in plain[at:first])
         yield [layer for chain in plain[first : repeat.end] for layer in chain.layers]
@@ -67,15 +67,15 @@ def _folded(plain: Sequence[Chain]) -> Iterator[Sequence[Layer]]:
     yield from (chain.layers for chain in plain[at:])
 
 
-def _packed(nodes: Sequence[Group], most: int) -> Iterator[Group]:
+def _packed(nodes: Sequence[LayerGroup], most: int) -> Iterator[LayerGroup]:
     """Merge up to `most` consecutive groups of one stage."""
     for stage, same_stage in itertools.groupby(nodes, key=lambda group: group.stage):
         members = list(same_stage)
         for at in range(0, len(members), most):
-            yield Group(tuple(layer for group in members[at : at + most] for layer in group.layers), stage)
+            yield LayerGroup(tuple(layer for group in members[at : at + most] for layer in group.layers), stage)
 
 
-def as_profile(profile: Profile, nodes: Sequence[Group]) -> Profile:
+def groups_as_profile(profile: Profile, nodes: Sequence[LayerGroup]) -> Profile:
     """A profile whose layers are the groups, named by their index, for the layout of the drawing."""
     node_of = {layer.name: str(number) for number, group in enumerate(nodes) for layer in group.layers}
     arrows = dict.fromkeys((node_of[source], node_of[target]) for source, target in edges(profile.tensors))
@@ -87,11 +87,11 @@ def as_profile(profile: Profile, nodes: Sequence[Group]) -> Profile:
     )
 
 
-BOX = (150.0, 34.0)
+NODE_SIZE = (150.0, 34.0)
 """Width and height of a node."""
-STEP = (182.0, 50.0)
+NODE_DISTANCE = (182.0, 50.0)
 """Distance between ranks, and between the nodes of a rank."""
-GAP = 44.0
+LINE_GAP = 44.0
 """Distance between two lines of ranks."""
 ASPECT = 2.2
 """Approximate ratio of width to height of the whole drawing."""
@@ -110,35 +110,38 @@ class _Lines:
     @property
     def height(self) -> float:
         """Distance from one line to the next."""
-        return (self.places - 1) * STEP[1] + BOX[1] + GAP
+        return (self.places - 1) * NODE_DISTANCE[1] + NODE_SIZE[1] + LINE_GAP
 
     def corner(self, place: float, rank: int) -> tuple[float, float]:
         """Left and top edge of a node."""
         line, at = divmod(rank, self.ranks)
-        return at * STEP[0], line * self.height + place * STEP[1]
+        return at * NODE_DISTANCE[0], line * self.height + place * NODE_DISTANCE[1]
 
     def middle(self, place: float, rank: int) -> tuple[float, float]:
         """The middle of a node, or a point of an edge."""
         x, y = self.corner(place, rank)
-        return x + BOX[0] / 2, y + BOX[1] / 2
+        return x + NODE_SIZE[0] / 2, y + NODE_SIZE[1] / 2
 
     def around(self, upper: tuple[float, int], lower: tuple[float, int]) -> list[tuple[float, float]]:
         """Points from the end of a line back to the start of the next, between the two; none within a line."""
         line = lower[1] // self.ranks
         if upper[1] // self.ranks == line:
             return []
-        between = line * self.height - GAP / 2
-        return [(self.ranks * STEP[0] - (STEP[0] - BOX[0]) / 2, between), (-(STEP[0] - BOX[0]) / 2, between)]
+        between = line * self.height - LINE_GAP / 2
+        return [
+            (self.ranks * NODE_DISTANCE[0] - (NODE_DISTANCE[0] - NODE_SIZE[0]) / 2, between),
+            (-(NODE_DISTANCE[0] - NODE_SIZE[0]) / 2, between),
+        ]
 
 
-def graph(source: Source) -> Graph | None:
+def model_graph(source: ReportSource) -> ModelGraph | None:
     """The drawing; None without the profile."""
     if source.known is None:
         return None
     profile = source.known.profile
     stage_of = {name: index for index, stage in enumerate(source.plan.stages) for name in stage.layers}
-    nodes, note = groups(profile, stage_of)
-    placed = layout(as_profile(profile, nodes))
+    nodes, note = layer_groups(profile, stage_of)
+    placed = layout_dag(groups_as_profile(profile, nodes))
     lines = _lines(placed.ranks, placed.width)
     bends = []
     for edge, points in enumerate(placed.paths.values()):
@@ -149,12 +152,12 @@ def graph(source: Source) -> Graph | None:
         if passed:
             bends.append([float(edge), *(value for point in passed for value in point)])
     corners = [lines.corner(*placed.place[str(number)]) for number in range(len(nodes))]
-    return Graph(
-        width=min(placed.ranks, lines.ranks) * STEP[0] - (STEP[0] - BOX[0]),
-        height=math.ceil(placed.ranks / lines.ranks) * lines.height - GAP,
-        w=BOX[0],
-        h=BOX[1],
-        nodes=columns(_NAMES, _rows(profile, nodes, corners)),
+    return ModelGraph(
+        width=min(placed.ranks, lines.ranks) * NODE_DISTANCE[0] - (NODE_DISTANCE[0] - NODE_SIZE[0]),
+        height=math.ceil(placed.ranks / lines.ranks) * lines.height - LINE_GAP,
+        w=NODE_SIZE[0],
+        h=NODE_SIZE[1],
+        nodes=table_columns(_NAMES, _rows(profile, nodes, corners)),
         edges=[(int(producer), int(consumer)) for producer, consumer in placed.paths],
         bends=bends,
         note=note,
@@ -163,12 +166,14 @@ def graph(source: Source) -> Graph | None:
 
 def _lines(ranks: int, places: int) -> _Lines:
     """Choose the number of ranks in a line so that the drawing has about the ratio `ASPECT`."""
-    height = (places - 1) * STEP[1] + BOX[1] + GAP
-    lines = max(1, round(math.sqrt(ranks * STEP[0] / (ASPECT * height))))
+    height = (places - 1) * NODE_DISTANCE[1] + NODE_SIZE[1] + LINE_GAP
+    lines = max(1, round(math.sqrt(ranks * NODE_DISTANCE[0] / (ASPECT * height))))
     return _Lines(math.ceil(ranks / lines), places)
 
 
-def _rows(profile: Profile, nodes: Sequence[Group], corners: Sequence[tuple[float, float]]) -> list[Sequence[object]]:
+def _rows(
+    profile: Profile, nodes: Sequence[LayerGroup], corners: Sequence[tuple[float, float]]
+) -> list[Sequence[object]]:
     made = profile.made_bytes()
     rows: list[Sequence[object]] = []
     for group, (x, y) in zip(nodes, corners, strict=True):

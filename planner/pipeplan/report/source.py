@@ -19,7 +19,7 @@ from pipeplan.util.files import Node
 
 
 @dataclass(frozen=True)
-class Known:
+class ProfiledProblem:
     """The problem and the score of a plan, which are known only with the profile."""
 
     problem: Problem
@@ -32,14 +32,14 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Source:
+class ReportSource:
     """A plan as read from plan.json."""
 
     root: Node
     plan: Plan
     cluster: Cluster
     scenario: Scenario
-    known: Known | None
+    known: ProfiledProblem | None
     """None if the profile is not available."""
 
     @property
@@ -57,7 +57,7 @@ class Source:
         return self.cluster.memory_of(workers) if self.root["options"]["memory"].boolean() else None
 
 
-def read(root: Node, profile: Profile | None) -> Source:
+def read_report_source(root: Node, profile: Profile | None) -> ReportSource:
     """Read the source of a report from a plan.json and, if there is one, its profile.
 
     Raises `InputError` if either is damaged.
@@ -68,7 +68,9 @@ def read(root: Node, profile: Profile | None) -> Source:
     known = None
     if profile is not None:
         problem, plan = plan_file.plan_from_document(root, profile)
-        known = Known(problem, evaluate(plan, problem))
+        known = ProfiledProblem(problem, evaluate(plan, problem))
         if not math.isfinite(known.score.pace_s):
             root["plan"].fail("its depths allow no steady pace: solve again with --force")
-    return Source(root, Plan.from_json(root["plan"]), cluster_json.cluster_from_json(root["cluster"]), simulated, known)
+    return ReportSource(
+        root, Plan.from_json(root["plan"]), cluster_json.cluster_from_json(root["cluster"]), simulated, known
+    )

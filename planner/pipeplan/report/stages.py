@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.report.document import Memory, StageRow, columns
-from pipeplan.report.source import Source
-from pipeplan.report.timeline import Simulated
+from pipeplan.report.document import StageMemory, StageRow, table_columns
+from pipeplan.report.source import ReportSource
+from pipeplan.report.timeline import ReportSimulation
 from pipeplan.util.files import Node
 from pipeplan.util.text import one_line
 
 
-def stages(source: Source) -> list[StageRow]:
+def stage_rows(source: ReportSource) -> list[StageRow]:
     """One row for every stage, from the input to the output."""
     rows = []
     for index, (stage, predicted) in enumerate(zip(source.plan.stages, source.predictions, strict=True)):
@@ -27,7 +27,7 @@ def stages(source: Source) -> list[StageRow]:
                 first=one_line(stage.layers[0]) if stage.layers else "",
                 last=one_line(stage.layers[-1]) if stage.layers else "",
                 workers=list(stage.workers),
-                servers=servers(stage.workers, source.cluster),
+                servers=server_ranges(stage.workers, source.cluster),
                 depth=stage.depth,
                 versions=stage.versions,
                 recompute=stage.recompute,
@@ -46,7 +46,7 @@ def stages(source: Source) -> list[StageRow]:
     return rows
 
 
-def servers(workers: Iterable[int], cluster: Cluster) -> str:
+def server_ranges(workers: Iterable[int], cluster: Cluster) -> str:
     """The servers of these workers as ranges, such as `0-2` or `0, 3`."""
     runs: list[list[int]] = []
     for number in sorted({cluster.server_of(worker) for worker in workers}):
@@ -57,7 +57,7 @@ def servers(workers: Iterable[int], cluster: Cluster) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def memory_parts(source: Source, index: int, predicted: Node) -> list[tuple[str, int]]:
+def memory_parts(source: ReportSource, index: int, predicted: Node) -> list[tuple[str, int]]:
     """Names and bytes of the parts of a worker's memory, as the cost model counts it. They add up to that memory."""
     stage = source.plan.stages[index]
     parameters, minibatch_bytes = predicted["parameter_bytes"].integer(), predicted["minibatch_bytes"].integer()
@@ -80,7 +80,7 @@ def memory_parts(source: Source, index: int, predicted: Node) -> list[tuple[str,
     return [(part, size) for part, size in [*parts, (name, rest)] if size > 0]
 
 
-def _recomputed(source: Source, layers: Sequence[str], predicted: Node) -> list[tuple[str, int]]:
+def _recomputed(source: ReportSource, layers: Sequence[str], predicted: Node) -> list[tuple[str, int]]:
     """Activations that a stage with recomputation holds for the one minibatch that it computes again."""
     if source.known is None:
         return []
@@ -93,7 +93,7 @@ def _counted(count: int, what: str, plural: str = "s") -> str:
     return f"{count} {what}{plural if count != 1 else ''}"
 
 
-def placement(source: Source, most_servers: int) -> list[dict[str, object]]:
+def placement_rows(source: ReportSource, most_servers: int) -> list[dict[str, object]]:
     """The workers of every server, each with its stage (-1 for none). At most `most_servers` servers are listed."""
     stage_of = {worker: index for index, stage in enumerate(source.plan.stages) for worker in stage.workers}
     starts = list(source.cluster.starts(source.cluster.server_level))
@@ -104,19 +104,21 @@ def placement(source: Source, most_servers: int) -> list[dict[str, object]]:
     return rows
 
 
-MOST_STAGES = 100
+MAX_MEMORY_STAGES = 100
 """Most stages that are shown."""
-MOST_POINTS = 8_000
+MAX_MEMORY_POINTS = 8_000
 """Most points of all stages together."""
 
 
-def memory(source: Source, simulated: Simulated, end_s: float, measured: Mapping[int, int]) -> list[Memory]:
+def memory_rows(
+    source: ReportSource, simulated: ReportSimulation, end_s: float, measured: Mapping[int, int]
+) -> list[StageMemory]:
     """Memory of one worker per stage until `end_s`. Of very many stages, an evenly spaced selection is shown.
 
     `measured` has the measured peaks of a run in bytes, by stage.
     """
     stages = source.scenario.stages
-    count = min(len(stages), MOST_STAGES)
+    count = min(len(stages), MAX_MEMORY_STAGES)
     shown = sorted({round(at * (len(stages) - 1) / max(count - 1, 1)) for at in range(count)})
     fullest: dict[int, tuple[int, int]] = {}
     for (stage, replica), steps in simulated.memory.items():
@@ -130,15 +132,17 @@ def memory(source: Source, simulated: Simulated, end_s: float, measured: Mapping
         peak, replica = fullest[stage]
         load, steps = stages[stage], simulated.memory[stage, replica]
         at_first = load.memory_bytes if source.plan.inference else load.fixed_bytes + load.parameter_bytes
-        points = _thinned([(0.0, at_first), *(step for step in steps if step[0] <= end_s)], MOST_POINTS // len(shown))
+        points = _thinned(
+            [(0.0, at_first), *(step for step in steps if step[0] <= end_s)], MAX_MEMORY_POINTS // len(shown)
+        )
         rows.append(
-            Memory(
+            StageMemory(
                 stage=stage,
                 worker=load.workers[replica],
                 capacity_bytes=source.capacity_bytes(load.workers),
                 planned_bytes=load.memory_bytes,
                 peak_bytes=max(peak, at_first),
-                predicted=columns(("t", "bytes"), points),
+                predicted=table_columns(("t", "bytes"), points),
                 measured_peak_bytes=measured.get(stage),
             )
         )

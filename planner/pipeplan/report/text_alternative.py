@@ -8,48 +8,52 @@ from dataclasses import replace
 from pipeplan.explanation.second_best import Alternatives
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.report import bounds as bound_list
-from pipeplan.report import certificate
+from pipeplan.report import bounds as certificate
 from pipeplan.report import links as link_list
-from pipeplan.report.document import Comparison, Report
-from pipeplan.report.labels import capitalised, percent, time
-from pipeplan.report.source import Source
-from pipeplan.report.timeline import Simulated
+from pipeplan.report.document import Comparison, PlanReport
+from pipeplan.report.labels import capitalised, percent_text, time_text
+from pipeplan.report.source import ReportSource
+from pipeplan.report.timeline import ReportSimulation
 from pipeplan.run_data.run_folder import MeasuredRun
 from pipeplan.util.units import show_pace, show_rate, show_size
 
-FEW = 8
+MAX_DESCRIBED = 8
 """Most stages that are described one by one."""
-NEAR = 0.01
+EQUAL_TIME = 0.01
 """Relative difference up to which two times count as equal."""
 EQUAL_PACE = 0.005
 """Relative difference up to which two paces count as equal."""
 STALE = 1e-6
 """Relative difference above which a plan's stated pace disagrees with the present cost model."""
-SLOWED, FULL = 0.03, 0.9
+NOTABLE_SLOWDOWN, BUSY_SHARE = 0.03, 0.9
 """If a simulation is slower than the prediction by this share, a link that is this busy explains it."""
 
 
-def told(
-    report: Report, source: Source, simulated: Simulated, run: MeasuredRun | None, second: Alternatives | None
-) -> Report:
+def with_text(
+    report: PlanReport,
+    source: ReportSource,
+    simulated: ReportSimulation,
+    run: MeasuredRun | None,
+    second: Alternatives | None,
+) -> PlanReport:
     """The report with the sentences of all sections, and the notes."""
     words = {
         "summary": list(_summary(report)),
         "placement": list(_placement(report)),
         "stages": list(_stages(report)),
         "graph": list(_graph(report)),
-        "timeline": list(timeline(report, source, simulated)),
-        "memory": list(memory(report)),
-        "bounds": list(bounds(report, source)),
-        "links": list(links(report, source)),
-        "comparisons": list(compared(report, second)),
-        "scaling": list(scaling(report)),
-        "measured": list(measured(report, run)),
+        "timeline": list(timeline_sentences(report, source, simulated)),
+        "memory": list(memory_sentences(report)),
+        "bounds": list(bound_sentences(report, source)),
+        "links": list(link_sentences(report, source)),
+        "comparisons": list(comparison_sentences(report, second)),
+        "scaling": list(scaling_sentences(report)),
+        "measured": list(run_sentences(report, run)),
     }
     return replace(report, words=words, notes=list(_notes(report, source, simulated)))
 
 
-def _summary(report: Report) -> Iterator[str]:
+def _summary(report: PlanReport) -> Iterator[str]:
     made, prediction, stages = report.made, report.prediction, len(report.stages)
     purpose = "inference" if made["mode"] == "inference" else "training"
     copies = f" in {made['copies']} copies of the pipeline" if made["copies"] > 1 else ""
@@ -62,24 +66,24 @@ def _summary(report: Report) -> Iterator[str]:
         yield (
             f"Predicted are {show_pace(prediction['minibatches_per_s'])} minibatches/s "
             f"({show_pace(prediction['samples_per_s'])} samples/s), "
-            f"{time(prediction['minibatch_s'])} each, bound by {prediction['bound_by']}."
+            f"{time_text(prediction['minibatch_s'])} each, bound by {prediction['bound_by']}."
         )
     for row in report.comparisons[1:]:
         if row.name == "data parallelism" and row.gain is not None:
             faster = "as fast" if abs(row.gain - 1) < EQUAL_PACE else f"{row.gain:.2f} times as fast"
             yield f"Data parallelism {row.remark}." if row.remark else f"That is {faster} as data parallelism."
-    yield certificate.in_short(report.certificate)
+    yield certificate.certificate_summary(report.certificate)
     if report.measured is not None and report.measured["ratio"]:
         yield f"Measured is {1 / report.measured['ratio']:.0%} of the predicted pace."
 
 
-def _placement(report: Report) -> Iterator[str]:
-    for stage in report.stages[:FEW]:
+def _placement(report: PlanReport) -> Iterator[str]:
+    for stage in report.stages[:MAX_DESCRIBED]:
         count = len(stage.workers)
         where = f"server{'s' * (not stage.servers.isdecimal())} {stage.servers}"
         yield f"Stage {stage.index + 1} is on {count} worker{'s' * (count > 1)} of {where}."
-    if len(report.stages) > FEW:
-        yield f"The other {len(report.stages) - FEW} stages follow on the next workers."
+    if len(report.stages) > MAX_DESCRIBED:
+        yield f"The other {len(report.stages) - MAX_DESCRIBED} stages follow on the next workers."
     idle = report.made["workers"] - report.made["busy"]
     if idle:
         yield f"{idle} worker{'s are' if idle > 1 else ' is'} idle."
@@ -88,33 +92,37 @@ def _placement(report: Report) -> Iterator[str]:
         yield f"The first {len(report.placement)} servers are shown."
 
 
-def _stages(report: Report) -> Iterator[str]:
+def _stages(report: PlanReport) -> Iterator[str]:
     made = report.made
     update = f", {made['accumulate']} minibatches per update" if made["accumulate"] else ""
     yield f"The schedule is {made['schedule']}{update}."
     again = [str(stage.index + 1) for stage in report.stages if stage.recompute]
     if again:
-        which = f"stage{'s' * (len(again) > 1)} {', '.join(again)}" if len(again) <= FEW else f"{len(again)} stages"
+        which = (
+            f"stage{'s' * (len(again) > 1)} {', '.join(again)}"
+            if len(again) <= MAX_DESCRIBED
+            else f"{len(again)} stages"
+        )
         yield f"To save memory, {which} run{'s' * (len(again) == 1)} forward again for backward."
 
 
-def _graph(report: Report) -> Iterator[str]:
+def _graph(report: PlanReport) -> Iterator[str]:
     if report.graph is None:
         yield (
             "The profile that the plan was made from is not available, so its layers cannot be drawn: name it with "
             "--profile."
         )
         return
-    for stage in report.stages[:FEW]:
+    for stage in report.stages[:MAX_DESCRIBED]:
         span = stage.first if stage.layers == 1 else f"{stage.first} to {stage.last} ({stage.layers} layers)"
         yield f"Stage {stage.index + 1}: {span}."
-    if len(report.stages) > FEW:
-        yield f"{len(report.stages) - FEW} more stages follow."
+    if len(report.stages) > MAX_DESCRIBED:
+        yield f"{len(report.stages) - MAX_DESCRIBED} more stages follow."
     if report.graph.note:
         yield report.graph.note
 
 
-def _notes(report: Report, source: Source, simulated: Simulated) -> Iterator[str]:
+def _notes(report: PlanReport, source: ReportSource, simulated: ReportSimulation) -> Iterator[str]:
     made = report.made
     device = f" for {made['profile_device']}" if made["profile_device"] else ""
     how = f" ({made['profile_how'].rstrip('.')})" if made["profile_how"] else ""
@@ -129,34 +137,34 @@ def _notes(report: Report, source: Source, simulated: Simulated) -> Iterator[str
         )
     if source.known is not None and abs(source.known.score.pace_s / source.pace_s - 1) > STALE:
         yield (
-            f"plan.json states {time(source.pace_s)} a minibatch; by the cost model of this pipeplan it is "
-            f"{time(source.known.score.pace_s)}: solve again to plan with it."
+            f"plan.json states {time_text(source.pace_s)} a minibatch; by the cost model of this pipeplan it is "
+            f"{time_text(source.known.score.pace_s)}: solve again to plan with it."
         )
     if simulated.remark:
         yield simulated.remark
 
 
-def timeline(report: Report, source: Source, simulated: Simulated) -> Iterator[str]:
+def timeline_sentences(report: PlanReport, source: ReportSource, simulated: ReportSimulation) -> Iterator[str]:
     """How the pipeline fills, when it is steady, and how busy its workers are from then on."""
     shown, metrics = report.timeline, simulated.measured
     yield "This is a simulation of the schedule that the executor runs, with the predicted times."
     if simulated.remark:
         yield simulated.remark
     if metrics.fill_s > 0:
-        yield f"Every stage has begun after {time(metrics.fill_s)}."
+        yield f"Every stage has begun after {time_text(metrics.fill_s)}."
     if metrics.steady is None:
         yield "The simulation is too short for a steady state."
     else:
         comparison = _relative_pace(metrics.steady.pace_s / metrics.predicted_s if metrics.predicted_s else 1.0)
-        since = f"From {time(shown.steady[0])} on it is steady, with" if shown.steady else "Steady, it has"
-        yield f"{since} {time(metrics.steady.pace_s)} a minibatch, {comparison}."
+        since = f"From {time_text(shown.steady[0])} on it is steady, with" if shown.steady else "Steady, it has"
+        yield f"{since} {time_text(metrics.steady.pace_s)} a minibatch, {comparison}."
         if source.cluster.shared_cores:
             yield "Here, computing includes waiting for a core that workers share."
-        for index, stage in enumerate(metrics.stages[:FEW], start=1):
+        for index, stage in enumerate(metrics.stages[:MAX_DESCRIBED], start=1):
             sync = f", are held up by all-reduces for {stage.synchronising:.0%}" if stage.synchronising >= 0.005 else ""
             yield f"Stage {index}: its workers compute for {stage.computing:.0%} of the time{sync}."
-    if metrics.steady is not None and metrics.steady.pace_s > (1 + SLOWED) * metrics.predicted_s:
-        full = [link for link in report.links if link.busy >= FULL]
+    if metrics.steady is not None and metrics.steady.pace_s > (1 + NOTABLE_SLOWDOWN) * metrics.predicted_s:
+        full = [link for link in report.links if link.busy >= BUSY_SHARE]
         if full:
             busy = f"{full[0].name} is busy for {full[0].busy:.0%} of the time"
             yield f"Traffic comes in bursts, which the prediction averages: {busy}."
@@ -167,29 +175,29 @@ def timeline(report: Report, source: Source, simulated: Simulated) -> Iterator[s
 
 
 def _relative_pace(ratio: float) -> str:
-    if abs(ratio - 1) <= NEAR:
+    if abs(ratio - 1) <= EQUAL_TIME:
         return "as predicted"
     return f"{abs(ratio - 1):.0%} {'slower' if ratio > 1 else 'faster'} than predicted"
 
 
-def memory(report: Report) -> Iterator[str]:
+def memory_sentences(report: PlanReport) -> Iterator[str]:
     """The memory of the fullest workers, and its parts."""
     fullest = max(report.stages, key=lambda stage: stage.memory_bytes)
     parts = ", ".join(f"{name} {show_size(size)}" for name, size in fullest.memory_parts)
     room = f" of {show_size(fullest.capacity_bytes)}" if fullest.capacity_bytes else ""
-    share = f" ({percent(fullest.memory_bytes / fullest.capacity_bytes)})" if fullest.capacity_bytes else ""
+    share = f" ({percent_text(fullest.memory_bytes / fullest.capacity_bytes)})" if fullest.capacity_bytes else ""
     needed = f"{show_size(fullest.memory_bytes)}{room}{share}"
     yield f"Stage {fullest.index + 1} needs the most, {needed} on each worker: {parts}."
-    if any(row.peak_bytes < row.planned_bytes * (1 - NEAR) for row in report.memory):
+    if any(row.peak_bytes < row.planned_bytes * (1 - EQUAL_TIME) for row in report.memory):
         yield "The simulation needs less where it does not use every version of the weights that the plan allows for."
     if any(stage.capacity_bytes is None for stage in report.stages):
         yield "Memory did not limit this plan, by request."
-    for row in report.memory[:FEW]:
+    for row in report.memory[:MAX_DESCRIBED]:
         if row.measured_peak_bytes is not None:
             yield f"Stage {row.stage + 1}: the measured peak is {show_size(row.measured_peak_bytes)}."
 
 
-def bounds(report: Report, source: Source) -> Iterator[str]:
+def bound_sentences(report: PlanReport, source: ReportSource) -> Iterator[str]:
     """The slowest resource, and those that come next."""
     rows = report.prediction["bounds"]
     if not rows:
@@ -197,16 +205,16 @@ def bounds(report: Report, source: Source) -> Iterator[str]:
     first = rows[0]
     if source.scenario.drains:
         yield "The parts of the time from one update to the next add up to the pace; the longest is:"
-        yield f"{capitalised(first.what)}, {time(first.seconds)} a minibatch ({first.share:.0%})."
+        yield f"{capitalised(first.what)}, {time_text(first.seconds)} a minibatch ({first.share:.0%})."
         return
-    yield f"The slowest is {first.what}: {time(first.seconds)} a minibatch, {first.share:.0%} of the pace."
+    yield f"The slowest is {first.what}: {time_text(first.seconds)} a minibatch, {first.share:.0%} of the pace."
     for row in rows[1:3]:
-        yield f"Next comes {row.what}, {time(row.seconds)} ({row.share:.0%})."
-    if len(rows) == bound_list.MOST:
-        yield f"The {bound_list.MOST} busiest are listed."
+        yield f"Next comes {row.what}, {time_text(row.seconds)} ({row.share:.0%})."
+    if len(rows) == bound_list.MAX_BOUNDS:
+        yield f"The {bound_list.MAX_BOUNDS} busiest are listed."
 
 
-def links(report: Report, source: Source) -> Iterator[str]:
+def link_sentences(report: PlanReport, source: ReportSource) -> Iterator[str]:
     """The busiest link, and the origin and completeness of the list."""
     if not report.links:
         yield "Nothing is sent between workers."
@@ -220,11 +228,11 @@ def links(report: Report, source: Source) -> Iterator[str]:
         yield "For network cards this is the average load of all traffic; for the other links it was simulated."
     if source.known is None:
         yield "Network cards are left out, because the profile is not available."
-    if len(report.links) == link_list.MOST:
-        yield f"The {link_list.MOST} busiest are listed."
+    if len(report.links) == link_list.MAX_LINKS:
+        yield f"The {link_list.MAX_LINKS} busiest are listed."
 
 
-def compared(report: Report, second: Alternatives | None) -> Iterator[str]:
+def comparison_sentences(report: PlanReport, second: Alternatives | None) -> Iterator[str]:
     """How many times faster the plan is than each alternative."""
     for row in report.comparisons[1:]:
         if row.name != "runner-up":
@@ -248,12 +256,12 @@ def _comparison_sentence(row: Comparison) -> str:
     if row.gain is None:
         return f"{capitalised(name)}: {row.remark or 'there is none'}."
     if row.remark.startswith("does not fit"):
-        return f"{capitalised(name)} {row.remark}; it would take {time(row.minibatch_s or 0.0)} a minibatch."
+        return f"{capitalised(name)} {row.remark}; it would take {time_text(row.minibatch_s or 0.0)} a minibatch."
     gain = "As fast" if abs(row.gain - 1) <= TOLERANCE else f"{row.gain:.2f} times as fast"
     return f"{gain} as {name}{f': {row.remark}' if row.remark else ''}."
 
 
-def scaling(report: Report) -> Iterator[str]:
+def scaling_sentences(report: PlanReport) -> Iterator[str]:
     """The pace on clusters of other sizes."""
     if report.scaling is None:
         yield "Plans for other sizes of the cluster were not searched for; `pipeplan report --thorough` does."
@@ -272,7 +280,7 @@ def scaling(report: Report) -> Iterator[str]:
             yield f"On {count} the best plan ({points['config'][at]}) is {times} as this one."
 
 
-def measured(report: Report, run: MeasuredRun | None) -> Iterator[str]:
+def run_sentences(report: PlanReport, run: MeasuredRun | None) -> Iterator[str]:
     """The run, compared with the prediction."""
     if report.measured is None:
         yield "No run is shown: `pipeplan report PLAN RUN` puts one beside the prediction."
@@ -286,7 +294,7 @@ def measured(report: Report, run: MeasuredRun | None) -> Iterator[str]:
         yield (
             f"Measured over {figures['minibatches']} minibatches: "
             f"{show_pace(figures['minibatches_per_s'])} minibatches/s, "
-            f"{time(figures['minibatch_s'])} each{share}{fill}."
+            f"{time_text(figures['minibatch_s'])} each{share}{fill}."
         )
     if figures["cause"]:
         yield f"First cause of the difference: {figures['cause']}."

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.utils.flop_counter import conv_flop_count
 
-from pipeplan.profiler.estimate.work import Transformed, Work, arithmetic, size_of
+from pipeplan.profiler.estimate.work import TransformedWork, Work, arithmetic_of, bytes_of
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Convolution:
         self.plain = not transposed and groups == 1 and set(stride) == {1} and set(dilation) == {1}
         self.flops = float(conv_flop_count(list(x.shape), list(weight.shape), list(out.shape), transposed=transposed))
         self.inputs, self.outputs = x.shape[1] // groups, out.shape[1] // groups
-        self.bytes = size_of(x) + size_of(weight) + size_of(out)
-        self.converted_bytes = 2 * sum(size_of(tensor) for tensor in (x, out) if not _channels_last(tensor))
+        self.bytes = bytes_of(x) + bytes_of(weight) + bytes_of(out)
+        self.converted_bytes = 2 * sum(bytes_of(tensor) for tensor in (x, out) if not _channels_last(tensor))
 
     def forward(self, *, bias: bool) -> list[Work]:
         """The work of the convolution and of adding a bias, which is a kernel of its own."""
-        added = [Work("elementwise", arithmetic(self.x), bytes=2 * size_of(self.out))] if bias else []
+        added = [Work("elementwise", arithmetic_of(self.x), bytes=2 * bytes_of(self.out))] if bias else []
         return [self._product("convolution", self.outputs, _positions(self.out)), *added]
 
     def backward(self, wanted: Sequence[bool]) -> list[Work]:
@@ -68,7 +68,7 @@ class Convolution:
             filters = self.inputs * math.prod(self.weight.shape[2:])
             works.append(self._product("weight_gradient", self.outputs, filters))
         if by_bias:
-            works.append(Work("elementwise", arithmetic(self.x), bytes=size_of(self.out)))
+            works.append(Work("elementwise", arithmetic_of(self.x), bytes=bytes_of(self.out)))
         return works
 
     def _product(self, kind: str, rows: int, columns: int) -> Work:
@@ -77,7 +77,7 @@ class Convolution:
         sides = None if depthwise else (rows, columns)
         return Work(
             kind,
-            arithmetic(self.x),
+            arithmetic_of(self.x),
             self.flops,
             self.bytes,
             sides,
@@ -85,7 +85,7 @@ class Convolution:
             transformed=self._transformed(kind, rows),
         )
 
-    def _transformed(self, kind: str, rows: int) -> Transformed | None:
+    def _transformed(self, kind: str, rows: int) -> TransformedWork | None:
         side = self.weight.shape[-1]
         square = self.weight.ndim == 4 and self.weight.shape[-2] == side
         algorithm = _algorithm(side) if self.plain and square else None
@@ -93,9 +93,9 @@ class Convolution:
             return None
         tiles = self.out.shape[0] * math.prod(math.ceil(size / algorithm.outputs) for size in self.out.shape[2:])
         transformed_bytes = float(algorithm.numbers * tiles * (self.inputs + self.outputs) * self.x.element_size())
-        return Transformed(
+        return TransformedWork(
             flops=float(algorithm.flops * tiles * self.inputs * self.outputs),
-            bytes=size_of(self.x) + size_of(self.out) + 2 * transformed_bytes,
+            bytes=bytes_of(self.x) + bytes_of(self.out) + 2 * transformed_bytes,
             workspace_bytes=transformed_bytes,
             sides=(rows, self.inputs if kind == "weight_gradient" else tiles),
         )

@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only, tree_unflatten
 
-from pipeplan.profiler.estimate.fused_ops import AsOnGPU
+from pipeplan.profiler.estimate.fused_ops import FusedOperators
 from pipeplan.profiler.estimate.operators import works_of
-from pipeplan.profiler.estimate.work import Work, size_of
+from pipeplan.profiler.estimate.work import Work, bytes_of
 from pipeplan.profiler.memory import SavedBytes
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Batch
@@ -31,7 +31,7 @@ _LAYER = "pipeplan_layer"
 
 
 @dataclass
-class Counts:
+class WorkCounts:
     """Work of the layers of a model for one minibatch, and the bytes that they save, by layer."""
 
     forward: dict[str, list[Work]] = field(default_factory=lambda: defaultdict(list))
@@ -43,7 +43,7 @@ class Counts:
     """Opaque layers, which the trace does not look into: only their inputs and outputs are known."""
 
 
-def count(traced: TracedModel, batch: Batch, loss: Callable[[Any, Any], Tensor]) -> Counts:
+def count_work(traced: TracedModel, batch: Batch, loss: Callable[[Any, Any], Tensor]) -> WorkCounts:
     """Count the work of one forward and backward pass over a minibatch."""
     return _Pass(traced, batch, loss).run()
 
@@ -51,7 +51,7 @@ def count(traced: TracedModel, batch: Batch, loss: Callable[[Any, Any], Tensor])
 class _WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Charges the work of every operator to the layer that runs forwards, or whose gradients are computed."""
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: WorkCounts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.counts = counts
         self.layer = ""
@@ -84,15 +84,15 @@ class _Pass:
         self.graph = traced.graph_module.graph
         self.values: dict[fx.Node, Any] = {}
         self.state: dict[int, Tensor] = {}
-        self.counts = Counts()
+        self.counts = WorkCounts()
         self.layer_of = _layer_of_nodes(traced)
 
-    def run(self) -> Counts:
+    def run(self) -> WorkCounts:
         counter = _WorkCounter(self.counts)
         with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
             self._set_inputs()
             saved = SavedBytes([value for value in self.values.values() if isinstance(value, Tensor)])
-            with counter, AsOnGPU(counter.note), autocast(self.traced.autocast, CPU):
+            with counter, FusedOperators(counter.note), autocast(self.traced.autocast, CPU):
                 for node in self.graph.nodes:
                     if node.op == "call_function":
                         self._call(node, counter, saved)
@@ -130,7 +130,7 @@ class _Pass:
             self.values[node] = node.target(*args, **kwargs)
         _mark(self.values[node], counter.layer)
         if isinstance(node.target, OpaqueCall):
-            moved = size_of(args, kwargs, self.values[node])
+            moved = bytes_of(args, kwargs, self.values[node])
             self.counts.unseen.append(counter.layer)
             self.counts.forward[counter.layer].append(Work("elementwise", "float32", bytes=moved))
             self.counts.backward[counter.layer].append(Work("elementwise", "float32", bytes=2 * moved))

@@ -18,7 +18,7 @@ META = "meta"
 
 
 @dataclass(frozen=True)
-class Built:
+class TracedJob:
     """A traced model, and its job with the author's own inputs and data."""
 
     job: Job
@@ -27,18 +27,18 @@ class Built:
     """A remark on how the model was built; may be empty."""
 
 
-def build(ref: str, seed: int, minibatch: int | None, granularity: str) -> Built:
+def trace_for_estimate(ref: str, seed: int, minibatch: int | None, granularity: str) -> TracedJob:
     """Trace the model that `ref` names. Raises `LaunchError` if it can be built neither on meta nor on the CPU."""
     try:
         job = load_job(ref, seed, device=META)
         _move_to_meta(job.model)
-        return Built(job, trace_job(without_data(job), minibatch or job.minibatch, granularity), "")
+        return TracedJob(job, trace_job(without_data(job), minibatch or job.minibatch, granularity), "")
     except LaunchError as error:
         reason = str(error)
     # The model may need real tensors. If it does not work with them either, that error is the one to report.
     job = load_job(ref, seed)
     traced = trace_job(job, minibatch or job.minibatch, granularity)
-    return Built(
+    return TracedJob(
         job, traced, f"built on the CPU with all its data, because it cannot be built on the meta device: {reason}"
     )
 

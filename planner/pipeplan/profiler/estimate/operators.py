@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from pipeplan.profiler.estimate.convolutions import Convolution
-from pipeplan.profiler.estimate.work import Work, arithmetic, size_of, tensors
+from pipeplan.profiler.estimate.work import Work, arithmetic_of, bytes_of, tensors_in
 
 aten = torch.ops.aten
 
@@ -27,7 +27,7 @@ def works_of(func: Any, args: Any, kwargs: Any, out: Any) -> list[Work]:
     """The work of one call of an operator. Views and allocations have none."""
     packet = func.overloadpacket
     name = packet.__name__
-    if name in _ALLOCATE or _is_view(func) or not tensors(out):
+    if name in _ALLOCATE or _is_view(func) or not tensors_in(out):
         return []
     special = _SPECIAL.get(packet)
     if special is not None:
@@ -36,7 +36,7 @@ def works_of(func: Any, args: Any, kwargs: Any, out: Any) -> list[Work]:
         return [_product(packet, args, kwargs, out)]
     kind = next((kind for word, kind in _KIND_BY_WORD if word in name), "elementwise")
     inputs = args[1:] if name in _OVERWRITE else args
-    return [Work(kind, arithmetic(args, out), bytes=size_of(inputs, kwargs) + size_of(out))]
+    return [Work(kind, arithmetic_of(args, out), bytes=bytes_of(inputs, kwargs) + bytes_of(out))]
 
 
 def _is_view(func: Any) -> bool:
@@ -47,8 +47,8 @@ def _is_view(func: Any) -> bool:
 
 def _product(packet: Any, args: Any, kwargs: Any, out: Any) -> Work:
     flops = float(flop_registry[packet](*args, **kwargs, out_val=out))
-    product = tensors(out)[0]
-    return Work("matmul", arithmetic(product), flops, size_of(args, out), (product.shape[-2], product.shape[-1]))
+    product = tensors_in(out)[0]
+    return Work("matmul", arithmetic_of(product), flops, bytes_of(args, out), (product.shape[-2], product.shape[-1]))
 
 
 def _convolve(args: Any, kwargs: Any, out: Any) -> list[Work]:
@@ -64,28 +64,28 @@ def _convolve_backward(args: Any, kwargs: Any, out: Any) -> list[Work]:
 
 
 def _look_up(args: Any, kwargs: Any, out: Any) -> list[Work]:
-    return [Work("embedding", arithmetic(out), bytes=size_of(args[1]) + 2 * size_of(out))]
+    return [Work("embedding", arithmetic_of(out), bytes=bytes_of(args[1]) + 2 * bytes_of(out))]
 
 
 def _look_up_backward(args: Any, kwargs: Any, out: Any) -> list[Work]:
     gradient, indices = args[:2]
     # All rows are set to 0. Those that were looked up are read, added to and written.
-    cleared = Work("elementwise", arithmetic(out), bytes=size_of(out))
-    return [cleared, Work("embedding", arithmetic(out), bytes=size_of(indices) + 3 * size_of(gradient))]
+    cleared = Work("elementwise", arithmetic_of(out), bytes=bytes_of(out))
+    return [cleared, Work("embedding", arithmetic_of(out), bytes=bytes_of(indices) + 3 * bytes_of(gradient))]
 
 
 def _pool_backward(args: Any, kwargs: Any, out: Any) -> list[Work]:
     # Forward saves the indices of the maxima, so backward does not read the input.
-    return [Work("pooling", arithmetic(out), bytes=size_of(args[0], args[-1], out))]
+    return [Work("pooling", arithmetic_of(out), bytes=bytes_of(args[0], args[-1], out))]
 
 
 def _normalise(args: Any, kwargs: Any, out: Any) -> list[Work]:
     # The input is read twice: once for its statistics, and once to be normalised.
-    return [Work("normalisation", arithmetic(args[0]), bytes=size_of(args, out) + size_of(args[0]))]
+    return [Work("normalisation", arithmetic_of(args[0]), bytes=bytes_of(args, out) + bytes_of(args[0]))]
 
 
 def _normalise_backward(args: Any, kwargs: Any, out: Any) -> list[Work]:
-    return [Work("normalisation", arithmetic(args[0]), bytes=size_of(args, out) + size_of(args[0], args[1]))]
+    return [Work("normalisation", arithmetic_of(args[0]), bytes=bytes_of(args, out) + bytes_of(args[0], args[1]))]
 
 
 _SPECIAL: dict[Any, Callable[[Any, Any, Any], list[Work]]] = {

@@ -12,28 +12,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pipeplan.cluster_data.devices import DeviceModel
-from pipeplan.profiler.estimate.work import Transformed, Work
+from pipeplan.profiler.estimate.work import TransformedWork, Work
 
 
-def total(works: Iterable[Work], device: DeviceModel) -> float:
+def total_seconds(works: Iterable[Work], device: DeviceModel) -> float:
     """Time of operators that run one after another, in seconds."""
-    return sum(seconds(work, device) for work in works)
+    return sum(operator_seconds(work, device) for work in works)
 
 
-def seconds(work: Work, device: DeviceModel) -> float:
+def operator_seconds(work: Work, device: DeviceModel) -> float:
     """Time of one operator, in seconds."""
     arithmetic = _usable_arithmetic(work, device)
     share = device.shares[work.kind]
     peak = device.peaks[arithmetic] * share.compute
     rate = device.bandwidth * share.memory
     elementwise = device.bandwidth * device.shares["elementwise"].memory
-    direct = max(work.flops * padding(work.sides, device.tile) / peak, work.bytes / rate)
+    direct = max(work.flops * tile_padding(work.sides, device.tile) / peak, work.bytes / rate)
     if arithmetic in device.channels_last:
         direct += work.converted_bytes / elementwise
     best, transformed = direct, work.transformed
     if transformed is not None and _has_transforms(transformed, arithmetic, device):
         # The steps are separate kernels, so their times add up. The transforms are elementwise.
-        compute_s = transformed.flops * padding(transformed.sides, device.tile) / peak
+        compute_s = transformed.flops * tile_padding(transformed.sides, device.tile) / peak
         best = min(direct, compute_s + transformed.bytes / elementwise)
     return work.kernels * device.kernel_s + best
 
@@ -46,14 +46,14 @@ def _usable_arithmetic(work: Work, device: DeviceModel) -> str:
     return wanted if wanted in device.peaks else "float32"
 
 
-def _has_transforms(transformed: Transformed, arithmetic: str, device: DeviceModel) -> bool:
+def _has_transforms(transformed: TransformedWork, arithmetic: str, device: DeviceModel) -> bool:
     limits = device.transforms
     if limits is None or limits.arithmetic != arithmetic:
         return False
     return transformed.workspace_bytes <= limits.workspace_bytes
 
 
-def padding(sides: tuple[int, int] | None, tile: tuple[int, int]) -> float:
+def tile_padding(sides: tuple[int, int] | None, tile: tuple[int, int]) -> float:
     """Computed elements divided by wanted elements, with the tile in the orientation that wastes less."""
     if sides is None:
         return 1.0

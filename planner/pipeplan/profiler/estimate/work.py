@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 
 @dataclass(frozen=True)
-class Transformed:
+class TransformedWork:
     """A convolution as products of transformed tiles.
 
     It runs in three steps, each with kernels of its own: transform both tensors, multiply, transform back.
@@ -48,7 +48,7 @@ class Work:
     """Number of kernels that run one after another."""
     converted_bytes: float = 0.0
     """Bytes read and written to convert tensors to channels last, for arithmetic that needs this layout."""
-    transformed: Transformed | None = None
+    transformed: TransformedWork | None = None
     """The same work by another algorithm, which may be faster on a device that has it."""
 
 
@@ -60,25 +60,25 @@ _NAMES = {
 }
 
 
-def size_of(*values: Any) -> float:
+def bytes_of(*values: Any) -> float:
     """Bytes of all tensors in nested values. An expanded tensor counts with the size of its storage."""
-    return float(sum(min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in tensors(values)))
+    return float(sum(min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in tensors_in(values)))
 
 
-def tensors(values: Any) -> list[Tensor]:
+def tensors_in(values: Any) -> list[Tensor]:
     """All tensors in nested values."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def arithmetic(*values: Any) -> str:
+def arithmetic_of(*values: Any) -> str:
     """Name of the type that an operator computes in: that of the first floating-point tensor, else float32."""
-    for tensor in tensors(values):
+    for tensor in tensors_in(values):
         if tensor.is_floating_point():
             return _NAMES.get(tensor.dtype, "float32")
     return "float32"
 
 
-def cast(tensor: Tensor) -> Tensor:
+def autocast_tensor(tensor: Tensor) -> Tensor:
     """The tensor as autocast would pass it to an operator that runs in the smaller type."""
     if torch.is_autocast_enabled("cpu") and tensor.dtype == torch.float32:
         return tensor.to(torch.get_autocast_dtype("cpu"))
