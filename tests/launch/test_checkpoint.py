@@ -204,7 +204,7 @@ def test_files_that_were_exchanged_are_noticed(tmp_path: Path) -> None:
     (first,), (second,) = one.glob("*.distcp"), two.glob("*.distcp")
     assert first.stat().st_size == second.stat().st_size
     second.write_bytes(first.read_bytes())
-    with pytest.raises(LaunchError, match=r"does not hold what was written for .*: it was damaged or exchanged"):
+    with pytest.raises(LaunchError, match=r"does not hold the values written for .*: it was damaged or exchanged"):
         model_of(latest(tmp_path))
 
 
@@ -264,7 +264,7 @@ def test_a_manifest_that_calls_a_tensor_what_it_is_not(tmp_path: Path, caplog: p
     for change, message in (
         ({"dtype": "load"}, "there is no dtype 'load'"),
         ({"dtype": "quint8"}, "there is no dtype 'quint8'"),
-        ({"dtype": "float64"}, "does not hold what was written|mismatch|reading"),
+        ({"dtype": "float64"}, "does not hold the values written|mismatch|reading"),
         ({"shape": [10**9, 10**9]}, "does not fit into the file"),
         ({"shape": [3, 300]}, "reading .* failed|does not hold"),
         ({"file": "../../x"}, "does not fit into the file"),

@@ -142,7 +142,7 @@ def test_the_stages_of_another_cut_take_it(tmp_path: Path, name: str) -> None:
         ("none", "model.pt", "none is neither a checkpoint nor a run folder"),
         ("run", "no/model.pt", r"writing .*no/model\.pt failed: No such file or directory"),
         ("run", "run", "run is a folder: name the file to write"),
-        ("nameless", "model.pt", "does not say what the model's state_dict holds: it cannot be exported"),
+        ("nameless", "model.pt", "does not list the names of the model's state_dict: it cannot be exported"),
         ("partial", "model.pt", "has no 'model.absent'"),
     ],
     ids=str,

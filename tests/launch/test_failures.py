@@ -99,7 +99,7 @@ def test_a_run_folder_is_not_run_into_twice(tmp_path: Path) -> None:
     assert ended.statuses == [2]
     assert "already holds a run" in ended.err
     ended = run_plan(tmp_path, [*arguments, "--resume", "--seed", "3"], Toy(), 1)
-    assert "was begun with --seed 0" in ended.err
+    assert "has --seed 0: resume with the same" in ended.err
 
 
 def test_another_model_is_refused_on_resume(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def _stop_when_under_way(folder: Path, metrics: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"resume_from": "RUN", "seed": 3}, "was begun with --seed 0"),
+        ({"resume_from": "RUN", "seed": 3}, "has --seed 0: resume with the same"),
         ({"resume_from": "NONE"}, "neither a checkpoint nor a run folder with a complete one"),
         ({"weights": "NONE"}, "neither a checkpoint nor a run folder with a complete one"),
         ({"resume_from": "RUN", "resume": True}, "--resume and --resume-from exclude each other"),

@@ -44,9 +44,9 @@ def test_files_to_copy_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("arguments", "message"),
     [
         (["--env", "1=2"], "--env takes NAME or NAME=VALUE, not '1=2'"),
-        (["--env", "NONE"], "--env NONE: it is not set here"),
+        (["--env", "NONE"], "--env NONE: this variable is not set here"),
         (["--with", "/no/where"], "--with /no/where: there is no such file or folder"),
-        (["--with", "/"], "--with names what to copy besides the plan: add --copy"),
+        (["--with", "/"], "--with names a file to copy besides the plan: add --copy"),
         (["--epochs", "3", "--hosts"], "--hosts needs a value"),
         (["--grace", "0"], "--grace takes a number of seconds, not '0'"),
         (["--port", "ssh"], "the port must be a number, not 'ssh'"),

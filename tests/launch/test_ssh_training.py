@@ -88,7 +88,9 @@ def test_the_first_host_is_reached_where_ssh_reached_it(launch: Launch, addresse
 
 
 def test_a_loopback_address_is_no_meeting_point_for_other_machines(launch: Launch) -> None:
-    with pytest.raises(LaunchError, match=r"a is reached as 127\.0\.0\.1, where b cannot reach it: give its --address"):
+    with pytest.raises(
+        LaunchError, match=r"ssh reaches a at 127\.0\.0\.1, where b cannot reach it: give its --address"
+    ):
         ssh_check._address_of_first(launch, ["127.0.0.1", "10.0.0.2"])
 
 

@@ -441,7 +441,7 @@ def test_the_command_refuses_in_one_line(run: Run) -> None:
     done = run("check")
     assert done.code == 2
     assert "pace: wrong" in done.out
-    assert done.err.startswith("error: plan/plan.json does not hold: pace: ")
+    assert done.err.startswith("error: plan/plan.json is wrong: pace: ")
     assert len(done.err.splitlines()) == 1
     assert json.loads(run("check", "--json").out)[2]["holds"] is False
     Path("other.json").write_text(Path("profile.json").read_text().replace("small", "other"))

@@ -81,7 +81,8 @@ def test_of_several_runs_of_a_plan_the_median_counts(run: Call, plan_folder: Pat
 
 def test_a_run_that_others_disturbed_is_called_so(run: Call, plan_folder: Path) -> None:
     write_run(plan_folder, "one", summary_of(plan_folder, 0.8, [MEASURED[0] | {"core_wait_s": 0.078}, MEASURED[1]]))
-    assert "note: a worker of run one waited for a core 10% of its time: others used it" in run("calibrate", "plan").err
+    note = "note: a worker of run one waited for a core 10% of its time: other programs used the machine"
+    assert note in run("calibrate", "plan").err
 
 
 def test_a_run_in_which_stages_mostly_waited_is_called_so(run: Call, plan_folder: Path) -> None:

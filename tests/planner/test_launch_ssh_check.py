@@ -172,7 +172,7 @@ def test_another_plan_is_refused(plan: Path) -> None:
     stage = plan / "stages" / "stage-0.json"
     stage.write_text(stage.read_text().replace('"plan": "sha256:', '"plan": "sha256:0'))
     script = start(plan)
-    assert script.communicate(timeout=60)[1].startswith(f"error: the plan in {plan} is another one by now: render ")
+    assert script.communicate(timeout=60)[1].startswith(f"error: the plan in {plan} is not the one that this file ")
     assert script.returncode == 2
 
 

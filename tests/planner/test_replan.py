@@ -274,7 +274,7 @@ def test_a_damaged_plan_is_no_plan_to_begin_with(run: Run) -> None:
     document = _solve(run, "--stages", "2")
     document["plan"]["stages"][0]["workers"] = [77]
     Path("plan/plan.json").write_text(json.dumps(document))
-    assert "no plan to begin with: the plan uses worker 77" in _refused(run, "--lost", "server0")
+    assert "cannot be replanned: the plan uses worker 77" in _refused(run, "--lost", "server0")
     document["plan"]["stages"][0] |= {"workers": [0], "layers": ["l0"]}
     Path("plan/plan.json").write_text(json.dumps(document))
     assert "in the profile but not the plan" in _refused(run, "--lost", "server0")

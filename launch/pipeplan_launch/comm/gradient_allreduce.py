@@ -193,7 +193,9 @@ class GradientReducer:
             _check_dense(name, gradient)
         if name in bucket.filled:
             if bucket.index < self._next or gradient is None:
-                raise LaunchError(f"one backward made the gradient of {name!r} twice, the second time too late")
+                raise LaunchError(
+                    f"one backward pass computed the gradient of {name!r} twice, the second time too late"
+                )
             view.add_(gradient, alpha=share * scale)
             return
         if total is None:

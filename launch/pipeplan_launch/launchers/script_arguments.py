@@ -1,6 +1,6 @@
 """The command line of a module that a rendered script calls: facts of the plan, `--`, and the user's arguments.
 
-Does the plan folder still hold the plan that a launch script was rendered for?
+`check_digest` refuses a plan folder that no longer holds the plan that the script was rendered for.
 """
 
 from __future__ import annotations
@@ -31,6 +31,6 @@ def check_digest(plan_folder: str, digest: str, kind: str) -> None:
         same = False
     if not same:
         raise LaunchError(
-            f"the plan in {plan_folder} is another one by now: render this file again, with pipeplan render {kind} "
+            f"the plan in {plan_folder} is not the one that this file was rendered for: run pipeplan render {kind} "
             "--force"
         )

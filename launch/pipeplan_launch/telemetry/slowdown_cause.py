@@ -1,6 +1,6 @@
 """The main cause of the difference between a run's predicted and measured pace, as a sentence.
 
-`whatif.attribute` finds the cause from the run's summary. If no stage is busy in most of the difference, the stages
+`pace_model.attribute` finds the cause from the run's summary. If no stage is busy in most of the difference, the stages
 wait for each other or for a link.
 """
 
