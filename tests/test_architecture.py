@@ -6,7 +6,7 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -17,68 +17,77 @@ from pipeplan.util import graph
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"pipeplan": ROOT / "planner" / "pipeplan", "pipeplan_launch": ROOT / "launch" / "pipeplan_launch"}
 
-# The planner from the bottom up, by the first part of the name after `pipeplan.`: imports go to the same row or up this
-# list, never down it.
+# The rooms of each package from the bottom up: a room imports only itself and rooms of rows before its own. A room is a
+# folder of the package or a module beside the folders.
 PLANNER = (
-    {"", "_version", "errors", "interrupts", "resources", "schedules", "suggest", "text"},
-    {"files", "graph", "units"},
-    {
-        *("profile_data", "profile_diff", "profile_layers", "rescale", "cluster_data"),
-        *("cost", "measured"),
-    },
-    {"plan"},
-    {
-        *("alter", "bundled_profiles", "cluster_edit", "cluster_file", "cluster_json", "cluster_write", "devices"),
-        *("hardware", "importers", "linkfit", "links", "local", "problem", "stored"),
-    },
-    {"awaited", "batch", "cuts", "grid", "stages", "contention", "layouts"},
-    {"check", "evaluate", "held", "simulation"},
-    {"solvers", "baselines", "improve"},
-    {"diagnose", "quick", "single", "verdict"},
-    {"solving"},
-    {"auto", "fewest", "sized"},
-    {"rendering", "show"},
-    {"emulate", "explain", "exports", "picture", "sweep"},
-    {"calibrate", "doctor", "init", "posing", "replan", "report"},
-    {"api"},
-    {"cli", "__main__"},
+    {"_version", "errors"},
+    {"util"},
+    {"plan", "profile_data", "run_data"},
+    {"cluster_data"},
+    {"checker", "problem", "profiler"},
+    {"cost"},
+    {"calibration", "link_fit", "simulation", "solvers"},
+    {"importers", "planning", "replay"},
+    {"first_steps", "rendering"},
+    {"drawing", "exports"},
+    {"explanation", "from_options", "sweeps"},
+    {"api", "replanning", "report"},
+    {"cli"},
+    {"__main__"},
 )
-# Beside that list: it measures, and so it needs torch and the executor's tracer.
-PROFILER = "pipeplan.profiler"
-PROFILER_MAY_IMPORT = {"_version", "devices", "errors", "profile_data", "profile_layers", "profiler", "units"}
+EXECUTOR = (
+    {"allocator", "child_processes", "errors", "torch_check"},
+    {"files", "job", "launchers", "plan", "rank_mapping", "selftest"},
+    {"comm", "command_line", "models", "telemetry", "tracing"},
+    {"checkpoint", "elastic"},
+    {"export", "link_benchmark", "preflight", "runtime", "worker_monitor"},
+    {"torchrun", "worker"},
+    {"__main__"},
+    {"emulation"},
+)
+ROW = {
+    f"{package}.{room}": number
+    for package, rows in (("pipeplan", PLANNER), ("pipeplan_launch", EXECUTOR))
+    for number, row in enumerate(rows)
+    for room in row
+}
 
-# What the checker of plans may use: readers of files, and nothing that plans or costs.
-CHECK_MAY_IMPORT = {"check", "cluster_data", "cluster_json", "errors", "files", "profile_data", "text", "units"}
+PROFILER = "pipeplan.profiler"
+"""The only room of the planner that needs torch: it measures models with the executor's tracer."""
+
+CHECKER_MAY_IMPORT = {"checker", "cluster_data", "errors", "profile_data", "util"}
+"""The checker of plans may use readers of files, and nothing that plans or costs."""
+
+MOST_FILES = 26
+"""Files in one folder: beyond that, it holds more than one kind of thing."""
 
 TORCH_FREE_LAUNCH = (
-    "arguments",
-    "averaging",
-    "beginning",
-    "causes",
-    "children",
-    "config",
-    "emulation.network",
-    "emulation.stage",
+    "child_processes",
+    "command_line",
+    "elastic.restart_state",
+    "elastic.signals",
+    "emulation.network_namespaces",
     "errors",
-    "fields",
-    "interrupt",
+    "job.bundled_models",
     "launchers.host_supervisor",
     "launchers.slurm",
     "launchers.ssh",
-    "linkprobe.settings",
-    "linkprobe.turns",
-    "manifest",
-    "manifest_reader",
-    "models",
+    "link_benchmark.config",
+    "link_benchmark.pair_schedule",
+    "checkpoint.manifest",
+    "plan.averaging_options",
+    "plan.json_fields",
+    "plan.launch_plan",
+    "plan.schedule",
+    "plan.schedule_check",
+    "plan.sleeping_stage_spec",
     "preflight",
-    "replay",
-    "restarts",
-    "runfolder",
-    "schedule",
     "selftest",
-    "whatif",
-    "timeline",
-    "torch_here",
+    "telemetry.pace_model",
+    "telemetry.run_folder",
+    "telemetry.slowdown_cause",
+    "telemetry.timeline",
+    "torch_check",
 )
 
 
@@ -139,9 +148,14 @@ def package_of(name: str) -> str:
     return name.partition(".")[0]
 
 
-def part_of(module: str) -> str:
-    """`solvers` of `pipeplan.solvers.dp.dynamic_program`, the empty name for the package itself."""
-    return [*module.split("."), ""][1]
+def room_of(module: str) -> str:
+    """`pipeplan.solvers` of `pipeplan.solvers.dp.labels`, and `pipeplan` of the package itself."""
+    return ".".join(module.split(".")[:2])
+
+
+def rooms_of(names: Iterable[str], package: str = "pipeplan") -> set[str]:
+    """The rooms of the modules in `names` that belong to a package, without the package's name."""
+    return {room_of(name).partition(".")[2] for name in names if package_of(name) == package}
 
 
 def of_package(package: str) -> list[str]:
@@ -153,97 +167,111 @@ def test_the_executor_never_imports_the_planner(module: str) -> None:
     assert not [name for name in imported(module) if package_of(name) == "pipeplan"]
 
 
-def test_only_profiling_the_list_of_models_and_the_replay_import_the_executor() -> None:
-    users = {
-        module
-        for module in of_package("pipeplan")
-        if any(package_of(name) == "pipeplan_launch" for name in imported(module))
-    }
-    allowed = {"pipeplan.cli.profile.measure", "pipeplan.cli.profile.links", "pipeplan.cli.models"}
-    others = {module for module in users - allowed if not module.startswith(PROFILER)}
-    assert {part_of(module) for module in others} == {"emulate", "simulation"}
-    theirs = {
-        part: {name for module in others if part_of(module) == part for name in imported(module)}
-        & {name for name in modules() if package_of(name) == "pipeplan_launch"}
-        for part in ("emulate", "simulation")
-    }
-    assert theirs["simulation"] == {"pipeplan_launch.plan.schedule"}, "what is replayed is what runs, and nothing else"
-    started_and_compared = {"pipeplan_launch.emulation.network_namespaces", "pipeplan_launch.telemetry.pace_model"}
-    assert theirs["emulate"] == started_and_compared, "all else of a replay runs in processes of its own"
+FACES = ("pipeplan", "pipeplan_launch")
+"""The packages themselves, whose names are looked up on first access in the rooms at the top."""
 
 
-def test_only_profiling_imports_torch() -> None:
-    users = {module for module in of_package("pipeplan") if "torch" in map(package_of, imported(module))}
-    assert not {module for module in users if not module.startswith(PROFILER)}
-
-
-# The face of the package hands out the names of its top, when asked for one.
-PLANNING = [name for name in of_package("pipeplan") if not name.startswith(PROFILER) and name != "pipeplan"]
-
-
-def test_the_face_of_the_package_imports_nothing_before_it_is_asked() -> None:
-    assert [name for name in imported("pipeplan", at_import=True) if package_of(name) == "pipeplan"] == [
-        "pipeplan._version"
-    ]
-    ours = {name for name in imported("pipeplan") if package_of(name) == "pipeplan"}
-    assert ours == {"pipeplan._version", "pipeplan.api"}
-
-
-@pytest.mark.parametrize("module", PLANNING)
-def test_the_arrows_of_the_planner_point_one_way(module: str) -> None:
-    row = {name: number for number, names in enumerate(PLANNER) for name in names}
-    assert part_of(module) in row, f"{module} has no place in PLANNER: say where it belongs"
-    ours = [name for name in imported(module) if package_of(name) == "pipeplan"]
-    for name in ours:
-        if name.startswith(PROFILER):
-            assert module in ("pipeplan.api", "pipeplan.cli.profile.links"), (
-                f"{module} imports {name}, which needs torch"
-            )
-        else:
-            assert row[part_of(name)] <= row[part_of(module)], f"{module} imports {name}: an arrow against the order"
-
-
-@pytest.mark.parametrize("module", [name for name in of_package("pipeplan") if name.startswith(PROFILER)])
-def test_the_profiler_uses_only_the_profile(module: str) -> None:
-    ours = [name for name in imported(module) if package_of(name) == "pipeplan"]
-    assert {part_of(name) for name in ours} <= PROFILER_MAY_IMPORT
-
-
-@pytest.mark.parametrize("module", [name for name in of_package("pipeplan") if part_of(name) == "solvers"])
-def test_solvers_neither_print_nor_write(module: str) -> None:
-    names = imported(module)
-    assert not {"click", "rich", "jinja2"} & {package_of(name) for name in names}
-    ours = {part_of(name) for name in names if package_of(name) == "pipeplan"}
-    assert not ours & {"cli", "files", "rendering", "show", "solving"}
-
-
-def test_the_two_solvers_share_no_search() -> None:
-    """Their agreement says nothing where they share code: formulas and the kinds of plan, but no cuts and no tables."""
-    by_program = brought_in("pipeplan.solvers.ilp.model") | brought_in("pipeplan.solvers.ilp.memory")
-    assert not by_program & {"pipeplan.problem.cuts", "pipeplan.solvers.dp.dynamic_program", "pipeplan.solvers.tables"}
-    by_search = brought_in("pipeplan.solvers.dp.dynamic_program")
-    assert not {name for name in by_search if name.startswith("pipeplan.solvers.ilp.integer_program")}
-    assert "pipeplan.cost.evaluate" not in by_search
-
-
-@pytest.mark.parametrize("module", [name for name in of_package("pipeplan") if part_of(name) == "check"])
-def test_what_checks_a_plan_shares_nothing_with_what_made_it(module: str) -> None:
-    ours = [name for name in imported(module) if package_of(name) == "pipeplan"]
-    assert {part_of(name) for name in ours} <= CHECK_MAY_IMPORT
-    planned = {"baselines", "cost", "cuts", "evaluate", "links", "plan", "problem", "solving", "solvers", "stages"}
-    assert not {part_of(name) for name in brought_in(module) if package_of(name) == "pipeplan"} & planned
-
-
-def test_only_the_command_line_prints() -> None:
-    users = {module for module in of_package("pipeplan") if "click" in map(package_of, imported(module))}
-    assert {part_of(module) for module in users} == {"cli"}
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_arrows_between_rooms_point_one_way(package: str) -> None:
+    upward = []
+    for module in of_package(package):
+        if module in FACES:
+            continue
+        assert room_of(module) in ROW, f"{module} is in no room that has a place in the order"
+        theirs = [name for name in imported(module) if package_of(name) == package and name not in FACES]
+        others = [name for name in theirs if room_of(name) != room_of(module)]
+        upward += [f"{module} imports {name}" for name in others if ROW[room_of(name)] >= ROW[room_of(module)]]
+    assert upward == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_import_goes_round_in_a_circle(package: str) -> None:
-    names = of_package(package)
-    arrows = [(name, other) for name in names for other in imported(name, at_import=True) if other in names]
-    assert graph.find_cycle(names, [(name, other) for name, other in arrows if name != other]) == []
+    names = [name for name in of_package(package) if name not in FACES]
+    arrows = [(name, other) for name in names for other in imported(name) if other in names and other != name]
+    assert graph.find_cycle(names, arrows) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_room_exists_and_says_what_is_in_it(package: str) -> None:
+    rooms = {room_of(name) for name in of_package(package)} - set(FACES)
+    assert {room for room in ROW if package_of(room) == package} == rooms
+    folders = [path for path in modules().values() if path.name == "__init__.py" and PACKAGES[package] in path.parents]
+    for path in folders:
+        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), f"{path} does not describe its folder"
+        assert len(list(path.parent.glob("*.py"))) <= MOST_FILES, f"{path.parent} holds more than one kind of thing"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_class_name_occurs_once_in_a_package(package: str) -> None:
+    classes: dict[str, list[str]] = {}
+    for module in of_package(package):
+        for node in ast.parse(modules()[module].read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append(module)
+    assert {name: places for name, places in classes.items() if len(places) > 1} == {}
+
+
+def test_only_some_rooms_of_the_planner_use_the_executor() -> None:
+    used: dict[str, set[str]] = {}
+    for module in of_package("pipeplan"):
+        theirs = {name for name in imported(module) if package_of(name) == "pipeplan_launch"}
+        if theirs and not module.startswith(PROFILER):
+            used.setdefault(room_of(module), set()).update(theirs)
+    assert set(used) == {"pipeplan.cli", "pipeplan.replay", "pipeplan.simulation"}
+    assert used["pipeplan.simulation"] == {"pipeplan_launch.plan.schedule"}, "what is simulated is what runs"
+    assert used["pipeplan.replay"] == {
+        "pipeplan_launch.emulation.network_namespaces",
+        "pipeplan_launch.telemetry.pace_model",
+    }, "a replay starts the executor as a process, and shares the attribution of what was measured"
+
+
+def test_only_the_profiler_imports_torch() -> None:
+    users = {module for module in of_package("pipeplan") if "torch" in map(package_of, imported(module))}
+    assert not {module for module in users if not module.startswith(PROFILER)}
+
+
+def test_only_two_modules_import_the_profiler() -> None:
+    users = {
+        module
+        for module in of_package("pipeplan")
+        if not module.startswith(PROFILER) and any(name.startswith(PROFILER) for name in imported(module))
+    }
+    measuring = {"pipeplan.cli.profile.measure", "pipeplan.cli.profile.links"}
+    assert users <= {"pipeplan.api", *measuring}
+
+
+def test_importing_the_package_imports_nothing_but_the_version() -> None:
+    first = {name for name in imported("pipeplan", at_import=True) if package_of(name) == "pipeplan"}
+    assert first <= {"pipeplan._version"}
+    assert {name for name in imported("pipeplan") if package_of(name) == "pipeplan"} == {*first, "pipeplan.api"}
+
+
+@pytest.mark.parametrize("module", [name for name in of_package("pipeplan") if room_of(name) == "pipeplan.solvers"])
+def test_solvers_neither_print_nor_write(module: str) -> None:
+    assert not {"click", "rich", "jinja2"} & {package_of(name) for name in imported(module)}
+    assert "pipeplan.util.files" not in imported(module)
+
+
+def test_the_two_solvers_share_no_search() -> None:
+    """Their agreement says nothing where they share code: formulas and the kinds of plan, but no cuts and no tables."""
+    by_program = brought_in("pipeplan.solvers.ilp.integer_program")
+    assert not {name for name in by_program if name.startswith("pipeplan.solvers.dp.")}
+    assert "pipeplan.problem.cuts" not in by_program
+    by_search = brought_in("pipeplan.solvers.dp.dynamic_program")
+    assert not {name for name in by_search if name.startswith("pipeplan.solvers.ilp")}
+    assert "pipeplan.cost.evaluate" not in by_search
+
+
+@pytest.mark.parametrize("module", [name for name in of_package("pipeplan") if room_of(name) == "pipeplan.checker"])
+def test_the_checker_shares_nothing_with_what_made_the_plan(module: str) -> None:
+    assert rooms_of(imported(module)) <= CHECKER_MAY_IMPORT
+    assert not rooms_of(brought_in(module)) & {"cost", "plan", "planning", "problem", "solvers"}
+    assert "pipeplan.cluster_data.links" not in brought_in(module)
+
+
+def test_only_the_command_line_prints() -> None:
+    users = {module for module in of_package("pipeplan") if "click" in map(package_of, imported(module))}
+    assert rooms_of(users) == {"cli"}
 
 
 @pytest.mark.parametrize("name", TORCH_FREE_LAUNCH)

@@ -20,6 +20,7 @@ from pipeplan_launch.elastic.signals import Interrupted, check_any_signal
 from pipeplan_launch.errors import LaunchError, PeerLost
 from pipeplan_launch.files import write_json
 from pipeplan_launch.job.callback_calls import CallbackList
+from pipeplan_launch.job.callbacks import accuracy_text
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.link_benchmark.link_check import check_planned_links
 from pipeplan_launch.plan.launch_plan import LaunchPlan, load_plan
@@ -32,7 +33,7 @@ from pipeplan_launch.runtime.run_start import RunStart
 from pipeplan_launch.runtime.stage_setup import RunOptions, WorkerStage
 from pipeplan_launch.telemetry import run_folder
 from pipeplan_launch.telemetry.memory import peak_resident_bytes, reset_peak, resident_bytes
-from pipeplan_launch.telemetry.progress import accuracy_text, print_status
+from pipeplan_launch.telemetry.progress import print_status
 from pipeplan_launch.telemetry.recorder import Recorder
 from pipeplan_launch.telemetry.summary import WorkerReport, summarise, summary_table
 

@@ -15,7 +15,7 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
@@ -23,7 +23,7 @@ from pipeplan.cluster_data.local import local_cluster
 from pipeplan.errors import DisagreementError, InfeasibleError, InputError, PipeplanError
 from pipeplan.exports import target as written
 from pipeplan.exports.target import export_target as target_of
-from pipeplan.from_options import build_problem
+from pipeplan.from_options import OptionKeywords, build_problem
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.fewest_workers import fewest_workers
 from pipeplan.planning.solve import Outcome, Settings
@@ -141,7 +141,7 @@ def solve(
     staleness: str = "any",
     target: str | None = None,
     fewest_workers_within: float | None = None,
-    **options: Any,
+    **options: Unpack[OptionKeywords],
 ) -> Outcome:
     """Find the best plan of a profile on a cluster, with its proof and its gain over data parallelism.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
@@ -17,6 +17,32 @@ from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
 
 AUTO: Literal["auto"] = "auto"
+
+
+class OptionKeywords(TypedDict, total=False):
+    """The fields of `Options` as keyword arguments of the Python API, for type checkers; all have defaults."""
+
+    inference: bool
+    overlap: float | None
+    """None: the default of the device, see `default_overlap`."""
+    memory: bool
+    stages: int | None
+    max_replicas: int | None
+    allow_copies: bool
+    schedule: str
+    """A schedule, or `auto` together with a global `batch`."""
+    accumulate: int | None
+    recompute: bool
+    contention: bool
+    boundary: str
+    max_stages: int | None
+    max_workers: int | None
+    pins: tuple[tuple[str, int], ...]
+    together: tuple[tuple[str, ...], ...]
+    no_cut_after: tuple[str, ...]
+    grid: bool
+
+
 FLAGS: Mapping[str, Mapping[str, Any]] = {
     "straight": {"max_replicas": 1, "allow_copies": False},
     "ignore_memory": {"memory": False},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import subprocess
@@ -14,6 +15,7 @@ from commandline import Run
 
 import pipeplan
 from pipeplan import api
+from pipeplan.from_options import OptionKeywords
 
 DP = ("--solver", "dp", "--no-certificate", "--no-write", "--json")
 
@@ -136,3 +138,8 @@ def test_asking_for_the_version_imports_nothing_else() -> None:
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         == "['pipeplan._version']\n"
     )
+
+
+def test_the_typed_keywords_are_the_options() -> None:
+    fields = {field.name for field in dataclasses.fields(pipeplan.Options)}
+    assert set(OptionKeywords.__annotations__) == fields - {"several"}, "several is the planner's own"

@@ -48,6 +48,11 @@ class MinibatchInfo:
     """Pace of the whole pipeline over the last 50 minibatches; None before two are finished."""
 
 
+def accuracy_text(correct: float, judged: float) -> str:
+    """The accuracy for people, as in `accuracy 97.2% (350 of 360)`."""
+    return f"accuracy {correct / judged:.2%} ({correct:.0f} of {judged:.0f})" if judged else "accuracy unknown"
+
+
 @dataclass(frozen=True)
 class EpochResult:
     """Result of one epoch, over all workers."""
@@ -69,6 +74,20 @@ class EpochResult:
         accuracy = self.test_correct / self.test_judged if self.test_judged else None
         content = {"epoch": self.epoch, "loss": self.loss, "test_accuracy": accuracy, "test_loss": self.test_loss}
         return content | ({"test_metrics": self.test_metrics} if self.test_metrics else {})
+
+    def line(self, epochs: int, pace_s: float | None) -> str:
+        """The epoch's line for the terminal. `pace_s`: seconds between two minibatches, None if not known."""
+        parts = [f"epoch {self.epoch}/{epochs}"]
+        if self.loss is not None:
+            parts.append(f"loss {self.loss:.4f}")
+        if self.test_judged:
+            parts.append(f"test {accuracy_text(self.test_correct, self.test_judged)}")
+        elif self.test_loss is not None:
+            parts.append(f"test loss {self.test_loss:.4f}")
+        parts += [f"{name} {value:.4g}" for name, value in self.test_metrics.items()]
+        if pace_s:
+            parts.append(f"{1 / pace_s:.1f} minibatches/s")
+        return "  ".join(parts)
 
 
 class Callback:

@@ -225,7 +225,7 @@ class Job:
         return scheduler
 
     @property
-    def learning_rate_depends_on_plan(self) -> bool:
+    def rate_depends_on_stage(self) -> bool:
         """Whether another plan may give other learning rates."""
         return self.scale_lr is not None or (self.optimizer is not None and _takes_stage(self.optimizer))
 

@@ -23,7 +23,7 @@ from pipeplan_launch.runtime.engine import Engine, Segment
 from pipeplan_launch.runtime.inference import Score
 from pipeplan_launch.runtime.run_start import RunStart, epoch_count
 from pipeplan_launch.runtime.stage_setup import RunOptions, WorkerStage
-from pipeplan_launch.telemetry.progress import Progress, epoch_line, print_status
+from pipeplan_launch.telemetry.progress import Progress, print_status
 from pipeplan_launch.telemetry.recorder import MinibatchRecord
 
 
@@ -128,7 +128,7 @@ class EpochLoop:
         if self._training.rates is not None:
             self._training.rates.after_epoch(result.test_loss)
         if self._reports:
-            print_status(epoch_line(result, self._epochs, self._pace))
+            print_status(result.line(self._epochs, self._pace))
             if result.loss is not None:
                 progress.warn_unless_finite(result.loss, self._at.epoch, None)
             self._listeners.epoch(result)

@@ -58,7 +58,7 @@ class LearningRates:
             for key in group
             if key not in settings or group[key] is not settings[key]
         }
-        determined = self._scheduler is not None or job.learning_rate_depends_on_plan
+        determined = self._scheduler is not None or job.rate_depends_on_stage
         self.keys = frozenset({"lr"} | changed if determined else ())
 
     @property

@@ -5,33 +5,12 @@ from __future__ import annotations
 import math
 import sys
 
-from pipeplan_launch.job.callbacks import EpochResult
 from pipeplan_launch.telemetry.recorder import MinibatchRecord, Recorder
 
 
 def print_status(text: str) -> None:
     """Print a line on stderr and flush it."""
     print(text, file=sys.stderr, flush=True)
-
-
-def accuracy_text(correct: float, judged: float) -> str:
-    """The accuracy for people, as in `accuracy 97.2% (350 of 360)`."""
-    return f"accuracy {correct / judged:.2%} ({correct:.0f} of {judged:.0f})" if judged else "accuracy unknown"
-
-
-def epoch_line(result: EpochResult, epochs: int, pace_s: float | None) -> str:
-    """The line for a finished epoch of `epochs`. `pace_s`: seconds between two minibatches, None if not known."""
-    parts = [f"epoch {result.epoch}/{epochs}"]
-    if result.loss is not None:
-        parts.append(f"loss {result.loss:.4f}")
-    if result.test_judged:
-        parts.append(f"test {accuracy_text(result.test_correct, result.test_judged)}")
-    elif result.test_loss is not None:
-        parts.append(f"test loss {result.test_loss:.4f}")
-    parts += [f"{name} {value:.4g}" for name, value in result.test_metrics.items()]
-    if pace_s:
-        parts.append(f"{1 / pace_s:.1f} minibatches/s")
-    return "  ".join(parts)
 
 
 class Progress:

@@ -33,8 +33,3 @@ def command(as_json: bool) -> None:
         size = f"{model['parameters'] / 1e6:.{1 if model['parameters'] > 1e6 else 2}f} M"
         table.add_row(Text(name), size, str(model["minibatch"]), Text(model["description"]), Text(model["source"]))
     print_answer([table, "\nYour own: path/to/file.py:callable or package.module:callable"])
-
-
-def bundled_model_names() -> list[str]:
-    """Names of the bundled models."""
-    return list(BUNDLED)

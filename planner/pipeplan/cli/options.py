@@ -134,9 +134,9 @@ def complete_names(names: Callable[[], Iterable[str]], suffix: str = "") -> Comp
 
 def bundled_models() -> list[str]:
     """Names of the bundled models."""
-    from pipeplan.cli.models import bundled_model_names
+    from pipeplan_launch.job.bundled_models import BUNDLED
 
-    return bundled_model_names()
+    return list(BUNDLED)
 
 
 def bundled_clusters() -> list[str]:

@@ -114,10 +114,10 @@ def test_an_optimiser_is_told_its_stage_if_it_asks() -> None:
 
     for build in (asks, may_ask, Asks(), partial(asks)):
         assert job(optimizer=build).make_optimizer(parameters, info).param_groups[0]["lr"] == pytest.approx(0.3)
-        assert job(optimizer=build).learning_rate_depends_on_plan
+        assert job(optimizer=build).rate_depends_on_stage
     for build in (SGD, partial(SGD, lr=0.001), lambda p: SGD(p), lambda p, rate=0.001: SGD(p, lr=rate)):
         assert job(optimizer=build).make_optimizer(parameters, info).param_groups[0]["lr"] == 0.001
-        assert not job(optimizer=build).learning_rate_depends_on_plan
+        assert not job(optimizer=build).rate_depends_on_stage
 
 
 @pytest.mark.parametrize(("rule", "factor"), [("linear", 9.0), ("sqrt", 3.0), (None, 1.0)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from pipeplan_launch.job.callbacks import EpochResult
-from pipeplan_launch.telemetry.progress import epoch_line
 
 
 @pytest.mark.parametrize(
@@ -18,4 +17,4 @@ from pipeplan_launch.telemetry.progress import epoch_line
     ids=["classes", "no classes", "not tested"],
 )
 def test_a_model_without_classes_has_its_test_loss_told(judged: float, test_loss: float | None, line: str) -> None:
-    assert epoch_line(EpochResult(2, 1.25, 6.0, judged, test_loss), 3, None) == line
+    assert EpochResult(2, 1.25, 6.0, judged, test_loss).line(3, None) == line
