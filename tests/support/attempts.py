@@ -1,4 +1,4 @@
-"""Attempts of one launch, one after another, in processes forked as `toy_workers` does: what torchrun does, faster.
+"""Attempts of one launch, one after another, by the workers of the toy: what torchrun does, faster.
 
 The workers of all attempts share one store, and a folder that stands for the launcher's.
 """
@@ -6,7 +6,6 @@ The workers of all attempts share one store, and a folder that stands for the la
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import shutil
 import socket
@@ -16,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import toy_workers
-from preloaded import PRELOADED
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from toy_workers import Ended, Toy
+from toy_workers import Toy
+from worker_host import Ended, launch_environment, run_workers
 
 from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.rank_mapping.host_identity import SERVER_VARIABLE
@@ -37,8 +36,6 @@ def run_attempts(
     `cut_off`: (rank, at which call of its stage) in the first attempt all connections of that worker are cut.
     `servers`: for each attempt, the name of the server that each process is on, if not all are on this machine.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     launcher = folder / "launcher"
     shutil.rmtree(launcher, ignore_errors=True)
@@ -50,36 +47,21 @@ def run_attempts(
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
             "TORCHELASTIC_MAX_RESTARTS": str(len(toys) - 1),
         }
-        logs = [folder / f"attempt-{attempt}-worker-{rank}" for rank in range(world)]
-        processes = [
-            context.Process(
-                target=_worker,
-                args=(
-                    environment
-                    | ({SERVER_VARIABLE: servers[attempt][rank], "GLOO_SOCKET_IFNAME": "lo"} if servers else {}),
-                    _cut(cut_off, attempt, rank),
-                    rank,
-                    world,
-                    store.port,
-                    [str(folder), *arguments],
-                    toy,
-                    str(log),
-                ),
-                daemon=True,
-            )
-            for rank, log in enumerate(logs)
+        apart = [
+            {SERVER_VARIABLE: server, "GLOO_SOCKET_IFNAME": "lo"} for server in (servers[attempt] if servers else [])
         ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(60)
-        hung = [rank for rank, process in enumerate(processes) if process.is_alive()]
-        for process in processes:
-            process.kill()
-            process.join()
-        out, err = ("".join(log.with_suffix(end).read_text() for log in logs) for end in (".out", ".err"))
-        assert not hung, f"workers {hung} of attempt {attempt} hang; {err}"
-        ended.append(Ended([process.exitcode or 0 for process in processes], out, err))
+        ended.append(
+            run_workers(
+                _worker,
+                [(_cut(cut_off, attempt, rank), rank, [str(folder), *arguments], toy) for rank in range(world)],
+                folder,
+                environments=[
+                    launch_environment(rank, world, store.port) | environment | (apart[rank] if apart else {})
+                    for rank in range(world)
+                ],
+                name=f"attempt-{attempt}-worker",
+            )
+        )
     return ended
 
 
@@ -87,8 +69,7 @@ def _cut(cut_off: tuple[int, int] | None, attempt: int, rank: int) -> int | None
     return cut_off[1] if cut_off is not None and attempt == 0 and cut_off[0] == rank else None
 
 
-def _worker(environment: dict[str, str], cut_at: int | None, *arguments: object) -> None:
-    os.environ |= environment
+def _worker(cut_at: int | None, rank: int, arguments: list[str], toy: Toy) -> int:
     inner, calls = toy_workers.ToyStage.call, itertools.count()
 
     def call(*given: Any) -> Any:
@@ -97,7 +78,7 @@ def _worker(environment: dict[str, str], cut_at: int | None, *arguments: object)
         return inner(*given)
 
     toy_workers.ToyStage.call = call  # type: ignore[method-assign]
-    toy_workers._worker(*arguments)  # type: ignore[arg-type]
+    return toy_workers.toy_worker(rank, arguments, toy)
 
 
 def _cut_connections() -> None:

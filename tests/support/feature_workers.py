@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import feature_jobs
 import torch
-from preloaded import PRELOADED
 from torch import Tensor
 from toy_workers import stage_contents, write_plan
+from worker_host import launch_environment, run_workers
 
-from pipeplan_launch import load_job
+from pipeplan_launch import __main__, load_job
 from pipeplan_launch.checkpoint import tensor_store
 from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
 from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX
@@ -49,37 +46,16 @@ def run(folder: Path, name: str, stages: list[list[str]], replicas: Sequence[int
         content |= {"layers": layers, "model": {"ref": reference(name)}}
     write_plan(folder, contents)
     world = sum(replicas)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     arguments = [str(folder), "--run-dir", str(folder / "run"), "--threads", "1", "--log-every", "0", *options]
-    workers = [
-        context.Process(target=_work, args=(rank, world, store.port, arguments, folder), daemon=True)
-        for rank in range(world)
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-        worker.kill()
-        worker.join()
-    said = "".join((folder / f"{rank}.err").read_text() for rank in range(world))
-    assert [worker.exitcode for worker in workers] == [0] * world, said
+    ended = run_workers(
+        __main__.main,
+        [(arguments,)] * world,
+        folder,
+        environments=[launch_environment(rank, world, store.port) for rank in range(world)],
+    )
+    assert ended.statuses == [0] * world, ended.err
     return folder / "run"
-
-
-def _work(rank: int, world: int, port: int, arguments: list[str], folder: Path) -> None:
-    from pipeplan_launch import __main__
-
-    for number, end in ((1, "out"), (2, "err")):
-        os.dup2(os.open(folder / f"{rank}.{end}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
-    ours = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
-    os.environ |= {key: str(value) for key, value in ours.items()}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    status = __main__.main(arguments)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 def trained(run: Path) -> dict[str, Tensor]:

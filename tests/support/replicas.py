@@ -1,4 +1,4 @@
-"""Processes that average among themselves, forked from one that has torch already; and a small model that they train.
+"""Processes that average among themselves, and a small model that they train.
 
 The model has what a mean must cope with: a tied parameter, one that no minibatch uses, one that only some use, one
 with a single number, and one of another type.
@@ -6,7 +6,6 @@ with a single number, and one of another type.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from preloaded import PRELOADED
 from torch import Tensor, nn
+from worker_host import run_workers
 
 from pipeplan_launch.comm import buckets
 from pipeplan_launch.comm.buckets import BucketExchange, UpdateGroup
@@ -30,18 +29,10 @@ Group = Sequence[Sequence[Minibatch]]
 
 def run(world: int, call: Callable[..., Any], folder: Path, *arguments: Any) -> list[Any]:
     """What `call(rank, *arguments)` returns in each of so many processes, which have a process group."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    processes = [
-        context.Process(target=_work, args=(rank, world, str(folder), call, arguments), daemon=True)
-        for rank in range(world)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(20)
-        process.kill()
-    assert [process.exitcode for process in processes] == [0] * world
+    ended = run_workers(
+        _work, [(rank, world, str(folder), call, arguments) for rank in range(world)], folder, hung_after_s=20
+    )
+    assert ended.statuses == [0] * world, ended.err
     return [torch.load(folder / f"result-{rank}.pt", weights_only=False) for rank in range(world)]
 
 
@@ -51,7 +42,6 @@ def _work(rank: int, world: int, folder: str, call: Callable[..., Any], argument
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     torch.save(call(rank, *arguments), Path(folder) / f"result-{rank}.pt")
     dist.barrier()  # nobody leaves while another may still want to hear from it
-    os._exit(0)
 
 
 class Model(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -90,8 +89,6 @@ def _scheduled(make: Callable[..., Any], interval: str = "minibatch", **more: An
 
 
 def _reading_ahead(job: Job) -> Job:
-    # The tests' workers are daemons of multiprocessing, which may not have children; torchrun's are not.
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     return replace(job, data=lambda: replace(job.datasets, processes=2))
 
 

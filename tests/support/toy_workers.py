@@ -1,4 +1,4 @@
-"""Worker processes for tests: forked from a process that has torch already, running a small model without tracing it.
+"""Worker processes for tests that run a small model without tracing it.
 
 The toy has three layers. The first sends on a hidden tensor, a tensor that only the third needs, and whole numbers;
 there is dropout, and the second layer has buffers as BatchNorm has.
@@ -6,11 +6,8 @@ there is dropout, and the second layer has buffers as BatchNorm has.
 
 from __future__ import annotations
 
-import gc
 import json
-import multiprocessing
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from preloaded import PRELOADED
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import TensorDataset
 from toy_faults import LOSSES, Fault, plant
 from toy_features import FEATURES
+from worker_host import Ended, launch_environment, run_workers
 
 from pipeplan_launch.job.job import Data, Job
 from pipeplan_launch.tracing.split import StateDictNames
@@ -243,62 +240,26 @@ def write_plan(folder: Path, contents: Sequence[dict[str, Any]]) -> Path:
     return folder
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a run of worker processes ended."""
-
-    statuses: list[int]
-    out: str
-    err: str
-
-
 def run_plan(folder: Path, arguments: Sequence[str], toy: Toy, world: int) -> Ended:
     """Run a plan's workers to their end, as torchrun would."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    logs = [folder / f"worker-{rank}" for rank in range(world)]
-    processes = [
-        context.Process(
-            target=_worker, args=(rank, world, store.port, [str(folder), *arguments], toy, str(logs[rank])), daemon=True
-        )
-        for rank in range(world)
-    ]
-    for process in processes:
-        process.start()
-    frozen = toy.die[0] if toy.die is not None and toy.freeze else None
-    for rank, process in enumerate(processes):
-        if rank != frozen:
-            process.join(60)
-    hung = [rank for rank, process in enumerate(processes) if process.is_alive() and rank != frozen]
-    for process in processes:
-        process.kill()
-        process.join()
-    texts = [["".join(log.with_suffix(end).read_text() for log in logs)] for end in (".out", ".err")]
-    assert not hung, f"workers {hung} hang; {texts}"
-    return Ended([process.exitcode or 0 for process in processes], texts[0][0], texts[1][0])
+    return run_workers(
+        toy_worker,
+        [(rank, [str(folder), *arguments], toy) for rank in range(world)],
+        folder,
+        environments=[launch_environment(rank, world, store.port) for rank in range(world)],
+        unawaited=[toy.die[0]] if toy.die is not None and toy.freeze else [],
+    )
 
 
-def _worker(rank: int, world: int, port: int, arguments: list[str], toy: Toy, log: str) -> None:
+def toy_worker(rank: int, arguments: list[str], toy: Toy) -> int:
+    """Be one worker: the executor's own `main`, with the toy for a model."""
     from pipeplan_launch import __main__
     from pipeplan_launch.errors import LaunchError
     from pipeplan_launch.plan.launch_plan import LaunchPlan
     from pipeplan_launch.runtime import stage_setup
 
-    gc.freeze()  # what the fork shares need not be searched, nor copied, by every worker
-    for number, end in ((1, ".out"), (2, ".err")):
-        os.dup2(os.open(log + end, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
-    Path(log + ".pid").write_text(str(os.getpid()))
-    os.environ |= {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "PIPEPLAN_SHARED_MEMORY": str(int(toy.shared_memory)),
-    }
+    os.environ["PIPEPLAN_SHARED_MEMORY"] = str(int(toy.shared_memory))
 
     def load_stage(plan: LaunchPlan, stage: int, _seed: int, _device: torch.device) -> tuple[Any, ...]:
         if toy.fail_rank == rank:
@@ -310,7 +271,4 @@ def _worker(rank: int, world: int, port: int, arguments: list[str], toy: Toy, lo
         return plant(toy.fault, stage, toy_job(mine), program), program, HASH, toy.dynamic
 
     stage_setup.load_stage = load_stage  # type: ignore[assignment]
-    status = __main__.main([*arguments, "--threads", "1"])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    return __main__.main([*arguments, "--threads", "1"])

@@ -7,7 +7,6 @@ where that can be, and with a smaller last minibatch.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 import torch
 from literal import Recipe, Trained, train, train_on_whole_batches
 from semantics_models import OPTIMIZERS, SUBJECTS
-from semantics_workers import Case, Workers
+from semantics_workers import Case, CaseRun
 from toy_workers import depths
 
 torch.set_num_threads(1)
@@ -70,18 +69,11 @@ def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-300))
 
 
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    with Workers() as started:
-        yield started
-
-
-def check(workers: Workers, folder: Path, case: Case) -> Trained:
+def check(folder: Path, case: Case) -> Trained:
     """Run a case both ways, side by side, and compare what every replica of every stage is left with."""
-    workers.start(folder, case)
+    run = CaseRun(folder, case)
     expected = literally(case)
-    left = workers.finish(folder, case)
-    for stage, replicas in enumerate(left):
+    for stage, replicas in enumerate(run.left()):
         for replica, found in enumerate(replicas):
             for kind, wanted in (("parameters", expected.parameters[stage]), ("buffers", expected.buffers[stage])):
                 assert found[kind].keys() == wanted.keys()
@@ -108,8 +100,8 @@ def a_latin_square_of(cases: list[Case]) -> list[Any]:
 
 
 @pytest.mark.parametrize("case", a_latin_square_of(every_case()))
-def test_equals_the_formula(workers: Workers, tmp_path: Path, case: Case) -> None:
-    trained = check(workers, tmp_path, case)
+def test_equals_the_formula(tmp_path: Path, case: Case) -> None:
+    trained = check(tmp_path, case)
     assert min(trained.updates) >= 20
 
 
@@ -129,22 +121,22 @@ def test_equals_the_formula(workers: Workers, tmp_path: Path, case: Case) -> Non
     ids=str,
 )
 def test_any_ratio_and_any_number_of_minibatches(
-    workers: Workers, tmp_path: Path, schedule: str, replicas: tuple[int, ...], accumulate: int, samples: int
+    tmp_path: Path, schedule: str, replicas: tuple[int, ...], accumulate: int, samples: int
 ) -> None:
     """Groups with one short member, replicas without a member, fewer minibatches than replicas, one stage alone."""
     case = case_of("chain", schedule, replicas, "sgd-fused", accumulate)
-    check(workers, tmp_path, replace(case, samples=samples, epochs=3))
+    check(tmp_path, replace(case, samples=samples, epochs=3))
 
 
 @pytest.mark.parametrize("schedule", ONE_SCHEDULE)
-def test_recomputation_changes_nothing(workers: Workers, tmp_path: Path, schedule: str) -> None:
-    check(workers, tmp_path, replace(case_of("resnet", schedule, (2, 1), "sgd-fused"), recompute=True))
+def test_recomputation_changes_nothing(tmp_path: Path, schedule: str) -> None:
+    check(tmp_path, replace(case_of("resnet", schedule, (2, 1), "sgd-fused"), recompute=True))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b-stashing", "1f1b-flush", *OTHERS_BUT_FLUSH])
-def test_gradients_are_clipped_by_the_norm_that_is_said(workers: Workers, tmp_path: Path, schedule: str) -> None:
+def test_gradients_are_clipped_by_the_norm_that_is_said(tmp_path: Path, schedule: str) -> None:
     case = case_of("chain", schedule, (2, 1, 1), "sgd-fused")
-    clipped = check(workers, tmp_path, replace(case, clip=0.3)).whole()
+    clipped = check(tmp_path, replace(case, clip=0.3)).whole()
     assert max(difference(clipped[name], value) for name, value in literally(case).whole().items()) > 1e-3
 
 
@@ -152,16 +144,14 @@ def test_gradients_are_clipped_by_the_norm_that_is_said(workers: Workers, tmp_pa
 @pytest.mark.parametrize(
     "subject", ["encoder-decoder", *(pytest.param(name, marks=pytest.mark.slow) for name in ("chain", "tied"))]
 )
-def test_a_flush_equals_one_process_on_the_whole_batch(
-    workers: Workers, tmp_path: Path, subject: str, schedule: str
-) -> None:
+def test_a_flush_equals_one_process_on_the_whole_batch(tmp_path: Path, subject: str, schedule: str) -> None:
     """Where samples do not depend on each other, on all samples of an update at once."""
     case = replace(case_of(subject, schedule, (2, 1, 1), "sgd-foreach"), dropout=False)
-    workers.start(tmp_path, case)
+    run = CaseRun(tmp_path, case)
     chosen = SUBJECTS[subject]
     arguments = chosen.build(dropout=False), chosen.data(case.samples), chosen.loss, OPTIMIZERS[case.optimizer]
     expected = train_on_whole_batches(*arguments, recipe_of(case))
-    for replicas in workers.finish(tmp_path, case):
+    for replicas in run.left():
         for name, value in replicas[0]["parameters"].items():
             assert difference(value, expected[name]) <= RELATIVE, name
 

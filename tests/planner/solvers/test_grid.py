@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import brute_force
 import pytest
 from commandline import Run
 from instances import ALL_SCHEDULES, Instance, crowded_instance, drawn, mixed_instance, unequal_instance
+from solver_contract import check_solvers
 
 from pipeplan import from_options
 from pipeplan.checker.verify import verify_plan
@@ -35,42 +34,21 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan.solvers.dp import dynamic_program, grid
 from pipeplan.solvers.dp.budget import SearchEffort
-from pipeplan.solvers.ilp import integer_program
-from pipeplan.solvers.result import Result, Status
+from pipeplan.solvers.result import Status
 from pipeplan.util.files import Node
 
 Draw = Callable[..., Instance]
 
 
+def _check(instance: Instance, problem: Problem, *, cold: bool) -> None:
+    """Both solvers find the best grid; the ILP by itself, or with the DP's pace as its bound."""
+    for result in check_solvers(instance, problem, ilp=["cold" if cold else "bounded"]):
+        if result.plan is not None:
+            assert grid_shape_of(result.plan, problem.cluster) is not None
+
+
 def _grid(seed: int, draw: Draw, schedule: str | None, layers: int = 5) -> tuple[Instance, Problem]:
     return drawn(seed, lambda number: replace(draw(number, layers=layers, schedule=schedule), grid=True))
-
-
-def _check(instance: Instance, problem: Problem, *, cold: bool) -> None:
-    """Both solvers find what brute force finds; the integer program by itself, or with the bound of the other."""
-    expected = brute_force.best(instance)
-    first = dynamic_program.solve(problem, enumerate_cuts(problem, 10_000))
-    _agrees(first, expected, problem)
-    cutoff = None if cold or first.plan is None else first.objective_s
-    second = integer_program.solve(problem, integer_program.IlpLimits(), cutoff_s=cutoff)
-    if "the integer program" in second.note:
-        assert instance.schedule == "vertical-sync"
-        assert second.bound_s <= expected * (1 + 1e-6)
-        return
-    _agrees(second, expected, problem)
-
-
-def _agrees(result: Result, expected: float, problem: Problem) -> None:
-    if math.isinf(expected):
-        assert result.status == Status.INFEASIBLE
-        return
-    assert result.status == Status.OPTIMAL
-    assert result.plan is not None
-    assert result.objective_s == pytest.approx(expected, rel=1e-6)
-    score = evaluate(result.plan, problem)
-    assert score.fits
-    assert score.alone_s == pytest.approx(expected, rel=1e-6)
-    assert grid_shape_of(result.plan, problem.cluster) is not None
 
 
 @pytest.mark.parametrize("draw", [mixed_instance, unequal_instance], ids=["equal", "unequal"])

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import math
-
 import brute_force
 import pytest
 from instances import drawn, unequal_instance
+from solver_contract import assert_proves, solve_by_dp, solve_by_ilp
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
-from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program, heterogeneous_search, topology
-from pipeplan.solvers.ilp import integer_program
-from pipeplan.solvers.result import Result, Status
+from pipeplan.solvers.result import Status
 
 SCHEDULES = ("1f1b-stashing", "2bw", "gpipe", "1f1b-flush", "vertical-sync")
-
-
-def _agrees(result: Result, expected: float, problem: Problem) -> None:
-    if math.isinf(expected):
-        assert result.status == Status.INFEASIBLE
-        return
-    assert result.status == Status.OPTIMAL
-    assert result.plan is not None
-    assert result.objective_s == pytest.approx(expected, rel=1e-6)
-    score = evaluate(result.plan, problem)
-    assert score.fits
-    assert score.alone_s == pytest.approx(expected, rel=1e-6)
 
 
 def _drawn(seed: int) -> tuple[float, Problem]:
@@ -40,13 +25,13 @@ def _drawn(seed: int) -> tuple[float, Problem]:
 
 def _dp(seed: int) -> None:
     expected, problem = _drawn(seed)
-    _agrees(dynamic_program.solve(problem, enumerate_cuts(problem, 10_000)), expected, problem)
+    assert_proves(solve_by_dp(problem), expected, problem)
 
 
 def _ilp(seed: int) -> None:
     expected, problem = _drawn(seed)
     if problem.options.boundary == "single" and problem.options.schedule in SCHEDULES[:2]:
-        _agrees(integer_program.solve(problem, integer_program.IlpLimits()), expected, problem)
+        assert_proves(solve_by_ilp(problem), expected, problem)
 
 
 @pytest.mark.parametrize("start", range(0, 60, 20))
@@ -80,7 +65,7 @@ def test_few_stages_at_a_time_give_the_same_answer(monkeypatch: pytest.MonkeyPat
         expected, problem = _drawn(seed)
         monkeypatch.setattr(heterogeneous_search, "_AT_ONCE", 5)
         monkeypatch.setattr(heterogeneous_search, "_CHUNK", 3)
-        _agrees(dynamic_program.solve(problem, enumerate_cuts(problem, 10_000)), expected, problem)
+        assert_proves(solve_by_dp(problem), expected, problem)
 
 
 def test_more_workers_than_can_be_searched_are_refused() -> None:

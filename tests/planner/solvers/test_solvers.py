@@ -21,6 +21,7 @@ from instances import (
     to_problem,
     unequal_instance,
 )
+from solver_contract import assert_proves, check_solvers, solve_by_dp, solve_by_ilp
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention
@@ -30,7 +31,7 @@ from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.ilp import integer_program
-from pipeplan.solvers.result import Result, Status
+from pipeplan.solvers.result import Status
 
 Draw = Callable[..., Instance]
 # What is drawn: all that there is on equal or on unequal servers, of one schedule, or of any with inference among them.
@@ -44,44 +45,6 @@ def _drawn(seed: int, draw: Draw, schedule: str | None, layers: int) -> tuple[In
 
 def _problem(seed: int, layers: int) -> tuple[Instance, Problem]:
     return drawn(seed, lambda number: random_instance(number, layers=layers))
-
-
-def _agrees(result: Result, expected: float, problem: Problem) -> None:
-    if math.isinf(expected):
-        assert result.status == Status.INFEASIBLE
-        assert result.plan is None
-        return
-    assert result.status == Status.OPTIMAL
-    assert result.plan is not None
-    assert result.objective_s == pytest.approx(expected, rel=1e-6)
-    assert result.bound_s == pytest.approx(expected, rel=1e-6)
-    score = evaluate(result.plan, problem)
-    assert score.fits
-    assert score.alone_s == pytest.approx(expected, rel=1e-6)
-
-
-def _check(instance: Instance, problem: Problem, *, program: bool = True, cold: bool = False) -> None:
-    """Both solvers, the ILP with what the DP found as its bound, and if asked without."""
-    expected = brute_force.best(instance)
-    first = dynamic_program.solve(problem, enumerate_cuts(problem, 10_000))
-    _agrees(first, expected, problem)
-    if cold or (program and first.plan is None):
-        _agrees_if_known(integer_program.solve(problem, integer_program.IlpLimits()), expected, instance, problem)
-    if program and first.plan is not None:
-        bounded = integer_program.solve(problem, integer_program.IlpLimits(), cutoff_s=first.objective_s)
-        _agrees_if_known(bounded, expected, instance, problem)
-
-
-def _agrees_if_known(result: Result, expected: float, instance: Instance, problem: Problem) -> None:
-    """As `_agrees`, but that the ILP may say that it cannot express how many versions vertical sync keeps."""
-    if "the integer program" in result.note:
-        assert instance.kind == "vertical-sync"
-        assert not math.isinf(instance.memory)
-        assert result.status in (Status.TIME_LIMIT, Status.FEASIBLE)
-        assert result.objective_s >= expected * (1 - 1e-6)
-        assert result.plan is None or evaluate(result.plan, problem).fits
-    else:
-        _agrees(result, expected, problem)
 
 
 @_named
@@ -122,26 +85,26 @@ def test_improving_under_contention_finds_what_trying_everything_finds() -> None
 @pytest.mark.parametrize("start", range(0, 40, 20))
 def test_dp_and_ilp_find_what_brute_force_finds(start: int) -> None:
     for seed in range(start, start + 20):
-        _check(*_problem(seed, layers=5), cold=True)
+        check_solvers(*_problem(seed, layers=5), ilp=("cold", "bounded"))
 
 
 @_named
 def test_dp_finds_what_brute_force_finds(draw: Draw, schedule: str | None) -> None:
     for seed in range(15):
-        _check(*_drawn(seed, draw, schedule, layers=5), program=False)
+        check_solvers(*_drawn(seed, draw, schedule, layers=5))
 
 
 @_named
 def test_ilp_finds_what_brute_force_finds(draw: Draw, schedule: str | None) -> None:
     for seed in range(100, 105):
-        _check(*_drawn(seed, draw, schedule, layers=4))
+        check_solvers(*_drawn(seed, draw, schedule, layers=4), ilp=["bounded"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(10_000, 10_400, 50))
 def test_dp_and_ilp_find_what_brute_force_finds_at_length(start: int) -> None:
     for seed in range(start, start + 50):
-        _check(*_problem(seed, layers=7), cold=True)
+        check_solvers(*_problem(seed, layers=7), ilp=("cold", "bounded"))
 
 
 @pytest.mark.slow
@@ -149,7 +112,7 @@ def test_dp_and_ilp_find_what_brute_force_finds_at_length(start: int) -> None:
 @_named
 def test_dp_finds_what_brute_force_finds_at_length(draw: Draw, schedule: str | None, start: int) -> None:
     for seed in range(start, start + 50):
-        _check(*_drawn(seed, draw, schedule, layers=7), program=False)
+        check_solvers(*_drawn(seed, draw, schedule, layers=7))
 
 
 @pytest.mark.slow
@@ -157,39 +120,36 @@ def test_dp_finds_what_brute_force_finds_at_length(draw: Draw, schedule: str | N
 @_named
 def test_ilp_finds_what_brute_force_finds_at_length(draw: Draw, schedule: str | None, start: int) -> None:
     for seed in range(start, start + 25):
-        _check(*_drawn(seed, draw, schedule, layers=5), cold=seed % 5 == 0)
+        check_solvers(
+            *_drawn(seed, draw, schedule, layers=5), ilp=("cold", "bounded") if seed % 5 == 0 else ["bounded"]
+        )
 
 
 def test_cbc_agrees_with_brute_force_too() -> None:
     for seed in range(300, 306):
         instance, problem = _problem(seed, 5)
-        _agrees(
-            integer_program.solve(problem, integer_program.IlpLimits(solver="cbc")), brute_force.best(instance), problem
-        )
+        found = integer_program.solve(problem, integer_program.IlpLimits(solver="cbc"))
+        assert_proves(found, brute_force.best(instance), problem)
 
 
 def test_an_infeasible_verdict_of_presolve_is_checked() -> None:
     # HiGHS 1.15 with presolve calls this program infeasible below the cut-off, and finds a plan without.
     instance, problem = _problem(20611, 5)
-    best = dynamic_program.solve(problem, enumerate_cuts(problem, 10_000))
-    _agrees(
-        integer_program.solve(problem, integer_program.IlpLimits(), cutoff_s=best.objective_s),
-        brute_force.best(instance),
-        problem,
-    )
+    found = solve_by_ilp(problem, solve_by_dp(problem).objective_s)
+    assert_proves(found, brute_force.best(instance), problem)
 
 
 def test_a_cutoff_that_is_too_low_is_noticed() -> None:
     _, problem = _problem(1, 5)
-    best = dynamic_program.solve(problem, enumerate_cuts(problem, 10_000))
-    result = integer_program.solve(problem, integer_program.IlpLimits(), cutoff_s=best.objective_s * 0.9)
+    best = solve_by_dp(problem)
+    result = solve_by_ilp(problem, best.objective_s * 0.9)
     assert result.status == Status.INFEASIBLE
 
 
 def test_a_cutoff_that_is_too_high_is_beaten() -> None:
     _, problem = _problem(1, 5)
-    best = dynamic_program.solve(problem, enumerate_cuts(problem, 10_000))
-    result = integer_program.solve(problem, integer_program.IlpLimits(), cutoff_s=best.objective_s * 3)
+    best = solve_by_dp(problem)
+    result = solve_by_ilp(problem, best.objective_s * 3)
     assert result.objective_s == pytest.approx(best.objective_s, rel=1e-6)
 
 

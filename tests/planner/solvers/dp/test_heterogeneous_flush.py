@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import replace
 
-import brute_force
 import numpy as np
 import pytest
 from brute_machines import Instance
 from instances import drawn, mixed_instance, unequal_instance
+from solver_contract import check_solvers, solve_by_dp
 
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan import schedules
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.budget import OutOfTime, SearchLimits, Step
 from pipeplan.solvers.dp.flush_search import BatchBounds, BatchObjective
 from pipeplan.solvers.dp.heterogeneous_flush import HeterogeneousBatchObjective, HeterogeneousFlushSearch
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousTerms
 from pipeplan.solvers.dp.labels import SearchStates
-from pipeplan.solvers.result import Result, Status
+from pipeplan.solvers.result import Status
 
 FLUSHING = ("gpipe", "1f1b-flush")
 SCHEDULES = (*FLUSHING, "vertical-sync")
@@ -35,29 +33,11 @@ def _problem(seed: int, schedule: str, machines: str) -> tuple[Instance, Problem
     return drawn(seed, lambda one: replace(draw(one, layers=4, schedule=schedule), boundary=boundary))
 
 
-def _solved(problem: Problem) -> Result:
-    return dynamic_program.solve(problem, enumerate_cuts(problem, 10_000))
-
-
-def _agrees(seed: int, schedule: str, machines: str) -> None:
-    instance, problem = _problem(seed, schedule, machines)
-    expected, result = brute_force.best(instance), _solved(problem)
-    if math.isinf(expected):
-        assert result.status == Status.INFEASIBLE
-        return
-    assert result.status == Status.OPTIMAL
-    assert result.plan is not None
-    assert result.objective_s == pytest.approx(expected, rel=1e-6)
-    score = evaluate(result.plan, problem)
-    assert score.fits
-    assert score.alone_s == pytest.approx(expected, rel=1e-6)
-
-
 @pytest.mark.parametrize("machines", MACHINES)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_dynamic_program_finds_what_brute_force_finds(schedule: str, machines: str) -> None:
     for seed in range(10):
-        _agrees(seed, schedule, machines)
+        check_solvers(*_problem(seed, schedule, machines))
 
 
 @pytest.mark.slow
@@ -66,7 +46,7 @@ def test_the_dynamic_program_finds_what_brute_force_finds(schedule: str, machine
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_dynamic_program_finds_what_brute_force_finds_at_length(schedule: str, machines: str, start: int) -> None:
     for seed in range(start, start + 50):
-        _agrees(seed, schedule, machines)
+        check_solvers(*_problem(seed, schedule, machines))
 
 
 @pytest.mark.parametrize("copies", [1, 2])
@@ -107,10 +87,10 @@ def test_a_search_that_is_stopped_returns_only_plans_that_fit(
     for seed in range(8):
         for schedule in FLUSHING:
             _, problem = _problem(seed, schedule, machines)
-            best = _solved(problem)
+            best = solve_by_dp(problem)
             with monkeypatch.context() as patch:
                 _stop_after(searches, patch)
-                result = _solved(problem)
+                result = solve_by_dp(problem)
             if result.status == Status.INFEASIBLE:
                 assert best.status == Status.INFEASIBLE
                 continue

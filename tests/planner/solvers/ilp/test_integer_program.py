@@ -12,6 +12,7 @@ import brute_force
 import pulp
 import pytest
 from instances import drawn, mixed_instance, random_instance
+from solver_contract import assert_proves, solve_by_ilp
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.evaluate import evaluate
@@ -21,7 +22,7 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.ilp import backend, integer_program
 from pipeplan.solvers.ilp.layers import LayerBlocks
 from pipeplan.solvers.ilp.placements import Placement, PlacementSet
-from pipeplan.solvers.result import Result, Status
+from pipeplan.solvers.result import Status
 
 EXPRESSED = ("1f1b-stashing", "2bw", "gpipe", "1f1b-flush")
 
@@ -43,29 +44,15 @@ def cluster(*levels: tuple[int, float], memory: int = 1 << 40) -> Cluster:
     return Cluster("c", Device("d", "cpu", memory), tuple(Level(f"n{i}", *level) for i, level in enumerate(levels)))
 
 
-def check(result: Result, expected: float, problem: Problem) -> None:
-    """The result is proven, and is what brute force found."""
-    if math.isinf(expected):
-        assert result.status == Status.INFEASIBLE
-        return
-    assert result.status == Status.OPTIMAL, result.note
-    assert result.plan is not None
-    assert result.objective_s == pytest.approx(expected, rel=1e-6)
-    assert result.bound_s == pytest.approx(expected, rel=1e-6)
-    score = evaluate(result.plan, problem)
-    assert score.fits
-    assert score.alone_s == pytest.approx(expected, rel=1e-6)
-
-
 @pytest.mark.parametrize("schedule", EXPRESSED)
 @pytest.mark.parametrize("start", range(0, 12, 12))
 def test_it_finds_what_brute_force_finds_under_all_options(schedule: str, start: int) -> None:
     for seed in range(start, start + 12):
         instance, problem = drawn(seed, lambda number: mixed_instance(number, layers=4, schedule=schedule))
         expected = brute_force.best(instance)
-        check(integer_program.solve(problem, integer_program.IlpLimits()), expected, problem)
+        assert_proves(solve_by_ilp(problem), expected, problem)
         if not math.isinf(expected):
-            check(integer_program.solve(problem, integer_program.IlpLimits(), cutoff_s=expected), expected, problem)
+            assert_proves(solve_by_ilp(problem, expected), expected, problem)
 
 
 @pytest.mark.slow
@@ -74,7 +61,7 @@ def test_it_finds_what_brute_force_finds_under_all_options(schedule: str, start:
 def test_it_finds_what_brute_force_finds_under_all_options_at_length(schedule: str, start: int) -> None:
     for seed in range(start, start + 50):
         instance, problem = drawn(seed, lambda number: mixed_instance(number, layers=5, schedule=schedule))
-        check(integer_program.solve(problem, integer_program.IlpLimits()), brute_force.best(instance), problem)
+        assert_proves(solve_by_ilp(problem), brute_force.best(instance), problem)
 
 
 @pytest.mark.slow
@@ -82,13 +69,13 @@ def test_vertical_sync_is_solved_where_memory_does_not_limit_and_else_refused() 
     refused = 0
     for seed in range(40):
         instance, problem = drawn(seed, lambda number: mixed_instance(number, layers=4, schedule="vertical-sync"))
-        result = integer_program.solve(problem, integer_program.IlpLimits())
+        result = solve_by_ilp(problem)
         if result.note.startswith("the integer program"):
             refused += 1
             assert not math.isinf(instance.memory)
             assert result.bound_s <= brute_force.best(instance) * (1 + 1e-6)
         else:
-            check(result, brute_force.best(instance), problem)
+            assert_proves(result, brute_force.best(instance), problem)
     assert 0 < refused < 30
 
 
@@ -96,8 +83,8 @@ def test_parallel_links_are_those_of_the_boundary_not_of_the_workers_before_it()
     # 2-2 over parallel links: the cut behind the first of two replicas is the boundary behind both.
     instance, problem = drawn(6, lambda number: mixed_instance(number, layers=5, schedule="gpipe"))
     assert instance.boundary == "parallel"
-    result = integer_program.solve(problem, integer_program.IlpLimits())
-    check(result, brute_force.best(instance), problem)
+    result = solve_by_ilp(problem)
+    assert_proves(result, brute_force.best(instance), problem)
     assert result.plan is not None
     assert result.plan.config == "2-2"
 
@@ -105,7 +92,7 @@ def test_parallel_links_are_those_of_the_boundary_not_of_the_workers_before_it()
 def test_a_solution_that_is_worse_than_the_optimum_stated_with_it_is_not_believed() -> None:
     # HiGHS 1.15 with presolve calls the slower of two plans of this problem optimal, beside the faster one's objective.
     instance, problem = drawn(612, lambda number: random_instance(number, layers=6))
-    check(integer_program.solve(problem, integer_program.IlpLimits()), brute_force.best(instance), problem)
+    assert_proves(solve_by_ilp(problem), brute_force.best(instance), problem)
 
 
 def test_the_smallest_layer_counts_beside_a_large_memory() -> None:
@@ -115,7 +102,7 @@ def test_the_smallest_layer_counts_beside_a_large_memory() -> None:
     tiny = replace(profile.layers[1], saved_bytes=2)
     profile = replace(profile, layers=(profile.layers[0], tiny, *profile.layers[2:]))
     problem = Problem(profile, cluster((2, 1e6), memory=6 << 30), Options())
-    result = integer_program.solve(problem, integer_program.IlpLimits())
+    result = solve_by_ilp(problem)
     assert result.status == Status.OPTIMAL
     assert result.plan is not None
     assert evaluate(result.plan, problem).fits
@@ -190,7 +177,7 @@ def test_ctrl_c_while_the_program_is_written_down_ends_the_search(monkeypatch: p
 
     monkeypatch.setattr(integer_program, "IlpModel", interrupted)
     problem = Problem(chain(6), cluster((2, 1e6), (2, 1e5)))
-    result = integer_program.solve(problem, integer_program.IlpLimits())
+    result = solve_by_ilp(problem)
     assert result.interrupted
     assert result.status == Status.FEASIBLE
     assert result.bound_s == pytest.approx(problem.work_s / 4)
@@ -228,7 +215,7 @@ def test_ctrl_c_ends_the_search_with_a_note(monkeypatch: pytest.MonkeyPatch) -> 
         return backend.MilpOutcome(found=False, proven=False, bound=0.0, interrupted=True)
 
     monkeypatch.setattr(backend, "run", interrupted)
-    result = integer_program.solve(problem, integer_program.IlpLimits())
+    result = solve_by_ilp(problem)
     assert len(asked) == 1
     assert result.interrupted
     assert result.note == "it was stopped by Ctrl-C"
@@ -263,7 +250,7 @@ def test_work_is_counted_in_what_the_devices_take_for_it() -> None:
     levels = (Level("server", 2, 12e9), Level("cluster", 2, 1.25e9, 50e-6, allreduce_efficiency=0.6))
     cluster = Cluster("fast", Device("d", "cuda", 1 << 26, speed=1e6), levels)
     problem = Problem(profile, cluster, Options(contention=False))
-    result = integer_program.solve(problem, integer_program.IlpLimits())
+    result = solve_by_ilp(problem)
     assert result.plan is not None
     assert evaluate(result.plan, problem).alone_s == pytest.approx(result.objective_s, rel=1e-6)
 
@@ -277,6 +264,6 @@ def test_a_boundary_of_parallel_links_carries_more_than_one_link_does() -> None:
     problem = Problem(Profile(layers, tensors, minibatch=1), cluster, options)
     # Stage 1 averages 60 bytes between two, at 3.2 a second and once for two minibatches; all else takes 7 s at most.
     pace_s = 2 * (2 - 1) / 2 * 60 / 3.2 / 2
-    found = integer_program.solve(problem, integer_program.IlpLimits(), cutoff_s=pace_s)
+    found = solve_by_ilp(problem, pace_s)
     assert found.status == Status.OPTIMAL
     assert found.objective_s == pytest.approx(pace_s, rel=1e-6)
