@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
 from pipeplan.exports.solve_for import TargetedProblem
-from pipeplan.exports.target import export_target as target_of
+from pipeplan.exports.target import export_target
 from pipeplan.planning.choose_minibatch import MinibatchChoice, choose_minibatch
 from pipeplan.planning.choose_schedule import ScheduleChoice, choose_schedule
 from pipeplan.planning.solve import MAXIMUM_CUTS
@@ -123,7 +123,7 @@ def build_problem(
         sizes = [size.minibatch for size in profile.all_sizes] if minibatch == AUTO else [scaled.minibatch]
         options = options | {"accumulate": _minibatches_per_update(options.get("accumulate"), batch, sizes)}
     unrestricted = Problem(scaled, cluster, options_for(cluster.device.kind, **options))
-    aim = None if target is None else TargetedProblem(target_of(target), unrestricted)
+    aim = None if target is None else TargetedProblem(export_target(target), unrestricted)
     problem = unrestricted if aim is None else aim.problem
     if minibatch != AUTO:
         return BuiltProblem(problem, aim=aim)

@@ -274,7 +274,7 @@ def collate_samples(samples: Sequence[Any], stack: Callable[[list[Any]], Any] | 
     if isinstance(stacked, Mapping):
         stacked = (stacked, dict(stacked))
     if not isinstance(stacked, list | tuple) or len(stacked) != 2:
-        what = "a sample of the job's data must be" if stack is None else "the data's `collate_samples` must return"
+        what = "a sample of the job's data must be" if stack is None else "the data's `collate` must return"
         raise LaunchError(f"{what} a pair (input, target), or a dictionary of tensors")
     inputs, names = _as_inputs(stacked[0], "the input of a sample of the job's data")
     return Batch(inputs, stacked[1], names)

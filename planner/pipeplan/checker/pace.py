@@ -18,7 +18,7 @@ from pipeplan.checker.figures import StageFigures
 class BatchParts:
     """The parts of the time from one update to the next under a flush, in seconds.
 
-    The field names are those of the JSON object `batch_parts` in plan.json.
+    The field names are those of the JSON object `batch` in plan.json.
     """
 
     minibatches: int

@@ -31,8 +31,8 @@ def test_a_worker_dies_with_its_launcher() -> None:
 
 BEGIN = """
 import os, sys, time
-from pipeplan_launch import interrupt
-interrupt.catch_signals()
+from pipeplan_launch.elastic import signals
+signals.catch_signals()
 """
 BLOCK = """
 import hashlib
@@ -40,13 +40,13 @@ print("ready", flush=True)
 hashlib.pbkdf2_hmac("sha256", b"", b"", 6_000_000)  # no signal handler of Python's runs meanwhile
 print("done", flush=True)
 """
-GRACEFUL = "interrupt.handle_requests_with(lambda: print('asked', flush=True))\n"
+GRACEFUL = "signals.handle_requests_with(lambda: print('asked', flush=True))\n"
 CHECKED = """
 print("ready", flush=True)
 while True:
     try:
-        interrupt.check_interrupt()
-    except interrupt.Interrupted as signal:
+        signals.check_interrupt()
+    except signals.Interrupted as signal:
         print(signal, flush=True)
         break
     time.sleep(0.01)
@@ -91,7 +91,7 @@ def test_where_nothing_is_handed_on_the_next_check_ends_the_worker() -> None:
 
 
 def test_only_a_second_request_ends_what_goes_on_gracefully() -> None:
-    worker = Worker(GRACEFUL + "interrupt.AGAIN_S = 0.3\n" + CHECKED)
+    worker = Worker(GRACEFUL + "signals.REPEAT_S = 0.3\n" + CHECKED)
     worker.send(signal.SIGTERM)
     worker.send(signal.SIGINT)  # the same request, by another way
     assert worker.line() == "asked"
@@ -105,8 +105,8 @@ def test_only_a_second_request_ends_what_goes_on_gracefully() -> None:
 
 
 def test_a_request_that_is_long_in_handing_on_does_not_hide_the_second() -> None:
-    waits = "interrupt.handle_requests_with(lambda: (print('asked', flush=True), time.sleep(1000)))\n"
-    worker = Worker(waits + "interrupt.AGAIN_S = interrupt.NOTED_S = 0.1\n" + CHECKED)
+    waits = "signals.handle_requests_with(lambda: (print('asked', flush=True), time.sleep(1000)))\n"
+    worker = Worker(waits + "signals.REPEAT_S = signals.NOTED_S = 0.1\n" + CHECKED)
     worker.send(signal.SIGTERM)
     assert worker.line() == "asked"
     time.sleep(0.3)
@@ -132,7 +132,7 @@ def test_a_data_loaders_process_dies_of_signals() -> None:
 
 
 def test_a_sigterm_that_the_launcher_knows_nothing_of_follows_a_fault(tmp_path: Path) -> None:
-    words = "interrupt.last_words(lambda over: print('left', over, flush=True))\n"
+    words = "signals.call_before_exit(lambda over: print('left', over, flush=True))\n"
     worker = Worker(GRACEFUL + words + BLOCK, tmp_path)
     worker.send(signal.SIGTERM)
     assert worker.end() == (restart_state.STATUS_PEER_LOST, "left False")
@@ -140,7 +140,7 @@ def test_a_sigterm_that_the_launcher_knows_nothing_of_follows_a_fault(tmp_path: 
 
 
 def test_last_words_do_not_keep_a_worker(tmp_path: Path) -> None:
-    worker = Worker(GRACEFUL + "interrupt.last_words(lambda over: time.sleep(1000))\n" + BLOCK, tmp_path)
+    worker = Worker(GRACEFUL + "signals.call_before_exit(lambda over: time.sleep(1000))\n" + BLOCK, tmp_path)
     worker.send(signal.SIGTERM)
     assert worker.end() == (restart_state.STATUS_PEER_LOST, "")
 

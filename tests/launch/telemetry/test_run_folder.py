@@ -12,8 +12,8 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.telemetry import run_folder
 
-HOLD = "import sys; from pathlib import Path; from pipeplan_launch import runfolder\n"
-HOLD += "runfolder.hold(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+HOLD = "import sys; from pathlib import Path; from pipeplan_launch.telemetry import run_folder\n"
+HOLD += "run_folder.lock_run(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
 
 
 def test_a_run_belongs_to_one_launch_until_that_has_ended(tmp_path: Path) -> None:

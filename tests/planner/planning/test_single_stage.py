@@ -112,7 +112,8 @@ def test_the_proof_of_one_stage_is_checked() -> None:
 
 
 def test_buckets_close_where_those_of_the_executor_do() -> None:
-    planned, checked = (ddp_overlap.FIRST_BUCKET_BYTES, ddp_overlap.BUCKET_BYTES), (checker.FIRST, checker.OTHERS)
+    planned = ddp_overlap.FIRST_BUCKET_BYTES, ddp_overlap.BUCKET_BYTES
+    checked = checker.FIRST_BUCKET_BYTES, checker.BUCKET_BYTES
     assert planned == checked == (buckets.FIRST_BUCKET_BYTES, buckets.BUCKET_BYTES)
 
 

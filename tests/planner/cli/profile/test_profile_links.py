@@ -81,7 +81,7 @@ def test_what_is_wrong_is_said_before_anything_is_measured(
 
 
 def test_no_gpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_command.local, "gpus", list)
+    monkeypatch.setattr(links_command.local, "local_gpus", list)
     code, _, err = run("profile", "--links", "--device", "cuda")
     assert code == 2
     assert err.startswith("error: --device cuda: nvidia-smi finds no GPU here")
