@@ -32,7 +32,9 @@ def under_autocast() -> torch.autocast:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow) if name in ("gpt", "resnet-tiny", "translator") else name
+        pytest.param(name, marks=pytest.mark.slow)
+        if name in ("gpt", "mnist", "resnet-tiny", "translator", "two-towers")
+        else name
         for name in ZOO
     ],
 )

@@ -64,6 +64,7 @@ def test_gnmt_splits() -> None:
     check_stages(gnmt.gnmt_job(TINY_GNMT, "tiny"), minibatch=3, stages=4)
 
 
+@pytest.mark.slow
 def test_awd_lm_splits() -> None:
     check_stages(awd_lm.awd_lm_job(TINY_AWD, "tiny", minibatch=3), minibatch=3, stages=3)
 

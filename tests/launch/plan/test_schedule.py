@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from extents import first_few, slow_but_for
 from schedule_shapes import ACCUMULATING, FORWARD, STASHING, TRAINING, fitted, least, shapes
 
 from pipeplan_launch.plan.schedule import (
@@ -138,9 +139,10 @@ def test_every_schedule_finishes_on_small_pipelines(schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("schedule", TRAINING, ids=lambda schedule: schedule.name)
-def test_every_schedule_finishes_whatever_the_minibatches_per_update(schedule: Schedule) -> None:
+@pytest.mark.parametrize("stages", first_few(range(1, 5), 3))
+def test_every_schedule_finishes_whatever_the_minibatches_per_update(schedule: Schedule, stages: range) -> None:
     """S ≤ 4, r ≤ 4, M up to a round of the widest stage above the least, three updates, the last of one or M."""
-    for replicas in every_pipeline():
+    for replicas in (one for one in every_pipeline() if len(one) in stages):
         start = least(schedule, replicas)
         for accumulate in {start, start + 1, start + max(replicas)} if schedule.accumulates else (1,):
             pipeline = fitted(schedule, replicas, accumulate) if schedule.accumulates else shapes(replicas)
@@ -150,9 +152,10 @@ def test_every_schedule_finishes_whatever_the_minibatches_per_update(schedule: S
 
 
 @pytest.mark.parametrize("schedule", TRAINING, ids=lambda schedule: schedule.name)
-def test_every_schedule_finishes_on_samples_of_large_pipelines(schedule: Schedule) -> None:
+@pytest.mark.parametrize("samples", slow_but_for([20], [20, 60]))
+def test_every_schedule_finishes_on_samples_of_large_pipelines(schedule: Schedule, samples: int) -> None:
     random_ = random.Random(16)
-    for _ in range(60):
+    for _ in range(samples):
         replicas = tuple(random_.randint(1, 16) for _ in range(random_.randint(5, 16)))
         if schedule.name == "2bw" and least(schedule, replicas) > 400:
             continue

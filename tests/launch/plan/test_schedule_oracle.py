@@ -8,6 +8,7 @@ import random
 from collections import Counter
 
 import pytest
+from extents import first_few, slow_but_for
 from schedule_rules import (
     ACCUMULATING,
     NAMES,
@@ -25,11 +26,15 @@ from schedule_rules import (
 from pipeplan_launch.plan.schedule import SCHEDULES, Action, StageShape
 from pipeplan_launch.plan.schedule_check import ReplayError, replay_schedule
 
+STAGES = first_few(range(1, 5), 3)
+"""Numbers of stages: pipelines of four are slow tests."""
 
+
+@pytest.mark.parametrize("stages", STAGES)
 @pytest.mark.parametrize("name", ACCUMULATING)
-def test_every_small_pipeline_with_some_numbers_of_minibatches(name: str) -> None:
+def test_every_small_pipeline_with_some_numbers_of_minibatches(name: str, stages: range) -> None:
     schedule, chance = SCHEDULES[name], random.Random(name)
-    for replicas in SMALL:
+    for replicas in (one for one in SMALL if len(one) in stages):
         for pipeline in pipelines(schedule, replicas):
             for count in {chance.choice(every_count(schedule, pipeline)), steady(pipeline)}:
                 check(schedule, pipeline, count, links=len(replicas) < 4)
@@ -45,16 +50,11 @@ def test_smaller_pipelines_with_every_number_of_minibatches(name: str) -> None:
                     check(schedule, pipeline, count)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if name in (*ACCUMULATING, "vertical-sync") else [])
-        for name in NAMES
-    ],
-)
-def test_every_small_pipeline_with_every_number_of_minibatches(name: str) -> None:
+@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize("name", slow_but_for({*NAMES} - {*ACCUMULATING, "vertical-sync"}, NAMES))
+def test_every_small_pipeline_with_every_number_of_minibatches(name: str, stages: range) -> None:
     schedule = SCHEDULES[name]
-    for replicas in SMALL:
+    for replicas in (one for one in SMALL if len(one) in stages):
         for more in (0, 1):
             for pipeline in pipelines(schedule, replicas, more):
                 for count in (*every_count(schedule, pipeline), steady(pipeline)):
@@ -71,9 +71,10 @@ def large(name: str, samples: int, seed: int) -> None:
         check(schedule, pipeline, chance.randint(1, steady(pipeline)), links=False)
 
 
+@pytest.mark.parametrize("samples", slow_but_for([4], [4, 12]))
 @pytest.mark.parametrize("name", NAMES)
-def test_samples_of_large_pipelines(name: str) -> None:
-    large(name, samples=12, seed=1)
+def test_samples_of_large_pipelines(name: str, samples: int) -> None:
+    large(name, samples=samples, seed=1)
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ class Broken(Numbers):
 def test_what_fails_while_reading_ahead_is_one_line() -> None:
     data = Data(Broken(), processes=1)
     batches = Batches(data.train, minibatch_sizes(data.train, 4, dynamic=True, training=True), 0, 0, data)
-    says = r"the job's data for minibatch 1 failed: KeyError: 'no such picture' \(.*test_batches\.py:.*raise KeyError"
+    says = r"the job's data for minibatch 1 failed: KeyError: 'no such picture' \(.*test_data\.py:.*raise KeyError"
     with pytest.raises(LaunchError, match=says) as caught:
         ahead(batches, [1])
     assert "\n" not in str(caught.value)

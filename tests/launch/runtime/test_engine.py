@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from extents import slow_but_for
 from torch import Tensor
 from torch.nn import functional
 from toy_training import State, assert_close, train, train_literally, trained
@@ -42,7 +43,13 @@ def test_equals_the_formula(tmp_path: Path, replicas: list[int], optimizer: str)
 
 @pytest.mark.parametrize(
     ("replicas", "count", "dynamic"),
-    [([3, 2, 1], 25, True), ([1, 2, 3], 25, False), ([3], 8, True), ([2, 2], 3, True), ([3, 1], 2, True)],
+    [
+        ([3, 2, 1], 25, True),
+        pytest.param([1, 2, 3], 25, False, marks=pytest.mark.slow),
+        pytest.param([3], 8, True, marks=pytest.mark.slow),
+        ([2, 2], 3, True),
+        pytest.param([3, 1], 2, True, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_any_number_of_minibatches(tmp_path: Path, replicas: list[int], count: int, dynamic: bool) -> None:
@@ -130,7 +137,7 @@ def test_evaluation_counts_as_one_process_does(tmp_path: Path, replicas: list[in
     assert epoch["test_loss"] == pytest.approx(loss, rel=1e-9)
 
 
-@pytest.mark.parametrize("replicas", [[1, 1, 1], [2, 1], [3]], ids=str)
+@pytest.mark.parametrize("replicas", slow_but_for([[2, 1]], [[1, 1, 1], [2, 1], [3]]), ids=str)
 def test_inference_counts_as_one_process_does(tmp_path: Path, replicas: list[int]) -> None:
     toy = Toy()
     run = train(tmp_path / "train", toy, [2, 1], "--epochs", "1")

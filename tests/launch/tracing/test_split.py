@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from extents import slow_but_for
 from stagewise import (
     BATCH,
     check_evaluation,
@@ -19,7 +20,7 @@ from pipeplan_launch.tracing.split import build_stage_program
 from pipeplan_launch.tracing.trace import trace_job
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", slow_but_for({*ZOO} - {"cells", "translator", "unet"}, ZOO))
 def test_split_equals_whole(name: str) -> None:
     job = build(name)
     traced = trace_job(job, BATCH)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from extents import slow_but_for
 from stagewise import backward, equal, forward, programs, target_of
 from torch.utils._pytree import tree_leaves
 from traced_zoo import build
@@ -27,7 +28,9 @@ def every_cut(traced: TracedModel) -> Iterator[list[list[str]]]:
             yield [names[:at], names[at:]]
 
 
-@pytest.mark.parametrize("name", ["routes", "regions", "unet", "translator", "two-towers", "experts"])
+@pytest.mark.parametrize(
+    "name", [*("routes", "regions", "two-towers"), *slow_but_for([], ("unet", "translator", "experts"))]
+)
 def test_a_smaller_last_minibatch_at_every_cut(name: str) -> None:
     """One sample, or a few: outputs and gradients are those of the whole, shapes are as the receiver expects them."""
     job = build(name)

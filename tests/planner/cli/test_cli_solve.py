@@ -94,7 +94,7 @@ def test_more_levels_than_two(run: Run) -> None:
 
 
 def test_no_colour_codes_when_piped(run: Run) -> None:
-    done = run("solve", "--cluster", "B", "--no-write")
+    done = run("solve", "mnist-v100", "--cluster", "B", "--no-write")
     assert "\x1b" not in done.out + done.err
 
 

@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from extents import slow_but_for
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost import depths
@@ -74,9 +75,7 @@ UNBOUND = 40
 """Another, in which it is not."""
 
 
-@pytest.mark.parametrize(
-    "seed", [seed if number < 8 else pytest.param(seed, marks=pytest.mark.slow) for number, seed in enumerate(BINDING)]
-)
+@pytest.mark.parametrize("seed", slow_but_for(BINDING[:3], BINDING))
 def test_it_finds_the_best_plan_of_small_problems(seed: int) -> None:
     problem = _problem(seed)
     plan = _alone(problem)

@@ -20,7 +20,7 @@ from pipeplan.cost import ddp_overlap
 from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, evaluate
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning import single_stage
-from pipeplan.planning.solve import solve
+from pipeplan.planning.solve import Settings, solve
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
@@ -70,7 +70,7 @@ def _least(problem: Problem) -> float:
 
 
 def _binds(problem: Problem) -> bool:
-    bare = solve(replace(problem, options=replace(problem.options, contention=False)))
+    bare = solve(replace(problem, options=replace(problem.options, contention=False)), Settings("dp", certify=False))
     return single_stage.is_bound_by_allreduce(bare.plan, evaluate(bare.plan, problem))
 
 

@@ -121,8 +121,8 @@ LAST = "epoch-0011-sample-00000024"
     "options",
     [
         [],
-        ["--schedule", "2bw", "--accumulate", "4"],
-        ["--schedule", "vertical-sync", "--overlap", "0.5"],
+        pytest.param(["--schedule", "2bw", "--accumulate", "4"], marks=pytest.mark.slow),
+        pytest.param(["--schedule", "vertical-sync", "--overlap", "0.5"], marks=pytest.mark.slow),
         ["--straight", "--no-recompute"],
         ["--stages", "2", "--pin", "l1=1", "--together", "l3,l4", "--no-cut-after", "l4"],
         ["--inference", "--max-replicas", "2", "--max-stages", "4", "--max-workers", "4"],

@@ -10,6 +10,7 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
+from extents import first_few
 from instances import random_instance, to_problem
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
@@ -64,19 +65,22 @@ def _pace(scenario: Scenario) -> float:
     return steady.pace_s
 
 
+SEEDS = range(110)
+"""Of the random problems that are solved and replayed."""
+
+
 @cache
 def _solved(seed: int) -> Outcome | None:
     """A random problem solved by the dynamic program, or None where there is nothing to plan or no plan."""
     try:
-        return solve(to_problem(random_instance(seed)), Settings(solver="dp"))
+        return solve(to_problem(random_instance(seed)), Settings(solver="dp", certify=False))
     except (InfeasibleError, InputError):
         return None
 
 
 @cache
-@cache
-def _solved_scenarios() -> list[tuple[int, Scenario]]:
-    found = ((seed, _solved(seed)) for seed in range(110))
+def _solved_scenarios(seeds: range = SEEDS) -> list[tuple[int, Scenario]]:
+    found = ((seed, _solved(seed)) for seed in seeds)
     return [
         (seed, scenario_from_document(Node(plan_document(outcome), f"seed {seed}")))
         for seed, outcome in found
@@ -99,8 +103,9 @@ def test_random_plans_run_at_the_pace_that_the_evaluator_says() -> None:
     assert len(kinds) >= 10, "not every kind of plan came up"
 
 
-def test_no_random_plan_is_faster_than_predicted_or_holds_more_than_its_depth() -> None:
-    for seed, scenario in _solved_scenarios():
+@pytest.mark.parametrize("seeds", first_few(SEEDS, 35))
+def test_no_random_plan_is_faster_than_predicted_or_holds_more_than_its_depth(seeds: range) -> None:
+    for seed, scenario in _solved_scenarios(seeds):
         report = _run(scenario)[1]
         assert all(stage.peak_in_flight <= stage.depth for stage in report.stages), f"seed {seed}"
         if scenario.copies == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import brute_force
 import pytest
+from extents import first_few
 from instances import drawn, unequal_instance
 from solver_contract import assert_proves, solve_by_dp, solve_by_ilp
 
@@ -34,9 +35,9 @@ def _ilp(seed: int) -> None:
         assert_proves(solve_by_ilp(problem), expected, problem)
 
 
-@pytest.mark.parametrize("start", range(0, 60, 20))
-def test_the_dynamic_program_finds_what_brute_force_finds(start: int) -> None:
-    for seed in range(start, start + 20):
+@pytest.mark.parametrize("seeds", first_few(range(60), 15))
+def test_the_dynamic_program_finds_what_brute_force_finds(seeds: range) -> None:
+    for seed in seeds:
         _dp(seed)
 
 
@@ -60,8 +61,9 @@ def test_the_integer_program_finds_what_brute_force_finds_at_length(start: int) 
         _ilp(seed)
 
 
-def test_few_stages_at_a_time_give_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(300, 320):
+@pytest.mark.parametrize("seeds", first_few(range(300, 320), 8))
+def test_few_stages_at_a_time_give_the_same_answer(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in seeds:
         expected, problem = _drawn(seed)
         monkeypatch.setattr(heterogeneous_search, "_AT_ONCE", 5)
         monkeypatch.setattr(heterogeneous_search, "_CHUNK", 3)

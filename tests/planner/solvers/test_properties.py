@@ -23,20 +23,25 @@ from pipeplan.solvers.dp import dynamic_program
 
 SLACK = 1 + 1e-8
 """Two searches for the same number."""
-COUNT = 6
-"""Problems for each property, and more where it is of no account for these."""
 MOST = 60
+"""The most problems for a property that is of no account for the first."""
 
 Change = Callable[[Problem], Problem]
 
 
-def _problems(start: int, count: int = 2 * COUNT, **options: Any) -> Iterator[Problem]:
+def _problems(start: int, count: int, **options: Any) -> Iterator[Problem]:
     """Problems of every kind, with some options set."""
     for seed in range(start, start + count):
         kind = unequal_instance if seed % 4 == 3 else mixed_instance
         schedule = ALL_SCHEDULES[seed % 5] if seed % 6 else None
         _, problem = drawn(seed, lambda number: kind(number, layers=5, schedule=schedule))  # noqa: B023
         yield _with(problem, **options)
+
+
+@pytest.fixture(params=[2, pytest.param(6, marks=pytest.mark.slow)], ids=["few", "more"])
+def count(request: pytest.FixtureRequest) -> int:
+    """How many problems a property is held to, where that is of account for one of them; most take twice as many."""
+    return int(request.param)
 
 
 def _plan(problem: Problem) -> Plan | None:
@@ -142,13 +147,13 @@ def _unlimited(problem: Problem) -> Problem:
         _free,
     ],
 )
-def test_more_of_anything_is_never_worse(better: Change) -> None:
+def test_more_of_anything_is_never_worse(better: Change, count: int) -> None:
     # Copies of a pipeline fill the whole cluster, so that one more server may take that space away.
     fixed = {_one_more_server: {"allow_copies": False}, _parallel_boundaries: {"boundary": "single"}}.get(better, {})
     fixed |= {"recompute": False} if better is _recomputing else {}
     gained, start = 0, 56 if better is _recomputing else 840
     for number, problem in enumerate(_problems(start, MOST, **fixed)):
-        if number >= COUNT and gained:
+        if number >= count and gained:
             break
         before, after = _pace(problem), _pace(better(problem))
         assert after <= before * SLACK, problem
@@ -175,10 +180,10 @@ def _some_layers(problem: Problem) -> tuple[str, ...]:
     ],
     ids=["stages", "replicas", "workers", "exactly", "together", "cut", "pin", "copies"],
 )
-def test_forbidding_something_is_never_better(forbid: Change) -> None:
+def test_forbidding_something_is_never_better(forbid: Change, count: int) -> None:
     lost = 0
     for number, problem in enumerate(_problems(840, MOST)):
-        if number >= COUNT and lost:
+        if number >= count and lost:
             break
         free = _free(problem)
         before, after = _pace(free), _pace(forbid(free))
@@ -187,8 +192,8 @@ def test_forbidding_something_is_never_better(forbid: Change) -> None:
     assert lost, "nothing depended on it: the problems show nothing"
 
 
-def test_a_limit_that_the_best_plan_keeps_changes_nothing() -> None:
-    for problem in _problems(480, COUNT):
+def test_a_limit_that_the_best_plan_keeps_changes_nothing(count: int) -> None:
+    for problem in _problems(480, count):
         plan, best = _plan(_free(problem)), _pace(_free(problem))
         if plan is None:
             continue
@@ -206,8 +211,8 @@ def test_a_limit_that_the_best_plan_keeps_changes_nothing() -> None:
             assert _same(_pace(_with(_free(problem), **limit)), best), (limit, problem)
 
 
-def test_memory_without_end_is_memory_that_does_not_bind() -> None:
-    for problem in _problems(500, memory=False):
+def test_memory_without_end_is_memory_that_does_not_bind(count: int) -> None:
+    for problem in _problems(500, 2 * count, memory=False):
         plenty = replace(problem.cluster.device, memory_bytes=10**15)
         machines = tuple(
             replace(server, device=replace(server.device, memory_bytes=10**15)) for server in problem.cluster.machines
@@ -216,8 +221,8 @@ def test_memory_without_end_is_memory_that_does_not_bind() -> None:
         assert _same(_pace(_with(rich, memory=True)), _pace(problem)), problem
 
 
-def test_scaling_all_times_scales_the_answer() -> None:
-    for seed, problem in enumerate(_problems(520)):
+def test_scaling_all_times_scales_the_answer(count: int) -> None:
+    for seed, problem in enumerate(_problems(520, 2 * count)):
         factor = (3.0, 0.25, 1 / 128)[seed % 3]
         layers = tuple(
             replace(layer, **{time: factor * getattr(layer, time) for time in ("forward_s", "backward_s", "update_s")})
@@ -229,8 +234,8 @@ def test_scaling_all_times_scales_the_answer() -> None:
 
 
 @pytest.mark.slow
-def test_the_order_and_the_names_of_layers_do_not_matter() -> None:
-    for seed, problem in enumerate(_problems(540)):
+def test_the_order_and_the_names_of_layers_do_not_matter(count: int) -> None:
+    for seed, problem in enumerate(_problems(540, 2 * count)):
         profile, new = _relabelled(problem.profile, seed)
         options = replace(
             problem.options,
@@ -255,9 +260,9 @@ def _relabelled(profile: Profile, seed: int) -> tuple[Profile, dict[str, str]]:
     return replace(profile, layers=tuple(layers), tensors=tuple(tensors), together=together), new
 
 
-def test_splitting_a_level_in_two_of_the_same_rate_changes_nothing() -> None:
+def test_splitting_a_level_in_two_of_the_same_rate_changes_nothing(count: int) -> None:
     split = 0
-    for problem in _problems(560, 4 * COUNT, allow_copies=False):
+    for problem in _problems(560, 4 * count, allow_copies=False):
         cluster = problem.cluster
         for index, level in enumerate(cluster.levels):
             if cluster.machines or level.count not in (4, 6):
@@ -269,16 +274,16 @@ def test_splitting_a_level_in_two_of_the_same_rate_changes_nothing() -> None:
     assert split
 
 
-def test_a_level_of_one_changes_nothing() -> None:
-    for problem in _problems(580):
+def test_a_level_of_one_changes_nothing(count: int) -> None:
+    for problem in _problems(580, 2 * count):
         cluster = problem.cluster
         top = replace(cluster.levels[-1], count=1, bandwidth=1.0, latency_s=9.0)
         assert _same(_pace(problem.within(replace(cluster, levels=(*cluster.levels, top)))), _pace(problem)), problem
 
 
-def test_data_parallelism_is_a_plan_where_it_fits() -> None:
+def test_data_parallelism_is_a_plan_where_it_fits(count: int) -> None:
     counted = 0
-    for problem in _problems(600):
+    for problem in _problems(600, 2 * count):
         free = _free(problem)
         score = evaluate(plain_data_parallel(free, free.cluster.workers), free)
         if score.fits:
@@ -287,19 +292,19 @@ def test_data_parallelism_is_a_plan_where_it_fits() -> None:
     assert counted
 
 
-def test_one_forward_one_backward_is_never_worse_than_gpipe() -> None:
-    for problem in _problems(620, inference=False):
+def test_one_forward_one_backward_is_never_worse_than_gpipe(count: int) -> None:
+    for problem in _problems(620, 2 * count, inference=False):
         one = _with(problem, schedule="1f1b-flush", accumulate=6)
         assert _pace(one) <= _pace(_with(problem, schedule=GPIPE, accumulate=6)) * SLACK, problem
 
 
-def test_updates_half_as_often_are_never_worse() -> None:
-    for seed, problem in enumerate(_problems(640, inference=False, memory=False)):
+def test_updates_half_as_often_are_never_worse(count: int) -> None:
+    for seed, problem in enumerate(_problems(640, 2 * count, inference=False, memory=False)):
         some = {"schedule": ACCUMULATING[seed % 3]}
-        rare, often = (_pace(_with(problem, **some, accumulate=count)) for count in (8, 4))
+        rare, often = (_pace(_with(problem, **some, accumulate=size)) for size in (8, 4))
         assert rare <= often * SLACK, problem
 
 
-def test_the_same_problem_gives_the_same_plan() -> None:
-    for problem in _problems(660):
+def test_the_same_problem_gives_the_same_plan(count: int) -> None:
+    for problem in _problems(660, 2 * count):
         assert len({str(_plan(problem)) for _ in range(2)}) == 1

@@ -10,6 +10,7 @@ import brute_force
 import pytest
 from brute_cards import Cards
 from brute_formulas import Costs
+from extents import first_few
 from instances import (
     ALL_SCHEDULES,
     Instance,
@@ -47,9 +48,10 @@ def _problem(seed: int, layers: int) -> tuple[Instance, Problem]:
     return drawn(seed, lambda number: random_instance(number, layers=layers))
 
 
+@pytest.mark.parametrize("seeds", first_few(range(30), 8))
 @_named
-def test_the_evaluator_scores_as_the_oracle_does(draw: Draw, schedule: str | None) -> None:
-    for seed in range(30):
+def test_the_evaluator_scores_as_the_oracle_does(draw: Draw, schedule: str | None, seeds: range) -> None:
+    for seed in seeds:
         instance, problem = _drawn(seed, draw, schedule, layers=6)
         best = brute_force.best_plan(instance)
         if best.stages:
@@ -74,29 +76,32 @@ def test_the_evaluator_charges_cards_as_the_oracle_does(schedule: str) -> None:
     assert bound > 5
 
 
-def test_improving_under_contention_finds_what_trying_everything_finds() -> None:
-    for seed in range(20):
+@pytest.mark.parametrize("seeds", first_few(range(20), 10))
+def test_improving_under_contention_finds_what_trying_everything_finds(seeds: range) -> None:
+    for seed in seeds:
         instance, problem = _drawn(seed, crowded_instance, None, layers=4)
         best = brute_force.best(instance)
         if math.isfinite(best):
             assert solve(problem, Settings(solver="dp")).evaluation.pace_s == pytest.approx(best, rel=1e-6), seed
 
 
-@pytest.mark.parametrize("start", range(0, 40, 20))
-def test_dp_and_ilp_find_what_brute_force_finds(start: int) -> None:
-    for seed in range(start, start + 20):
+@pytest.mark.parametrize("seeds", first_few(range(40), 10))
+def test_dp_and_ilp_find_what_brute_force_finds(seeds: range) -> None:
+    for seed in seeds:
         check_solvers(*_problem(seed, layers=5), ilp=("cold", "bounded"))
 
 
+@pytest.mark.parametrize("seeds", first_few(range(15), 4))
 @_named
-def test_dp_finds_what_brute_force_finds(draw: Draw, schedule: str | None) -> None:
-    for seed in range(15):
+def test_dp_finds_what_brute_force_finds(draw: Draw, schedule: str | None, seeds: range) -> None:
+    for seed in seeds:
         check_solvers(*_drawn(seed, draw, schedule, layers=5))
 
 
+@pytest.mark.parametrize("seeds", first_few(range(100, 105), 2))
 @_named
-def test_ilp_finds_what_brute_force_finds(draw: Draw, schedule: str | None) -> None:
-    for seed in range(100, 105):
+def test_ilp_finds_what_brute_force_finds(draw: Draw, schedule: str | None, seeds: range) -> None:
+    for seed in seeds:
         check_solvers(*_drawn(seed, draw, schedule, layers=4), ilp=["bounded"])
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from brute_machines import Instance
+from extents import first_few
 from instances import drawn, mixed_instance, unequal_instance
 from solver_contract import check_solvers, solve_by_dp
 
@@ -33,10 +34,11 @@ def _problem(seed: int, schedule: str, machines: str) -> tuple[Instance, Problem
     return drawn(seed, lambda one: replace(draw(one, layers=4, schedule=schedule), boundary=boundary))
 
 
+@pytest.mark.parametrize("seeds", first_few(range(10), 4))
 @pytest.mark.parametrize("machines", MACHINES)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_dynamic_program_finds_what_brute_force_finds(schedule: str, machines: str) -> None:
-    for seed in range(10):
+def test_the_dynamic_program_finds_what_brute_force_finds(schedule: str, machines: str, seeds: range) -> None:
+    for seed in seeds:
         check_solvers(*_problem(seed, schedule, machines))
 
 
@@ -77,14 +79,15 @@ def _stop_after(searches: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kind, "search", search)
 
 
+@pytest.mark.parametrize("seeds", first_few(range(8), 3))
 @pytest.mark.parametrize("machines", ["equal", *MACHINES])
 @pytest.mark.parametrize("searches", [0, 1, 3])
 def test_a_search_that_is_stopped_returns_only_plans_that_fit(
-    searches: int, machines: str, monkeypatch: pytest.MonkeyPatch
+    searches: int, machines: str, seeds: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a limit on memory the search finds plans that do not fit; its bound holds all the same."""
     found = 0
-    for seed in range(8):
+    for seed in seeds:
         for schedule in FLUSHING:
             _, problem = _problem(seed, schedule, machines)
             best = solve_by_dp(problem)

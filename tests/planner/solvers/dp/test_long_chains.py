@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from extents import slow_but_for
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.problem.cuts import enumerate_cuts
@@ -42,7 +43,7 @@ def _problem(seed: int) -> Problem:
     return Problem(profile, Cluster("c", device, levels), options)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", slow_but_for(range(4), range(12)))
 def test_both_searches_answer_alike_at_every_threshold(seed: int) -> None:
     problem = _problem(seed)
     cuts = enumerate_cuts(problem, 1000)
