@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profiler import Options, profile_model
+from pipeplan.profiler import ProfilerOptions, profile_model
 from pipeplan.util.files import write_text
 
 MODELS = {
@@ -41,7 +41,7 @@ def main() -> None:
 
 def build(name: str) -> Profile:
     """The profile of a bundled model."""
-    profile = profile_model(name, Options(device="v100", granularity=MODELS[name]))
+    profile = profile_model(name, ProfilerOptions(device="v100", granularity=MODELS[name]))
     how = f"{profile.provenance.how}; by profiles/v100.py"
     return replace(profile, provenance=replace(profile.provenance, when="", how=how))
 

@@ -29,7 +29,7 @@ from pipeplan.planning.fewest_workers import fewest_workers
 from pipeplan.planning.solve import Outcome, Settings
 from pipeplan.planning.solve import solve as solve_problem
 from pipeplan.problem.problem import Options, Problem
-from pipeplan.profile_data import profile_file
+from pipeplan.profile_data import bundled
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import launcher_by_name
@@ -87,14 +87,13 @@ def profile(
     `InputError`, also if torch is missing.
     """
     try:
-        from pipeplan.profiler import Options as Measuring
-        from pipeplan.profiler import profile_model
+        from pipeplan.profiler import ProfilerOptions, profile_model
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise InputError("profiling needs torch: pip install 'pipeplan[torch]'") from error
     sizes = () if batch is None else (batch,) if isinstance(batch, int) else tuple(batch)
-    measuring = Measuring(
+    measuring = ProfilerOptions(
         batches=sizes,
         device=device,
         threads=threads,
@@ -109,7 +108,7 @@ def profile(
 
 def read_profile(name: str | os.PathLike[str]) -> Profile:
     """Read the profile in a file, or the bundled one of that name, such as `vgg16-v100`. Raises `InputError`."""
-    return profile_file.load_profile(os.fspath(name))
+    return bundled.load_profile(os.fspath(name))
 
 
 def cluster(
@@ -145,8 +144,9 @@ def solve(
 ) -> Outcome:
     """Find the best plan of a profile on a cluster, with its proof and its gain over data parallelism.
 
-    `options` are the fields of `Options`: constraints on the plan, and choices of the cost model. If the overlap is not
-    given, it is 1 on GPUs and 0 on CPUs. `settings` selects the solvers and says when they stop. Further choices:
+    `options` are the fields of `Options`: constraints on the plan, and choices of the cost model. If the
+    overlap is not given, it is 1 on GPUs and 0 on CPUs. `settings` selects the solvers and says when they stop.
+    Further choices:
 
     `schedule="auto"` takes the best schedule for a global `batch`, in samples per update, whose weights are at most as
     old as `staleness` allows (`none`, `bounded`, `any`). `minibatch="auto"` takes the best of the sizes in the profile.

@@ -1,4 +1,4 @@
-/* Horizontal bars against a line: rows of { name, share, value, mark }, share 1 being the line. */
+/* Horizontal bars against a reference line: rows of { name, share, value, mark }, where share 1 reaches the line. */
 
 function bars(rows, options) {
   const most = Math.max(options.line || 0, ...rows.map((row) => Math.max(row.share || 0, row.mark || 0)), 1e-9);
@@ -27,7 +27,7 @@ function barRow(row, percent, line) {
   );
 }
 
-/* The first rows of a long list, and the others behind a <details>. */
+/* The first rows of a long list, with the others inside a <details>. */
 function barList(rows, options, most = 14) {
   if (rows.length <= most + 2) return bars(rows, options);
   return [

@@ -1,4 +1,4 @@
-/* What bounds the pace: the time that each resource needs a minibatch, against the pace. */
+/* The bounds of the pace: the time that each resource spends on a minibatch, compared with the pace. */
 
 function boundsSection(report) {
   const found = report.prediction.bounds || [];

@@ -1,4 +1,4 @@
-/* The proof in words. */
+/* The section with the proof, in words. */
 
 function certificateSection(report) {
   const { certificate } = report;

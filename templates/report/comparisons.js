@@ -1,4 +1,4 @@
-/* The plan beside others: how long a minibatch takes with each. */
+/* The plan compared with others: the time of a minibatch with each. */
 
 function comparisonsSection(report) {
   const rows = report.comparisons || [];

@@ -1,4 +1,4 @@
-/* Elements by hand. Strings become text, never markup, whatever they hold. */
+/* Creates DOM elements. Strings always become text, never markup. */
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -23,7 +23,7 @@ function svg(tag, attributes, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/* A sentence with what stands between backticks as code. */
+/* A sentence in which text between backticks becomes code. */
 function marked(sentence) {
   const parts = sentence.split("`");
   if (parts.length % 2 === 0) return [sentence];
@@ -32,7 +32,10 @@ function marked(sentence) {
 
 const LEAD = 4;
 
-/* A section of the page, with a heading that the list of contents links to, and its sentences; many are folded away. */
+/*
+ * A section of the page: a heading that the list of contents links to, and sentences, which are folded if there are
+ * many.
+ */
 function section(id, title, sentences, ...children) {
   const [first, rest] = [sentences.slice(0, LEAD), sentences.slice(LEAD)];
   return el(
@@ -53,13 +56,13 @@ function section(id, title, sentences, ...children) {
   );
 }
 
-/* What the report says of a section in words. */
+/* The report's sentences on a section. */
 function wordsOf(report, part, otherwise = []) {
   const found = (report.words || {})[part];
   return found && found.length ? found : otherwise;
 }
 
-/* A chart with its caption; `table` is its text alternative. */
+/* A chart with its caption. `table` is its text alternative. */
 function figure(caption, chart, table) {
   return el("figure", {}, chart, caption ? el("figcaption", {}, caption) : null, table);
 }

@@ -1,4 +1,4 @@
-/* Quantities as people read them, as the terminal shows them too. */
+/* Formats quantities for reading, in the same way as the terminal output. */
 
 function digits(value, count = 3) {
   if (!Number.isFinite(value)) return "–";
@@ -61,7 +61,7 @@ function plural(count, word) {
   return showCount(count) + " " + word + (count === 1 ? "" : "s");
 }
 
-/* Multiples of 1, 2 or 5 times a power of ten, about `count` of them, that lie between the two values. */
+/* About `count` multiples of 1, 2 or 5 times a power of ten between the two values. */
 function ticks(from, to, count) {
   const rough = (to - from) / Math.max(1, count);
   if (!(rough > 0)) return [from];
@@ -72,7 +72,7 @@ function ticks(from, to, count) {
   return found;
 }
 
-/* The label of a tick: all ticks of an axis have the unit of its largest, and as many digits as tell them apart. */
+/* The label of a tick. All ticks of an axis have the unit of the largest one, and enough digits to differ. */
 function timeLabels(values, step) {
   const largest = Math.max(...values.map(Math.abs), step);
   const [unit, factor] = largest >= 10 ? ["s", 1] : largest >= 2e-3 ? ["ms", 1e3] : ["µs", 1e6];
@@ -80,7 +80,7 @@ function timeLabels(values, step) {
   return values.map((value) => (value * factor).toFixed(places) + " " + unit);
 }
 
-/* Columns of equal length as rows. */
+/* Turns columns of equal length into rows. */
 function rowsOf(columns) {
   const names = Object.keys(columns);
   return columns[names[0]].map((_, at) => Object.fromEntries(names.map((name) => [name, columns[name][at]])));

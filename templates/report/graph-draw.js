@@ -1,4 +1,7 @@
-/* The cards and edges of the model as SVG. Where too small to read, cards are plain blocks of their stage's colour. */
+/*
+ * Draws the cards and edges of the model as SVG. Cards that are too small to read are plain blocks in their stage's
+ * colour.
+ */
 
 function shorten(name, most) {
   return name.length <= most ? name : "…" + name.slice(1 - most);
@@ -33,7 +36,7 @@ function drawCard(graph, at, longest) {
   );
 }
 
-/* Everything that is known of a layer, as rows of name and value. */
+/* All figures of a layer, as rows of name and value. */
 function layerFacts(nodes, at) {
   return [
     ["stage", String(nodes.stage[at] + 1)],

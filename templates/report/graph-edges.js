@@ -1,4 +1,7 @@
-/* The lines between layers: from the right of one, by the points that a long line passes, to the left of the other. */
+/*
+ * The lines between layers: from the right of the producer, through the bends of a long line, to the left of the
+ * consumer.
+ */
 
 function edgePath(graph, [from, to], bends) {
   const { x, y } = graph.nodes;
@@ -15,7 +18,7 @@ function edgePath(graph, [from, to], bends) {
   return path;
 }
 
-/* Curves between layers; what goes around the end of a row to the begin of the next has corners. */
+/* Edges are curves. An edge from the end of a row to the start of the next one has corners. */
 function lineTo([x1, y1], [x2, y2], width) {
   if (y1 === y2) return `H${x2}`;
   if (x2 > width) return `H${x2}V${y2}`;

@@ -1,7 +1,7 @@
 /* Pan and zoom of the model, by wheel, drag, pinch, buttons and keys. */
 
 class GraphView {
-  /* `graph` has width and height of the model, and w and h of every card. */
+  /* `graph` has the width and height of the model, and w and h, the size of every card. */
   constructor(picture, graph) {
     Object.assign(this, { picture, graph, scale: 1, x: 0, y: 0, fitted: true });
   }
@@ -10,12 +10,12 @@ class GraphView {
     return { width: this.picture.clientWidth || 800, height: this.picture.clientHeight || 480 };
   }
 
-  /* What shows all of the model, with room for the lines beside it; cards are at most of their own size. */
+  /* The view of the whole model, with room for the lines beside it. Cards are not enlarged beyond their own size. */
   fitting(width, height) {
     return Math.min(1, (width - 64) / this.graph.width, (height - 36) / this.graph.height);
   }
 
-  /* The height of a frame of the picture's width around all of the model, at most `most`. */
+  /* The height of a frame that has the picture's width and shows the whole model, at most `most`. */
   wantedHeight(most) {
     return Math.min(most, Math.max(140, Math.ceil(this.graph.height * this.fitting(this.frame().width, most)) + 36));
   }
@@ -37,7 +37,7 @@ class GraphView {
     this.apply();
   }
 
-  /* Some of the model always stays in the frame. */
+  /* A part of the model always stays in the frame. */
   pan(dx, dy) {
     const { width, height } = this.frame();
     const [wide, tall] = [this.graph.width * this.scale, this.graph.height * this.scale];
@@ -46,7 +46,7 @@ class GraphView {
     this.apply();
   }
 
-  /* Bring a layer into the frame, large enough to read. */
+  /* Brings a layer into the frame, large enough to read. */
   reveal(x, y, readable) {
     const { width, height } = this.frame();
     const { w, h } = this.graph;

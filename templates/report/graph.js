@@ -1,4 +1,4 @@
-/* The model: its layers and what they read from each other, coloured by stage. */
+/* The section with the model: its layers and the tensors between them, coloured by stage. */
 
 const GRAPH_HELP =
   "With the focus on the picture: arrow keys go from layer to layer, plus and minus zoom, 0 shows everything. " +
@@ -61,7 +61,10 @@ function graphBox(graph, report) {
   );
 }
 
-/* The picture is drawn when it has its size, and again fitted when that changes, unless the reader has moved it. */
+/*
+ * The picture is drawn once its size is known. It is fitted again when the size changes, unless the reader has moved
+ * it.
+ */
 function lazily(picture, draw) {
   let width = 0;
   new ResizeObserver(() => {
@@ -141,7 +144,7 @@ function graphPointing(state) {
   });
 }
 
-/* By keys the chosen layer stays where it is. */
+/* When the reader zooms by keys, the chosen layer stays where it is. */
 function zoomAtChosen({ view, graph, at }, factor) {
   if (at < 0) view.zoom(factor);
   else

@@ -1,4 +1,4 @@
-/* What the plan is, what it promises, and what a run made of that. */
+/* The headline: the plan, its predicted pace, and the pace that a run measured. */
 
 function figureTile(name, value, note) {
   return el(
@@ -65,7 +65,7 @@ function tiles(report) {
   );
 }
 
-/* The first sentence tells what the plan is; the figures of the others are in the tiles. */
+/* The first sentence describes the plan. The figures of the other sentences are in the tiles. */
 function headline(report) {
   return el(
     "div",

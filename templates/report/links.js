@@ -1,4 +1,4 @@
-/* How busy the links are in the steady state. */
+/* The section with the load of the links in the steady state. */
 
 function linksSection(report) {
   const links = report.links || [];

@@ -1,8 +1,11 @@
-/* What the memory of a worker of each stage is for. */
+/* The parts of the memory of a worker, by stage. */
 
 const PATTERNS = 8;
 
-/* "weights, 3 versions" and "activations of 2 minibatches in flight" differ by stage; their kind does not. */
+/*
+ * The kind of a part without its count, which differs by stage: "weights, 3 versions", "activations of 2 minibatches
+ * in flight".
+ */
 function partName(name) {
   return name.replace(/, \d.*$/, "").replace(/ of \d.*$/, "");
 }

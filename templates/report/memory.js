@@ -1,4 +1,4 @@
-/* Memory of the fullest worker of each stage over time, against what it has. */
+/* Memory over time of the fullest worker of each stage, compared with its capacity. */
 
 const MEMORY_CHARTS = 12;
 
@@ -63,7 +63,7 @@ function memoryTicks(most) {
   return [0, most];
 }
 
-/* Memory that is nearly empty is drawn on a scale of its own: its figures are small, but they differ. */
+/* Curves far below the capacity get a scale of their own, so that small differences remain visible. */
 const NEARLY_EMPTY = 0.08;
 
 function memoryTop(capacity, used) {
@@ -110,7 +110,7 @@ function chartTitle(row, most) {
   return `worker ${row.worker}, at most ${showSize(peak(row.predicted))}${far}`;
 }
 
-/* Nothing where it is far above the picture; the title then has it. */
+/* Draws no line if it would lie far above the picture. The title then states the value. */
 function capacityLine(row, frame, y, most) {
   if (most < row.capacity_bytes) return null;
   const at = y(row.capacity_bytes);

@@ -38,12 +38,12 @@ function contrast(one, other) {
   return (high + 0.05) / (low + 0.05);
 }
 
-/* What text on the colour is written in. */
+/* The colour of text on a background of the given colour. */
 function inkOn(colour) {
   return contrast(colour, INK.dark) >= contrast(colour, INK.light) ? INK.dark : INK.light;
 }
 
-/* `share` of the second colour in the first. */
+/* Mixes `share` of the second colour into the first. */
 function mix(one, other, share) {
   const [a, b] = [channels(one), channels(other)];
   return (
@@ -66,7 +66,7 @@ function stageColour(stage) {
   return STAGES[stage % STAGES.length][theme()];
 }
 
-/* Colours are asked for at every interval that is drawn: each is worked out once for each theme. */
+/* Colours are needed for every interval that is drawn, so each is computed once per theme. */
 const known = new Map();
 
 function once(key, make) {
@@ -75,19 +75,19 @@ function once(key, make) {
   return known.get(full);
 }
 
-/* The outline that sets a light colour off from a light page, and a dark one from a dark page. */
+/* The outline that separates a light colour from a light page, and a dark colour from a dark page. */
 function stageEdge(stage) {
   const place = stage % STAGES.length;
   return once("edge " + place, () => mix(stageColour(place), theme() === "dark" ? "#ffffff" : "#000000", 0.4));
 }
 
-/* The ground of a backward pass, below its hatching. */
+/* The background of a backward pass, under its hatching. */
 function stageDeep(stage) {
   const place = stage % STAGES.length;
   return once("deep " + place, () => mix(stageColour(place), "#000000", 0.22));
 }
 
-/* A value of the style sheet. */
+/* The value of a custom property of the style sheet. */
 function token(name) {
   return once("token " + name, () =>
     getComputedStyle(document.documentElement)
@@ -96,7 +96,7 @@ function token(name) {
   );
 }
 
-/* The classes .stage-0 and on, for both themes. */
+/* Defines the classes .stage-0, .stage-1, … for both themes. */
 function stageStyles() {
   const rules = STAGES.flatMap((colours, at) =>
     ["light", "dark"].map((name) => {

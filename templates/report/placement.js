@@ -1,4 +1,4 @@
-/* Which stage each worker of each server has. */
+/* The section with the placement: the stage of each worker of each server. */
 
 const ALL_SERVERS = 64;
 
@@ -30,7 +30,7 @@ function placementSection(report) {
   );
 }
 
-/* Many servers scroll in a box of their own, which then takes the focus for the keys. */
+/* Many servers scroll in a box of their own, which can take the keyboard focus. */
 function serverGrid(servers, label) {
   const widest = Math.min(8, Math.max(...servers.map((one) => one.workers.length)));
   const style = { "--chips": String(widest) };

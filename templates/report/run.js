@@ -1,4 +1,4 @@
-/* What a run made of the prediction: how long a minibatch took, why, and every stage. */
+/* The section with the run: the measured time of a minibatch, the cause of its difference, and every stage. */
 
 function paceBars(report) {
   const rows = [
@@ -21,7 +21,7 @@ function paceBars(report) {
   );
 }
 
-/* How a time is beside another: by so much longer, or so many times as long. */
+/* One time relative to another, in words: longer by a share, or by a factor. */
 function beside(ratio) {
   if (Math.abs(ratio - 1) < 0.005) return "as long as";
   if (ratio > 1.5 || ratio < 0.5) return `${digits(ratio)} times as long as`;
@@ -58,7 +58,7 @@ function showMeasure(name, value) {
   return name.endsWith("_bytes") ? showSize(value) : showTime(value);
 }
 
-/* Predicted and measured, or only measured where nothing is predicted of it. */
+/* Predicted and measured value, or only the measured one if there is no prediction. */
 function measureCell(name, value) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "object") return el("b", {}, showMeasure(name, value));

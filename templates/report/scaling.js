@@ -1,4 +1,4 @@
-/* How the pace grows with the cluster: the best plan for each size, and data parallelism. */
+/* The section with the scaling: the pace of the best plan, and of data parallelism, by size of the cluster. */
 
 function scalingSection(report) {
   const all = report.scaling
@@ -76,7 +76,7 @@ function linePath(rows, x, y) {
   return rows.map((one, at) => `${at ? "L" : "M"}${x(one).toFixed(1)},${y(one).toFixed(1)}`).join("");
 }
 
-/* Which curve is which: at their ends, or in a line above where there is no room beside them. */
+/* Labels the curves at their ends, or in a line above if there is no room beside them. */
 function curveNames(frame, narrow, upper, lower) {
   const name = (text, x, y, kind) => svg("text", { class: "direct " + kind, x, y }, text);
   if (!narrow) {
@@ -98,12 +98,12 @@ function curveNames(frame, narrow, upper, lower) {
   ];
 }
 
-/* Two labels that do not run into each other. */
+/* Moves two labels apart so that they do not overlap. */
 function apart(upper, lower) {
   return lower - upper >= 16 ? [upper, lower] : [(upper + lower) / 2 - 8, (upper + lower) / 2 + 8];
 }
 
-/* Counts below the axis, as many as there is room for. */
+/* Labels as many counts below the axis as there is room for. */
 function footerOf(points, frame, x) {
   let last = -Infinity;
   const shown = points.filter((one) => {

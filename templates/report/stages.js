@@ -1,4 +1,4 @@
-/* Stages, as the terminal tables them. */
+/* The table of stages, as in the terminal output. */
 
 function stageTable(report) {
   const rows = report.stages || [];

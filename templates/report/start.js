@@ -1,4 +1,4 @@
-/* The page, section by section. */
+/* Builds the page, section by section. */
 
 const PARTS = [
   ["placement", placementSection],

@@ -1,4 +1,4 @@
-/* A line chart's frame: scales, grid and axes of an SVG of fixed size that scales with the page. */
+/* The frame of a line chart: scales, grid and axes in an SVG of fixed coordinates that scales with the page. */
 
 function frameOf(width, height, margin) {
   return {
@@ -15,7 +15,7 @@ function scaleOf(from, to, start, end) {
   return (value) => start + ((value - from) / (to - from || 1)) * (end - start);
 }
 
-/* Horizontal lines with their values to the left. */
+/* Horizontal grid lines with their values to the left. */
 function grid(frame, values, y, label) {
   return values.flatMap((value) => [
     svg("line", { class: "grid", x1: frame.left, x2: frame.right, y1: y(value), y2: y(value) }),
@@ -23,7 +23,7 @@ function grid(frame, values, y, label) {
   ]);
 }
 
-/* Values below the horizontal axis; the outermost ones stay inside the picture. */
+/* Values below the horizontal axis. The outermost labels stay inside the picture. */
 function footer(frame, values, x, labels) {
   return values.flatMap((value, at) => [
     svg("line", { class: "axis-line", x1: x(value), x2: x(value), y1: frame.bottom, y2: frame.bottom + 4 }),
@@ -40,7 +40,7 @@ function footer(frame, values, x, labels) {
   ]);
 }
 
-/* A value that holds from its time until the next. */
+/* The path of a step function: each value holds until the time of the next. */
 function stepPath(times, values, x, y) {
   return times
     .map((time, at) =>

@@ -1,6 +1,9 @@
-/* Tables: the text alternatives of charts are behind a <details>, and are made when it is opened. */
+/* Tables. The text alternatives of charts are inside a <details>, and are built when it is opened. */
 
-/* `columns` are [heading, kind], kind "text" or "number"; cells are text or elements, and the first names the row. */
+/*
+ * `columns` are [heading, kind], with kind "text" or "number". Cells are text or elements; the first cell names the
+ * row.
+ */
 function table(caption, columns, rows) {
   const head = columns.map(([title, kind]) => el("th", { scope: "col", class: kind }, title));
   const body = rows.map((row) =>
@@ -19,7 +22,7 @@ function table(caption, columns, rows) {
   );
 }
 
-/* `make` gives what the <details> holds; it runs when that is opened first. */
+/* `make` builds the content of the <details>, and is called when it is first opened. */
 function details(summary, make) {
   const found = el("details", {}, el("summary", {}, summary));
   const open = () => {

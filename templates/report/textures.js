@@ -1,4 +1,7 @@
-/* Forward, backward, update, waiting, all-reduce, told apart without colour: plain, hatched, solid, empty, dotted. */
+/*
+ * Textures that distinguish the kinds of intervals without colour: forward is plain, backward hatched, update solid,
+ * waiting empty, all-reduce dotted.
+ */
 
 const textures = new Map();
 
@@ -37,7 +40,7 @@ function dotted(colour, dot) {
   });
 }
 
-/* The fill of an interval of that kind in that stage. */
+/* The fill of an interval, by kind and stage. */
 function texture(context, kind, stage) {
   const key = [theme(), devicePixelRatio, kind, stage % STAGES.length].join();
   if (!textures.has(key)) {
@@ -56,14 +59,14 @@ function texture(context, kind, stage) {
   return textures.get(key);
 }
 
-/* What a label in an interval is written in. */
+/* The text colour of a label inside an interval. */
 function textureInk(kind, stage) {
   if (kind === UPDATE) return token("surface");
   const ground = kind === BACKWARD ? stageDeep(stage) : stageColour(stage);
   return once("ink on " + ground, () => inkOn(ground));
 }
 
-/* A small picture of the kind, for the legend. */
+/* A sample of the kind for the legend. */
 function swatch(kind, stage = 0) {
   const canvas = el("canvas", { class: "swatch", width: 56, height: 28, "aria-hidden": "true" });
   const draw = () => {

@@ -1,4 +1,4 @@
-/* Light or dark: as the system says, until the reader chooses. Paper is always light. */
+/* The light or dark theme: that of the system until the reader chooses one. Printed pages are always light. */
 
 const themeListeners = [];
 
@@ -15,7 +15,7 @@ function setTheme(name) {
   themeListeners.forEach((draw) => draw());
 }
 
-/* Pages opened from a file may have no storage; the choice then lasts as long as the page. */
+/* A page opened from a file may have no storage. The choice then lasts as long as the page is open. */
 function remembered() {
   try {
     return localStorage.getItem("pipeplan-theme");

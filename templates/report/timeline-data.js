@@ -1,10 +1,10 @@
-/* The intervals of a timeline, by lane and in the order of time, so that what is in view is found at once. */
+/* The intervals of a timeline, by lane and ordered by time, so that the visible ones are found quickly. */
 
 const KINDS = ["forward", "backward", "update", "wait", "all-reduce"];
 const LETTERS = ["F", "B", "U", "", "R"];
 const [FORWARD, BACKWARD, UPDATE, WAIT, ALL_REDUCE] = KINDS.keys();
 
-/* For each lane two lists: what the worker does, and the all-reduces that go on behind it. */
+/* Each lane has two lists: the worker's own intervals, and the all-reduces that run in the background. */
 function lanesOf(columns, count) {
   const lanes = Array.from({ length: count }, () => ({ work: [], behind: [] }));
   columns.lane.forEach((lane, at) => {
@@ -34,14 +34,14 @@ function firstAfter(intervals, time) {
   return low;
 }
 
-/* The interval of the lane at the time; what computes counts before what waits. */
+/* The interval of a lane at a time. Computing takes precedence over waiting. */
 function intervalAt(lane, time, behind) {
   const list = behind && lane.behind.length ? lane.behind : lane.work;
   const one = list[firstAfter(list, time)];
   return one && one.from <= time ? one : null;
 }
 
-/* The share of workers that compute, in `count` equal pieces of the time until `end`. */
+/* The share of workers that compute, for `count` equal parts of the time until `end`. */
 function busyShares(lanes, end, count) {
   const shares = new Float64Array(count);
   const step = end / count;
@@ -57,7 +57,7 @@ function busyShares(lanes, end, count) {
   return Array.from(shares, (sum) => Math.min(1, sum / (step * lanes.length)));
 }
 
-/* Seconds of each kind that lie in the window. */
+/* Seconds of each kind within the window. */
 function secondsOf(lane, from, to) {
   const sums = KINDS.map(() => 0);
   for (const list of [lane.work, lane.behind]) {

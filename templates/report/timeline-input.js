@@ -1,6 +1,6 @@
-/* Wheel, drag, pinch and keys on a panel. The wheel alone scrolls the page until the panel has the focus. */
+/* Handles wheel, drag, pinch and keys on a panel. Until the panel has the focus, the wheel alone scrolls the page. */
 
-/* How far a wheel was turned, in pixels; some browsers count lines. */
+/* The distance of a wheel event in pixels. Some browsers report lines. */
 function turn(event, way) {
   return event[way] * (event.deltaMode === 1 ? 33 : 1);
 }
@@ -111,7 +111,7 @@ function chooseNone(panel) {
   panel.view.redraw();
 }
 
-/* From interval to interval, by keys: the minibatch below the cursor is the one that stands out. */
+/* Moves from interval to interval by keys, and highlights the minibatch under the cursor. */
 function moveCursor(panel, lanes, steps, say) {
   const { view } = panel;
   const cursor = panel.cursor || { lane: 0, time: (view.from + view.to) / 2 };

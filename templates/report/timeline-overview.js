@@ -1,4 +1,7 @@
-/* The whole run in a strip: how many workers compute when, and the window that the panels show. Dragging moves it. */
+/*
+ * A strip with the whole run: the share of workers that compute over time, and the window that the panels show, which
+ * can be dragged.
+ */
 
 const STRIP = 46;
 
@@ -54,7 +57,7 @@ function stripInput(picture, view) {
   for (const end of ["pointerup", "pointercancel"]) picture.addEventListener(end, () => (held = null));
 }
 
-/* The axis of time over the panels, at their scale: where the pipeline fills and where it is steady, and ticks. */
+/* The time axis above the panels, at their scale, with ticks and with the fill and the steady state of the pipeline. */
 function timeAxis(panel, facts, view) {
   const foot = facts.steady ? 46 : 26;
   const axis = svg("svg", { class: "axis", height: foot, "aria-hidden": "true" });
@@ -79,7 +82,7 @@ function timeAxis(panel, facts, view) {
   return axis;
 }
 
-/* Named in full where there is room, else in short. */
+/* Labels a phase in full if there is room, else in short. */
 function phases(panel, facts) {
   if (!facts.steady) return [];
   const [from, to] = facts.steady;

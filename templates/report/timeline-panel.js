@@ -1,4 +1,4 @@
-/* One drawing of lanes over time, predicted or measured. The canvas stays in sight while its lanes scroll past. */
+/* A drawing of lanes over time, predicted or measured. The canvas stays in place while the lanes scroll. */
 
 const GUTTER = { wide: 132, narrow: 58 };
 
@@ -49,7 +49,7 @@ class Panel {
     return this.view.from + ((x - this.gutter) / (this.width - this.gutter)) * (this.view.to - this.view.from);
   }
 
-  /* What lies below a point of the canvas: a lane and an interval of it, or null. */
+  /* The lane, and its interval or null, at a point of the canvas. */
   at(x, y) {
     const lane = Math.floor((y + this.scroller.scrollTop) / this.row);
     if (x < this.gutter || !this.lanes[lane]) return null;
@@ -108,7 +108,7 @@ class Panel {
     context.fillText(this.gutter === GUTTER.narrow ? "w" + lane.worker : `worker ${lane.worker}`, 28, middle + 0.5);
   }
 
-  /* Intervals narrower than a pixel are drawn as one pixel, and only one of each kind there. */
+  /* Intervals narrower than a pixel are drawn one pixel wide, and at most one of each kind per pixel. */
   drawList(context, intervals, stage, y) {
     const drawn = [-1, -1, -1, -1, -1];
     const height = this.row - 2;
@@ -127,7 +127,7 @@ class Panel {
     context.globalAlpha = 1;
   }
 
-  /* With a minibatch chosen, all others step back. */
+  /* If a minibatch is chosen, all others are dimmed. */
   faded(one) {
     const chosen = this.view.chosen;
     if (chosen === null || one.kind === WAIT) return false;

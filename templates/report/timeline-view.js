@@ -1,4 +1,4 @@
-/* The window of time that all parts of the timeline show: one for all, so that they zoom together. */
+/* The window of time that all parts of the timeline share, so that they zoom together. */
 
 class TimeView {
   constructor(end, shortest) {
@@ -6,7 +6,7 @@ class TimeView {
     this.shortest = Math.min(end, shortest);
     this.from = 0;
     this.to = end;
-    /* The minibatch that stands out, or null; the first is 0. */
+    /* The highlighted minibatch, counted from 0, or null. */
     this.chosen = null;
     this.listeners = [];
     this.waiting = false;
@@ -16,7 +16,7 @@ class TimeView {
     this.listeners.push(draw);
   }
 
-  /* However often the window changes, it is drawn once a frame. */
+  /* Draws once per frame, however often the window changes. */
   redraw() {
     if (this.waiting) return;
     this.waiting = true;
@@ -34,7 +34,7 @@ class TimeView {
     this.redraw();
   }
 
-  /* A factor below 1 shows less, with the time `around` where it is. */
+  /* Zooms so that the time `around` keeps its position. A factor below 1 shows less. */
   zoom(factor, around = (this.from + this.to) / 2) {
     const length = Math.min(this.end, Math.max(this.shortest, (this.to - this.from) * factor));
     const share = (around - this.from) / (this.to - this.from);

@@ -1,4 +1,4 @@
-/* The pipeline from fill to steady state: predicted above measured, on one scale. */
+/* The section with the timeline from the fill to the steady state: predicted above measured, on one scale. */
 
 const TIMELINE_HELP =
   "With the focus on a panel: arrow left and right move, plus and minus zoom, 0 shows everything, Home and End go to " +
@@ -42,7 +42,7 @@ function timelineSection(report) {
   );
 }
 
-/* A hundredth of a typical interval: nearer than that there is nothing to see. */
+/* The narrowest window: a hundredth of a typical interval. */
 function shortestOf(facts) {
   const { start_s: starts, end_s: ends } = facts.predicted;
   const lengths = starts.map((start, at) => ends[at] - start).filter((length) => length > 0);
@@ -81,7 +81,7 @@ function timelineButtons(view, facts, say) {
   );
 }
 
-/* A few rounds of the steady state, so that single passes can be read. */
+/* The first window: a few rounds of the steady state, so that single passes can be read. */
 function showSteady(view, facts) {
   const [from, to] = facts.steady;
   view.show(from, Math.min(to, from + Math.max((to - from) / 4, view.shortest * 400)));

@@ -1,4 +1,7 @@
-/* One box of figures that follows the pointer. Whoever uses no pointer finds the same in the line below the chart. */
+/*
+ * A box of figures that follows the pointer. Readers without a pointer find the same figures in the line below the
+ * chart.
+ */
 
 let tooltipBox = null;
 

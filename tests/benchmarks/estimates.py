@@ -31,7 +31,7 @@ from pipeplan.planning.solve import Settings, solve
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profiler import Options as Measure
+from pipeplan.profiler import ProfilerOptions as Measure
 from pipeplan.profiler import profile_model
 
 MOST, CLOSE = 0.9, 0.25

@@ -9,7 +9,7 @@ from pathlib import Path
 import estimates
 import pytest
 
-from pipeplan.profiler import Options, profile_model
+from pipeplan.profiler import ProfilerOptions, profile_model
 
 FOLDER = Path(os.environ.get("PIPEPLAN_REFERENCE", "")) / "pipedream"
 CASES = {case.name: case for case in estimates.CASES}
@@ -19,7 +19,7 @@ def _pairs(name: str) -> tuple[estimates.Pairs, estimates.Profile]:
     if not FOLDER.is_dir():
         pytest.skip("PIPEPLAN_REFERENCE names no folder with the published profiles")
     case = CASES[name]
-    ours = profile_model(case.ref, Options(batches=(case.minibatch,), device="v100"))
+    ours = profile_model(case.ref, ProfilerOptions(batches=(case.minibatch,), device="v100"))
     theirs = estimates.published(FOLDER / f"{name}.txt", case.minibatch)
     return case.correct(estimates.matched(theirs, estimates.pieces_of(ours.layers, lambda layer: layer.op))), ours
 

@@ -11,7 +11,7 @@ from reported import Document, branching, report_of, small_cluster, source_of, v
 
 from pipeplan.cli import main
 from pipeplan.problem.problem import Options
-from pipeplan.report.source import Source
+from pipeplan.report.source import ReportSource
 
 
 @pytest.fixture
@@ -31,18 +31,18 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 @pytest.fixture(scope="session")
-def source() -> Source:
+def source() -> ReportSource:
     """VGG-16 on two servers of eight: one wide stage, and one behind it."""
     return source_of(vgg(), "B")
 
 
 @pytest.fixture(scope="session")
-def document(source: Source) -> Document:
+def document(source: ReportSource) -> Document:
     """Its report."""
     return report_of(source)
 
 
 @pytest.fixture(scope="session")
-def straight() -> Source:
+def straight() -> ReportSource:
     """A pipeline of three stages and more, of a model that branches."""
     return source_of(branching(), small_cluster(), Options(max_replicas=1, allow_copies=False))

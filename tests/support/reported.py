@@ -14,8 +14,8 @@ from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_json
-from pipeplan.report.build import build
-from pipeplan.report.source import Source, read
+from pipeplan.report.build import build_report
+from pipeplan.report.source import ReportSource, read_report_source
 from pipeplan.util import files
 from pipeplan.util.files import Node
 
@@ -46,9 +46,11 @@ def small_cluster(servers: int = 2, inside: int = 2) -> Cluster:
     return Cluster("tiny", Device("chip", "cuda", 10**9), levels)
 
 
-def source_of(profile: Profile, cluster: Cluster | str, options: Options | None = None, solver: str = "dp") -> Source:
+def source_of(
+    profile: Profile, cluster: Cluster | str, options: Options | None = None, solver: str = "dp"
+) -> ReportSource:
     """The best plan for a profile on a cluster, as a report takes it."""
-    return read(Node(document_of(profile, cluster, options, solver), "plan.json"), profile)
+    return read_report_source(Node(document_of(profile, cluster, options, solver), "plan.json"), profile)
 
 
 def document_of(
@@ -61,9 +63,9 @@ def document_of(
     return found
 
 
-def report_of(source: Source, *, thorough: bool = False) -> Document:
+def report_of(source: ReportSource, *, thorough: bool = False) -> Document:
     """The document of its report."""
-    return build(source, thorough=thorough).to_json()
+    return build_report(source, thorough=thorough).to_json()
 
 
 def rows(columns: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
@@ -72,7 +74,7 @@ def rows(columns: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
     return list(zip(*columns.values(), strict=True))
 
 
-def write_run(folder: Path, source: Source, *, slower: float = 1.25, timelines: bool = True) -> Path:
+def write_run(folder: Path, source: ReportSource, *, slower: float = 1.25, timelines: bool = True) -> Path:
     """A run folder such as the executor would leave, of a straight plan that is so much slower than predicted.
 
     Every worker computes six minibatches, one after the other.

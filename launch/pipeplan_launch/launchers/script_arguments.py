@@ -1,9 +1,15 @@
-"""The command line of a module that a rendered script calls: facts of the plan, `--`, and the user's arguments."""
+"""The command line of a module that a rendered script calls: facts of the plan, `--`, and the user's arguments.
+
+Does the plan folder still hold the plan that a launch script was rendered for?
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
+
+from pipeplan_launch.errors import LaunchError
 
 
 def parse_script_arguments(
@@ -14,3 +20,17 @@ def parse_script_arguments(
     parser.add_argument("--digest", required=True, help="digest of the plan: another plan is refused")
     end = list(arguments).index("--") if "--" in arguments else len(arguments)
     return parser.parse_args(arguments[:end]), list(arguments[end + 1 :])
+
+
+def check_digest(plan_folder: str, digest: str, kind: str) -> None:
+    """Raise `LaunchError` unless the first stage file of `plan_folder` names `digest`; `kind` is ssh or slurm."""
+    stage = Path(plan_folder, "stages", "stage-0.json")
+    try:
+        same = digest in stage.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        same = False
+    if not same:
+        raise LaunchError(
+            f"the plan in {plan_folder} is another one by now: render this file again, with pipeplan render {kind} "
+            "--force"
+        )

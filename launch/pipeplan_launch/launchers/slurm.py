@@ -20,8 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.launchers.plan_digest import check_digest
-from pipeplan_launch.launchers.script_arguments import parse_script_arguments
+from pipeplan_launch.launchers.script_arguments import check_digest, parse_script_arguments
 from pipeplan_launch.launchers.slurm_nodes import Component, meeting_variables, output_lines, srun_command
 from pipeplan_launch.launchers.slurm_run_folder import JobRun, choose_run
 

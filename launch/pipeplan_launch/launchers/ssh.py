@@ -18,8 +18,7 @@ from types import FrameType
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.launchers.hosts_file import Host, read_hosts
-from pipeplan_launch.launchers.plan_digest import check_digest
-from pipeplan_launch.launchers.script_arguments import parse_script_arguments
+from pipeplan_launch.launchers.script_arguments import check_digest, parse_script_arguments
 from pipeplan_launch.launchers.ssh_check import check_hosts
 from pipeplan_launch.launchers.ssh_connection import Launch
 from pipeplan_launch.launchers.ssh_copy import copy_to_all

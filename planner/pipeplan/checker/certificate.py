@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.checker import formulas
+from pipeplan.checker import figures
 from pipeplan.checker import states as dominance
 from pipeplan.checker.ddp_overlap import least_single_stage_pace, waits_for_update
 from pipeplan.checker.document import DOUBLE_BUFFERED, FORWARD_ONLY, STASHING, VERTICAL, PlanDocument
-from pipeplan.checker.link_rates import UniformRates
 from pipeplan.checker.model import CheckedModel, Flags, Floats
+from pipeplan.checker.network import UniformRates
 from pipeplan.checker.shared_cards import shared_cores_bound_s
 from pipeplan.checker.states import CertificateStates
 from pipeplan.checker.transitions import StageCandidates, Transitions
@@ -236,7 +236,7 @@ def _check_space(
         return floor.number(), 0
     threshold = entry["threshold_s"].number() * (1 - tolerance)
     checked = check_closure(document, model, entry, space.level, space.copies, threshold, among)
-    return float(formulas.overlapped_s(threshold / space.copies, synchronisation, document.asked.overlap)), checked
+    return float(figures.overlapped_s(threshold / space.copies, synchronisation, document.asked.overlap)), checked
 
 
 def _spaces(document: PlanDocument) -> list[CertifiedSpace]:
@@ -272,7 +272,7 @@ def _among(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -
     if space.copies == 1 or not model.training:
         return 0.0
     rates, size = UniformRates.of(document.cluster), float(model.parameters.sum())
-    return float(formulas.ring_allreduce_s(space.copies, size, rates.allreduce[-1], rates.latency_s[-1]))
+    return float(figures.ring_allreduce_s(space.copies, size, rates.allreduce[-1], rates.latency_s[-1]))
 
 
 def _describe(space: CertifiedSpace) -> str:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from pipeplan.checker import formulas
+from pipeplan.checker import figures
 from pipeplan.checker.document import CheckedStage, PlanDocument
 from pipeplan.checker.figures import StageFigures, stage_figures
 from pipeplan.checker.model import CheckedModel
@@ -77,7 +77,7 @@ def exposed_allreduce_s(document: PlanDocument, model: CheckedModel) -> float:
         done_s = -float(model.backward_s.sum()) / speed - recompute_s
         for size, remaining in _buckets(model):
             done_s = max(done_s, -remaining / speed) + float(
-                formulas.ring_allreduce_s(len(workers), size, link.allreduce, link.latency_s)
+                figures.ring_allreduce_s(len(workers), size, link.allreduce, link.latency_s)
             )
     return max(0.0, done_s)
 

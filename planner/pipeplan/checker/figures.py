@@ -1,4 +1,8 @@
-"""Times, traffic and memory of the stages of a plan, from its lists of layers and workers.
+"""The formulas of docs/cost-model.md, implemented independently of `pipeplan.cost.formulas`.
+
+All functions accept scalars or NumPy arrays. Times are seconds, sizes bytes, bandwidths bytes/s.
+
+Times, traffic and memory of the stages of a plan, from its lists of layers and workers.
 
 An independent implementation of docs/cost-model.md; it shares no code with `pipeplan.cost.formulas`.
 """
@@ -7,11 +11,40 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from pipeplan.checker import formulas
+import numpy as np
+
 from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, VERTICAL, PlanDocument
 from pipeplan.checker.model import CheckedModel
 from pipeplan.checker.network import FREE, NetworkRates
+
+ROUNDING = 1e-9
+"""A quotient that exceeds an integer by less than this counts as that integer, as in the planner."""
+
+
+def ring_allreduce_s(members: Any, size: Any, bandwidth: Any, latency_s: Any) -> Any:
+    """Time of one ring all-reduce: 2 (m-1)/m · size / B + 2 (m-1) α."""
+    steps = 2.0 * (members - 1)
+    return steps * (size / (members * bandwidth) + latency_s)
+
+
+def overlapped_s(compute_s: Any, synchronisation_s: Any, overlap: float) -> Any:
+    """Time of compute c and synchronisation g with overlap ω: max(c, g) + (1-ω) min(c, g)."""
+    longer, shorter = np.maximum(compute_s, synchronisation_s), np.minimum(compute_s, synchronisation_s)
+    return longer + (1.0 - overlap) * shorter
+
+
+def group_wait(allreduce_s: Any, pace_s: float, replicas: Any, copies: int) -> Any:
+    """Minibatches that pass while replicas wait for an all-reduce: max(0, G/T - 1), or r - 1/m with m copies."""
+    if copies > 1:
+        return replicas - 1.0 / copies
+    return np.maximum(0.0, allreduce_s / pace_s - 1.0)
+
+
+def in_flight_depth(demand: Any, waiting: Any, transfer_s: Any, pace_s: float, replicas: Any) -> Any:
+    """In-flight depth: 1 + ⌈(demand + wait + 2 x / T) / r⌉, with demand = d′ r′ + wait′ of the next stage."""
+    return 1.0 + np.ceil((demand + waiting + 2.0 * transfer_s / pace_s) / replicas - ROUNDING)
 
 
 @dataclass(frozen=True)
@@ -91,9 +124,7 @@ def copies_allreduce_s(document: PlanDocument, model: CheckedModel) -> float:
     if document.copies == 1 or document.inference:
         return 0.0
     link = document.network.among([worker for stage in document.stages for worker in stage.workers])
-    return float(
-        formulas.ring_allreduce_s(document.copies, float(model.parameters.sum()), link.allreduce, link.latency_s)
-    )
+    return float(ring_allreduce_s(document.copies, float(model.parameters.sum()), link.allreduce, link.latency_s))
 
 
 def _lag(document: PlanDocument, index: int) -> int:
@@ -153,4 +184,4 @@ def _allreduce(network: NetworkRates, workers: tuple[int, ...], size: float) -> 
     if len(workers) == 1:
         return 0.0
     link = network.among(workers)
-    return float(formulas.ring_allreduce_s(len(workers), size, link.allreduce, link.latency_s))
+    return float(ring_allreduce_s(len(workers), size, link.allreduce, link.latency_s))

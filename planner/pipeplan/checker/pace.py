@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pipeplan.checker import formulas
+from pipeplan.checker import figures as formulas
 from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, GPIPE, PlanDocument
 from pipeplan.checker.figures import StageFigures
 

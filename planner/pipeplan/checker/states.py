@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.checker.document import CheckedOptions
-from pipeplan.checker.link_rates import UniformRates
 from pipeplan.checker.model import Flags, Floats
+from pipeplan.checker.network import UniformRates
 from pipeplan.checker.transitions import Transitions
 from pipeplan.util.files import LARGEST, Node
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.checker import formulas
+from pipeplan.checker import figures
 from pipeplan.checker.document import DOUBLE_BUFFERED, STASHING, PlanDocument
-from pipeplan.checker.link_rates import UniformRates
 from pipeplan.checker.model import CheckedModel, Flags, Floats, Totals
+from pipeplan.checker.network import UniformRates
 from pipeplan.errors import InputError
 
 Ints = NDArray[np.intp]
@@ -147,7 +147,7 @@ class Transitions:
         ring = np.zeros(forward.shape)
         if self.model.training:
             size = (totals.parameters[cut] - totals.parameters[before])[:, None]
-            ring = formulas.ring_allreduce_s(replicas, size, self.rates.allreduce[span], self.rates.latency_s[span])
+            ring = figures.ring_allreduce_s(replicas, size, self.rates.allreduce[span], self.rates.latency_s[span])
         lost = self.hopeless(before[:, None], np.arange(self.workers), np.zeros(1))
         open_ = ~lost | (before == 0)[:, None]
         row, run = np.nonzero(self._quick(forward + backward, ring, replicas)[:, kind] & open_[:, start])
@@ -157,7 +157,7 @@ class Transitions:
             fixed, growing = self._memory(cut, before[row], count[run], again=True)
             quick = self._quick(2 * forward + backward, ring, replicas)[at]
             variants.append((np.where(quick, fixed, np.inf), growing))
-        wait = formulas.group_wait(ring, self.threshold, replicas, self.copies) if self.share is None else 0.0
+        wait = figures.group_wait(ring, self.threshold, replicas, self.copies) if self.share is None else 0.0
         late = np.maximum(0.0, (ring + self.among_s) / self.threshold - 1.0 / self.copies)
         return StageCandidates(
             cut=cut,
@@ -177,7 +177,7 @@ class Transitions:
         update."""
         if self.share == 0:
             return np.zeros(compute_s.shape, dtype=bool)
-        time: Floats = formulas.overlapped_s(compute_s, ring_s / (self.share or replicas), self.overlap)
+        time: Floats = figures.overlapped_s(compute_s, ring_s / (self.share or replicas), self.overlap)
         return time <= self.threshold
 
     def _memory(self, cut: int, before: Ints, replicas: Ints, *, again: bool) -> tuple[Floats, Floats]:
@@ -217,7 +217,7 @@ class Transitions:
         replicas, wait = stretch.replicas[taken], stretch.wait[taken]
         depth = np.ones(len(taken))
         if self.covers and stretch.cut != self.last:
-            depth = formulas.in_flight_depth(demand, wait, transfer, self.threshold, replicas)
+            depth = figures.in_flight_depth(demand, wait, transfer, self.threshold, replicas)
         fits: Flags = np.zeros(len(taken), dtype=bool)
         for fixed, growing in stretch.variants:
             fits |= fixed[taken] + depth * growing[taken] <= self.capacity
@@ -241,7 +241,7 @@ class Transitions:
             each = totals.parameters[before] * (self.share is None) + (0 if self.recompute else totals.saved[before])
             once = totals.parameters[before] * (1 + self.model.state_ratio + 2 * (self.share is not None))
             least = once + totals.buffers[before] + each * (1 + demand)
-            none |= least * (1 - formulas.ROUNDING) > room * self.capacity
+            none |= least * (1 - figures.ROUNDING) > room * self.capacity
         return none
 
     def words(self, stretch: StageCandidates, step: int) -> str:

@@ -13,8 +13,7 @@ from pipeplan.checker import model as models
 from pipeplan.checker.certificate import check_certificate
 from pipeplan.checker.ddp_overlap import ddp_pace, exposed_allreduce_s
 from pipeplan.checker.document import FLUSHING, PlanDocument
-from pipeplan.checker.figures import StageFigures, copies_allreduce_s, stage_figures, weight_versions
-from pipeplan.checker.formulas import ROUNDING
+from pipeplan.checker.figures import ROUNDING, StageFigures, copies_allreduce_s, stage_figures, weight_versions
 from pipeplan.checker.model import CheckedModel
 from pipeplan.checker.pace import batch_parts, steady_pace, update_interval
 from pipeplan.checker.shared_cards import busiest_card_s, busiest_cores_s

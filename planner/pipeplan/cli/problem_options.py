@@ -15,8 +15,8 @@ from pipeplan.cli.options import bundled_clusters, bundled_profiles, complete_na
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import ACCUMULATING, SCHEDULES, STASHING
 from pipeplan.problem.problem import BOUNDARIES, Options, Problem
+from pipeplan.profile_data.bundled import bundled_profile_paths, load_profile
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profile_data.profile_file import bundled_profile_paths, load_profile
 from pipeplan.profile_data.rescale import describe_rescaling
 from pipeplan.util import files
 from pipeplan.util.files import Node

@@ -13,7 +13,7 @@ from pipeplan.cli.output import answer_console, is_watched, print_json, status
 from pipeplan.cli.problem_options import profile_of_plan
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
-from pipeplan.replay import fault_terminal, terminal
+from pipeplan.replay import terminal
 from pipeplan.replay.fault_run import replay_fault
 from pipeplan.replay.run import SECONDS, PreparedReplay, ReplaySettings, minibatches_done, replay_plan
 from pipeplan.simulation.scenario import FORMAT, VERSION
@@ -76,7 +76,7 @@ def command(
     elif fault is None:
         terminal.show_replay(replayed, answer_console())
     else:
-        fault_terminal.show_fault_replay(broken, answer_console())
+        terminal.show_fault_replay(broken, answer_console())
     return 0 if fault is None or broken.kept else NOT_AS_PROMISED
 
 

@@ -19,9 +19,8 @@ from pipeplan.cli.problem_options import profile_of_plan
 from pipeplan.errors import InputError
 from pipeplan.problem import plan_file
 from pipeplan.profile_data.profile import Profile
-from pipeplan.report.build import build
-from pipeplan.report.page import page
-from pipeplan.report.source import read
+from pipeplan.report.build import build_report, report_page
+from pipeplan.report.source import read_report_source
 from pipeplan.run_data import run_folder as runs
 from pipeplan.util.files import Node, refuse_unwritable, write_text
 
@@ -67,20 +66,22 @@ def command(
             raise InputError(f"{target} is a folder: name the file to write, as in -o {target / REPORT}")
         refuse_unwritable(target)
         refuse_foreign_file(target, MARK, "a report", force)
-    source = read(root, _profile(root, path, profile_file))
+    source = read_report_source(root, _profile(root, path, profile_file))
     measured = None if run is None else runs.read_run_of_plan(path.parent, run)
-    document = build(source, measured, thorough=thorough).to_json()
+    document = build_report(source, measured, thorough=thorough).to_json()
     if as_json:
         print_json(document, indent=None)
         return
-    write_text(target, page(document))
+    write_text(target, report_page(document))
     note(f"written: {target}")
 
 
 def write_report(folder: Path, profile: Profile) -> Path:
     """Write the report on a plan that was just written, replacing any older one. Returns its path."""
     target = folder / REPORT
-    write_text(target, page(build(read(plan_file.read_plan_document(folder), profile)).to_json()))
+    write_text(
+        target, report_page(build_report(read_report_source(plan_file.read_plan_document(folder), profile)).to_json())
+    )
     return target
 
 

@@ -1,4 +1,7 @@
-"""`pipeplan solve`: find the best plan for a profile on a cluster, and write its plan folder."""
+"""`pipeplan solve`: find the best plan for a profile on a cluster, and write its plan folder.
+
+`pipeplan solve --for TARGET`: the option, and the trainer's files that it writes beside the plan.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,18 @@ from typing import Any, Literal
 import click
 
 from pipeplan.api import cluster
+from pipeplan.cli.export import export_lines
 from pipeplan.cli.options import complete_words, force_option, json_option, output_folder, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json, print_line, status
 from pipeplan.cli.problem_options import ProfileSource, option_fields, problem_arguments, read_profile
-from pipeplan.cli.solve_for import for_option, write_exported
 from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
 from pipeplan.cluster_data.devices import device_mismatch
 from pipeplan.drawing.plan_table import plan_table
 from pipeplan.errors import InputError
+from pipeplan.exports import target
 from pipeplan.exports import target as exports
 from pipeplan.exports.solve_for import TargetedProblem
+from pipeplan.exports.target import TARGET_NAMES
 from pipeplan.from_options import AUTO, BuiltProblem, build_problem
 from pipeplan.planning.choose_minibatch import MinibatchChoice
 from pipeplan.planning.choose_schedule import ScheduleChoice
@@ -28,6 +33,21 @@ from pipeplan.planning.solve import Outcome, solve
 from pipeplan.rendering import plan_folder, plan_json
 from pipeplan.util import interrupts
 from pipeplan.util.units import show_pace, show_time
+
+for_option = click.option(
+    "--for",
+    "target_name",
+    metavar="TARGET",
+    shell_complete=complete_words(*TARGET_NAMES),
+    help=f"Plan for another trainer and write its files into the plan folder: {', '.join(TARGET_NAMES)}.",
+)
+
+
+def write_exported(aim: TargetedProblem, outcome: Outcome, folder: Path, *, force: bool) -> list[str]:
+    """Write the trainer's files into the plan folder. Returns the lines that say so."""
+    target_folder, files = folder / aim.to.name, aim.files(outcome)
+    target.write_export(target_folder, files, force=force)
+    return export_lines(aim.to, target_folder, files, (outcome.problem, outcome.plan))
 
 
 @click.command("solve")

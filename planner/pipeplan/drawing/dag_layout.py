@@ -1,8 +1,8 @@
-"""Places the layers of a DAG for a drawing: in ranks from top to bottom, few crossings, and room for long edges.
+"""Places the layers of a DAG for a drawing: in ranks from top to bottom, with few crossings, and room for long edges.
 
-After Sugiyama, Tagawa and Toda (Methods for visual understanding of hierarchical system structures, 1981): a layer lies
-one rank below the lowest that it reads; an edge over several ranks has a point of its own in each; and each rank is
-ordered by the mean position of what is joined to it above, then below, a few times over.
+The method is that of Sugiyama, Tagawa and Toda (Methods for visual understanding of hierarchical system structures,
+1981). A layer lies one rank below the lowest of its inputs. An edge over several ranks has a point in each of them.
+Each rank is ordered by the mean position of its neighbours above, then below, several times.
 """
 
 from __future__ import annotations
@@ -15,35 +15,37 @@ from pipeplan.profile_data.layers import edges
 from pipeplan.profile_data.profile import Profile
 
 _SWEEPS = 8
-Key = tuple[str, str, int]
-"""A layer (its name twice, and -1), or a point of an edge (its ends, and its rank)."""
+"""Number of times that the ranks are ordered, downwards and upwards in turn."""
+PointKey = tuple[str, str, int]
+"""Key of a layer (its name twice, and -1) or of a point of an edge (the edge's ends, and the point's rank)."""
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where things are, in ranks and places within a rank, both from 0."""
+class DagLayout:
+    """Positions of layers and edges, as ranks and places within a rank, both counted from 0."""
 
     place: dict[str, tuple[float, int]]
-    """Of every layer: its place, centred over all ranks, and its rank."""
+    """Place and rank of every layer. The places of a narrow rank are centred."""
     paths: dict[tuple[str, str], list[tuple[float, int]]]
-    """Of every edge: from its producer to its consumer."""
+    """Points of every edge, from its producer to its consumer."""
     width: int
-    """The most things in one rank."""
+    """Largest number of layers and edge points in one rank."""
     ranks: int
+    """Number of ranks."""
 
 
-def layout(profile: Profile) -> Layout:
-    """Place all layers and edges."""
+def layout_dag(profile: Profile) -> DagLayout:
+    """Place all layers and edges of a profile's DAG."""
     arrows = edges(profile.tensors)
     rank = _ranks(profile, arrows)
-    rows: list[list[Key]] = [[] for _ in range(max(rank.values()) + 1)]
+    rows: list[list[PointKey]] = [[] for _ in range(max(rank.values()) + 1)]
     for layer in profile.layers:
         rows[rank[layer.name]].append((layer.name, layer.name, -1))
-    above: dict[Key, list[Key]] = defaultdict(list)
-    below: dict[Key, list[Key]] = defaultdict(list)
+    above: dict[PointKey, list[PointKey]] = defaultdict(list)
+    below: dict[PointKey, list[PointKey]] = defaultdict(list)
     routes = {}
     for source, target in arrows:
-        points: list[Key] = [(source, target, at) for at in range(rank[source] + 1, rank[target])]
+        points: list[PointKey] = [(source, target, at) for at in range(rank[source] + 1, rank[target])]
         for point in points:
             rows[point[2]].append(point)
         route = [(source, source, -1), *points, (target, target, -1)]
@@ -58,7 +60,7 @@ def layout(profile: Profile) -> Layout:
         for number, row in enumerate(rows)
         for place, key in enumerate(row)
     }
-    return Layout(
+    return DagLayout(
         place={layer.name: at[layer.name, layer.name, -1] for layer in profile.layers},
         paths={arrow: [at[key] for key in route] for arrow, route in routes.items()},
         width=width,
@@ -67,7 +69,10 @@ def layout(profile: Profile) -> Layout:
 
 
 def _ranks(profile: Profile, arrows: list[tuple[str, str]]) -> dict[str, int]:
-    """The longest path to each layer; layers stand in a topological order but for files that say otherwise."""
+    """The rank of each layer: the length of the longest path to it.
+
+    The search repeats until nothing changes, in case a file's layers are not in a topological order.
+    """
     rank = {layer.name: 0 for layer in profile.layers}
     changed = True
     while changed:
@@ -79,17 +84,20 @@ def _ranks(profile: Profile, arrows: list[tuple[str, str]]) -> dict[str, int]:
     first: dict[str, int] = {}
     for source, target in arrows:
         first[source] = min(first.get(source, rank[target]), rank[target])
-    # What reads nothing stands beside what reads it, not at the top.
+    # A layer without inputs is placed one rank above its first consumer, not at the top.
     return {name: first[name] - 1 if name in first and name not in read else at for name, at in rank.items()}
 
 
-def _untangle(rows: list[list[Key]], above: dict[Key, list[Key]], below: dict[Key, list[Key]]) -> None:
-    where: dict[Key, float] = {}
+def _untangle(
+    rows: list[list[PointKey]], above: dict[PointKey, list[PointKey]], below: dict[PointKey, list[PointKey]]
+) -> None:
+    """Order each rank by the mean position of its neighbours, in place."""
+    where: dict[PointKey, float] = {}
     for row in rows:
         where.update({key: place - (len(row) - 1) / 2 for place, key in enumerate(row)})
     for sweep in range(_SWEEPS):
         joined = above if sweep % 2 == 0 else below
         for row in rows if sweep % 2 == 0 else reversed(rows):
-            mean = {key: sum(where[one] for one in joined[key]) / len(joined[key]) for key in row if joined[key]}
+            mean = {key: sum(where[other] for other in joined[key]) / len(joined[key]) for key in row if joined[key]}
             row.sort(key=lambda key: mean.get(key, where[key]))
             where.update({key: place - (len(row) - 1) / 2 for place, key in enumerate(row)})

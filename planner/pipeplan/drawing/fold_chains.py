@@ -1,6 +1,6 @@
-"""The DAG of a profile with its chains drawn together: what is left is where it branches, and the expensive layers.
+"""Folds the chains of a profile's DAG into single nodes, which leaves its branches and the expensive layers.
 
-Blocks of a model that follow each other and are drawn alike: of 32 transformer blocks, one picture tells all.
+Finds equal consecutive blocks of a model, such as 32 transformer blocks, so that one can stand for all.
 """
 
 from __future__ import annotations
@@ -13,48 +13,52 @@ from dataclasses import dataclass
 from pipeplan.profile_data.layers import Layer, edges
 from pipeplan.profile_data.profile import Profile
 
-HALF = 0.5
-AS_LONG = 0.99
+EXPENSIVE_SHARE = 0.5
+"""Share of the total time that the expensive layers take together."""
+EQUAL_TIME_RATIO = 0.99
+"""Ratio of two times from which on they count as equal."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers that follow each other with nothing beside them: each reads only the one before, and alone reads it."""
+    """Layers in a row: each reads only the layer before it, and is that layer's only consumer."""
 
     layers: tuple[Layer, ...]
     reads: tuple[int, ...]
-    """Numbers of the chains that it reads, all before it."""
+    """Indices of the chains that this one reads, all smaller than its own."""
 
     @property
     def total_s(self) -> float:
-        """Forward and backward time of its layers."""
-        return sum(map(total_s, self.layers))
+        """Forward plus backward time of the layers, in seconds."""
+        return sum(map(layer_time_s, self.layers))
 
 
-def total_s(layer: Layer) -> float:
-    """Forward and backward time."""
+def layer_time_s(layer: Layer) -> float:
+    """Forward plus backward time of a layer, in seconds."""
     return layer.forward_s + layer.backward_s
 
 
-def expensive(profile: Profile, most: int = 12) -> list[str]:
-    """The fewest layers that take half of the time together, the most expensive first, and those that take as long as
-    the last of them; at most `most`. Of more layers that take as long as each other none stands out.
+def most_expensive_layers(profile: Profile, most: int = 12) -> list[str]:
+    """Names of the fewest layers that take half of the time together, the most expensive first.
+
+    Layers that take as long as the last of these are included. There are at most `most` names: if a group of equally
+    expensive layers exceeds that, the group is left out, because none of its layers stands out.
     """
-    found: list[Layer] = []
-    taken = 0.0
-    for layer in sorted(profile.layers, key=total_s, reverse=True):
-        enough = taken >= HALF * profile.total_s or len(found) >= most
-        if not total_s(layer) or (enough and total_s(layer) < AS_LONG * total_s(found[-1])):
+    selected: list[Layer] = []
+    selected_s = 0.0
+    for layer in sorted(profile.layers, key=layer_time_s, reverse=True):
+        enough = selected_s >= EXPENSIVE_SHARE * profile.total_s or len(selected) >= most
+        if not layer_time_s(layer) or (enough and layer_time_s(layer) < EQUAL_TIME_RATIO * layer_time_s(selected[-1])):
             break
-        found.append(layer)
-        taken += total_s(layer)
-    if len(found) > most:
-        found = [layer for layer in found if total_s(layer) * AS_LONG > total_s(found[-1])]
-    return [layer.name for layer in found]
+        selected.append(layer)
+        selected_s += layer_time_s(layer)
+    if len(selected) > most:
+        selected = [layer for layer in selected if layer_time_s(layer) * EQUAL_TIME_RATIO > layer_time_s(selected[-1])]
+    return [layer.name for layer in selected]
 
 
-def chains(profile: Profile, alone: Collection[str] = ()) -> list[Chain]:
-    """The chains in a topological order; the layers named in `alone` are chains of their own."""
+def fold_chains(profile: Profile, alone: Collection[str] = ()) -> list[Chain]:
+    """The chains in a topological order. Each layer named in `alone` is a chain of its own."""
     before: dict[str, list[str]] = defaultdict(list)
     after: dict[str, list[str]] = defaultdict(list)
     for source, target in edges(profile.tensors):
@@ -62,43 +66,45 @@ def chains(profile: Profile, alone: Collection[str] = ()) -> list[Chain]:
         after[source].append(target)
     apart = set(alone)
     members: list[list[Layer]] = []
-    home: dict[str, int] = {}
+    chain_of: dict[str, int] = {}
     for layer in _in_order(profile, before, after):
         name = layer.name
         feeds = before[name]
         joined = len(feeds) == 1 and len(after[feeds[0]]) == 1 and not apart & {name, feeds[0]}
-        home[name] = home[feeds[0]] if joined else len(members)
+        chain_of[name] = chain_of[feeds[0]] if joined else len(members)
         if joined:
-            members[home[name]].append(layer)
+            members[chain_of[name]].append(layer)
         else:
             members.append([layer])
-    return [Chain(tuple(layers), tuple(sorted({home[name] for name in before[layers[0].name]}))) for layers in members]
+    return [
+        Chain(tuple(layers), tuple(sorted({chain_of[name] for name in before[layers[0].name]}))) for layers in members
+    ]
 
 
 def _in_order(profile: Profile, before: dict[str, list[str]], after: dict[str, list[str]]) -> list[Layer]:
-    """The layers in a topological order, the profile's own where that is one: it must be, but files differ."""
+    """The layers in a topological order: the profile's own order unless a file breaks the rule that it is one."""
     position = {layer.name: number for number, layer in enumerate(profile.layers)}
     left = {name: len(before[name]) for name in position}
     ready = [position[name] for name, count in left.items() if not count]
     heapq.heapify(ready)
-    found = []
+    ordered = []
     while ready:
         layer = profile.layers[heapq.heappop(ready)]
-        found.append(layer)
+        ordered.append(layer)
         for name in after[layer.name]:
             left[name] -= 1
             if not left[name]:
                 heapq.heappush(ready, position[name])
-    return found
+    return ordered
 
 
-FEWEST, LONGEST = 3, 60
-"""Times that a block must follow itself, and the most chains in one."""
+MIN_REPEATS, MAX_BLOCK = 3, 60
+"""Smallest number of equal blocks in a row, and largest number of chains in a block."""
 
 
 @dataclass(frozen=True)
-class Repeat:
-    """Chains `start` … `start + period - 1`, and as many again so often that there are `times` of them."""
+class RepeatedBlock:
+    """A block of chains, `start` … `start + period - 1`, that occurs `times` times in a row."""
 
     start: int
     period: int
@@ -106,17 +112,17 @@ class Repeat:
 
     @property
     def end(self) -> int:
-        """The chain after the last."""
+        """Index of the chain after the last block."""
         return self.start + self.period * self.times
 
 
-def repeats(chains: Sequence[Chain]) -> list[Repeat]:
-    """Runs of like blocks, from the first on, each as long as can be."""
-    found = []
+def repeated_blocks(chains: Sequence[Chain]) -> list[RepeatedBlock]:
+    """Repeated blocks from the first chain on. Each covers as many chains as possible."""
+    found: list[RepeatedBlock] = []
     at = 0
     while at < len(chains):
-        best = max((_run(chains, at, period) for period in range(1, LONGEST + 1)), key=_covered)
-        if best.times >= FEWEST:
+        best = max((_longest_repeat(chains, at, period) for period in range(1, MAX_BLOCK + 1)), key=_covered)
+        if best.times >= MIN_REPEATS:
             found.append(best)
             at = best.end
         else:
@@ -124,23 +130,23 @@ def repeats(chains: Sequence[Chain]) -> list[Repeat]:
     return found
 
 
-def _covered(run: Repeat) -> tuple[int, int]:
-    """What of two runs is better: what covers more, and then the shorter block."""
-    return (run.period * run.times if run.times >= FEWEST else 0, -run.period)
+def _covered(repeat: RepeatedBlock) -> tuple[int, int]:
+    """Sort key: a repeat is better if it covers more chains, or as many with a shorter block."""
+    return (repeat.period * repeat.times if repeat.times >= MIN_REPEATS else 0, -repeat.period)
 
 
-def _run(chains: Sequence[Chain], start: int, period: int) -> Repeat:
+def _longest_repeat(chains: Sequence[Chain], start: int, period: int) -> RepeatedBlock:
     at = start
-    while at + period < len(chains) and _alike(chains[at], chains[at + period], period):
+    while at + period < len(chains) and _equal_chains(chains[at], chains[at + period], period):
         at += 1
-    return Repeat(start, period, (at - start) // period + 1)
+    return RepeatedBlock(start, period, (at - start) // period + 1)
 
 
-def _alike(one: Chain, later: Chain, period: int) -> bool:
-    """The same operations and weights, reading the same, or what lies as far before."""
-    mine = [(layer.op, layer.parameter_bytes) for layer in one.layers]
-    theirs = [(layer.op, layer.parameter_bytes) for layer in later.layers]
-    return mine == theirs and (
-        len(one.reads) == len(later.reads)
-        and all(after - before in (0, period) for before, after in zip(one.reads, later.reads, strict=True))
+def _equal_chains(earlier: Chain, later: Chain, period: int) -> bool:
+    """Whether two chains have equal operations and weights, and read the same chains, or ones as far before them."""
+    layers = [(layer.op, layer.parameter_bytes) for layer in earlier.layers]
+    later_layers = [(layer.op, layer.parameter_bytes) for layer in later.layers]
+    return layers == later_layers and (
+        len(earlier.reads) == len(later.reads)
+        and all(after - before in (0, period) for before, after in zip(earlier.reads, later.reads, strict=True))
     )

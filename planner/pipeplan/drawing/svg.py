@@ -1,11 +1,11 @@
-"""The whole DAG of a profile, every layer a box coloured by its share of the time: as SVG, or as Graphviz's dot."""
+"""Draws the DAG of a profile as SVG or in Graphviz's dot: one box per layer, coloured by its share of the time."""
 
 from __future__ import annotations
 
 import json
 
-from pipeplan.drawing.dag_layout import layout
-from pipeplan.drawing.fold_chains import total_s
+from pipeplan.drawing.dag_layout import layout_dag
+from pipeplan.drawing.fold_chains import layer_time_s
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import templates
@@ -13,15 +13,16 @@ from pipeplan.util.text import one_line
 from pipeplan.util.units import show_size, show_time
 
 BOX, ROW, COLUMN = (190, 34), 54, 206
-LONGEST = 28
-"""Characters of a name in a box; the title that a pointer shows has all of it."""
+"""Width and height of a box, and the distances between rows and between columns, in pixels."""
+MAX_NAME_LENGTH = 28
+"""Most characters of a name in a box. The tooltip shows the full name."""
 _COLD, _HOT = (255, 255, 255), (213, 94, 0)
-"""White, and the vermilion of Okabe and Ito."""
+"""White, and the vermilion of the palette of Okabe and Ito."""
 
 
-def svg(profile: Profile) -> str:
+def dag_svg(profile: Profile) -> str:
     """A self-contained SVG file."""
-    placed = layout(profile)
+    placed = layout_dag(profile)
     width, height = placed.width * COLUMN, placed.ranks * ROW
     shares = _shares(profile)
     largest = max(shares.values()) or 1.0
@@ -33,9 +34,9 @@ def svg(profile: Profile) -> str:
                 "x": f"{column * COLUMN:.0f}",
                 "y": rank * ROW,
                 "fill": _colour(shares[layer.name] / largest),
-                "name": _short(layer.name),
-                "line": _line(layer, shares[layer.name]),
-                "title": one_line(f"{layer.name}: {_long(layer, shares[layer.name])}"),
+                "name": _shortened(layer.name),
+                "line": _time_label(layer, shares[layer.name]),
+                "title": one_line(f"{layer.name}: {_tooltip(layer, shares[layer.name])}"),
             }
         )
     paths = [_curve([(x * COLUMN + BOX[0] / 2, y * ROW) for x, y in points]) for points in placed.paths.values()]
@@ -45,22 +46,22 @@ def svg(profile: Profile) -> str:
 
 
 def _curve(points: list[tuple[float, float]]) -> str:
-    """From below the first box to above the last, with vertical tangents in between."""
+    """SVG path from below the first box to above the last, with vertical tangents at the points between."""
     (x, y), *rest = points
     y += BOX[1]
-    found = f"M{x:.0f},{y:.0f}"
+    path = f"M{x:.0f},{y:.0f}"
     for number, (to_x, top) in enumerate(rest):
         middle = (y + top) / 2
-        found += f" C{x:.0f},{middle:.0f} {to_x:.0f},{middle:.0f} {to_x:.0f},{top:.0f}"
+        path += f" C{x:.0f},{middle:.0f} {to_x:.0f},{middle:.0f} {to_x:.0f},{top:.0f}"
         x, y = to_x, top
         if number < len(rest) - 1:
             y = top + BOX[1]
-            found += f" L{x:.0f},{y:.0f}"
-    return found
+            path += f" L{x:.0f},{y:.0f}"
+    return path
 
 
-def dot(profile: Profile) -> str:
-    """The same for Graphviz: `dot -Tpdf`."""
+def dag_dot(profile: Profile) -> str:
+    """A file for Graphviz, to be drawn with `dot -Tpdf`."""
     shares = _shares(profile)
     largest = max(shares.values()) or 1.0
     number = {layer.name: f"n{index}" for index, layer in enumerate(profile.layers)}
@@ -70,7 +71,7 @@ def dot(profile: Profile) -> str:
         "  node [shape=box, style=filled, fontname=sans, fontsize=10];",
     ]
     for layer in profile.layers:
-        label = f"{layer.name}\n{_line(layer, shares[layer.name])}"
+        label = f"{layer.name}\n{_time_label(layer, shares[layer.name])}"
         colour = _colour(shares[layer.name] / largest)
         lines.append(f"  {number[layer.name]} [label={_quoted(label)}, fillcolor={_quoted(colour)}];")
     for tensor in profile.tensors:
@@ -81,35 +82,35 @@ def dot(profile: Profile) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string of dot: its line breaks are written out, its other control characters are blanks."""
+    """A quoted string of the dot language. Line breaks are escaped, other control characters become blanks."""
     return json.dumps("\n".join(one_line(line) for line in text.split("\n")), ensure_ascii=False)
 
 
 def _shares(profile: Profile) -> dict[str, float]:
     whole = profile.total_s or 1.0
-    return {layer.name: total_s(layer) / whole for layer in profile.layers}
+    return {layer.name: layer_time_s(layer) / whole for layer in profile.layers}
 
 
 def _title(profile: Profile) -> str:
     return f"{profile.model_name}, minibatch {profile.minibatch}: {show_time(profile.total_s)} forward and backward"
 
 
-def _line(layer: Layer, share: float) -> str:
-    return f"{show_time(total_s(layer))}, {share:.1%}"
+def _time_label(layer: Layer, share: float) -> str:
+    return f"{show_time(layer_time_s(layer))}, {share:.1%}"
 
 
-def _long(layer: Layer, share: float) -> str:
+def _tooltip(layer: Layer, share: float) -> str:
     return (
         f"{layer.op}, forward {show_time(layer.forward_s)}, backward {show_time(layer.backward_s)} ({share:.1%}), "
         f"weights {show_size(layer.parameter_bytes)}, kept {show_size(layer.saved_bytes)}"
     )
 
 
-def _short(name: str) -> str:
+def _shortened(name: str) -> str:
     name = one_line(name)
-    return name if len(name) <= LONGEST else "…" + name[1 - LONGEST :]
+    return name if len(name) <= MAX_NAME_LENGTH else "…" + name[1 - MAX_NAME_LENGTH :]
 
 
 def _colour(share: float) -> str:
-    """From white to vermilion."""
+    """The colour of a share: from white for 0 to vermilion for 1."""
     return "#" + "".join(f"{round(cold + (hot - cold) * share):02x}" for cold, hot in zip(_COLD, _HOT, strict=True))

@@ -1,10 +1,10 @@
-"""The DAG of a profile in the terminal: a line for every chain and for every expensive layer.
+"""Draws the DAG of a profile in the terminal: one line for every chain and for every expensive layer.
 
-Draws a DAG as `git log --graph` draws commits: one line for each node, and a lane for each output that is awaited.
+Draws a DAG as `git log --graph` draws commits: one line per node, and a lane per output with consumers below.
 
-● a        a makes something that b and c read
-├─● b      b reads it, and c still will
-●─╯ c      c reads both, and nobody else does
+● a        a has an output that b and c read
+├─● b      b reads a's output, and c will read it too
+●─╯ c      c reads the outputs of a and b, and is the last to do so
 """
 
 from __future__ import annotations
@@ -14,28 +14,30 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from pipeplan.drawing.fold_chains import Chain, Repeat, chains, expensive, repeats
+from pipeplan.drawing.fold_chains import Chain, RepeatedBlock, fold_chains, most_expensive_layers, repeated_blocks
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.text import one_line
 
-NODE, MARKED = "○", "●"
-WIDEST = 16
-"""Lanes drawn; further ones are there, and not shown."""
+NODE_MARK, EXPENSIVE_NODE_MARK = "○", "●"
+MAX_DRAWN_LANES = 16
+"""Number of lanes that are drawn. Further ones exist, but are not shown."""
 
 
 @dataclass
 class _Lane:
+    """The output of a node, drawn as a column until its last consumer."""
+
     producer: int
     left: int
-    """Readers that are still to come."""
+    """Number of consumers that are still to come."""
 
 
-def lanes(reads: Sequence[Sequence[int]], marked: Sequence[bool]) -> list[str]:
-    """One line for every node of a DAG given as what each node reads, in a topological order.
+def graph_lanes(reads: Sequence[Sequence[int]], marked: Sequence[bool]) -> list[str]:
+    """One line for every node of a DAG, which `reads` gives as the inputs of each node in a topological order.
 
-    A lane is a column: it begins at the node that makes an output and ends at the last one that reads it. At a node,
-    `├` and `┤` are lanes that it reads and others will, `╰` and `╯` those that end with it; `┼` is one that it reads
-    on the way to another, `│` one that it does not.
+    A lane is a column that begins at the node with an output and ends at the last node that reads it. At a node, `├`
+    and `┤` are lanes that this and later nodes read, and `╰` and `╯` are lanes that end here. `┼` is a lane that the
+    node reads, crossed by the line to another; `│` is a lane that it does not read.
     """
     readers = [0] * len(reads)
     for node in reads:
@@ -50,7 +52,7 @@ def lanes(reads: Sequence[Sequence[int]], marked: Sequence[bool]) -> list[str]:
             _read(columns, column)
         ending = [column for column in inputs if not _lane(columns, column).left]
         place = _place(columns, inputs, ending, ended)
-        lines.append(_line(columns, place, inputs, MARKED if marked[number] else NODE))
+        lines.append(_line(columns, place, inputs, EXPENSIVE_NODE_MARK if marked[number] else NODE_MARK))
         for column in ending:
             columns[column] = None
         columns[place] = _Lane(number, readers[number]) if readers[number] else None
@@ -73,7 +75,7 @@ def _read(columns: list[_Lane | None], column: int) -> None:
 def _place(columns: list[_Lane | None], inputs: list[int], ending: list[int], ended: int) -> int:
     """The column of a node: the leftmost lane that ends with it, else a free one, added if there is none.
 
-    Not the one where the node in the line above ended: it would seem to be read.
+    A lane that ended in the line above is not reused, because the node would seem to read it.
     """
     if ending:
         return ending[0]
@@ -87,11 +89,11 @@ def _place(columns: list[_Lane | None], inputs: list[int], ending: list[int], en
 def _line(columns: list[_Lane | None], place: int, inputs: list[int], mark: str) -> str:
     left, right = min([place, *inputs]), max([place, *inputs])
     cells = []
-    for column in range(min(len(columns), WIDEST)):
+    for column in range(min(len(columns), MAX_DRAWN_LANES)):
         cells.append(_cell(columns, column, place, inputs, left, right) if column != place else mark)
         cells.append("─" if left <= column < right else " ")
-    if len(columns) > WIDEST:
-        cells[-1] = f"{mark}…" if place >= WIDEST else "…"
+    if len(columns) > MAX_DRAWN_LANES:
+        cells[-1] = f"{mark}…" if place >= MAX_DRAWN_LANES else "…"
     return "".join(cells).rstrip()
 
 
@@ -108,40 +110,41 @@ def _cell(columns: list[_Lane | None], column: int, place: int, inputs: list[int
 
 
 def _outermost(column: int, place: int, inputs: list[int]) -> bool:
-    """Whether no input lies beyond a column, seen from the node."""
+    """Whether no input lies beyond the column, seen from the node."""
     return column == (min(inputs) if column < place else max(inputs))
 
 
-BAR = 10
+BAR_WIDTH = 10
 """Characters of the longest bar."""
-LEAST_NAME = 12
-MANY = 100
-"""Lines from which on blocks that are alike are drawn once."""
+MIN_NAME_WIDTH = 12
+"""Smallest number of characters for a name."""
+MAX_LINES = 100
+"""Number of lines above which equal blocks are drawn once."""
 
 
-def picture(profile: Profile, width: int) -> list[Text]:
-    """Lines of at most `width` characters. What takes half of the time is marked, and stands out in colour.
+def dag_lines(profile: Profile, width: int) -> list[Text]:
+    """Lines of at most `width` characters. The layers that take half of the time are marked and coloured.
 
-    Where that would be very many lines, the expensive layers are not drawn apart, and of blocks that are alike only the
-    first is drawn.
+    If there would be very many lines, the expensive layers have no lines of their own, and only the first of several
+    equal blocks is drawn.
     """
-    hot = set(expensive(profile))
-    found = chains(profile, hot)
-    elided: list[Repeat] = []
-    if len(found) > MANY:
-        found = chains(profile)
-        elided = repeats(found)
-    marked = [any(layer.name in hot for layer in chain.layers) for chain in found]
-    drawn = lanes([chain.reads for chain in found], marked)
+    hot = set(most_expensive_layers(profile))
+    nodes = fold_chains(profile, hot)
+    elided: list[RepeatedBlock] = []
+    if len(nodes) > MAX_LINES:
+        nodes = fold_chains(profile)
+        elided = repeated_blocks(nodes)
+    marked = [any(layer.name in hot for layer in chain.layers) for chain in nodes]
+    drawn = graph_lanes([chain.reads for chain in nodes], marked)
     whole = profile.total_s or 1.0
     rows = [
-        _Row(line, chain, chain.total_s / whole, mark) for line, chain, mark in zip(drawn, found, marked, strict=True)
+        _Row(line, chain, chain.total_s / whole, mark) for line, chain, mark in zip(drawn, nodes, marked, strict=True)
     ]
-    for one in reversed(elided):
-        first = one.start + one.period
-        share = sum(row.share for row in rows[first : one.end])
-        last = one_line(found[one.end - 1].layers[-1].name)
-        rows[first : one.end] = [_Row("⋮", f"{one.times - 1} times more, as far as {last}", share, False)]
+    for repeat in reversed(elided):
+        first = repeat.start + repeat.period
+        share = sum(row.share for row in rows[first : repeat.end])
+        last = one_line(nodes[repeat.end - 1].layers[-1].name)
+        rows[first : repeat.end] = [_Row("⋮", f"{repeat.times - 1} times more, as far as {last}", share, False)]
     largest = max(row.share for row in rows) or 1.0
     return [_text(row, width, largest) for row in rows]
 
@@ -149,18 +152,18 @@ def picture(profile: Profile, width: int) -> list[Text]:
 @dataclass(frozen=True)
 class _Row:
     lanes: str
-    what: Chain | str
+    label: Chain | str
     share: float
     marked: bool
 
 
 def _text(row: _Row, width: int, largest: float) -> Text:
-    room = max(LEAST_NAME, width - BAR - 10 - len(row.lanes))
-    name = row.what if isinstance(row.what, str) else _name(row.what, room)
+    room = max(MIN_NAME_WIDTH, width - BAR_WIDTH - 10 - len(row.lanes))
+    name = row.label if isinstance(row.label, str) else _name(row.label, room)
     text = Text.assemble((f"{row.lanes} ", "" if row.marked else "dim"))
     text.append(_cut(name, room).ljust(room), "bold red" if row.marked else "")
     text.append(f" {row.share:6.1%} ")
-    text.append("█" * round(BAR * row.share / largest), "red" if row.marked else "blue")
+    text.append("█" * round(BAR_WIDTH * row.share / largest), "red" if row.marked else "blue")
     text.rstrip()
     return text
 
@@ -176,5 +179,5 @@ def _name(chain: Chain, room: int) -> str:
 
 
 def _cut(name: str, room: int) -> str:
-    """A name in `room` characters: its end tells more than its beginning."""
+    """A name in `room` characters. Its beginning is cut off, because its end tells more."""
     return name if len(name) <= room else "…" + name[len(name) - room + 1 :]

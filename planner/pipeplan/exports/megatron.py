@@ -12,12 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pipeplan.errors import InputError
-from pipeplan.exports.files import header_lines
-from pipeplan.exports.launch_commands import workers_per_used_server
-from pipeplan.exports.microbatch_orders import in_flight_difference
+from pipeplan.exports.files import header_lines, workers_per_used_server
 from pipeplan.exports.module_stacks import BlockStack, shared_weights, stack_of
 from pipeplan.exports.target import ExportFile, refusal
-from pipeplan.exports.uniform_degrees import GridDegrees, grid_degrees, restrict_to_synchronous_grid
+from pipeplan.exports.uniform_degrees import (
+    GridDegrees,
+    grid_degrees,
+    in_flight_difference,
+    restrict_to_synchronous_grid,
+)
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import GPIPE
 from pipeplan.problem.problem import Options, Problem

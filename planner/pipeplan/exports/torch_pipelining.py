@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from pipeplan.exports import layer_chains, microbatch_orders
+from pipeplan.exports import layer_chains, uniform_degrees
 from pipeplan.exports.cut_boundaries import ModuleBoundaries
-from pipeplan.exports.files import header_lines, python_literal, python_number_list
-from pipeplan.exports.launch_commands import torchrun_commands
+from pipeplan.exports.files import header_lines, python_literal, python_number_list, torchrun_commands
 from pipeplan.exports.target import ExportFile
 from pipeplan.exports.uniform_degrees import GridDegrees, grid_degrees, restrict_to_synchronous_grid
 from pipeplan.plan.plan import Plan
@@ -43,8 +42,8 @@ class TorchPipelining:
             "pipeline.py": ExportFile(
                 self._pipeline(problem, plan, grid), "where the model is cut, the mesh, the schedule"
             ),
-            microbatch_orders.FILE: ExportFile(
-                microbatch_orders.order_csv(plan), "the order of the passes, which torch's schedules load"
+            uniform_degrees.FILE: ExportFile(
+                uniform_degrees.order_csv(plan), "the order of the passes, which torch's schedules load"
             ),
         }
         if problem.profile.model_ref:
@@ -76,10 +75,10 @@ class TorchPipelining:
             replicas=grid.replicas,
             microbatch=grid.microbatch,
             microbatches=grid.microbatches,
-            schedule=microbatch_orders.torch_schedule_name(plan),
-            order=microbatch_orders.FILE,
-            same=microbatch_orders.is_torch_order(plan, grid),
-            too_few=microbatch_orders.too_few_microbatches(plan, grid),
+            schedule=uniform_degrees.torch_schedule_name(plan),
+            order=uniform_degrees.FILE,
+            same=uniform_degrees.is_torch_order(plan, grid),
+            too_few=uniform_degrees.too_few_microbatches(plan, grid),
             recomputed=[index for index, stage in enumerate(plan.stages) if stage.recompute],
         )
 

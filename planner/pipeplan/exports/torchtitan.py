@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pipeplan.errors import InputError
-from pipeplan.exports import microbatch_orders
-from pipeplan.exports.files import header_lines, python_literal
-from pipeplan.exports.launch_commands import torchrun_commands
+from pipeplan.exports import uniform_degrees
+from pipeplan.exports.files import header_lines, python_literal, torchrun_commands
 from pipeplan.exports.module_stacks import BlockStack, shared_weights, stack_of
 from pipeplan.exports.target import ExportFile, refusal
 from pipeplan.exports.uniform_degrees import grid_degrees, restrict_to_synchronous_grid
@@ -59,7 +58,7 @@ class Torchtitan:
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
         """The configuration, and the order of passes if torch's schedule has another one."""
         grid, stack = grid_degrees(self, problem, plan), stack_of(problem.profile)
-        torch_order = microbatch_orders.is_torch_order(plan, grid)
+        torch_order = uniform_degrees.is_torch_order(plan, grid)
         text = load_template("exports/torchtitan.py.j2").render(
             header=header_lines(self, problem, plan),
             run=_run(problem, grid.count, "."),
@@ -67,9 +66,9 @@ class Torchtitan:
             job=JOBS.get(len(stack.blocks), SMALL),
             blocks=len(stack.blocks),
             stages=[_modules(stage, stack) for stage in plan.stages],
-            schedule=microbatch_orders.torch_schedule_name(plan),
-            order="" if torch_order else microbatch_orders.FILE,
-            too_few=microbatch_orders.too_few_microbatches(plan, grid),
+            schedule=uniform_degrees.torch_schedule_name(plan),
+            order="" if torch_order else uniform_degrees.FILE,
+            too_few=uniform_degrees.too_few_microbatches(plan, grid),
             degrees=grid,
             # Without a pipeline torchtitan loads the microbatches of an update one by one.
             local=grid.microbatch * (grid.microbatches if grid.stages > 1 else 1),
@@ -79,8 +78,8 @@ class Torchtitan:
             FILE: ExportFile(text, "puts the plan into a job's configuration: stages, schedule, degrees, batch sizes")
         }
         if not torch_order:
-            files[microbatch_orders.FILE] = ExportFile(
-                microbatch_orders.order_csv(plan), "the order of the passes, which the configuration names"
+            files[uniform_degrees.FILE] = ExportFile(
+                uniform_degrees.order_csv(plan), "the order of the passes, which the configuration names"
             )
         return files
 

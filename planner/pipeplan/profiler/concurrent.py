@@ -1,10 +1,11 @@
 """Measure a model in several processes at the same time.
 
-A layer's time depends on what else the machine does: processes share caches, memory bandwidth, cores and their clock.
-Where a plan will run on one machine, the times that it meets are those under the load of its other workers. So as many
-processes as will run measure the same model, begin their timed passes together, and go on until the last has finished.
+A layer's time depends on what else the machine does, because processes share caches, memory bandwidth, cores and clock
+frequency. If a plan will run on one machine, its layers run under the load of the plan's other workers. Therefore as
+many processes as the plan will have measure the same model. They begin their timed passes at the same time, and all go
+on until the last one has finished.
 
-Who else measures at the same time: nobody, or other processes that start and end their timed passes together.
+How a measuring process coordinates with the others that measure at the same time, if there are any.
 """
 
 from __future__ import annotations
@@ -23,76 +24,76 @@ from typing import Any, Protocol
 from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Layer, Size
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profiler.options import Options, Progress
+from pipeplan.profiler.options import ProfilerOptions, Progress
 
 
-class Company(Protocol):
-    """Those that a process measures together with, itself included."""
+class MeasuringGroup(Protocol):
+    """The group of processes that measure at the same time, this one included."""
 
     processes: int
 
     def start(self) -> None:
-        """Wait until all are about to begin their timed passes."""
+        """Wait until every process is about to begin its timed passes."""
 
-    def finish(self, go_on: Callable[[], None]) -> None:
-        """Having measured enough, call `go_on` again and again until all have: the others' load stays what it was."""
+    def finish(self, keep_busy: Callable[[], None]) -> None:
+        """Call `keep_busy` until every process has measured enough, so that the load on the machine stays the same."""
 
 
-class Alone:
-    """One process, which waits for nobody."""
+class SingleProcess:
+    """A process that measures by itself."""
 
     processes = 1
 
     def start(self) -> None:
-        """There is nobody to wait for."""
+        """Return at once."""
 
-    def finish(self, go_on: Callable[[], None]) -> None:
-        """There is nobody whose load to keep up."""
+    def finish(self, keep_busy: Callable[[], None]) -> None:
+        """Return at once."""
 
 
-class Member:
-    """One of several, which meet through the process that started them (`pipeplan.profiler.concurrent`)."""
+class GroupMember:
+    """One of several processes, which synchronise through their parent (`pipeplan.profiler.concurrent`)."""
 
-    HERE, GO = "here", "go"
+    READY, GO = "ready", "go"
 
     def __init__(self, connection: Connection, processes: int) -> None:
         self._connection, self.processes = connection, processes
 
     def start(self) -> None:
-        """Say that it is here, and wait for the others."""
-        self._connection.send(self.HERE)
-        self._take()
+        """Report to the parent, and wait until every process has."""
+        self._connection.send(self.READY)
+        self._receive_go()
 
-    def finish(self, go_on: Callable[[], None]) -> None:
-        """Say that it is here, and keep the core busy until the others are."""
-        self._connection.send(self.HERE)
+    def finish(self, keep_busy: Callable[[], None]) -> None:
+        """Report to the parent, and keep the core busy until every process has."""
+        self._connection.send(self.READY)
         while not self._connection.poll():
-            go_on()
-        self._take()
+            keep_busy()
+        self._receive_go()
 
-    def _take(self) -> None:
-        word = self._connection.recv()
-        assert word == self.GO, word
-
-
-PATIENCE_S = 5.0
-"""How long a process that has sent its profile may take to end."""
+    def _receive_go(self) -> None:
+        message = self._connection.recv()
+        assert message == self.GO, message
 
 
-def profile_together(ref: str, options: Options, progress: Progress) -> Profile:
-    """The medians over `options.processes` profiles that were measured at the same time.
+EXIT_TIMEOUT_S = 5.0
+"""Time that a process may take to end after it has sent its profile."""
 
-    Raises `InputError` for what any of the processes says of the model, and for one that ends without an answer.
+
+def profile_concurrently(ref: str, options: ProfilerOptions, progress: Progress) -> Profile:
+    """Profile the model in `options.processes` processes at the same time, and take the medians.
+
+    Raises `InputError` if a process reports an error in the model, or ends without an answer.
     """
     with ExitStack() as stack:
         members = [stack.enter_context(_Process(number)) for number in range(options.processes)]
         for member in members:
             member.connection.send((ref, options))
-        return combined(_attend(members, ref, progress))
+        return combine_profiles(_collect_profiles(members, ref, progress))
 
 
 class _Process:
-    """A measuring process; it is ended when the context is left, however that comes about."""
+    """A measuring process. It ends when the context is left, also if by an exception."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -107,7 +108,8 @@ class _Process:
             str(theirs.fileno()),
             str(os.getpid()),
         ]
-        # What the user's code prints is wanted once. A group of its own: Ctrl-C is for the process that ends the rest.
+        # Only the first process shows what the user's code prints. Each is in a process group of its own, so that
+        # Ctrl-C reaches the parent only, which then ends the others.
         output = 2 if self.number == 0 else subprocess.DEVNULL
         self.process = subprocess.Popen(
             command,
@@ -124,7 +126,7 @@ class _Process:
     def __exit__(self, *exception: object) -> None:
         if exception[0] is None:
             try:
-                self.process.wait(PATIENCE_S)
+                self.process.wait(EXIT_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
         else:
@@ -133,76 +135,81 @@ class _Process:
         self.connection.close()
 
 
-def _attend(members: Sequence[_Process], ref: str, progress: Progress) -> list[Profile]:
-    """Let the members meet, pass on the first one's progress, and collect what they found."""
+def _collect_profiles(members: Sequence[_Process], ref: str, progress: Progress) -> list[Profile]:
+    """Synchronise the processes, forward the first one's progress, and collect their profiles."""
     profiles: dict[int, Profile] = {}
-    here: set[int] = set()
+    ready_members: set[int] = set()
     by_connection = {member.connection: member for member in members}
     while len(profiles) < len(members):
         waiting = [connection for connection, member in by_connection.items() if member.number not in profiles]
         for ready in wait(waiting):
             assert isinstance(ready, Connection)
             member = by_connection[ready]
-            said = _said(member, ref)
-            if said == Member.HERE:
-                here.add(member.number)
-            elif said[0] == "error":
-                raise InputError(said[1])
-            elif said[0] == "profile":
-                profiles[member.number] = said[1]
+            message = _receive(member, ref)
+            if message == GroupMember.READY:
+                ready_members.add(member.number)
+            elif message[0] == "error":
+                raise InputError(message[1])
+            elif message[0] == "profile":
+                profiles[member.number] = message[1]
             elif member.number == 0:
-                progress(*said[1])
-        if len(here) == len(members):
-            here.clear()
+                progress(*message[1])
+        if len(ready_members) == len(members):
+            ready_members.clear()
             for member in members:
-                member.connection.send(Member.GO)
+                member.connection.send(GroupMember.GO)
     return [profiles[member.number] for member in members]
 
 
-def _said(member: _Process, ref: str) -> Any:
+def _receive(member: _Process, ref: str) -> Any:
+    """The next message of a process. Raises `InputError` if it has ended."""
     try:
         return member.connection.recv()
     except (EOFError, ConnectionResetError):
         status = member.process.wait()
         how = f"ended with status {status}"
         if status < 0:
-            how = f"was ended by signal {-status}; too little memory for so many is the likeliest cause"
+            how = f"was ended by signal {-status}; the likeliest cause is too little memory for so many processes"
         raise InputError(
-            f"process {member.number} of those that measure {ref!r} {how}; try fewer --processes, or one to see why"
+            f"process {member.number} of those that measure {ref!r} {how}; try fewer --processes, or "
+            "a single one to see why"
         ) from None
 
 
-def combined(profiles: Sequence[Profile]) -> Profile:
-    """One profile with the medians over several of the same model: times and spreads; of peak memory the most."""
+def combine_profiles(profiles: Sequence[Profile]) -> Profile:
+    """Combine profiles of the same model: the medians of times and spreads, and the largest peak memory.
+
+    Raises `InputError` if the profiles have different graphs.
+    """
     first = profiles[0]
-    if any(one.graph_hash != first.graph_hash for one in profiles):
+    if any(profile.graph_hash != first.graph_hash for profile in profiles):
         raise InputError("the processes did not trace the same graph: the model depends on chance or on the process")
     sizes = tuple(
         replace(
             size,
-            layers=_layers([one.sizes[index].layers for one in profiles]),
-            **_whole([one.sizes[index] for one in profiles]),
+            layers=_median_layers([profile.sizes[index].layers for profile in profiles]),
+            **_median_whole([profile.sizes[index] for profile in profiles]),
         )
         for index, size in enumerate(first.sizes)
     )
     return replace(
         first,
-        layers=_layers([one.layers for one in profiles]),
+        layers=_median_layers([profile.layers for profile in profiles]),
         sizes=sizes,
-        peak_bytes=max(one.peak_bytes for one in profiles),
-        **_whole(profiles),
+        peak_bytes=max(profile.peak_bytes for profile in profiles),
+        **_median_whole(profiles),
     )
 
 
-def _layers(of_processes: Sequence[tuple[Layer, ...]]) -> tuple[Layer, ...]:
+def _median_layers(layers_by_process: Sequence[tuple[Layer, ...]]) -> tuple[Layer, ...]:
     times = ("forward_s", "backward_s", "forward_spread_s", "backward_spread_s", "update_s")
     return tuple(
-        replace(same[0], **{name: statistics.median(getattr(one, name) for one in same) for name in times})
-        for same in zip(*of_processes, strict=True)
+        replace(same[0], **{name: statistics.median(getattr(layer, name) for layer in same) for name in times})
+        for same in zip(*layers_by_process, strict=True)
     )
 
 
-def _whole(of_processes: Sequence[Profile | Size]) -> dict[str, Any]:
-    forward = [one.whole_forward_s for one in of_processes if one.whole_forward_s is not None]
-    backward = [one.whole_backward_s for one in of_processes if one.whole_backward_s is not None]
+def _median_whole(profiles: Sequence[Profile | Size]) -> dict[str, Any]:
+    forward = [one.whole_forward_s for one in profiles if one.whole_forward_s is not None]
+    backward = [one.whole_backward_s for one in profiles if one.whole_backward_s is not None]
     return {"whole_forward_s": statistics.median(forward), "whole_backward_s": statistics.median(backward)}

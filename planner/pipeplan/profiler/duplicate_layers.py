@@ -1,11 +1,11 @@
-"""Layers that are the same computation, of which one needs to be measured.
+"""Duplicate layers: layers that are the same computation, so that only one of them needs to be measured.
 
-Two layers are alike if their functions are the same graph of the same operators with the same constants, and if
-everything that a pass showed of them is equal: type, shape, strides and need of a gradient of all that they are given
-(tensors, data, parameters, buffers), which of these share memory, what they make of it, and the gradients that come
-back. What is left to differ is the values of floating-point numbers, on which no dense operator's time depends.
-Integers decide what is read and written (an embedding's rows): layers that are given some are alike only if these are
-the same tensor, or in buffers and data the same numbers.
+Two layers are duplicates if their functions are the same graph of the same operators with the same constants, and if
+one pass observed the same about both: type, shape, strides and `requires_grad` of all inputs (tensors, data,
+parameters, buffers), which of these share memory, and the same properties of the outputs and of the gradients that come
+back. They may differ in the values of floating-point numbers, on which no dense operator's time depends. Integers,
+however, decide which memory is read and written (an embedding's rows). Layers with integer inputs are duplicates only
+if they read the same tensor, or if the buffers and data hold the same numbers.
 """
 
 from __future__ import annotations
@@ -17,77 +17,79 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pipeplan.profiler.layer_inputs import RunLayer
+from pipeplan.profiler.layer_inputs import PreparedLayer
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan_launch.tracing.layers import LOSS_LAYER
 
 
-def describe(tensor: Tensor | None) -> Hashable:
-    """What the time of an operator may depend on in a tensor, but for its integers."""
+def tensor_signature(tensor: Tensor | None) -> Hashable:
+    """The properties of a tensor that an operator's time may depend on, except for integer values."""
     if tensor is None:
         return None
     return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.requires_grad, tensor.device
 
 
-class Observer:
-    """Sees one full pass of a `LayerRun`, and tells which layers are alike."""
+class DuplicateFinder:
+    """Observes one full pass of a `LayerRun`, and finds the duplicate layers."""
 
     def __init__(self, run: LayerRun) -> None:
         self.run = run
-        self._seen: dict[str, list[Hashable]] = {}
+        self._observed: dict[str, list[Hashable]] = {}
 
-    def forward(self, layer: RunLayer, received: Sequence[Tensor], data: Sequence[Tensor], made: Sequence[Any]) -> None:
-        """A layer has run on this."""
-        given = [*layer.state, *received, *data]
-        results = [one for one in made if isinstance(one, Tensor)]
-        integers = [_integers(one) for one in (*layer.state, *data)]
-        integers += [spec.name for spec, one in zip(layer.receives, received, strict=True) if _chooses(one)]
-        self._seen[layer.name] = [
-            tuple(map(describe, given)),
+    def forward(
+        self, layer: PreparedLayer, received: Sequence[Tensor], data: Sequence[Tensor], made: Sequence[Any]
+    ) -> None:
+        """Record the inputs and outputs of a layer."""
+        inputs = [*layer.state, *received, *data]
+        outputs = [one for one in made if isinstance(one, Tensor)]
+        integers = [_integer_digest(one) for one in (*layer.state, *data)]
+        integers += [spec.name for spec, one in zip(layer.receives, received, strict=True) if _may_be_indices(one)]
+        self._observed[layer.name] = [
+            tuple(map(tensor_signature, inputs)),
             tuple(integers),
-            tuple(map(describe, results)),
-            _sharing([*given, *results]),
+            tuple(map(tensor_signature, outputs)),
+            _shared_storages([*inputs, *outputs]),
             layer.writes_in_place,
         ]
 
-    def backward(self, layer: RunLayer, gradients: Sequence[Sequence[Tensor | None]]) -> None:
-        """These gradients have come for what a layer made: for each tensor, one or None from each consumer."""
-        self._seen[layer.name].append(tuple(tuple(map(describe, one)) for one in gradients))
+    def backward(self, layer: PreparedLayer, gradients: Sequence[Sequence[Tensor | None]]) -> None:
+        """Record the gradients of a layer's outputs: for each tensor, one or None from each consumer."""
+        self._observed[layer.name].append(tuple(tuple(map(tensor_signature, one)) for one in gradients))
 
     def classes(self) -> dict[str, str]:
-        """For every layer that another one before it can stand for, that other one; the first of its kind."""
+        """For every duplicate layer, the first layer that is the same computation."""
         first: dict[Hashable, str] = {}
-        found = {}
+        duplicates = {}
         for layer in self.run.layers:
             if layer.name == LOSS_LAYER:
                 continue
-            signature = (structure(layer.segment.run), tuple(self._seen[layer.name]))
+            signature = (graph_signature(layer.segment.run), tuple(self._observed[layer.name]))
             source = first.setdefault(signature, layer.name)
             if source != layer.name:
-                found[layer.name] = source
-        return found
+                duplicates[layer.name] = source
+        return duplicates
 
 
-def _integers(tensor: Tensor) -> str | None:
-    """The content of a tensor of integers, in short."""
-    if not _chooses(tensor):
+def _integer_digest(tensor: Tensor) -> str | None:
+    """A digest of an integer tensor's values; None for other tensors."""
+    if not _may_be_indices(tensor):
         return None
     return hashlib.sha256(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
-def _chooses(tensor: Tensor) -> bool:
-    """Whether its values may decide where memory is touched."""
+def _may_be_indices(tensor: Tensor) -> bool:
+    """Whether the tensor's values may decide which memory is accessed."""
     return not (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 1
 
 
-def _sharing(tensors: Iterable[Tensor]) -> Hashable:
-    """For each tensor the first one whose memory it is in."""
+def _shared_storages(tensors: Iterable[Tensor]) -> Hashable:
+    """For each tensor, the index of the first one that shares its storage."""
     first: dict[int, int] = {}
     return tuple(first.setdefault(tensor.untyped_storage()._cdata, index) for index, tensor in enumerate(tensors))
 
 
-def structure(module: fx.GraphModule) -> Hashable:
-    """A graph as a value: equal for graphs that run the same operators on the same arguments in the same order."""
+def graph_signature(module: fx.GraphModule) -> Hashable:
+    """A hashable value of a graph, equal for graphs that run the same operators on the same arguments in order."""
     number = {node: index for index, node in enumerate(module.graph.nodes)}
 
     def value(argument: Any) -> Hashable:
@@ -103,29 +105,29 @@ def structure(module: fx.GraphModule) -> Hashable:
             return type(argument).__name__, repr(argument)
         if isinstance(argument, torch.dtype | torch.device | torch.layout | torch.memory_format):
             return str(argument)
-        return _Same(argument)
+        return _Identity(argument)
 
     def target(node: fx.Node) -> Hashable:
         if node.op == "placeholder":
             return ""
         if node.op == "get_attr":
             inner = getattr(module, str(node.target))
-            return structure(inner) if isinstance(inner, fx.GraphModule) else _Same(inner)
-        return node.target if isinstance(node.target, str) else _Same(node.target)
+            return graph_signature(inner) if isinstance(inner, fx.GraphModule) else _Identity(inner)
+        return node.target if isinstance(node.target, str) else _Identity(node.target)
 
     return tuple(
         (node.op, target(node), tuple(map(value, node.args)), value(dict(node.kwargs))) for node in module.graph.nodes
     )
 
 
-class _Same:
-    """Equal to what wraps the very same object, and holds on to it, so that no other one takes its address."""
+class _Identity:
+    """Compares by identity. Keeps the wrapped object alive, so that no other object gets its address."""
 
     def __init__(self, wrapped: object) -> None:
         self.wrapped = wrapped
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.wrapped is self.wrapped
+        return isinstance(other, _Identity) and other.wrapped is self.wrapped
 
     def __hash__(self) -> int:
         return id(self.wrapped)

@@ -1,4 +1,4 @@
-"""The layers of a traced model, each as a function with its state, and what may be said of a pass over them."""
+"""Layers of a traced model as functions with their state, and the protocol of observers of a pass."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from pipeplan_launch.tracing.trace import TensorSpec, TracedModel
 
 
 @dataclass(frozen=True, eq=False)
-class RunLayer:
-    """A layer, ready to run."""
+class PreparedLayer:
+    """A layer that is ready to run: its function, state and tensors."""
 
     name: str
     segment: Subgraph
     state: tuple[Tensor, ...]
     trained: tuple[Tensor, ...]
-    """Its parameters that take gradients."""
+    """The parameters that take gradients."""
     receives: tuple[TensorSpec, ...]
     makes: tuple[TensorSpec, ...]
     writes_in_place: bool
-    """Whether it may write to what it receives: then it gets a copy, which may be written."""
+    """Whether the layer may write to its inputs. It then gets copies."""
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What a gradient is but for its numbers."""
+class TensorKind:
+    """Type, layout and device of a gradient."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -39,28 +39,31 @@ class Kind:
     device: torch.device
 
     @staticmethod
-    def of(tensor: Tensor) -> Kind:
-        return Kind(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
+    def of(tensor: Tensor) -> TensorKind:
+        """The kind of a tensor."""
+        return TensorKind(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
 
     def make(self) -> Tensor:
-        """A tensor of this kind, just written; its numbers are small, and none is subnormal."""
+        """A new tensor of this kind, filled with a small number that is not subnormal."""
         extent = 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
         memory = torch.full((max(0, extent),), 1e-3, dtype=self.dtype, device=self.device)
         return memory.as_strided(self.shape, self.stride)
 
 
-class Watcher(Protocol):
-    """Told of a pass."""
+class PassObserver(Protocol):
+    """Observes a pass over the layers."""
 
-    def forward(self, layer: RunLayer, received: Sequence[Tensor], data: Sequence[Tensor], made: Sequence[Any]) -> None:
-        """A layer made this of what it was given."""
+    def forward(
+        self, layer: PreparedLayer, received: Sequence[Tensor], data: Sequence[Tensor], made: Sequence[Any]
+    ) -> None:
+        """A layer has run forwards: `made` are its outputs."""
 
-    def backward(self, layer: RunLayer, gradients: Sequence[Sequence[Tensor | None]]) -> None:
-        """The gradients of what a layer made: for each tensor, from each consumer."""
+    def backward(self, layer: PreparedLayer, gradients: Sequence[Sequence[Tensor | None]]) -> None:
+        """A layer is about to run backwards: the gradients of each of its outputs, one or None from each consumer."""
 
 
-def prepare(traced: TracedModel, name: str, device: torch.device) -> RunLayer:
-    """The layer of this name, on a device."""
+def prepare_layer(traced: TracedModel, name: str, device: torch.device) -> PreparedLayer:
+    """Cut the layer of this name out of the model, and put its constants on the device."""
     receives = tuple(spec for spec in traced.tensors if name in spec.consumers)
     makes = tuple(spec for spec in traced.tensors if spec.producer == name)
     segment = cut_subgraph(
@@ -68,12 +71,12 @@ def prepare(traced: TracedModel, name: str, device: torch.device) -> RunLayer:
     )
     parameters, buffers = dict(traced.model.named_parameters()), dict(traced.model.named_buffers())
     state = tuple(
-        parameters[one] if one in parameters else buffers[one] if one in buffers else _constant(traced, one, device)
-        for one in segment.state
+        parameters[key] if key in parameters else buffers[key] if key in buffers else _constant(traced, key, device)
+        for key in segment.state
     )
     grouped = any(name in group for group in traced.together)
-    trained = tuple(one for one in state if one.requires_grad)
-    return RunLayer(name, segment, state, trained, receives, makes, grouped)
+    trained = tuple(tensor for tensor in state if tensor.requires_grad)
+    return PreparedLayer(name, segment, state, trained, receives, makes, grouped)
 
 
 def _constant(traced: TracedModel, name: str, device: torch.device) -> Tensor:

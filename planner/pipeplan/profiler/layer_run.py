@@ -1,10 +1,10 @@
-"""Run a traced model layer by layer, each layer a function of its own, forwards and then backwards.
+"""Run a traced model layer by layer, each layer as a function of its own, forwards and then backwards.
 
-The layers run in place, in one pass over the model: memory and caches are as in training. Between layers the
+The layers run in order, in one pass over the model, so that memory and caches are as in training. Between layers the
 tensors are detached, so that the backward pass of each layer can be run by itself.
 
-Layers that others stand for (`LayerRun.alike`) are left out: whoever reads what they make gets what the layer in their
-place made, and a gradient that would come from them is one of the same type, shape and strides.
+Duplicate layers (`LayerRun.alike`) are left out. The consumers of such a layer read the outputs of the layer that it
+duplicates, and the gradients that it would send back are replaced by tensors of the same type, shape and strides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_unflatten
 
-from pipeplan.profiler.layer_inputs import Kind, RunLayer, Watcher, prepare
+from pipeplan.profiler.layer_inputs import PassObserver, PreparedLayer, TensorKind, prepare_layer
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Batch
 from pipeplan_launch.tracing.layers import LOSS_LAYER
@@ -27,12 +27,14 @@ from pipeplan_launch.tracing.trace import TensorSpec, TracedModel
 
 Measure = Callable[[Callable[[], None]], Callable[[], float]]
 Loss = Callable[[Any, Any], Tensor]
-Look = Callable[[str, Sequence[Tensor]], None]
+OnOutputs = Callable[[str, Sequence[Tensor]], None]
 
 
-class _Arrive(torch.autograd.Function):
-    """A tensor that starts a graph of its own, and is not a leaf: a leaf would stay in memory until the backward pass,
-    where the model lets go of what no operator saved."""
+class _NonLeafInput(torch.autograd.Function):
+    """Makes a tensor that starts an autograd graph of its own, but is not a leaf.
+
+    A leaf would stay in memory until the backward pass, while in training a tensor that no operator saved is freed.
+    """
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tensor: Tensor, writable: bool) -> Tensor:
@@ -40,7 +42,7 @@ class _Arrive(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise AssertionError("the gradient is taken before it gets here")
+        raise AssertionError("the gradient is taken before it reaches this function")
 
 
 class LayerRun:
@@ -50,56 +52,56 @@ class LayerRun:
         self.traced, self.batch, self.loss, self.minibatch = traced, batch, loss, minibatch
         self.device = device
         self._output_spec = output_spec(traced)
-        self.layers = tuple(prepare(traced, info.name, device) for info in traced.layers)
+        self.layers = tuple(prepare_layer(traced, info.name, device) for info in traced.layers)
         self._anchor = torch.zeros((), device=device, requires_grad=True)
-        # By tensor, until its last reader has run; then only where its gradient goes in is kept.
+        # By tensor name, until the last consumer has run. After that only the gradient edge is kept.
         self._values: dict[str, Tensor] = {}
-        self._made: dict[str, GradientEdge] = {}
-        # By layer and tensor: where the gradient comes out, and the gradient.
-        self._arrived: dict[str, dict[str, GradientEdge]] = {}
+        self._output_edges: dict[str, GradientEdge] = {}
+        # By layer and tensor name: the edge that gives the gradient, and the gradient.
+        self._input_edges: dict[str, dict[str, GradientEdge]] = {}
         self._gradients: dict[str, dict[str, Tensor | None]] = {}
-        self._of_parameters: list[Tensor | None] = []
+        self._parameter_gradients: list[Tensor | None] = []
         self._loss: Tensor | None = None
-        self.watcher: Watcher | None = None
-        """Told of every layer that runs, if there is one."""
-        self._came: dict[tuple[str, str], Kind | None] = {}
+        self.watcher: PassObserver | None = None
+        """Observes every layer that runs; None for no observer."""
+        self._gradient_kinds: dict[tuple[str, str], TensorKind | None] = {}
         self._alike: dict[str, str] = {}
-        self._last_of: dict[str, str] = {}
-        self._lent: dict[str, list[Tensor]] = {}
+        self._last_duplicate: dict[str, str] = {}
+        self._shared_outputs: dict[str, list[Tensor]] = {}
 
     @property
     def alike(self) -> dict[str, str]:
-        """For each layer that is not run the earlier one that stands for it. Set after one full pass."""
+        """For each layer that is not run, the earlier layer that it duplicates. To be set after one full pass."""
         return self._alike
 
     @alike.setter
     def alike(self, alike: dict[str, str]) -> None:
         self._alike = alike
-        self._last_of = {source: name for name, source in alike.items()}
+        self._last_duplicate = {source: name for name, source in alike.items()}
 
     @property
     def weights(self) -> dict[str, int]:
-        """How many layers a layer stands for, where others are left out for it."""
-        found: dict[str, int] = {}
+        """Number of layers that a layer stands for, itself included, by layer that has duplicates."""
+        weights: dict[str, int] = {}
         for source in self._alike.values():
-            found[source] = found.get(source, 1) + 1
-        return found
+            weights[source] = weights.get(source, 1) + 1
+        return weights
 
     def forward(
         self,
         measure: Measure,
         around: Callable[[str], AbstractContextManager[Any]] = nullcontext,
-        look: Look = lambda layer, made: None,
+        look: OnOutputs = lambda layer, made: None,
     ) -> dict[str, Callable[[], float]]:
-        """Run the layers forwards, but for those that others stand for; the times by layer.
+        """Run all layers forwards, except duplicates. Returns the times by layer.
 
-        `around` gives a context to run each layer in, by its name; `look` is shown what each one made: tensors, and
-        in the end the loss.
+        `around` maps a layer's name to a context in which the layer runs. `look` is called with the name and the
+        outputs of each layer; the output of the last layer is the loss.
         """
         times = {}
         for layer in self.layers:
             if layer.name in self._alike:
-                self._borrow(layer)
+                self._reuse_outputs(layer)
                 continue
             results: list[Any] = []
             times[layer.name] = self._forward_one(layer, results, measure, around)
@@ -110,34 +112,34 @@ class LayerRun:
             for spec, made in zip(layer.makes, results, strict=True):
                 self._values[spec.name] = made
                 if spec.requires_grad:
-                    self._made[spec.name] = get_gradient_edge(made)
-            if layer.name in self._last_of:
-                self._lent[layer.name] = [made.detach() for made in results]
+                    self._output_edges[spec.name] = get_gradient_edge(made)
+            if layer.name in self._last_duplicate:
+                self._shared_outputs[layer.name] = [made.detach() for made in results]
         return times
 
-    def _borrow(self, layer: RunLayer) -> None:
-        """What the layer would make is what the one in its place made."""
+    def _reuse_outputs(self, layer: PreparedLayer) -> None:
+        """Use the outputs of the layer that this one duplicates."""
         source = self._alike[layer.name]
-        for spec, made in zip(layer.makes, self._lent[source], strict=True):
+        for spec, made in zip(layer.makes, self._shared_outputs[source], strict=True):
             self._values[spec.name] = made
-        self._let_go(layer)
-        if self._last_of[source] == layer.name:
-            del self._lent[source]
+        self._free_consumed(layer)
+        if self._last_duplicate[source] == layer.name:
+            del self._shared_outputs[source]
 
-    def _let_go(self, layer: RunLayer) -> None:
-        """Forget the tensors that nobody reads after this layer."""
+    def _free_consumed(self, layer: PreparedLayer) -> None:
+        """Free the tensors whose last consumer is this layer."""
         for spec in layer.receives:
             if spec.consumers[-1] == layer.name:
                 del self._values[spec.name]
 
     def _forward_one(
         self,
-        layer: RunLayer,
+        layer: PreparedLayer,
         results: list[Any],
         measure: Measure,
         around: Callable[[str], AbstractContextManager[Any]],
     ) -> Callable[[], float]:
-        received = self._receive(layer)
+        received = self._inputs(layer)
         data = [self.batch.inputs[index] for index in layer.segment.inputs]
 
         def call() -> None:
@@ -154,102 +156,109 @@ class LayerRun:
         return taken
 
     def precision(self) -> AbstractContextManager[object]:
-        """The autocast that the model runs forwards under."""
+        """The autocast context of the model's forward pass."""
         return autocast(self.traced.autocast, self.device)
 
     def backward(self, measure: Measure) -> dict[str, Callable[[], float]]:
-        """Run the layers backwards, after `forward`; the times by layer. What forward kept is let go on the way."""
+        """Run all layers backwards after `forward`, and free the tensors that it kept. Returns the times by layer."""
         times = {}
         for layer in reversed(self.layers):
             if layer.name in self._alike:
                 continue
-            self._bring(layer)
+            self._complete_gradients(layer)
             times[layer.name] = self._backward_one(layer, measure)
-            self._forget(layer)
+            self._drop_gradients(layer)
         self._loss = None
         self._gradients.clear()
-        self._of_parameters.clear()
+        self._parameter_gradients.clear()
         return times
 
-    def _forget(self, layer: RunLayer) -> None:
-        """What nobody needs once the layer has run backwards."""
-        del self._arrived[layer.name]
+    def _drop_gradients(self, layer: PreparedLayer) -> None:
+        """Drop the edges and gradients that are not needed after the layer has run backwards."""
+        del self._input_edges[layer.name]
         for spec in layer.makes:
-            self._made.pop(spec.name, None)
+            self._output_edges.pop(spec.name, None)
             for consumer in spec.consumers:
                 self._gradients[consumer].pop(spec.name, None)
 
-    def alone_forward(self, layer: RunLayer, given: Sequence[Tensor], measure: Measure) -> Callable[[], float]:
-        """Run a layer that is not the model's, the way that its layers are run."""
+    def alone_forward(self, layer: PreparedLayer, tensors: Sequence[Tensor], measure: Measure) -> Callable[[], float]:
+        """Run a layer that is not part of the model, in the same way as the model's layers."""
         results: list[Any] = []
-        self._values |= {spec.name: one for spec, one in zip(layer.receives, given, strict=True)}
+        self._values |= {spec.name: tensor for spec, tensor in zip(layer.receives, tensors, strict=True)}
         taken = self._forward_one(layer, results, measure, nullcontext)
-        self._made |= {spec.name: get_gradient_edge(one) for spec, one in zip(layer.makes, results, strict=True)}
+        self._output_edges |= {
+            spec.name: get_gradient_edge(made) for spec, made in zip(layer.makes, results, strict=True)
+        }
         return taken
 
-    def alone_backward(self, layer: RunLayer, gradients: Sequence[Tensor], measure: Measure) -> Callable[[], float]:
-        """Run it backwards, after `alone_forward`."""
+    def alone_backward(
+        self, layer: PreparedLayer, gradients: Sequence[Tensor], measure: Measure
+    ) -> Callable[[], float]:
+        """Run the layer backwards, after `alone_forward`."""
         for spec, gradient in zip(layer.makes, gradients, strict=True):
             self._gradients.setdefault(spec.consumers[0], {})[spec.name] = gradient
         taken = self._backward_one(layer, measure)
-        self._forget(layer)
+        self._drop_gradients(layer)
         return taken
 
-    def _bring(self, layer: RunLayer) -> None:
-        """The gradients that consumers which are left out would send: made now, as theirs would be."""
+    def _complete_gradients(self, layer: PreparedLayer) -> None:
+        """Make the gradients that duplicate consumers would send, and show all gradients to the observer."""
         for spec in layer.makes:
             for consumer in spec.consumers:
                 if consumer in self._alike:
-                    kind = self._came[consumer, spec.name]
+                    kind = self._gradient_kinds[consumer, spec.name]
                     self._gradients.setdefault(consumer, {})[spec.name] = None if kind is None else kind.make()
         if self.watcher is not None:
-            came = [[self._gradients[one].get(spec.name) for one in spec.consumers] for spec in layer.makes]
-            self.watcher.backward(layer, came)
-            for spec, gradients in zip(layer.makes, came, strict=True):
+            gradients_by_tensor = [
+                [self._gradients[one].get(spec.name) for one in spec.consumers] for spec in layer.makes
+            ]
+            self.watcher.backward(layer, gradients_by_tensor)
+            for spec, gradients in zip(layer.makes, gradients_by_tensor, strict=True):
                 for consumer, gradient in zip(spec.consumers, gradients, strict=True):
-                    self._came[consumer, spec.name] = None if gradient is None else Kind.of(gradient)
+                    self._gradient_kinds[consumer, spec.name] = None if gradient is None else TensorKind.of(gradient)
 
-    def _backward_one(self, layer: RunLayer, measure: Measure) -> Callable[[], float]:
-        edges = self._arrived[layer.name]
+    def _backward_one(self, layer: PreparedLayer, measure: Measure) -> Callable[[], float]:
+        edges = self._input_edges[layer.name]
         targets: list[Any] = [*edges.values(), *layer.trained]
 
         def call() -> None:
             gradients = self._differentiate(layer, targets)
             self._gradients[layer.name] = dict(zip(edges, gradients, strict=False))
-            # Held to the end of the pass, as in training: freeing them here would give later layers warm memory.
-            self._of_parameters += gradients[len(edges) :]
+            # Kept until the end of the pass, as in training: freeing them here would give later layers warm memory.
+            self._parameter_gradients += gradients[len(edges) :]
 
         return measure(call)
 
-    def _differentiate(self, layer: RunLayer, targets: list[Any]) -> Sequence[Tensor | None]:
+    def _differentiate(self, layer: PreparedLayer, targets: list[Any]) -> Sequence[Tensor | None]:
         if not targets:
             return ()
         if layer.name == LOSS_LAYER:
             assert self._loss is not None
             return torch.autograd.grad(self._loss, targets, allow_unused=True)
-        pairs = [(self._made[spec.name], self._gradient(spec)) for spec in layer.makes if spec.requires_grad]
-        given = [(edge, gradient) for edge, gradient in pairs if gradient is not None]
-        if not given:
+        pairs = [(self._output_edges[spec.name], self._gradient(spec)) for spec in layer.makes if spec.requires_grad]
+        known = [(edge, gradient) for edge, gradient in pairs if gradient is not None]
+        if not known:
             return ()
         # Not `backward`: it would copy a gradient that the layer passes on unchanged, as `add` does.
-        return torch.autograd.grad([one for one, _ in given], targets, [one for _, one in given], allow_unused=True)
+        edges, gradients = [edge for edge, _ in known], [gradient for _, gradient in known]
+        return torch.autograd.grad(edges, targets, gradients, allow_unused=True)
 
-    def _receive(self, layer: RunLayer) -> list[Tensor]:
+    def _inputs(self, layer: PreparedLayer) -> list[Tensor]:
         edges, received = {}, []
         for spec in layer.receives:
             tensor = self._values[spec.name].detach()
             if spec.requires_grad:
-                tensor = _Arrive.apply(self._anchor, tensor, layer.writes_in_place)  # type: ignore[no-untyped-call]
+                tensor = _NonLeafInput.apply(self._anchor, tensor, layer.writes_in_place)  # type: ignore[no-untyped-call]
                 edges[spec.name] = get_gradient_edge(tensor)
             else:
                 tensor = tensor.clone() if layer.writes_in_place else tensor
             received.append(tensor)
-        self._let_go(layer)
-        self._arrived[layer.name] = edges
+        self._free_consumed(layer)
+        self._input_edges[layer.name] = edges
         return received
 
     def _gradient(self, spec: TensorSpec) -> Tensor | None:
-        """The sum of what the consumers sent back, the last one first, as autograd adds them up."""
+        """Sum of the gradients from the consumers, the last consumer first, which is autograd's order."""
         total: Tensor | None = None
         for consumer in reversed(spec.consumers):
             gradient = self._gradients[consumer].get(spec.name)

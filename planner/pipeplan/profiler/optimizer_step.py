@@ -1,8 +1,8 @@
-"""Whole training steps: what the optimiser's step takes, layer by layer, and the most memory that a step needs.
+"""Whole training steps: the time of the optimiser's step, by layer, and the peak memory of a step.
 
-These come after all other passes, because they change the parameters: nothing that is measured later depends on these.
+They run after all other passes, because they change the parameters.
 
-What a job's optimiser keeps.
+The state that a job's optimiser keeps.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from torch.optim import Optimizer
 
 from pipeplan.profiler.clock import Clock, median
 from pipeplan.profiler.layer_run import Measure
-from pipeplan.profiler.memory import recorded
+from pipeplan.profiler.memory import record_memory_use
 from pipeplan_launch.job.job import Job, StageInfo
 from pipeplan_launch.job.user_code import user_code_errors
 
-BUDGET_S = 3.0
-FEWEST, MOST = 3, 20
-"""Of the steps over all layers that are measured."""
-ALONE, ALONE_S = 3, 0.002
-"""Measured steps over the parameters of one layer: at least so many, for at least so long."""
+STEP_BUDGET_S = 3.0
+"""Time limit of the measured steps over all layers, if `MIN_STEPS` have run."""
+MIN_STEPS, MAX_STEPS = 3, 20
+"""Smallest and largest number of measured steps over all layers."""
+MIN_LAYER_STEPS, MIN_LAYER_STEPS_S = 3, 0.002
+"""Least number, and least duration in seconds, of measured steps over the parameters of one layer."""
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """What training steps take besides the passes over the layers."""
+    """Cost of training steps besides the passes over the layers."""
 
     update_s: dict[str, float] = field(default_factory=dict)
-    """The optimiser's step by layer: the sum over layers is the whole step's time."""
+    """Time of the optimiser's step, by layer. The sum over layers is the time of a step over all parameters."""
     peak_bytes: int = 0
-    """The most memory of a whole step: parameters, gradients, optimiser state and activations. 0: not measured."""
+    """Peak memory of a whole step: parameters, gradients, optimiser state and activations; 0 if not measured."""
 
 
 @dataclass(frozen=True)
 class _Owner:
-    """A layer and the parameters that it is charged for and trains."""
+    """A layer, and the parameters that it is charged for and that are trained."""
 
     layer: str
     names: tuple[str, ...]
@@ -48,7 +49,7 @@ class _Owner:
 
     @property
     def bytes(self) -> int:
-        return sum(one.nbytes for one in self.parameters)
+        return sum(parameter.nbytes for parameter in self.parameters)
 
 
 def measure_steps(
@@ -56,54 +57,57 @@ def measure_steps(
     minibatch: int,
     own: Mapping[str, Sequence[str]],
     clock: Clock,
-    once: Callable[[], None],
+    run_model: Callable[[], None],
     inputs: Sequence[Tensor],
 ) -> StepCost:
-    """Measure the job's optimiser. `own`: the parameters that each layer is charged for; `once` runs the whole model
-    forwards and backwards, so that the parameters have their gradients."""
+    """Measure the job's optimiser.
+
+    `own` names the parameters that each layer is charged for. `run_model` runs the whole model forwards and backwards,
+    which gives the parameters their gradients.
+    """
     owners = _owners(job.model, own)
     everything = _Owner(
-        "", tuple(name for one in owners for name in one.names), [p for one in owners for p in one.parameters]
+        "", tuple(name for owner in owners for name in owner.names), [p for owner in owners for p in owner.parameters]
     )
     if not everything.parameters:
         return StepCost()
     device = everything.parameters[0].device
-    whole_s, peak = _together(job, _build(job, minibatch, everything), clock, once, inputs)
-    alone = {one.layer: _alone(job, minibatch, one, clock) for one in owners}
+    whole_s, peak = _time_together(job, _make_optimizer(job, minibatch, everything), clock, run_model, inputs)
+    alone = {owner.layer: _time_alone(job, minibatch, owner, clock) for owner in owners}
     job.model.zero_grad(set_to_none=True)
-    fixed_s = _fixed(job, clock, device)
-    return StepCost(shared(whole_s, alone, {one.layer: one.bytes for one in owners}, fixed_s), peak)
+    fixed_s = _fixed_time(job, clock, device)
+    return StepCost(split_step_time(whole_s, alone, {owner.layer: owner.bytes for owner in owners}, fixed_s), peak)
 
 
-def _together(
-    job: Job, optimizer: Optimizer, clock: Clock, once: Callable[[], None], inputs: Sequence[Tensor]
+def _time_together(
+    job: Job, optimizer: Optimizer, clock: Clock, run_model: Callable[[], None], inputs: Sequence[Tensor]
 ) -> tuple[float, int]:
-    """(time of a step over all parameters, peak of a whole training step); the gradients stay."""
+    """Time of a step over all parameters, and peak memory of a whole training step. The gradients stay."""
 
     def step() -> None:
-        once()
+        run_model()
         _step(optimizer)
 
     start = time.perf_counter()
-    step()  # the first one makes the optimiser's state
-    quick = time.perf_counter() - start < BUDGET_S / MOST
+    step()  # the first step creates the optimiser's state
+    quick = time.perf_counter() - start < STEP_BUDGET_S / MAX_STEPS
     job.model.zero_grad(set_to_none=True)
-    held = [*job.model.parameters(), *job.model.buffers(), *inputs, *_state(optimizer)]
-    peak = _peak(held[0].device, held, step)
-    return _timed(optimizer, clock, once if quick else lambda: None), peak
+    resident = [*job.model.parameters(), *job.model.buffers(), *inputs, *_state_tensors(optimizer)]
+    peak = _peak_bytes(resident[0].device, resident, step)
+    return _median_step_s(optimizer, clock, run_model if quick else lambda: None), peak
 
 
 def _owners(model: nn.Module, own: Mapping[str, Sequence[str]]) -> list[_Owner]:
     parameters = dict(model.named_parameters())
-    found = []
+    owners = []
     for layer, names in own.items():
         trained = tuple(name for name in names if parameters[name].requires_grad)
         if trained:
-            found.append(_Owner(layer, trained, [parameters[name] for name in trained]))
-    return found
+            owners.append(_Owner(layer, trained, [parameters[name] for name in trained]))
+    return owners
 
 
-def _build(job: Job, minibatch: int, owner: _Owner) -> Optimizer:
+def _make_optimizer(job: Job, minibatch: int, owner: _Owner) -> Optimizer:
     named = tuple(zip(owner.names, owner.parameters, strict=True))
     with user_code_errors("the job's optimizer"):
         return job.make_optimizer(list(owner.parameters), StageInfo(minibatch=minibatch, named_parameters=named))
@@ -114,93 +118,107 @@ def _step(optimizer: Optimizer) -> None:
         optimizer.step()
 
 
-def _state(optimizer: Optimizer) -> list[Tensor]:
+def _state_tensors(optimizer: Optimizer) -> list[Tensor]:
     return [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
 
 
-def _timed(optimizer: Optimizer, clock: Clock, between: Callable[[], None]) -> float:
-    """The median time of a step, with the gradients that there are. What runs between two steps is to leave in the
-    caches what training does; where that takes long, the parameters are larger than these."""
+def _median_step_s(optimizer: Optimizer, clock: Clock, between: Callable[[], None]) -> float:
+    """Median time of a step with the present gradients.
+
+    `between` runs before every step and leaves the caches as training does. If a pass over the model takes long,
+    `between` does nothing: the parameters are then larger than the caches.
+    """
     handles: list[Callable[[], float]] = []
     start = time.perf_counter()
-    while len(handles) < FEWEST or (time.perf_counter() - start < BUDGET_S and len(handles) < MOST):
+    while len(handles) < MIN_STEPS or (time.perf_counter() - start < STEP_BUDGET_S and len(handles) < MAX_STEPS):
         between()
         handles.append(clock.measure(lambda: _step(optimizer)))
     clock.settle()
     return median([taken() for taken in handles])
 
 
-def _alone(job: Job, minibatch: int, owner: _Owner, clock: Clock) -> float | None:
-    """The median time of a step over one layer's parameters, by an optimiser of their own; None where there is none."""
+def _time_alone(job: Job, minibatch: int, owner: _Owner, clock: Clock) -> float | None:
+    """Median time of a step over one layer's parameters by an optimiser of their own; None if that cannot be made."""
     try:
-        optimizer = _build(job, minibatch, owner)
+        optimizer = _make_optimizer(job, minibatch, owner)
         optimizer.step()
     except Exception:
-        return None  # made for the whole model only, as one that looks for a layer by its name
+        return None  # for example an optimiser that looks for another layer's parameters by name
     handles: list[Callable[[], float]] = []
     start = time.perf_counter()
-    while len(handles) < ALONE or time.perf_counter() - start < ALONE_S:
+    while len(handles) < MIN_LAYER_STEPS or time.perf_counter() - start < MIN_LAYER_STEPS_S:
         handles.append(clock.measure(optimizer.step))
     clock.settle()
     return median([taken() for taken in handles])
 
 
-def _fixed(job: Job, clock: Clock, device: torch.device) -> float:
-    """What a step takes whatever it is over, in seconds: one over two numbers against one over one."""
+def _fixed_time(job: Job, clock: Clock, device: torch.device) -> float:
+    """Time of a step that does not depend on its parameters, in seconds.
+
+    It is extrapolated from steps over one and over two parameters of one element each.
+    """
     times = []
     for count in (1, 2):
         parameters = [nn.Parameter(torch.zeros(1, device=device)) for _ in range(count)]
-        for one in parameters:
-            one.grad = torch.zeros_like(one)
-        found = _alone(job, 1, _Owner("", tuple(f"parameter{index}" for index in range(count)), parameters), clock)
-        times.append(0.0 if found is None else found)
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        step_s = _time_alone(
+            job, 1, _Owner("", tuple(f"parameter{index}" for index in range(count)), parameters), clock
+        )
+        times.append(0.0 if step_s is None else step_s)
     return max(0.0, 2 * times[0] - times[1])
 
 
-def shared(
+def split_step_time(
     whole_s: float, alone: Mapping[str, float | None], sizes: Mapping[str, int], fixed_s: float
 ) -> dict[str, float]:
-    """The whole step's time by layer, in proportion to what a step over each layer alone takes, less what any step
-    takes; by bytes where a layer has no step of its own."""
-    parts = {layer: max(0.0, one - fixed_s) for layer, one in alone.items() if one is not None}
+    """Split the time of a step over all parameters by layer.
+
+    The parts are in proportion to the times of steps over each layer alone (`alone`), less the fixed time of a step. If
+    one of these could not be measured, they are in proportion to the layers' bytes (`sizes`).
+    """
+    parts = {layer: max(0.0, step_s - fixed_s) for layer, step_s in alone.items() if step_s is not None}
     if len(parts) < len(alone) or not sum(parts.values()) > 0.0:
         parts = {layer: float(size) for layer, size in sizes.items()}
     total = sum(parts.values())
     return {layer: whole_s * part / total for layer, part in parts.items()}
 
 
-def _peak(device: torch.device, held: Sequence[Tensor], step: Callable[[], None]) -> int:
-    """Bytes: what is held all along, and the most that comes on top of it. 0 where the allocator does not tell."""
+def _peak_bytes(device: torch.device, resident: Sequence[Tensor], step: Callable[[], None]) -> int:
+    """Bytes of the resident tensors plus the peak of a step; 0 if the allocator recorded nothing."""
 
-    def once(measure: Measure) -> None:
+    def run_step(measure: Measure) -> None:
         measure(step)
 
-    uses = recorded(device, once)
-    storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in held}
+    uses = record_memory_use(device, run_step)
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in resident}
     return uses[0].most + sum(storages.values()) if uses else 0
 
 
 def optimizer_state(job: Job) -> tuple[str, float]:
-    """(name, bytes of state per byte of parameters) of the job's optimiser, from a step on two stand-in parameters."""
+    """Name of the job's optimiser, and its bytes of state per byte of parameters.
+
+    The ratio comes from one step over two small stand-in parameters, a matrix and a vector.
+    """
     parameters = [nn.Parameter(torch.zeros(64, 64)), nn.Parameter(torch.zeros(64))]
-    names = _names(job.model)
+    names = _parameter_names(job.model)
     stage = StageInfo(minibatch=job.minibatch, named_parameters=tuple(zip(names, parameters, strict=True)))
     with user_code_errors("the job's optimizer"):
         optimizer = job.make_optimizer(list(parameters), stage)
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    held = sum(
+    state_bytes = sum(
         value.nbytes
         for parameter in parameters
         for value in optimizer.state[parameter].values()
         if isinstance(value, Tensor) and value.numel() > 1
     )
-    return type(optimizer).__name__, held / sum(parameter.nbytes for parameter in parameters)
+    return type(optimizer).__name__, state_bytes / sum(parameter.nbytes for parameter in parameters)
 
 
-def _names(model: nn.Module) -> tuple[str, str]:
-    """Of a matrix and of a vector that the model trains: an optimiser may group its parameters by name."""
+def _parameter_names(model: nn.Module) -> tuple[str, str]:
+    """Names of a matrix and of a vector that the model trains, because an optimiser may group parameters by name."""
     trained = [(name, one.ndim) for name, one in model.named_parameters() if one.requires_grad]
     matrix = next((name for name, dimensions in trained if dimensions > 1), "weight")
     vector = next((name for name, dimensions in trained if dimensions == 1 and name != matrix), "bias")

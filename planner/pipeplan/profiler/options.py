@@ -1,4 +1,4 @@
-"""How to measure."""
+"""The options of a measurement or an estimate."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Progress = Callable[[int, int, str], None]
-"""Called with the steps done, the steps in all (0: not known), and what comes next."""
+"""Called with the number of steps done, the number in all (0: unknown), and the name of the next step."""
 
 
 @dataclass(frozen=True)
-class Options:
-    """How to measure."""
+class ProfilerOptions:
+    """How a model is traced and measured, or estimated."""
 
     batches: tuple[int, ...] = ()
-    """Samples in a minibatch: the size of the profile, and others to measure in the same run; the job's own by default.
-    """
+    """Minibatch sizes in samples: that of the profile first, then others to measure in the same run. The default is the
+    job's own size."""
     device: str = "cpu"
+    """`cpu` or `cuda` to measure here, else the device file to estimate for: a bundled one's name, or a path."""
     threads: int = 1
-    """Threads that torch computes with on the CPU."""
+    """Number of threads that torch computes with on the CPU."""
     repeats: int | None = None
-    """Measured passes; by default as many as make the spread small."""
+    """Number of measured passes; by default as many as make the spread small."""
     warmup: int = 2
-    """Passes before those; one is enough where they are long."""
+    """Number of passes before the measured ones. One suffices if passes are long."""
     seed: int = 0
     granularity: str = "layer"
     """What one layer is: `module`, `layer` or `op`."""
     processes: int = 1
-    """How many processes measure at the same time."""
+    """Number of processes that measure at the same time."""
     measure_all: bool = False
-    """Measure each layer, also where several are the same computation."""
+    """Whether to measure every layer, even if several are the same computation."""
 
     @property
     def minibatch(self) -> int | None:
-        """The size of the profile, if one was given."""
+        """The minibatch size of the profile, if one was given."""
         return self.batches[0] if self.batches else None

@@ -1,4 +1,4 @@
-"""What was measured, in the terms of a profile."""
+"""Measurements of a model in the form that a profile stores: layers, tensors and sizes."""
 
 from __future__ import annotations
 
@@ -9,94 +9,96 @@ from pathlib import Path
 
 from pipeplan.profile_data.layers import Layer, Size
 from pipeplan.profile_data.layers import Tensor as Edge
-from pipeplan.profiler.clock import Overhead, median, spread
+from pipeplan.profiler.clock import Overhead, interquartile_range, median
 from pipeplan.profiler.passes import Samples
 from pipeplan_launch.tracing.trace import TracedModel
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A model at one minibatch size."""
+class MeasuredSize:
+    """Measurements of a model at one minibatch size."""
 
     traced: TracedModel
     minibatch: int
     samples: Samples
     saved_bytes: dict[str, int]
-    """By layer."""
+    """Bytes that autograd saves for backward, by layer."""
     alike: dict[str, str]
-    """For each layer that was not measured the one that was in its place."""
+    """For each layer that was not measured, the measured layer that is the same computation."""
     overhead: Overhead
     warmed: int
-    """Passes before those that count."""
+    """Number of passes before the measured ones."""
     workspaces: dict[str, int]
-    """By layer, of those that were run."""
+    """Workspace in bytes, by layer that was run."""
     waits: bool
-    """Whether the times hold what was spent waiting for a core."""
+    """Whether the times include waiting for a core."""
 
     def size(self, update_s: Mapping[str, float]) -> Size:
-        """As the profile writes it, with the optimiser's time by layer, which depends on no minibatch size."""
+        """The size as the profile stores it. `update_s`, the optimiser's time by layer, is the same for every size."""
         return Size(
             minibatch=self.minibatch,
-            layers=layers_of(self, update_s),
-            tensors=edges_of(self.traced, self.minibatch),
+            layers=measured_layers(self, update_s),
+            tensors=boundary_tensors(self.traced, self.minibatch),
             whole_forward_s=median(self.samples.whole_forward),
             whole_backward_s=median(self.samples.whole_backward),
         )
 
 
-def layers_of(found: Measured, update_s: Mapping[str, float]) -> tuple[Layer, ...]:
-    """The layers with what was measured of them."""
-    traced, samples = found.traced, found.samples
-    parameters, buffers = own_parameters(traced), dict(traced.model.named_buffers())
-    sizes = {name: one.nbytes for name, one in traced.model.named_parameters()}
-    forward = waiting(samples, samples.forward) if found.waits else 1.0
-    backward = waiting(samples, samples.backward) if found.waits else 1.0
+def measured_layers(measured: MeasuredSize, update_s: Mapping[str, float]) -> tuple[Layer, ...]:
+    """The layers with their measured times and sizes."""
+    traced, samples = measured.traced, measured.samples
+    parameters, buffers = charged_parameters(traced), dict(traced.model.named_buffers())
+    sizes = {name: parameter.nbytes for name, parameter in traced.model.named_parameters()}
+    forward_factor = waiting_factor(samples, samples.forward) if measured.waits else 1.0
+    backward_factor = waiting_factor(samples, samples.backward) if measured.waits else 1.0
     layers = []
     for info in traced.layers:
-        ran = found.alike.get(info.name, info.name)
+        ran = measured.alike.get(info.name, info.name)
         layers.append(
             Layer(
                 name=info.name,
                 module=info.module,
                 op=info.op,
-                forward_s=median(samples.forward[ran]) * forward,
-                backward_s=median(samples.backward[ran]) * backward,
-                forward_spread_s=spread(samples.forward[ran]),
-                backward_spread_s=spread(samples.backward[ran]),
+                forward_s=median(samples.forward[ran]) * forward_factor,
+                backward_s=median(samples.backward[ran]) * backward_factor,
+                forward_spread_s=interquartile_range(samples.forward[ran]),
+                backward_spread_s=interquartile_range(samples.backward[ran]),
                 parameter_bytes=sum(sizes[name] for name in parameters[info.name]),
                 buffer_bytes=sum(buffers[name].nbytes for name in info.buffers),
-                saved_bytes=found.saved_bytes.get(info.name, 0),
+                saved_bytes=measured.saved_bytes.get(info.name, 0),
                 update_s=update_s.get(info.name, 0.0),
-                workspace_bytes=found.workspaces.get(ran, 0),
+                workspace_bytes=measured.workspaces.get(ran, 0),
                 like="" if ran == info.name else ran,
             )
         )
     return tuple(layers)
 
 
-def own_parameters(traced: TracedModel) -> dict[str, tuple[str, ...]]:
-    """The parameters that each layer is charged for: a tied one is held once, its layers share a stage, and the first
-    of them is charged."""
-    charged: set[str] = set()
-    found = {}
-    for info in traced.layers:
-        found[info.name] = tuple(name for name in info.parameters if name not in charged)
-        charged.update(found[info.name])
-    return found
+def charged_parameters(traced: TracedModel) -> dict[str, tuple[str, ...]]:
+    """Names of the parameters that each layer is charged for.
 
-
-def waiting(samples: Samples, times: dict[str, list[float]]) -> float:
-    """What a pass takes over the sum of what its layers take, by medians.
-
-    A short layer is rarely the one that has to wait for a core, so that its median knows nothing of it; a pass is long
-    enough to. Each layer is charged in proportion to its own time.
+    A tied parameter is in memory once, because its layers share a stage. The first of these layers is charged for it.
     """
-    apart = sum(samples.weights.get(name, 1) * median(one) for name, one in times.items())
-    return median(samples.totals(times)) / apart if apart > 0 else 1.0
+    charged: set[str] = set()
+    own = {}
+    for info in traced.layers:
+        own[info.name] = tuple(name for name in info.parameters if name not in charged)
+        charged.update(own[info.name])
+    return own
 
 
-def edges_of(traced: TracedModel, minibatch: int) -> tuple[Edge, ...]:
-    """What crosses between layers, at a minibatch size."""
+def waiting_factor(samples: Samples, times: dict[str, list[float]]) -> float:
+    """Median time of a pass, divided by the sum of the median times of its layers.
+
+    A short layer rarely has to wait for a core, so its median does not include such waits. A pass is long enough that
+    its median does. Multiplying each layer's time by this factor spreads the waits in proportion to the layers' times.
+    """
+    layers_s = sum(samples.weights.get(name, 1) * median(layer_times) for name, layer_times in times.items())
+    return median(samples.totals(times)) / layers_s if layers_s > 0 else 1.0
+
+
+def boundary_tensors(traced: TracedModel, minibatch: int) -> tuple[Edge, ...]:
+    """The tensors between layers, with their bytes at a minibatch size."""
     return tuple(
         Edge(
             name=spec.name,
@@ -110,7 +112,7 @@ def edges_of(traced: TracedModel, minibatch: int) -> tuple[Edge, ...]:
 
 
 def cpu_name() -> str:
-    """The processor's name, as far as the system tells."""
+    """The processor's name, or the machine's architecture if the system does not know the name."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

@@ -1,6 +1,8 @@
-"""Passes over a model: one that inspects, some to warm up, and the measured ones, by layers and whole in turn.
+"""Passes over a model: one to inspect it, some to warm up, and the measured ones.
 
-Measured times, whether there are enough of them, and what to say of their spread and drift.
+A measured pass runs the model layer by layer, and then as a whole.
+
+Measured times: the stopping criterion of a measurement, and notes on spread and drift.
 """
 
 from __future__ import annotations
@@ -10,43 +12,45 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from pipeplan.errors import InputError
-from pipeplan.profiler.clock import Clock, Overhead, measure_overhead, median, spread
-from pipeplan.profiler.concurrent import Company
-from pipeplan.profiler.duplicate_layers import Observer
+from pipeplan.profiler.clock import Clock, Overhead, interquartile_range, measure_overhead, median
+from pipeplan.profiler.concurrent import MeasuringGroup
+from pipeplan.profiler.duplicate_layers import DuplicateFinder
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.memory import SavedBytes, measure_workspaces
 from pipeplan.profiler.optimizer_step import StepCost, measure_steps
 from pipeplan.profiler.options import Progress
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.job import Job
+from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.tracing.layers import LOSS_LAYER
 
 TOTAL_BOUND = 0.01
-"""Passes go on until the standard error of the median total is below this share of it …"""
+"""Passes go on until the standard error of the median total is below this share of the median …"""
 LAYER_BOUND = 0.03
-"""… and that of each layer that counts below this share of the layer's time."""
-THAT_COUNT = 0.9
-"""The layers that count: the longest ones, which together make up this share of the time."""
-LEAST = 5
-"""Passes before a spread is judged."""
+"""… and that of each of the longest layers is below this share of the layer's time."""
+LONGEST_LAYERS_SHARE = 0.9
+"""Share of the total time that the layers under `LAYER_BOUND` make up: the longest layers."""
+MIN_JUDGED_PASSES = 5
+"""Number of passes before the spread is judged."""
 DRIFT_BOUND = 0.05
-"""A change of the total between the first and the last third of the passes that is reported."""
-SURE = 4.0
-"""A drift is one only if it is this many standard errors large."""
+"""Relative change of the total, from the first to the last third of the passes, above which it is reported."""
+DRIFT_STANDARD_ERRORS = 4.0
+"""Number of standard errors that a change must exceed to count as drift."""
 
 
 @dataclass
 class Samples:
-    """Times in seconds, one for each pass; of the layers that were run."""
+    """Times of the layers that were run, and of the whole model, in seconds: one for each pass."""
 
     weights: Mapping[str, int] = field(default_factory=dict)
-    """How many layers a layer stands for; 1 where it is not in here."""
+    """Number of layers that a measured layer stands for; 1 for a layer that is missing here."""
     forward: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     backward: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     whole_forward: list[float] = field(default_factory=list)
@@ -54,16 +58,16 @@ class Samples:
 
     @property
     def passes(self) -> int:
-        """How many there were."""
+        """Number of passes."""
         return len(next(iter(self.forward.values()), []))
 
-    def totals(self, of: Mapping[str, Sequence[float]]) -> list[float]:
-        """For each pass the sum over all layers of the model."""
-        weighted = ([self.weights.get(name, 1) * one for one in times] for name, times in of.items())
-        return [sum(one) for one in zip(*weighted, strict=True)]
+    def totals(self, times_by_layer: Mapping[str, Sequence[float]]) -> list[float]:
+        """The sum over all layers of the model, for each pass."""
+        weighted = ([self.weights.get(name, 1) * time_s for time_s in times] for name, times in times_by_layer.items())
+        return [sum(times) for times in zip(*weighted, strict=True)]
 
     def by_layer(self) -> dict[str, list[float]]:
-        """Forward and backward together, for each layer that was run."""
+        """Forward plus backward times of each layer that was run."""
         return {
             name: [a + b for a, b in zip(times, self.backward[name], strict=True)]
             for name, times in self.forward.items()
@@ -71,41 +75,44 @@ class Samples:
 
 
 def standard_error(times: Sequence[float]) -> float:
-    """Of the median, as a share of it: 1.2533 σ / √n, with the σ of a normal distribution of this quartile range."""
+    """Relative standard error of the median: 1.2533 σ / (√n · median).
+
+    σ is that of a normal distribution with the interquartile range of the times, IQR / 1.349.
+    """
     middle = median(times)
     if middle <= 0.0 or len(times) < 2:
         return 0.0 if len(times) > 1 else math.inf
-    return 1.2533 * spread(times) / 1.349 / math.sqrt(len(times)) / middle
+    return 1.2533 * interquartile_range(times) / 1.349 / math.sqrt(len(times)) / middle
 
 
 def uncertainty(samples: Samples) -> tuple[float, float, str]:
-    """The standard error of the total, the largest of a layer that counts, and that layer's name."""
+    """Relative standard error of the total, the largest one of the longest layers, and that layer's name."""
     by_layer = samples.by_layer()
     total = standard_error(samples.totals(by_layer))
     cost = {name: median(times) * samples.weights.get(name, 1) for name, times in by_layer.items()}
-    left, worst, which = THAT_COUNT * sum(cost.values()), 0.0, ""
-    for name in sorted(cost, key=lambda one: -cost[one]):
+    left, worst, worst_layer = LONGEST_LAYERS_SHARE * sum(cost.values()), 0.0, ""
+    for name in sorted(cost, key=lambda layer: -cost[layer]):
         if left <= 0.0:
             break
         left -= cost[name]
         error = standard_error(by_layer[name])
         if error >= worst:
-            worst, which = error, name
-    return total, worst, which
+            worst, worst_layer = error, name
+    return total, worst, worst_layer
 
 
-def settled(samples: Samples) -> bool:
-    """Whether the spread is small enough to stop."""
-    if samples.passes < LEAST:
+def is_precise_enough(samples: Samples) -> bool:
+    """Whether the standard errors are small enough to stop measuring."""
+    if samples.passes < MIN_JUDGED_PASSES:
         return False
     total, worst, _ = uncertainty(samples)
     return total <= TOTAL_BOUND and worst <= LAYER_BOUND
 
 
-def drift(totals: Sequence[float]) -> float | None:
-    """By which share the totals changed from the first third of the passes to the last; None where chance explains it.
+def relative_drift(totals: Sequence[float]) -> float | None:
+    """Relative change of the totals from the first third of the passes to the last; None if chance explains it.
 
-    Medians of thirds, so that single passes that something disturbed do not matter.
+    The medians of the thirds are compared, so that single disturbed passes do not matter.
     """
     third = len(totals) // 3
     if third < 3:
@@ -116,62 +123,66 @@ def drift(totals: Sequence[float]) -> float | None:
         return None
     chance = math.hypot(standard_error(first) * start, standard_error(last) * end)
     change = end - start
-    return change / start if abs(change) > max(DRIFT_BOUND * start, SURE * chance) else None
+    return change / start if abs(change) > max(DRIFT_BOUND * start, DRIFT_STANDARD_ERRORS * chance) else None
 
 
-def notes_on(samples: Samples) -> tuple[str, ...]:
-    """Sentences about what a reader of these times should know."""
-    found = []
+def sample_notes(samples: Samples) -> tuple[str, ...]:
+    """Sentences that warn of drift, and of a spread above the aim."""
+    notes = []
     totals = samples.totals(samples.by_layer())
-    changed = drift(totals)
+    changed = relative_drift(totals)
     if changed is not None:
         what = "slower" if changed > 0 else "faster"
-        found.append(
+        notes.append(
             f"the machine became {abs(changed):.0%} {what} while it measured (the last third of {len(totals)} passes "
             "against the first): heat, a changing clock or other load; measure again when it is quiet"
         )
-    total, worst, which = uncertainty(samples)
+    total, worst, worst_layer = uncertainty(samples)
     if samples.passes >= 2 and (total > TOTAL_BOUND or worst > LAYER_BOUND):
-        found.append(
+        notes.append(
             f"the spread is larger than aimed at: after {samples.passes} passes the total is known to "
-            f"{total:.1%} and {which} to {worst:.1%} (aim: {TOTAL_BOUND:.0%} and {LAYER_BOUND:.0%}, standard error)"
+            f"{total:.1%} and {worst_layer} to {worst:.1%} (aim: {TOTAL_BOUND:.0%} and {LAYER_BOUND:.0%}, "
+            "standard error)"
         )
-    return tuple(found)
+    return tuple(notes)
 
 
-BUDGET_S = 25.0
-"""What the repeats may take, unless their number is given: at least 3 of them run."""
-FEWEST, MOST = 3, 200
-"""Of the measured passes, unless their number is given."""
-LEAST_S = 1.0
-"""And they go on for so long, to see whether the machine's speed changes."""
-LONG_S = 1.0
-"""A pass of this length warms up all that there is: no second one. And it leaves nothing in any cache for the next one,
+MEASURING_BUDGET_S = 25.0
+"""Time limit of the measured passes if their number is not given."""
+MIN_MEASURED_PASSES, MAX_MEASURED_PASSES = 3, 200
+"""Smallest and largest number of measured passes if the number is not given."""
+MIN_MEASURING_S = 1.0
+"""Least duration of the measurement if the number of passes is not given, to notice changes of the machine's speed."""
+LONG_PASS_S = 1.0
+"""Duration of a long pass. One long pass suffices to warm up. It also leaves nothing in the caches for the next pass,
 so that the whole model need not run after every pass over the layers."""
 WHOLE_EVERY = 3
-"""Then it runs after the first passes, as many as this, and later after every one in so many."""
+"""If passes are long, the whole model runs after each of the first `WHOLE_EVERY` passes, then after one in so many."""
 
 
 class Passes:
-    """Runs passes over the model, layer by layer and whole."""
+    """Runs passes over the model, layer by layer and as a whole."""
 
-    def __init__(self, job: Job, run: LayerRun, clock: Clock, progress: Progress, company: Company) -> None:
+    def __init__(self, job: Job, run: LayerRun, clock: Clock, progress: Progress, company: MeasuringGroup) -> None:
         self.job, self.run, self.clock, self.progress, self.company = job, run, clock, progress, company
         self.overhead = Overhead(0.0, 0.0)
         self.warmed = 0
-        """Passes that did not count, by layers and whole."""
+        """Number of passes that warmed up, layer by layer and as a whole."""
         self._long = False
 
     def inspect(self, ref: str, *, measure_all: bool = False) -> dict[str, int]:
-        """One full pass that looks for NaN, counts what is saved for backward, and finds layers that are alike."""
+        """Run one full pass that checks for NaN and, unless `measure_all`, finds duplicate layers.
+
+        Returns the bytes that each layer saves for backward. Raises `InputError` if the model cannot be run or trained.
+        """
         self.progress(0, 0, "first pass")
         model = self.job.model
         saved = SavedBytes([*model.parameters(), *model.buffers(), *self.run.batch.inputs])
         modules = {layer.name: layer.module for layer in self.run.traced.layers}
-        self.run.watcher = observer = Observer(self.run)
+        self.run.watcher = observer = DuplicateFinder(self.run)
         try:
             self.run.forward(
-                self.clock.measure, saved.watch, lambda layer, made: _look(ref, layer, modules[layer], made)
+                self.clock.measure, saved.watch, lambda layer, made: _check_outputs(ref, layer, modules[layer], made)
             )
         except (LaunchError, InputError, torch.OutOfMemoryError, MemoryError):
             raise
@@ -185,57 +196,60 @@ class Passes:
         return dict(saved.by_layer)
 
     def warm_up(self, passes: int) -> None:
-        """Passes that do not count, and what an empty layer takes."""
+        """Run passes that are not measured, at most `passes`, then measure the time of an empty layer."""
         took_s = 0.0
-        while self.warmed == 0 or (self.warmed < passes and took_s < LONG_S):
+        while self.warmed == 0 or (self.warmed < passes and took_s < LONG_PASS_S):
             self.progress(0, 0, "warming up")
             start = time.perf_counter()
-            self._both(None)
+            self._run_both(None)
             took_s = time.perf_counter() - start
             self.warmed += 1
-        self._long = took_s >= LONG_S
+        self._long = took_s >= LONG_PASS_S
         self.progress(0, 0, "calibrating")
-        passes = max(1, min(20, int(LONG_S / 2 / took_s)))
+        passes = max(1, min(20, int(LONG_PASS_S / 2 / took_s)))
         self.overhead = measure_overhead(self.run, self.clock, self.run.batch.inputs[0].device, passes)
 
     def measure(self, repeats: int | None) -> Samples:
-        """Measured passes: so many, or until their spread is small or the budget is spent."""
+        """Run `repeats` measured passes, or, if it is None, until the spread is small or `MEASURING_BUDGET_S` is
+        spent."""
         samples = Samples(self.run.weights)
         self.company.start()
         start, enough = time.perf_counter(), False
         while not enough:
             self.progress(samples.passes, repeats or 0, "measuring")
-            self._both(samples)
+            self._run_both(samples)
             done, spent_s = samples.passes, time.perf_counter() - start
             if repeats is not None:
                 enough = done >= repeats
             else:
-                spent = spent_s * (done + 1) / done > BUDGET_S
-                enough = done >= FEWEST and (spent or done >= MOST or (spent_s >= LEAST_S and settled(samples)))
-        self.company.finish(lambda: self._both(None))
+                spent = spent_s * (done + 1) / done > MEASURING_BUDGET_S
+                enough = done >= MIN_MEASURED_PASSES and (
+                    spent or done >= MAX_MEASURED_PASSES or (spent_s >= MIN_MEASURING_S and is_precise_enough(samples))
+                )
+        self.company.finish(lambda: self._run_both(None))
         self.progress(samples.passes, samples.passes, "done")
         return samples
 
     def workspaces(self) -> dict[str, int]:
-        """One more pass, for the bytes that layers need while they run."""
-        found = measure_workspaces(self.run, self.run.device)
+        """Run one more pass, for the workspace of each layer in bytes."""
+        workspaces = measure_workspaces(self.run, self.run.device)
         self._clear()
-        return found
+        return workspaces
 
     def steps(self, own: Mapping[str, Sequence[str]]) -> StepCost:
-        """Whole training steps, after all other passes."""
+        """Measure whole training steps, after all other passes. `own` names the parameters charged to each layer."""
         self.progress(0, 0, "the optimiser's step")
         self.company.start()
-        found = measure_steps(self.job, self.run.minibatch, own, self.clock, self._once, self.run.batch.inputs)
-        self.company.finish(self._once)
+        cost = measure_steps(self.job, self.run.minibatch, own, self.clock, self._run_whole, self.run.batch.inputs)
+        self.company.finish(self._run_whole)
         self.progress(1, 1, "done")
-        return found
+        return cost
 
-    def _once(self) -> None:
+    def _run_whole(self) -> None:
         self.whole()
 
-    def _both(self, samples: Samples | None) -> None:
-        """The layers and the whole in turn, so that a machine that slows down slows both."""
+    def _run_both(self, samples: Samples | None) -> None:
+        """Run the layers, then the whole model: in turn, so that a machine that becomes slower slows both down."""
         done = samples.passes if samples is not None else 0
         forward = self.run.forward(self.clock.measure)
         backward = self.run.backward(self.clock.measure)
@@ -253,7 +267,7 @@ class Passes:
                 samples.whole_backward.append(whole[1]())
 
     def whole(self) -> tuple[Callable[[], float], Callable[[], float]]:
-        """Forward and backward of the model as its author wrote it."""
+        """Time forward and backward of the model as its author wrote it."""
         losses: list[Tensor] = []
         batch = self.run.batch
 
@@ -268,8 +282,8 @@ class Passes:
         self.job.model.zero_grad(set_to_none=True)
 
 
-def _look(ref: str, layer: str, module: str, made: Sequence[Tensor]) -> None:
-    """Raise an `InputError` for NaN in what a layer made, and for a loss that cannot be trained on."""
+def _check_outputs(ref: str, layer: str, module: str, made: Sequence[Tensor]) -> None:
+    """Raise `InputError` for NaN in the outputs of a layer, and for a loss that cannot be trained on."""
     if layer == LOSS_LAYER:
         _check_loss(ref, made[0])
     elif any(bool(tensor.isnan().any()) for tensor in made if tensor.is_floating_point()):
@@ -278,6 +292,22 @@ def _look(ref: str, layer: str, module: str, made: Sequence[Tensor]) -> None:
             f"layer {layer!r}{where} of {ref!r} produces NaN on a minibatch of its data: "
             "check the inputs and the initial weights"
         )
+
+
+def training_loss(job: Job, batch: Batch) -> Callable[[Any, Any], Tensor]:
+    """The job's loss, or `sum_of_outputs` if the job has no loss or the batch no target."""
+    return job.loss if job.loss is not None and batch.target is not None else sum_of_outputs
+
+
+def sum_of_outputs(output: Any, target: Any) -> Tensor:
+    """Sum of all outputs that have a gradient: a scalar to start a backward pass from if there is no loss.
+
+    Raises `LaunchError` if no output has a gradient.
+    """
+    leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not leaves:
+        raise LaunchError("no output of the model has a gradient: nothing in it can be trained")
+    return torch.stack([leaf.float().sum() for leaf in leaves]).sum()
 
 
 def _check_loss(ref: str, loss: Tensor) -> None:

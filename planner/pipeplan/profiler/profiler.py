@@ -1,6 +1,6 @@
-"""Profile a model: trace it, run it layer by layer and as a whole, and write down medians.
+"""Profile a model: trace it, run it layer by layer and as a whole, and keep the medians of the times.
 
-What a reader of a measured profile should know of the model, besides how steady the times were.
+Remarks on the model in a measured profile: parameters in no layer, and layers that do not sum to the model.
 """
 
 from __future__ import annotations
@@ -18,13 +18,20 @@ from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Provenance, Size
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler.clock import Clock, CPUClock, CUDAClock
-from pipeplan.profiler.concurrent import Alone, Company, profile_together
+from pipeplan.profiler.concurrent import MeasuringGroup, SingleProcess, profile_concurrently
 from pipeplan.profiler.layer_run import LayerRun
-from pipeplan.profiler.memory import complaint, free_bytes, lacked, needed, refuse_the_hopeless, within
+from pipeplan.profiler.memory import (
+    check_fits_in_memory,
+    failed_allocation_bytes,
+    free_bytes,
+    limited_memory,
+    out_of_memory_message,
+    step_memory_text,
+)
 from pipeplan.profiler.optimizer_step import StepCost, optimizer_state
-from pipeplan.profiler.options import Options, Progress
-from pipeplan.profiler.outcome import Measured, cpu_name, own_parameters
-from pipeplan.profiler.passes import Passes, notes_on
+from pipeplan.profiler.options import ProfilerOptions, Progress
+from pipeplan.profiler.outcome import MeasuredSize, charged_parameters, cpu_name
+from pipeplan.profiler.passes import Passes, sample_notes, training_loss
 from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
@@ -32,47 +39,48 @@ from pipeplan_launch.job.loading import canonical_reference, load_job
 from pipeplan_launch.telemetry.memory import resident_bytes
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
-AGREES = 0.1
-"""The share by which the sum of the layers may differ from the whole model before it is worth a sentence."""
-MOST_NAMES = 3
+MAX_SUM_DEVIATION = 0.1
+"""Relative difference between the sum of the layers and the whole model above which a remark is made."""
+MAX_NAMED_PARAMETERS = 3
 
 
-def unread_parameters(traced: TracedModel) -> list[str]:
-    """A sentence on parameters that the outputs do not depend on: they are in no stage, and are never trained."""
+def unread_parameter_remarks(traced: TracedModel) -> list[str]:
+    """At most one sentence, on the parameters that no output depends on: no stage holds them, and none trains them."""
     read = {name for info in traced.layers for name in info.parameters}
     unread = [name for name, _ in traced.model.named_parameters() if name not in read]
     if not unread:
         return []
-    more = f" and {len(unread) - MOST_NAMES} more" if len(unread) > MOST_NAMES else ""
-    return [f"no output depends on these parameters, which are in no layer: {', '.join(unread[:MOST_NAMES])}{more}"]
+    more = f" and {len(unread) - MAX_NAMED_PARAMETERS} more" if len(unread) > MAX_NAMED_PARAMETERS else ""
+    names = ", ".join(unread[:MAX_NAMED_PARAMETERS])
+    return [f"no output depends on these parameters, which are in no layer: {names}{more}"]
 
 
-def sum_against_whole(size: Size) -> list[str]:
-    """A sentence where the layers by themselves do not add up to the model as its author wrote it."""
+def layer_sum_remarks(size: Size) -> list[str]:
+    """At most one sentence, if the times of the layers do not add up to that of the model run as a whole."""
     sums = {
         "forward": (sum(layer.forward_s for layer in size.layers), size.whole_forward_s),
         "backward": (sum(layer.backward_s for layer in size.layers), size.whole_backward_s),
     }
-    off = [
-        f"{found / whole:.2f} of it {way}" for way, (found, whole) in sums.items() if _is_off(found, whole) and whole
+    deviations = [
+        f"{total / whole:.2f} of it {way}"
+        for way, (total, whole) in sums.items()
+        if whole is not None and whole > 0 and abs(total / whole - 1) > MAX_SUM_DEVIATION
     ]
-    if not off:
+    if not deviations:
         return []
-    what = " and ".join(off)
     why = "very short layers cost more by themselves, and a busy machine slows some passes more than others"
-    return [f"the layers do not add up to the whole model, {what}: {why}"]
+    return [f"the layers do not add up to the whole model, {' and '.join(deviations)}: {why}"]
 
 
-def _is_off(found: float, whole: float | None) -> bool:
-    return whole is not None and whole > 0 and abs(found / whole - 1) > AGREES
+MAX_PROCESSES = 256
+"""Most processes that may be asked for. A larger number is taken for a typing error."""
 
 
-MOST_PROCESSES = 256
-"""More than these are a slip of the finger."""
+def profile_model(ref: str, options: ProfilerOptions, progress: Progress = lambda done, total, what: None) -> Profile:
+    """Profile the model that `ref` names, or estimate its profile for a device that is not this machine's.
 
-
-def profile_model(ref: str, options: Options, progress: Progress = lambda done, total, what: None) -> Profile:
-    """Profile the model that `ref` names. Raises `InputError` for whatever is wrong with it or with the options."""
+    Raises `InputError` if the model cannot be profiled, or if an option is wrong.
+    """
     if options.device not in LOCAL_DEVICES:
         from pipeplan.profiler.estimate import estimate_model
 
@@ -80,41 +88,54 @@ def profile_model(ref: str, options: Options, progress: Progress = lambda done, 
     _check(options)
     if options.processes > 1:
         progress(0, 0, f"starting {options.processes} processes")
-        return profile_together(ref, options, progress)
-    return profile_here(ref, options, progress, Alone())
+        return profile_concurrently(ref, options, progress)
+    return profile_in_process(ref, options, progress, SingleProcess())
 
 
-def profile_here(ref: str, options: Options, progress: Progress, company: Company) -> Profile:
-    """Profile it in this process, at the same time as the company."""
-    made: list[TracedModel] = []
+def profile_in_process(ref: str, options: ProfilerOptions, progress: Progress, company: MeasuringGroup) -> Profile:
+    """Profile the model in this process, at the same time as the other processes of `company`.
+
+    Raises `InputError`, which says how much memory is needed if the model does not fit.
+    """
+    traced_models: list[TracedModel] = []
     free = free_bytes() if options.device == "cpu" else None
     free = None if free is None else free // company.processes
-    before = resident_bytes()
+    resident = resident_bytes()
     try:
-        with within(free):
-            return _profile_here(ref, options, progress, company, free, made)
+        with limited_memory(free):
+            return _trace_and_measure(ref, options, progress, company, free, traced_models)
     except Exception as error:
-        asked = lacked(error)
-        traced = made[0] if made else None
+        traced = traced_models[0] if traced_models else None
         minibatch = options.minibatch or (traced.minibatch if traced else None)
         if isinstance(error, torch.OutOfMemoryError):
-            what = " ".join(str(error).split())[:200]
-            need = f"; {needed(traced, minibatch)}" if traced is not None and minibatch else ""
-            at = f" at minibatch {minibatch}" if minibatch else ""
-            raise InputError(
-                f"{ref!r}{at} does not fit in the memory of {options.device}: {what}{need}; try a smaller --batch"
-            ) from error
-        if asked is not None:
+            raise InputError(_device_memory_message(ref, options.device, minibatch, error, traced)) from error
+        requested = failed_allocation_bytes(error)
+        if requested is not None:
             largest = max(options.batches, default=minibatch)
-            raise InputError(complaint(ref, largest, free, before, asked, traced)) from error
+            raise InputError(out_of_memory_message(ref, largest, free, resident, requested, traced)) from error
         if isinstance(error, LaunchError):
             raise InputError(str(error)) from error
         raise
 
 
-def _profile_here(
-    ref: str, options: Options, progress: Progress, company: Company, free: int | None, made: list[TracedModel]
+def _device_memory_message(
+    ref: str, device: str, minibatch: int | None, error: Exception, traced: TracedModel | None
+) -> str:
+    at = f" at minibatch {minibatch}" if minibatch else ""
+    reason = " ".join(str(error).split())[:200]
+    need = f"; {step_memory_text(traced, minibatch)}" if traced is not None and minibatch else ""
+    return f"{ref!r}{at} does not fit in the memory of {device}: {reason}{need}; try a smaller --batch"
+
+
+def _trace_and_measure(
+    ref: str,
+    options: ProfilerOptions,
+    progress: Progress,
+    company: MeasuringGroup,
+    free: int | None,
+    traced_models: list[TracedModel],
 ) -> Profile:
+    """Profile the model. The traced model is appended to `traced_models`, for messages if a later step fails."""
     progress(0, 0, "loading the model")
     keep_freed_memory()
     torch.set_num_threads(options.threads)
@@ -122,36 +143,36 @@ def _profile_here(
     sizes = options.batches or (job.minibatch,)
     progress(0, 0, "tracing")
     traced = trace_job(job, sizes[0], options.granularity)
-    made.append(traced)
+    traced_models.append(traced)
     if len(sizes) > 1 and not traced.dynamic_batch:
         raise InputError(
             f"{ref!r} can only be traced for one minibatch size at a time: give --batch one number, and measure the "
             "others in runs of their own"
         )
-    refuse_the_hopeless(ref, traced, max(sizes), free)
-    found, first = [], None
+    check_fits_in_memory(ref, traced, max(sizes), free)
+    measured, first_passes = [], None
     for size in sizes:
         if options.device == "cuda":
-            torch.cuda.empty_cache()  # blocks kept for another size would not fit this one
+            torch.cuda.empty_cache()  # blocks that were kept for another size would not fit this one
         passes = _passes(job, traced, size, options, progress, company)
-        first = first or passes
-        found.append(_measure(ref, passes, options))
-    assert first is not None
-    return _profile(ref, job, found, first.steps(own_parameters(traced)), options)
+        first_passes = first_passes or passes
+        measured.append(_measure(ref, passes, options))
+    assert first_passes is not None
+    return _profile(ref, job, measured, first_passes.steps(charged_parameters(traced)), options)
 
 
-def _check(options: Options) -> None:
+def _check(options: ProfilerOptions) -> None:
     counts = [
         *(("minibatch size", size) for size in options.batches),
         ("number of repeats", options.repeats),
         ("number of processes", options.processes),
         ("number of threads", options.threads),
     ]
-    for what, value in counts:
+    for name, value in counts:
         if value is not None and value < 1:
-            raise InputError(f"the {what} must be at least 1, not {value}")
-    if options.processes > MOST_PROCESSES:
-        raise InputError(f"the number of processes must be at most {MOST_PROCESSES}, not {options.processes}")
+            raise InputError(f"the {name} must be at least 1, not {value}")
+    if options.processes > MAX_PROCESSES:
+        raise InputError(f"the number of processes must be at most {MAX_PROCESSES}, not {options.processes}")
     if len(set(options.batches)) < len(options.batches):
         raise InputError(f"a minibatch size is given twice: {', '.join(map(str, options.batches))}")
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -161,22 +182,22 @@ def _check(options: Options) -> None:
 
 
 def _passes(
-    job: Job, traced: TracedModel, minibatch: int, options: Options, progress: Progress, company: Company
+    job: Job, traced: TracedModel, minibatch: int, options: ProfilerOptions, progress: Progress, company: MeasuringGroup
 ) -> Passes:
     device = torch.device(options.device)
     clock: Clock = CUDAClock() if device.type == "cuda" else CPUClock(options.threads, company.processes)
     job.model.to(device).train()
     batch = _batch(job, minibatch, device)
-    run = LayerRun(traced, batch, _loss(job, batch), minibatch, device)
+    run = LayerRun(traced, batch, training_loss(job, batch), minibatch, device)
     return Passes(job, run, clock, progress, company)
 
 
-def _measure(ref: str, passes: Passes, options: Options) -> Measured:
+def _measure(ref: str, passes: Passes, options: ProfilerOptions) -> MeasuredSize:
     saved = passes.inspect(ref, measure_all=options.measure_all)
     passes.warm_up(options.warmup)
     samples = passes.measure(options.repeats)
     run = passes.run
-    return Measured(
+    return MeasuredSize(
         run.traced,
         run.minibatch,
         samples,
@@ -189,14 +210,12 @@ def _measure(ref: str, passes: Passes, options: Options) -> Measured:
     )
 
 
-def _loss(job: Job, batch: Batch) -> Any:
-    return job.loss if job.loss is not None and batch.target is not None else sum_of_outputs
-
-
-def _profile(ref: str, job: Job, found: Sequence[Measured], steps: StepCost, options: Options) -> Profile:
+def _profile(
+    ref: str, job: Job, measured: Sequence[MeasuredSize], steps: StepCost, options: ProfilerOptions
+) -> Profile:
     optimizer, ratio = optimizer_state(job)
-    first, *others = (one.size(steps.update_s) for one in found)
-    traced = found[0].traced
+    first, *others = (size.size(steps.update_s) for size in measured)
+    traced = measured[0].traced
     return Profile(
         layers=first.layers,
         tensors=first.tensors,
@@ -206,7 +225,7 @@ def _profile(ref: str, job: Job, found: Sequence[Measured], steps: StepCost, opt
         graph_hash=traced.graph_hash,
         dynamic_batch=traced.dynamic_batch,
         granularity=options.granularity,
-        provenance=_provenance(options, job, found, [*unread_parameters(traced), *sum_against_whole(first)]),
+        provenance=_provenance(options, job, measured, [*unread_parameter_remarks(traced), *layer_sum_remarks(first)]),
         optimizer_name=optimizer,
         optimizer_state_ratio=ratio,
         together=traced.together,
@@ -217,17 +236,19 @@ def _profile(ref: str, job: Job, found: Sequence[Measured], steps: StepCost, opt
     )
 
 
-def _provenance(options: Options, job: Job, found: Sequence[Measured], remarks: Sequence[str]) -> Provenance:
-    first = found[0]
+def _provenance(
+    options: ProfilerOptions, job: Job, measured: Sequence[MeasuredSize], remarks: Sequence[str]
+) -> Provenance:
+    first = measured[0]
     clock = CUDAClock() if options.device == "cuda" else CPUClock(options.threads, options.processes)
     how = (
         f"each layer by itself, in full forward and backward passes over the model; {clock.how}; median and "
-        f"interquartile range of {first.samples.passes} passes after {first.warmed} to warm up; less what a call of an "
-        f"empty layer takes, {first.overhead.forward_s * 1e6:.1f} µs forward and "
-        f"{first.overhead.backward_s * 1e6:.1f} µs backward, which a stage pays once"
+        f"interquartile range of {first.samples.passes} passes after {first.warmed} to warm up; less the time of an "
+        f"empty layer, {first.overhead.forward_s * 1e6:.1f} µs forward and "
+        f"{first.overhead.backward_s * 1e6:.1f} µs backward, which a stage spends once"
     )
     if first.alike:
-        how += "; of layers that are the same computation one was measured"
+        how += "; of several layers that are the same computation only one was measured"
     if options.processes > 1:
         how += "; medians over the processes"
     if first.waits:
@@ -235,9 +256,9 @@ def _provenance(options: Options, job: Job, found: Sequence[Measured], remarks: 
     if job.loss is None or job.data is None:
         how += "; without a loss or targets, the backward pass starts from the sum of the outputs"
     notes = dict.fromkeys(
-        f"at minibatch {one.minibatch}, {note}" if len(found) > 1 else note
-        for one in found
-        for note in notes_on(one.samples)
+        f"at minibatch {size.minibatch}, {note}" if len(measured) > 1 else note
+        for size in measured
+        for note in sample_notes(size.samples)
     )
     return Provenance(
         kind="measured",
@@ -254,14 +275,6 @@ def _provenance(options: Options, job: Job, found: Sequence[Measured], remarks: 
         notes=(*notes, *remarks),
         traced=first.traced.how,
     )
-
-
-def sum_of_outputs(output: Any, target: Any) -> Tensor:
-    """A scalar to start a backward pass from, where there is no loss: the sum of all that a gradient can flow to."""
-    leaves = [one for one in torch.utils._pytree.tree_leaves(output) if isinstance(one, Tensor) and one.requires_grad]
-    if not leaves:
-        raise LaunchError("no output of the model has a gradient: nothing in it can be trained")
-    return torch.stack([one.float().sum() for one in leaves]).sum()
 
 
 def _batch(job: Job, minibatch: int, device: torch.device) -> Batch:

@@ -1,4 +1,4 @@
-"""Imported before all else of the profiler: raises an `InputError` where there is no torch that it can use."""
+"""Check for torch. The profiler imports this module before its others; it raises `InputError` if torch is unusable."""
 
 from __future__ import annotations
 

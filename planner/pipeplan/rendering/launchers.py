@@ -8,8 +8,7 @@ from pipeplan.errors import InputError
 from pipeplan.rendering.kubernetes import KUBERNETES
 from pipeplan.rendering.launcher import Launcher, LauncherSetting
 from pipeplan.rendering.slurm import SLURM
-from pipeplan.rendering.ssh import SSH
-from pipeplan.rendering.torchrun import TORCHRUN
+from pipeplan.rendering.ssh_torchrun import SSH, TORCHRUN
 from pipeplan.util.text import did_you_mean
 
 LOCAL = Launcher(

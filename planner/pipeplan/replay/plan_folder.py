@@ -9,7 +9,7 @@ from typing import Any
 from pipeplan.plan import schedules
 from pipeplan.plan.plan import Plan
 from pipeplan.profile_data.profile import Profile
-from pipeplan.replay.ring_traffic import Rings
+from pipeplan.replay.predicted_links import Rings
 from pipeplan.replay.scaling import Scaling
 from pipeplan.util.files import Node, read_document, write_json
 

@@ -26,8 +26,8 @@ from pipeplan.replay.cause import replay_cause
 from pipeplan.replay.emulated_network import NetworkPart, network_tree, parts_of
 from pipeplan.replay.outcome import ReplayResult
 from pipeplan.replay.plan_folder import write_folder
+from pipeplan.replay.predicted_links import Rings
 from pipeplan.replay.process import last_line, run_order, working_folder
-from pipeplan.replay.ring_traffic import Rings
 from pipeplan.replay.scaling import Scaling, scaling_for
 from pipeplan.simulation import engine, metrics, scenario
 from pipeplan.simulation.scenario import Scenario

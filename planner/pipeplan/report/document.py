@@ -1,6 +1,6 @@
-"""The document inside a report: plain values that a page draws and says, and nothing for it to compute.
+"""The JSON document of a report: plain values that the page draws and prints without further computing.
 
-Times are seconds, sizes bytes, rates bytes per second. What there may be very many of stands in columns.
+Times are in seconds, sizes in bytes, rates in bytes per second. Long tables are stored by columns.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-FORMAT, VERSION = "pipeplan-report", 1
-SIGNIFICANT = 6
-"""Digits of every number that is not whole."""
+REPORT_FORMAT, REPORT_VERSION = "pipeplan-report", 1
+SIGNIFICANT_DIGITS = 6
+"""Significant digits of numbers that are not integers."""
 
 Columns = dict[str, list[Any]]
-"""Lists of one length, by name."""
+"""A table as lists of equal length, by column name."""
 
 
 @dataclass(frozen=True)
-class Bound:
-    """One resource, and how long a minibatch keeps it."""
+class ResourceBound:
+    """One resource, and the time that it spends on a minibatch."""
 
     what: str
     seconds: float
     share: float
-    """Of the pace."""
+    """`seconds` as a share of the pace."""
     binds: bool
-    """Whether the plan says that the pace is this one's."""
+    """Whether the plan names this resource as the bound of the pace."""
 
 
 @dataclass(frozen=True)
@@ -48,71 +48,72 @@ class StageRow:
     sync_s: float
     send_bytes: int
     return_bytes: int
-    """Of gradients that come back for what was sent."""
+    """Bytes of the gradients that the next stage sends back."""
     parameter_bytes: int
     memory_bytes: int
     capacity_bytes: int | None
-    """None where memory does not limit the plan."""
+    """None if memory does not limit the plan."""
     memory_parts: list[tuple[str, int]]
-    """What the memory is made of; they add up to it."""
+    """Names and bytes of the parts of `memory_bytes`, which add up to it."""
 
 
 @dataclass(frozen=True)
-class Graph:
-    """The layers, or groups of them, where a page is to draw them."""
+class ModelGraph:
+    """The layers, or groups of layers, with their positions in the drawing."""
 
     width: float
     height: float
     w: float
     h: float
-    """Of every node."""
+    """Width (`w`) and height (`h`) of every node."""
     nodes: Columns
-    """name, op, layers (how many), stage, x, y, forward_s, backward_s, parameter_bytes, output_bytes."""
+    """Columns: name, op, layers (their number), stage, x, y, forward_s, backward_s, parameter_bytes, output_bytes."""
     edges: list[tuple[int, int]]
     bends: list[list[float]]
-    """For edges that pass others: [edge, x1, y1, x2, y2, …], from producer to consumer."""
+    """For edges with bends: [edge, x1, y1, x2, y2, …], from producer to consumer."""
     note: str
 
 
 @dataclass(frozen=True)
-class Timeline:
-    """What workers do over time."""
+class PipelineTimeline:
+    """The activity of workers over time, predicted and measured."""
 
     lanes: Columns
-    """worker, stage, server."""
+    """Columns: worker, stage, server."""
     end_s: float
     steady: tuple[float, float] | None
-    """From when the pipeline keeps its pace, to the end of what is shown."""
+    """Start of the steady state, and end of the part that is shown."""
     predicted: Columns
-    """lane, kind (of `KINDS`), number, start_s, end_s."""
+    """Columns: lane, kind (an index of `INTERVAL_KINDS`), number, start_s, end_s."""
     measured: Columns | None
     measured_end_s: float | None
     minibatches: int
-    """That are done by the end of what is predicted."""
+    """Number of minibatches that are complete by the end of the predicted part."""
     omitted: str
 
 
-KINDS = ("forward", "backward", "update", "wait", "all-reduce")
+INTERVAL_KINDS = ("forward", "backward", "update", "wait", "all-reduce")
+"""Kinds of the intervals of a timeline."""
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What the fullest worker of a stage holds over time."""
+class StageMemory:
+    """Memory over time of the worker of a stage that needs the most."""
 
     stage: int
     worker: int
     capacity_bytes: int | None
     planned_bytes: int
     peak_bytes: int
-    """In the simulation."""
+    """Peak in the simulation."""
     predicted: Columns
-    """t, bytes: so many from then on."""
+    """Columns: t, bytes. The bytes are in use from that time on."""
     measured_peak_bytes: int | None
 
 
 @dataclass(frozen=True)
-class Link:
-    """What is sent over one link or card."""
+class LinkTraffic:
+    """Traffic over one link or network card."""
 
     name: str
     kind: str
@@ -120,27 +121,27 @@ class Link:
     rate: float
     bytes_per_minibatch: float
     busy: float
-    """Share of the time."""
+    """Share of the time in which the link is busy."""
     simulated: bool
-    """Whether `busy` is from the simulation; if not it is the load over the pace."""
+    """Whether `busy` is from the simulation. Otherwise it is the load divided by the pace."""
     measured_busy: float | None = None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Another way to use the cluster."""
+    """The plan itself, or another way to use the cluster."""
 
     name: str
     config: str
     minibatch_s: float | None
     gain: float | None
-    """How many times faster the plan is."""
+    """Pace of the plan relative to this one: 2 if the plan is twice as fast."""
     remark: str
 
 
 @dataclass(frozen=True)
-class Report:
-    """Everything that a page shows."""
+class PlanReport:
+    """All sections of a report."""
 
     title: str
     pipeplan: str
@@ -148,44 +149,44 @@ class Report:
     prediction: dict[str, Any]
     measured: dict[str, Any] | None
     stages: list[StageRow]
-    graph: Graph | None
+    graph: ModelGraph | None
     placement: list[dict[str, Any]]
-    timeline: Timeline
-    links: list[Link]
-    memory: list[Memory]
+    timeline: PipelineTimeline
+    links: list[LinkTraffic]
+    memory: list[StageMemory]
     comparisons: list[Comparison]
     scaling: dict[str, Any] | None
     certificate: dict[str, Any]
     words: dict[str, list[str]]
-    """What there is to say of each part, in sentences."""
+    """Description of each section in sentences, by the section's name."""
     notes: list[str]
-    """What a reader should know of the whole."""
+    """Notes on the report as a whole."""
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON's types, with short numbers."""
-        return {"format": FORMAT, "version": VERSION} | {
-            one.name: short(getattr(self, one.name)) for one in fields(self)
+        """The report as JSON values, with rounded numbers."""
+        return {"format": REPORT_FORMAT, "version": REPORT_VERSION} | {
+            field.name: rounded_json(getattr(self, field.name)) for field in fields(self)
         }
 
 
-def short(value: Any) -> Any:
-    """The value with numbers of few digits, whole ones as such; tuples become lists."""
+def rounded_json(value: Any) -> Any:
+    """The value with rounded numbers, integers where possible. Dataclasses become objects, and tuples lists."""
     if isinstance(value, float):
-        return _number(value)
+        return _rounded(value)
     if is_dataclass(value):
-        return {one.name: short(getattr(value, one.name)) for one in fields(value)}
+        return {field.name: rounded_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
-        return {key: short(one) for key, one in value.items()}
+        return {key: rounded_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [short(one) for one in value]
+        return [rounded_json(item) for item in value]
     return value
 
 
-def _number(value: float) -> float | int:
-    rounded = float(f"{value:.{SIGNIFICANT}g}")
+def _rounded(value: float) -> float | int:
+    rounded = float(f"{value:.{SIGNIFICANT_DIGITS}g}")
     return int(rounded) if rounded.is_integer() else rounded
 
 
-def columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Columns:
-    """The rows, each column a list."""
+def table_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Columns:
+    """A table of rows by columns."""
     return {name: [row[at] for row in rows] for at, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""What is sent over every link: boundaries, all-reduces, and the network cards that they share."""
+"""Traffic over every link: stage boundaries, all-reduces, and the network cards that they share."""
 
 from __future__ import annotations
 
@@ -7,60 +7,68 @@ from collections.abc import Mapping
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention
 from pipeplan.plan.schedules import ACCUMULATING
-from pipeplan.report.document import Link
-from pipeplan.report.source import Source
-from pipeplan.report.timeline import Simulated
+from pipeplan.report.document import LinkTraffic
+from pipeplan.report.source import ReportSource
+from pipeplan.report.timeline import ReportSimulation
 
-MOST = 200
-"""Links that are listed, the busiest first."""
-
-
-def links(source: Source, simulated: Simulated, measured: Mapping[int, float]) -> list[Link]:
-    """All links that carry anything, busiest first. `measured`: how busy all-reduces were in a run, by stage."""
-    found = [*_boundaries(source, simulated), *_allreduces(source, simulated, measured), *_cards(source)]
-    return sorted((one for one in found if one.bytes_per_minibatch > 0), key=lambda one: -one.busy)
+MAX_LINKS = 200
+"""Most links that are listed, the busiest first."""
 
 
-def _boundaries(source: Source, simulated: Simulated) -> list[Link]:
-    """Each direction between two stages, of every copy of the pipeline: bytes of an average minibatch of the whole."""
-    found = []
+def link_rows(source: ReportSource, simulated: ReportSimulation, measured: Mapping[int, float]) -> list[LinkTraffic]:
+    """All links with traffic, busiest first.
+
+    `measured` is the share of time in which all-reduces ran, by stage of a run.
+    """
+    rows = [*_boundaries(source, simulated), *_allreduces(source, simulated, measured), *_cards(source)]
+    return sorted((row for row in rows if row.bytes_per_minibatch > 0), key=lambda row: -row.busy)
+
+
+def _boundaries(source: ReportSource, simulated: ReportSimulation) -> list[LinkTraffic]:
+    """Both directions of every stage boundary, for every copy of the pipeline.
+
+    The bytes are averages over all minibatches, each of which takes one of the copies.
+    """
+    boundaries = []
     busy = simulated.measured.links
     for index, hops in enumerate(source.scenario.hops):
-        said = source.predictions[index]
+        stage = source.predictions[index]
         for copy, hop in enumerate(hops, start=1):
-            for there, size in (
-                (True, said["send_bytes"].integer()),
-                (False, said["receive_gradient_bytes"].integer()),
+            for sender, receiver, size in (
+                (index + 1, index + 2, stage["send_bytes"].integer()),
+                (index + 2, index + 1, stage["receive_gradient_bytes"].integer()),
             ):
-                ends = (index + 1, index + 2) if there else (index + 2, index + 1)
-                name = "stage {} → {}".format(*ends) + (f", copy {copy}" if len(hops) > 1 else "")
-                rows = [share for row, share in busy.items() if row == name or row.startswith(f"{name}, link ")]
-                found.append(
-                    Link(
+                name = f"stage {sender} → {receiver}" + (f", copy {copy}" if len(hops) > 1 else "")
+                shares = [share for row, share in busy.items() if row == name or row.startswith(f"{name}, link ")]
+                boundaries.append(
+                    LinkTraffic(
                         name=name,
                         kind="boundary",
                         rate=hop.bandwidth * hop.links,
                         bytes_per_minibatch=size / len(hops),
-                        busy=sum(rows) / hop.links,
+                        busy=sum(shares) / hop.links,
                         simulated=True,
                     )
                 )
-    return found
+    return boundaries
 
 
-def _allreduces(source: Source, simulated: Simulated, measured: Mapping[int, float]) -> list[Link]:
-    """The rings of the stages: bytes over each hop of the ring, 2 (r-1)/r of the gradients for every group."""
+def _allreduces(source: ReportSource, simulated: ReportSimulation, measured: Mapping[int, float]) -> list[LinkTraffic]:
+    """The all-reduces of replicated stages.
+
+    In a ring of r replicas, 2 (r-1)/r of the gradient bytes cross each hop for every group of minibatches.
+    """
     if source.plan.inference:
         return []
-    rates, found = Links.of(source.cluster), []
+    rates, allreduces = Links.of(source.cluster), []
     for index, stage in enumerate(source.plan.stages):
         if stage.replicas == 1:
             continue
         name = f"all-reduce of stage {index + 1}"
         group = (source.plan.accumulate or 1) if source.plan.schedule in ACCUMULATING else stage.replicas
         size = source.predictions[index]["parameter_bytes"].integer()
-        found.append(
-            Link(
+        allreduces.append(
+            LinkTraffic(
                 name=name,
                 kind="all-reduce",
                 rate=rates.allreduce_among(stage.workers)[0],
@@ -70,23 +78,23 @@ def _allreduces(source: Source, simulated: Simulated, measured: Mapping[int, flo
                 measured_busy=measured.get(index),
             )
         )
-    return found
+    return allreduces
 
 
-def _cards(source: Source) -> list[Link]:
-    """The cards of servers and what is above them, each direction: what crosses them, over the pace."""
+def _cards(source: ReportSource) -> list[LinkTraffic]:
+    """Both directions of the network cards of servers and higher levels. `busy` is the load divided by the pace."""
     if source.known is None or not source.known.problem.options.contention:
         return []
     rates = Links.of(source.cluster)
-    cards = contention.card_loads(source.plan, source.known.problem, rates)
-    found = []
-    for level in range(source.cluster.server_level, len(cards.busy_s)):
+    loads = contention.card_loads(source.plan, source.known.problem, rates)
+    cards = []
+    for level in range(source.cluster.server_level, len(loads.busy_s)):
         starts = source.cluster.starts(level)
         for direction, way in ((contention.OUTGOING, "outgoing"), (contention.INCOMING, "incoming")):
-            for component, seconds in enumerate(cards.busy_s[level][direction]):
+            for component, seconds in enumerate(loads.busy_s[level][direction]):
                 rate = rates.card(level, starts[component])[0]
-                found.append(
-                    Link(
+                cards.append(
+                    LinkTraffic(
                         name=f"network card of {source.cluster.levels[level - 1].name} {component}, {way}",
                         kind="card",
                         rate=rate,
@@ -95,4 +103,4 @@ def _cards(source: Source) -> list[Link]:
                         simulated=False,
                     )
                 )
-    return found
+    return cards

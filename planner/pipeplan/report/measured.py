@@ -1,4 +1,4 @@
-"""What a run measured, beside what was predicted."""
+"""Measurements of a run, beside the predictions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pipeplan.run_data.run_folder import ALL_REDUCE, MeasuredRun
 from pipeplan.util.files import Node
 from pipeplan.util.text import one_line
 
-PAIRS = ("forward_s", "backward_s", "update_s", "sync_s", "wait_s", "memory_bytes")
-ALONE = ("load_s", "send_s", "other_s")
+COMPARED_FIGURES = ("forward_s", "backward_s", "update_s", "sync_s", "wait_s", "memory_bytes")
+"""Figures of a stage that are both predicted and measured."""
+MEASURED_FIGURES = ("load_s", "send_s", "other_s")
+"""Figures of a stage that are only measured."""
 
 
-def measured(run: MeasuredRun) -> dict[str, Any]:
-    """The pace, the first cause of the difference, and every stage."""
+def measured_section(run: MeasuredRun) -> dict[str, Any]:
+    """The measured pace, the first cause of its difference from the prediction, and the figures of every stage."""
     summary = run.summary
     pace, cause = _pair(summary, "minibatch_s"), summary.get("cause")
     seconds = pace["measured"]
@@ -32,34 +34,35 @@ def measured(run: MeasuredRun) -> dict[str, Any]:
 
 def _stage(node: Node) -> dict[str, Any]:
     workers = [worker.integer() for worker in node["workers"].items()]
-    found: dict[str, Any] = {"stage": node["stage"].integer(), "workers": workers}
-    found |= {name: _pair(node, name) for name in PAIRS}
-    alone = node["measured"]
-    return found | {name: one.number() if (one := alone.get(name)) else None for name in ALONE}
+    figures: dict[str, Any] = {"stage": node["stage"].integer(), "workers": workers}
+    figures |= {name: _pair(node, name) for name in COMPARED_FIGURES}
+    measured_only = node["measured"]
+    return figures | {name: value.number() if (value := measured_only.get(name)) else None for name in MEASURED_FIGURES}
 
 
 def _pair(node: Node, name: str) -> dict[str, float | None]:
-    found = node.get(name)
-    if found is None:
+    """Predicted and measured value of a figure, and their ratio."""
+    pair = node.get(name)
+    if pair is None:
         return {"predicted": None, "measured": None, "ratio": None}
-    return {key: one.number() if (one := found.get(key)) else None for key in ("predicted", "measured", "ratio")}
+    return {key: value.number() if (value := pair.get(key)) else None for key in ("predicted", "measured", "ratio")}
 
 
-def allreduces(run: MeasuredRun) -> dict[int, float]:
-    """Share of the recorded time in which all-reduces of a stage went on, mean over its workers."""
-    end_s = max((one.end_s for found in run.timelines.values() for one in found), default=0.0)
+def allreduce_shares(run: MeasuredRun) -> dict[int, float]:
+    """Share of the recorded time in which all-reduces of a stage ran, as the mean over its workers, by stage."""
+    end_s = max((interval.end_s for timeline in run.timelines.values() for interval in timeline), default=0.0)
     shares: dict[int, list[float]] = {}
     for recorded in run.recorded.values():
-        busy = sum(one.duration_s for one in recorded.intervals if one.kind == ALL_REDUCE)
+        busy = sum(interval.duration_s for interval in recorded.intervals if interval.kind == ALL_REDUCE)
         shares.setdefault(recorded.stage, []).append(busy / end_s if end_s else 0.0)
-    return {stage: sum(found) / len(found) for stage, found in shares.items()}
+    return {stage: sum(of_workers) / len(of_workers) for stage, of_workers in shares.items()}
 
 
-def peaks(run: MeasuredRun) -> dict[int, int]:
-    """The measured peak of every stage's fullest worker, bytes."""
-    found = {}
+def measured_peaks(run: MeasuredRun) -> dict[int, int]:
+    """Measured peak memory of the fullest worker of every stage, in bytes, by stage."""
+    sizes = {}
     for node in run.summary["stages"].items():
         size = _pair(node, "memory_bytes")["measured"]
         if size is not None:
-            found[node["stage"].integer()] = round(size)
-    return found
+            sizes[node["stage"].integer()] = round(size)
+    return sizes

@@ -1,8 +1,8 @@
-"""The model as a DAG coloured by stage: from left to right, in lines like text where it is long.
+"""The drawing of the model as a DAG, coloured by stage. It runs from left to right, and wraps like lines of text.
 
-Layers drawn as one: chains of a stage where a model has many layers, and like blocks where it has very many.
+Groups layers into the nodes of a drawing: chains if a model has many layers, equal blocks if it has very many.
 
-What is drawn as one lies together in a topological order and in one stage, so that no arrow can go back.
+The layers of a group are consecutive in a topological order and in one stage, so that no arrow can point backwards.
 """
 
 from __future__ import annotations
@@ -12,131 +12,136 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeplan.drawing.dag_layout import layout
-from pipeplan.drawing.fold_chains import Chain, chains, expensive, repeats
+from pipeplan.drawing.dag_layout import layout_dag
+from pipeplan.drawing.fold_chains import Chain, fold_chains, most_expensive_layers, repeated_blocks
 from pipeplan.profile_data.layers import Layer, Tensor, edges
 from pipeplan.profile_data.profile import Profile
-from pipeplan.report.document import Graph, columns
-from pipeplan.report.source import Source
+from pipeplan.report.document import ModelGraph, table_columns
+from pipeplan.report.source import ReportSource
 from pipeplan.util.text import one_line
 
-FEW, MANY = 120, 400
-"""Layers up to which each is drawn, and nodes up to which each chain is."""
+MAX_SINGLE_LAYERS, MAX_NODES = 120, 400
+"""Most layers that are drawn one by one, and most nodes of a drawing."""
 
 
 @dataclass(frozen=True)
-class Group:
-    """Layers of one stage that are drawn as one."""
+class LayerGroup:
+    """Layers of one stage that are drawn as one node."""
 
     layers: tuple[Layer, ...]
     stage: int
 
 
-def groups(profile: Profile, stage_of: Mapping[str, int]) -> tuple[list[Group], str]:
-    """What is drawn, in a topological order, and a sentence on what was drawn as one."""
-    if len(profile.layers) <= FEW:
-        return [Group((layer,), stage_of[layer.name]) for layer in profile.layers], ""
-    found = _by_stage(chains(profile, expensive(profile)), stage_of)
+def layer_groups(profile: Profile, stage_of: Mapping[str, int]) -> tuple[list[LayerGroup], str]:
+    """The nodes of the drawing in a topological order, and a sentence on how layers were grouped (or empty)."""
+    if len(profile.layers) <= MAX_SINGLE_LAYERS:
+        return [LayerGroup((layer,), stage_of[layer.name]) for layer in profile.layers], ""
+    nodes = _by_stage(fold_chains(profile, most_expensive_layers(profile)), stage_of)
     note = "Layers that follow each other in one stage are drawn as one, but for the most expensive."
-    if len(found) > MANY:
-        found = _by_stage(_folded(chains(profile)), stage_of)
+    if len(nodes) > MAX_NODES:
+        nodes = _by_stage(_folded(fold_chains(profile)), stage_of)
         note = "Layers of one stage that follow each other, and blocks that are alike, are drawn as one."
-    if len(found) > MANY:
-        found = list(_packed(found, -(-len(found) // MANY)))
-    return found, note if len(found) < len(profile.layers) else ""
+    if len(nodes) > MAX_NODES:
+        nodes = list(_packed(nodes, -(-len(nodes) // MAX_NODES)))
+    return nodes, note if len(nodes) < len(profile.layers) else ""
 
 
-def _by_stage(found: Iterable[Chain | Sequence[Layer]], stage_of: Mapping[str, int]) -> list[Group]:
-    """Each chain cut where its layers are in different stages."""
+def _by_stage(runs: Iterable[Chain | Sequence[Layer]], stage_of: Mapping[str, int]) -> list[LayerGroup]:
+    """The runs of layers as groups, split between layers of different stages."""
     made = []
-    for one in found:
-        layers = one.layers if isinstance(one, Chain) else one
-        for stage, mine in itertools.groupby(layers, key=lambda layer: stage_of[layer.name]):
-            made.append(Group(tuple(mine), stage))
+    for run in runs:
+        layers = run.layers if isinstance(run, Chain) else run
+        for stage, members in itertools.groupby(layers, key=lambda layer: stage_of[layer.name]):
+            made.append(LayerGroup(tuple(members), stage))
     return made
 
 
 def _folded(plain: Sequence[Chain]) -> Iterator[Sequence[Layer]]:
-    """The chains, but all of the blocks that repeat one as a single run of layers."""
+    """The layers of each chain, except that all repetitions of a block form a single run of layers."""
     at = 0
-    for run in repeats(plain):
-        first = run.start + run.period
+    for repeat in repeated_blocks(plain):
+        first = repeat.start + repeat.period
         yield from (chain.layers for chain in plain[at:first])
-        yield [layer for chain in plain[first : run.end] for layer in chain.layers]
-        at = run.end
+        yield [layer for chain in plain[first : repeat.end] for layer in chain.layers]
+        at = repeat.end
     yield from (chain.layers for chain in plain[at:])
 
 
-def _packed(found: Sequence[Group], most: int) -> Iterator[Group]:
-    """Up to so many neighbours of one stage made one."""
-    for stage, mine in itertools.groupby(found, key=lambda group: group.stage):
-        members = list(mine)
+def _packed(nodes: Sequence[LayerGroup], most: int) -> Iterator[LayerGroup]:
+    """Merge up to `most` consecutive groups of one stage."""
+    for stage, same_stage in itertools.groupby(nodes, key=lambda group: group.stage):
+        members = list(same_stage)
         for at in range(0, len(members), most):
-            yield Group(tuple(layer for group in members[at : at + most] for layer in group.layers), stage)
+            yield LayerGroup(tuple(layer for group in members[at : at + most] for layer in group.layers), stage)
 
 
-def as_profile(profile: Profile, found: Sequence[Group]) -> Profile:
-    """The groups as a profile of their own, each by its number, to be placed like one."""
-    home = {layer.name: str(number) for number, group in enumerate(found) for layer in group.layers}
-    arrows = dict.fromkeys((home[source], home[target]) for source, target in edges(profile.tensors))
+def groups_as_profile(profile: Profile, nodes: Sequence[LayerGroup]) -> Profile:
+    """A profile whose layers are the groups, named by their index, for the layout of the drawing."""
+    node_of = {layer.name: str(number) for number, group in enumerate(nodes) for layer in group.layers}
+    arrows = dict.fromkeys((node_of[source], node_of[target]) for source, target in edges(profile.tensors))
     joined = [arrow for arrow in arrows if arrow[0] != arrow[1]]
     return Profile(
-        layers=tuple(Layer(str(number), 0.0, 0.0, 0, 0) for number in range(len(found))),
+        layers=tuple(Layer(str(number), 0.0, 0.0, 0, 0) for number in range(len(nodes))),
         tensors=tuple(Tensor(f"{at}", source, (target,), 0, 0) for at, (source, target) in enumerate(joined)),
         minibatch=1,
     )
 
 
-BOX = (150.0, 34.0)
-STEP = (182.0, 50.0)
-"""From one rank to the next, and from one node of a rank to the next."""
-GAP = 44.0
-"""Between two lines of ranks."""
+NODE_SIZE = (150.0, 34.0)
+"""Width and height of a node."""
+NODE_DISTANCE = (182.0, 50.0)
+"""Distance between ranks, and between the nodes of a rank."""
+LINE_GAP = 44.0
+"""Distance between two lines of ranks."""
 ASPECT = 2.2
-"""Width over height that the whole is to have, about."""
+"""Approximate ratio of width to height of the whole drawing."""
 _NAMES = ("name", "op", "layers", "stage", "x", "y", "forward_s", "backward_s", "parameter_bytes", "output_bytes")
 
 
 @dataclass(frozen=True)
 class _Lines:
-    """Where ranks and places lie, in lines of so many ranks."""
+    """Coordinates of ranks and places in a drawing that wraps after a number of ranks."""
 
     ranks: int
-    """In one line."""
+    """Number of ranks in a line."""
     places: int
+    """Number of places in a rank."""
 
     @property
     def height(self) -> float:
-        """From one line to the next."""
-        return (self.places - 1) * STEP[1] + BOX[1] + GAP
+        """Distance from one line to the next."""
+        return (self.places - 1) * NODE_DISTANCE[1] + NODE_SIZE[1] + LINE_GAP
 
     def corner(self, place: float, rank: int) -> tuple[float, float]:
-        """Left and top of a node."""
+        """Left and top edge of a node."""
         line, at = divmod(rank, self.ranks)
-        return at * STEP[0], line * self.height + place * STEP[1]
+        return at * NODE_DISTANCE[0], line * self.height + place * NODE_DISTANCE[1]
 
     def middle(self, place: float, rank: int) -> tuple[float, float]:
         """The middle of a node, or a point of an edge."""
         x, y = self.corner(place, rank)
-        return x + BOX[0] / 2, y + BOX[1] / 2
+        return x + NODE_SIZE[0] / 2, y + NODE_SIZE[1] / 2
 
     def around(self, upper: tuple[float, int], lower: tuple[float, int]) -> list[tuple[float, float]]:
-        """From the end of a line back to the begin of the next, between the two; nothing within one line."""
+        """Points from the end of a line back to the start of the next, between the two; none within a line."""
         line = lower[1] // self.ranks
         if upper[1] // self.ranks == line:
             return []
-        between = line * self.height - GAP / 2
-        return [(self.ranks * STEP[0] - (STEP[0] - BOX[0]) / 2, between), (-(STEP[0] - BOX[0]) / 2, between)]
+        between = line * self.height - LINE_GAP / 2
+        return [
+            (self.ranks * NODE_DISTANCE[0] - (NODE_DISTANCE[0] - NODE_SIZE[0]) / 2, between),
+            (-(NODE_DISTANCE[0] - NODE_SIZE[0]) / 2, between),
+        ]
 
 
-def graph(source: Source) -> Graph | None:
-    """The picture; None without the profile."""
+def model_graph(source: ReportSource) -> ModelGraph | None:
+    """The drawing; None without the profile."""
     if source.known is None:
         return None
     profile = source.known.profile
     stage_of = {name: index for index, stage in enumerate(source.plan.stages) for name in stage.layers}
-    found, note = groups(profile, stage_of)
-    placed = layout(as_profile(profile, found))
+    nodes, note = layer_groups(profile, stage_of)
+    placed = layout_dag(groups_as_profile(profile, nodes))
     lines = _lines(placed.ranks, placed.width)
     bends = []
     for edge, points in enumerate(placed.paths.values()):
@@ -146,13 +151,13 @@ def graph(source: Source) -> Graph | None:
             passed += [lines.middle(*lower)] if lower is not points[-1] else []
         if passed:
             bends.append([float(edge), *(value for point in passed for value in point)])
-    corners = [lines.corner(*placed.place[str(number)]) for number in range(len(found))]
-    return Graph(
-        width=min(placed.ranks, lines.ranks) * STEP[0] - (STEP[0] - BOX[0]),
-        height=math.ceil(placed.ranks / lines.ranks) * lines.height - GAP,
-        w=BOX[0],
-        h=BOX[1],
-        nodes=columns(_NAMES, _rows(profile, found, corners)),
+    corners = [lines.corner(*placed.place[str(number)]) for number in range(len(nodes))]
+    return ModelGraph(
+        width=min(placed.ranks, lines.ranks) * NODE_DISTANCE[0] - (NODE_DISTANCE[0] - NODE_SIZE[0]),
+        height=math.ceil(placed.ranks / lines.ranks) * lines.height - LINE_GAP,
+        w=NODE_SIZE[0],
+        h=NODE_SIZE[1],
+        nodes=table_columns(_NAMES, _rows(profile, nodes, corners)),
         edges=[(int(producer), int(consumer)) for producer, consumer in placed.paths],
         bends=bends,
         note=note,
@@ -160,16 +165,18 @@ def graph(source: Source) -> Graph | None:
 
 
 def _lines(ranks: int, places: int) -> _Lines:
-    """So many ranks in a line that the whole has a shape that fits a page."""
-    height = (places - 1) * STEP[1] + BOX[1] + GAP
-    lines = max(1, round(math.sqrt(ranks * STEP[0] / (ASPECT * height))))
+    """Choose the number of ranks in a line so that the drawing has about the ratio `ASPECT`."""
+    height = (places - 1) * NODE_DISTANCE[1] + NODE_SIZE[1] + LINE_GAP
+    lines = max(1, round(math.sqrt(ranks * NODE_DISTANCE[0] / (ASPECT * height))))
     return _Lines(math.ceil(ranks / lines), places)
 
 
-def _rows(profile: Profile, found: Sequence[Group], corners: Sequence[tuple[float, float]]) -> list[Sequence[object]]:
+def _rows(
+    profile: Profile, nodes: Sequence[LayerGroup], corners: Sequence[tuple[float, float]]
+) -> list[Sequence[object]]:
     made = profile.made_bytes()
     rows: list[Sequence[object]] = []
-    for group, (x, y) in zip(found, corners, strict=True):
+    for group, (x, y) in zip(nodes, corners, strict=True):
         first, last = one_line(group.layers[0].name), one_line(group.layers[-1].name)
         inside = {layer.name for layer in group.layers}
         rows.append(
@@ -183,14 +190,14 @@ def _rows(profile: Profile, found: Sequence[Group], corners: Sequence[tuple[floa
                 sum(layer.forward_s for layer in group.layers),
                 sum(layer.backward_s for layer in group.layers),
                 sum(layer.parameter_bytes for layer in group.layers),
-                made[group.layers[0].name] if len(inside) == 1 else _leaving(profile, inside),
+                made[group.layers[0].name] if len(inside) == 1 else _outgoing_bytes(profile, inside),
             )
         )
     return rows
 
 
-def _leaving(profile: Profile, inside: set[str]) -> int:
-    """Bytes that others read of some layers."""
+def _outgoing_bytes(profile: Profile, inside: set[str]) -> int:
+    """Bytes of the tensors of these layers that other layers read."""
     return sum(
         tensor.bytes
         for tensor in profile.tensors

@@ -1,4 +1,4 @@
-"""What a report is made of: a plan, its scenario, and, where its profile is at hand, the problem that it solves."""
+"""The input of a report: a plan, its scenario, and, if the profile is available, the problem that the plan solves."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from pipeplan.util.files import Node
 
 
 @dataclass(frozen=True)
-class Known:
-    """What only the profile tells."""
+class ProfiledProblem:
+    """The problem and the score of a plan, which are known only with the profile."""
 
     problem: Problem
     score: Evaluation
 
     @property
     def profile(self) -> Profile:
-        """The profile itself."""
+        """The profile of the problem."""
         return self.problem.profile
 
 
 @dataclass(frozen=True)
-class Source:
-    """A plan as plan.json has it."""
+class ReportSource:
+    """A plan as read from plan.json."""
 
     root: Node
     plan: Plan
     cluster: Cluster
     scenario: Scenario
-    known: Known | None
-    """None where the profile is not at hand."""
+    known: ProfiledProblem | None
+    """None if the profile is not available."""
 
     @property
     def pace_s(self) -> float:
@@ -49,23 +49,28 @@ class Source:
 
     @property
     def predictions(self) -> list[Node]:
-        """What plan.json predicts of every stage."""
+        """The predictions of plan.json for every stage."""
         return self.root["prediction"]["stages"].items()
 
     def capacity_bytes(self, workers: Sequence[int]) -> int | None:
-        """What each of these workers has at least; None where memory does not limit the plan."""
+        """The smallest memory of these workers; None if memory does not limit the plan."""
         return self.cluster.memory_of(workers) if self.root["options"]["memory"].boolean() else None
 
 
-def read(root: Node, profile: Profile | None) -> Source:
-    """The source that a plan.json is, with its profile if that is at hand. Raises `InputError` where it is damaged."""
-    found = scenario.scenario_from_document(root)
-    if found.predicted_s <= 0:
+def read_report_source(root: Node, profile: Profile | None) -> ReportSource:
+    """Read the source of a report from a plan.json and, if there is one, its profile.
+
+    Raises `InputError` if either is damaged.
+    """
+    simulated = scenario.scenario_from_document(root)
+    if simulated.predicted_s <= 0:
         root["prediction"]["minibatch_s"].fail("expected more than 0 seconds: solve again with --force")
     known = None
     if profile is not None:
         problem, plan = plan_file.plan_from_document(root, profile)
-        known = Known(problem, evaluate(plan, problem))
+        known = ProfiledProblem(problem, evaluate(plan, problem))
         if not math.isfinite(known.score.pace_s):
-            root["plan"].fail("its depths keep no pace at all: solve again with --force")
-    return Source(root, Plan.from_json(root["plan"]), cluster_json.cluster_from_json(root["cluster"]), found, known)
+            root["plan"].fail("its depths allow no steady pace: solve again with --force")
+    return ReportSource(
+        root, Plan.from_json(root["plan"]), cluster_json.cluster_from_json(root["cluster"]), simulated, known
+    )

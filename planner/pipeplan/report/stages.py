@@ -1,6 +1,6 @@
-"""The stages of a plan, and what the memory of their workers is made of.
+"""The stages of a plan, the parts of their memory, and their placement on workers.
 
-Memory over time of one worker a stage, the fullest, from the simulation.
+Simulated memory over time of the fullest worker of each stage.
 """
 
 from __future__ import annotations
@@ -8,46 +8,46 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.report.document import Memory, StageRow, columns
-from pipeplan.report.source import Source
-from pipeplan.report.timeline import Simulated
+from pipeplan.report.document import StageMemory, StageRow, table_columns
+from pipeplan.report.source import ReportSource
+from pipeplan.report.timeline import ReportSimulation
 from pipeplan.util.files import Node
 from pipeplan.util.text import one_line
 
 
-def stages(source: Source) -> list[StageRow]:
-    """All stages, from the input to the output."""
-    found = []
-    for index, (stage, said) in enumerate(zip(source.plan.stages, source.predictions, strict=True)):
-        update = said.get("update_s")
-        found.append(
+def stage_rows(source: ReportSource) -> list[StageRow]:
+    """One row for every stage, from the input to the output."""
+    rows = []
+    for index, (stage, predicted) in enumerate(zip(source.plan.stages, source.predictions, strict=True)):
+        update = predicted.get("update_s")
+        rows.append(
             StageRow(
                 index=index,
                 layers=len(stage.layers),
                 first=one_line(stage.layers[0]) if stage.layers else "",
                 last=one_line(stage.layers[-1]) if stage.layers else "",
                 workers=list(stage.workers),
-                servers=servers(stage.workers, source.cluster),
+                servers=server_ranges(stage.workers, source.cluster),
                 depth=stage.depth,
                 versions=stage.versions,
                 recompute=stage.recompute,
-                forward_s=said["forward_s"].number(),
-                backward_s=said["backward_s"].number(),
+                forward_s=predicted["forward_s"].number(),
+                backward_s=predicted["backward_s"].number(),
                 update_s=update.number() if update else 0.0,
-                sync_s=said["sync_s"].number(),
-                send_bytes=said["send_bytes"].integer(),
-                return_bytes=said["receive_gradient_bytes"].integer(),
-                parameter_bytes=said["parameter_bytes"].integer(),
-                memory_bytes=said["memory_bytes"].integer(),
+                sync_s=predicted["sync_s"].number(),
+                send_bytes=predicted["send_bytes"].integer(),
+                return_bytes=predicted["receive_gradient_bytes"].integer(),
+                parameter_bytes=predicted["parameter_bytes"].integer(),
+                memory_bytes=predicted["memory_bytes"].integer(),
                 capacity_bytes=source.capacity_bytes(stage.workers),
-                memory_parts=memory_parts(source, index, said),
+                memory_parts=memory_parts(source, index, predicted),
             )
         )
-    return found
+    return rows
 
 
-def servers(workers: Iterable[int], cluster: Cluster) -> str:
-    """The servers of some workers, `0-2` or `0, 3`."""
+def server_ranges(workers: Iterable[int], cluster: Cluster) -> str:
+    """The servers of these workers as ranges, such as `0-2` or `0, 3`."""
     runs: list[list[int]] = []
     for number in sorted({cluster.server_of(worker) for worker in workers}):
         if runs and number == runs[-1][-1] + 1:
@@ -57,10 +57,10 @@ def servers(workers: Iterable[int], cluster: Cluster) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def memory_parts(source: Source, index: int, said: Node) -> list[tuple[str, int]]:
-    """What the memory of a worker of the stage is made of, as the cost model counts it: the parts add up to it."""
+def memory_parts(source: ReportSource, index: int, predicted: Node) -> list[tuple[str, int]]:
+    """Names and bytes of the parts of a worker's memory, as the cost model counts it. They add up to that memory."""
     stage = source.plan.stages[index]
-    parameters, each = said["parameter_bytes"].integer(), said["minibatch_bytes"].integer()
+    parameters, minibatch_bytes = predicted["parameter_bytes"].integer(), predicted["minibatch_bytes"].integer()
     if source.plan.inference:
         parts = [("weights", parameters)]
     else:
@@ -70,80 +70,87 @@ def memory_parts(source: Source, index: int, said: Node) -> list[tuple[str, int]
             parts += [("gradients", parameters), ("optimiser's state", state)]
             if stage.replicas > 1:
                 parts.append(("buckets of the all-reduce", parameters))
-        parts.append((f"activations of {_counted(stage.depth, 'minibatch', 'es')} in flight", stage.depth * each))
+        parts.append(
+            (f"activations of {_counted(stage.depth, 'minibatch', 'es')} in flight", stage.depth * minibatch_bytes)
+        )
         if stage.recompute:
-            parts += _again(source, stage.layers, said)
-    left = said["memory_bytes"].integer() - sum(size for _, size in parts)
+            parts += _recomputed(source, stage.layers, predicted)
+    rest = predicted["memory_bytes"].integer() - sum(size for _, size in parts)
     name = "messages and buffers" if source.known is not None else "gradients, optimiser's state and buffers"
-    return [(what, size) for what, size in [*parts, (name, left)] if size > 0]
+    return [(part, size) for part, size in [*parts, (name, rest)] if size > 0]
 
 
-def _again(source: Source, layers: Sequence[str], said: Node) -> list[tuple[str, int]]:
-    """What a stage that recomputes holds once, of the minibatch that it computes again."""
+def _recomputed(source: ReportSource, layers: Sequence[str], predicted: Node) -> list[tuple[str, int]]:
+    """Activations that a stage with recomputation holds for the one minibatch that it computes again."""
     if source.known is None:
         return []
-    mine = set(layers)
-    saved = sum(unit.saved_bytes for unit in source.known.problem.units if unit.layers[0] in mine)
-    return [("activations of the minibatch computed again", saved + said["send_bytes"].integer())]
+    own_layers = set(layers)
+    saved = sum(unit.saved_bytes for unit in source.known.problem.units if unit.layers[0] in own_layers)
+    return [("activations of the minibatch computed again", saved + predicted["send_bytes"].integer())]
 
 
 def _counted(count: int, what: str, plural: str = "s") -> str:
     return f"{count} {what}{plural if count != 1 else ''}"
 
 
-def placement(source: Source, most_servers: int) -> list[dict[str, object]]:
-    """The workers of every server, each with its stage (-1: none)."""
+def placement_rows(source: ReportSource, most_servers: int) -> list[dict[str, object]]:
+    """The workers of every server, each with its stage (-1 for none). At most `most_servers` servers are listed."""
     stage_of = {worker: index for index, stage in enumerate(source.plan.stages) for worker in stage.workers}
     starts = list(source.cluster.starts(source.cluster.server_level))
-    found: list[dict[str, object]] = []
+    rows: list[dict[str, object]] = []
     for server in range(min(len(starts) - 1, most_servers)):
         workers = range(starts[server], starts[server + 1])
-        found.append({"server": server, "workers": [[worker, stage_of.get(worker, -1)] for worker in workers]})
-    return found
+        rows.append({"server": server, "workers": [[worker, stage_of.get(worker, -1)] for worker in workers]})
+    return rows
 
 
-MOST_STAGES = 100
-MOST_POINTS = 8_000
-"""Of all stages together."""
+MAX_MEMORY_STAGES = 100
+"""Most stages that are shown."""
+MAX_MEMORY_POINTS = 8_000
+"""Most points of all stages together."""
 
 
-def memory(source: Source, simulated: Simulated, end_s: float, measured: Mapping[int, int]) -> list[Memory]:
-    """One worker a stage until `end_s`; where there are very many stages, of those evenly apart.
+def memory_rows(
+    source: ReportSource, simulated: ReportSimulation, end_s: float, measured: Mapping[int, int]
+) -> list[StageMemory]:
+    """Memory of one worker per stage until `end_s`. Of very many stages, an evenly spaced selection is shown.
 
-    `measured` has the peaks of a run, by stage.
+    `measured` has the measured peaks of a run in bytes, by stage.
     """
     stages = source.scenario.stages
-    count = min(len(stages), MOST_STAGES)
-    chosen = sorted({round(at * (len(stages) - 1) / max(count - 1, 1)) for at in range(count)})
+    count = min(len(stages), MAX_MEMORY_STAGES)
+    shown = sorted({round(at * (len(stages) - 1) / max(count - 1, 1)) for at in range(count)})
     fullest: dict[int, tuple[int, int]] = {}
     for (stage, replica), steps in simulated.memory.items():
         peak = max((size for _, size in steps), default=0)
         if stage not in fullest or peak > fullest[stage][0]:
             fullest[stage] = peak, replica
-    found = []
-    for stage in chosen:
+    rows = []
+    for stage in shown:
         if stage not in fullest:
             continue
         peak, replica = fullest[stage]
         load, steps = stages[stage], simulated.memory[stage, replica]
         at_first = load.memory_bytes if source.plan.inference else load.fixed_bytes + load.parameter_bytes
-        points = _thinned([(0.0, at_first), *(step for step in steps if step[0] <= end_s)], MOST_POINTS // len(chosen))
-        found.append(
-            Memory(
+        points = _thinned(
+            [(0.0, at_first), *(step for step in steps if step[0] <= end_s)], MAX_MEMORY_POINTS // len(shown)
+        )
+        rows.append(
+            StageMemory(
                 stage=stage,
                 worker=load.workers[replica],
                 capacity_bytes=source.capacity_bytes(load.workers),
                 planned_bytes=load.memory_bytes,
                 peak_bytes=max(peak, at_first),
-                predicted=columns(("t", "bytes"), points),
+                predicted=table_columns(("t", "bytes"), points),
                 measured_peak_bytes=measured.get(stage),
             )
         )
-    return found
+    return rows
 
 
 def _thinned(steps: list[tuple[float, int]], most: int) -> list[tuple[float, int]]:
-    """The steps that change something; where they are too many, of every run of them the highest, in its place."""
+    """The steps that change the memory. If there are more than `most`, only the highest of every few is kept."""
     kept = [steps[0]]
     for time_s, size in steps[1:]:
         if time_s == kept[-1][0]:

@@ -20,7 +20,7 @@ from commandline import Run
 from extents import first_few
 from instances import drawn, mixed_instance, random_instance, unequal_instance
 
-from pipeplan.checker.link_rates import UniformRates
+from pipeplan.checker.network import UniformRates
 from pipeplan.checker.states import dominates
 from pipeplan.checker.verify import CheckResult, verify_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level

@@ -17,7 +17,7 @@ from pipeplan.planning.solve import Settings, solve
 from pipeplan.problem import plan_file
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.rendering import plan_folder
-from pipeplan.report.source import Source, read
+from pipeplan.report.source import ReportSource, read_report_source
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,8 @@ def planned(run: Run, solved: Path) -> Path:
     return Path("plan")
 
 
-def _source(plan: Path) -> Source:
-    return read(plan_file.read_plan_document(plan), None)
+def _source(plan: Path) -> ReportSource:
+    return read_report_source(plan_file.read_plan_document(plan), None)
 
 
 class _Page(HTMLParser):

@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from pipeplan.profiler.clock import CPUClock, median, spread
+from pipeplan.profiler.clock import CPUClock, interquartile_range, median
 
 
 def test_median_and_spread() -> None:
     assert median([3.0, 1.0, 2.0]) == 2.0
-    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == 2.0
-    assert spread([1.0]) == 0.0
+    assert interquartile_range([1.0, 2.0, 3.0, 4.0, 5.0]) == 2.0
+    assert interquartile_range([1.0]) == 0.0
 
 
 @pytest.mark.parametrize("threads", [1, 4])

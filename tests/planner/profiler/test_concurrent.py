@@ -18,8 +18,8 @@ import pytest
 from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Layer, Size
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profiler import Options, profile_model
-from pipeplan.profiler.concurrent import Alone, Member, combined
+from pipeplan.profiler import ProfilerOptions, profile_model
+from pipeplan.profiler.concurrent import GroupMember, SingleProcess, combine_profiles
 
 
 def profile(scale: float, peak: int = 0) -> Profile:
@@ -31,7 +31,7 @@ def profile(scale: float, peak: int = 0) -> Profile:
 
 
 def test_combined_takes_medians_of_times_and_the_most_memory() -> None:
-    made = combined([profile(1.0, 5), profile(4.0, 9), profile(2.0, 3)])
+    made = combine_profiles([profile(1.0, 5), profile(4.0, 9), profile(2.0, 3)])
     assert (made.layers[0].forward_s, made.layers[0].backward_s, made.layers[0].update_s) == (2.0, 4.0, 2.0)
     assert made.layers[1] == profile(1.0).layers[1]
     assert (made.whole_forward_s, made.whole_backward_s, made.peak_bytes) == (2.0, 7.0, 9)
@@ -40,7 +40,7 @@ def test_combined_takes_medians_of_times_and_the_most_memory() -> None:
 
 def test_combined_refuses_other_graphs() -> None:
     with pytest.raises(InputError, match="did not trace the same graph"):
-        combined([profile(1.0), replace(profile(1.0), graph_hash="other")])
+        combine_profiles([profile(1.0), replace(profile(1.0), graph_hash="other")])
 
 
 def test_a_member_waits_for_the_others_and_keeps_its_load_up() -> None:
@@ -48,7 +48,7 @@ def test_a_member_waits_for_the_others_and_keeps_its_load_up() -> None:
     steps: list[str] = []
 
     def work() -> None:
-        member = Member(theirs, 2)
+        member = GroupMember(theirs, 2)
         member.start()
         steps.append("started")
         member.finish(lambda: steps.append("load"))
@@ -56,21 +56,21 @@ def test_a_member_waits_for_the_others_and_keeps_its_load_up() -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert ours.recv() == Member.HERE
+    assert ours.recv() == GroupMember.READY
     assert steps == []
-    ours.send(Member.GO)
-    assert ours.recv() == Member.HERE
+    ours.send(GroupMember.GO)
+    assert ours.recv() == GroupMember.READY
     while "load" not in steps:
         time.sleep(0)
     assert "finished" not in steps
-    ours.send(Member.GO)
+    ours.send(GroupMember.GO)
     thread.join(10)
     assert (steps[0], steps[-1]) == ("started", "finished")
 
 
 def test_alone_there_is_nobody_to_load_for() -> None:
-    Alone().start()
-    Alone().finish(lambda: pytest.fail("no load is needed"))
+    SingleProcess().start()
+    SingleProcess().finish(lambda: pytest.fail("no load is needed"))
 
 
 JOB = """
@@ -91,7 +91,7 @@ ENDLESS = [sys.executable, *["-m", "pipeplan", "profile", "jobs.py:make", "--pro
 @pytest.mark.slow
 def test_processes_measure_together(tmp_path: Path) -> None:
     (tmp_path / "jobs.py").write_text(JOB)
-    made = profile_model(f"{tmp_path}/jobs.py:make", Options(batches=(2, 4), repeats=3, processes=2))
+    made = profile_model(f"{tmp_path}/jobs.py:make", ProfilerOptions(batches=(2, 4), repeats=3, processes=2))
     assert made.provenance.processes == 2
     assert "in each of 2 processes" in made.provenance.how
     assert [size.minibatch for size in made.sizes] == [4]
@@ -104,7 +104,7 @@ def test_processes_measure_together(tmp_path: Path) -> None:
 def test_what_goes_wrong_in_a_process_is_one_line(tmp_path: Path, name: str, says: str) -> None:
     (tmp_path / "jobs.py").write_text(JOB)
     with pytest.raises(InputError, match=says):
-        profile_model(f"{tmp_path}/jobs.py:{name}", Options(processes=2))
+        profile_model(f"{tmp_path}/jobs.py:{name}", ProfilerOptions(processes=2))
     assert children() == []
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from pipeplan.profiler.duplicate_layers import Observer, structure
+from pipeplan.profiler.duplicate_layers import DuplicateFinder, graph_signature
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan_launch import Job
 from pipeplan_launch.job.job import Batch
@@ -29,7 +29,7 @@ def observed(model: nn.Module, *inputs: Tensor) -> LayerRun:
     job = Job(model, inputs=lambda n: tuple(one[:1].expand(n, *one.shape[1:]).contiguous() for one in inputs))
     batch = Batch(job.example_inputs(3), None)
     run = LayerRun(trace_job(job, 3), batch, lambda output, target: total(output), 3, CPU)
-    run.watcher = observer = Observer(run)
+    run.watcher = observer = DuplicateFinder(run)
     run.forward(immediately)
     run.backward(immediately)
     run.watcher = None
@@ -67,7 +67,7 @@ def test_what_is_left_out_does_not_run_and_the_rest_computes_on() -> None:
         assert list(ran) == expected
         assert list(reversed(back)) == expected
     assert not run._values
-    assert not run._lent
+    assert not run._shared_outputs
 
 
 def test_the_gradients_of_what_runs_are_of_the_right_kind() -> None:
@@ -195,5 +195,5 @@ def test_what_cannot_be_looked_into_is_alike_only_if_it_is_the_same_object() -> 
         return lambda x: x
 
     one, other = closed(), closed()
-    assert structure(graph(one)) == structure(graph(one))
-    assert structure(graph(one)) != structure(graph(other))
+    assert graph_signature(graph(one)) == graph_signature(graph(one))
+    assert graph_signature(graph(one)) != graph_signature(graph(other))

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from pipeplan.errors import InputError
-from pipeplan.profiler import Options, profile_model
+from pipeplan.profiler import ProfilerOptions, profile_model
 from pipeplan.profiler import profiler as module
-from pipeplan.profiler.memory import free_bytes, lacked, within
+from pipeplan.profiler.memory import failed_allocation_bytes, free_bytes, limited_memory
 
 MIB = 1 << 20
 
@@ -56,9 +56,9 @@ def test_a_group_without_a_limit_does_not_count(tmp_path: Path) -> None:
 
 def test_what_is_not_there_cannot_be_had_and_the_limit_goes_again() -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    with within(64 * MIB), pytest.raises(RuntimeError) as caught:
+    with limited_memory(64 * MIB), pytest.raises(RuntimeError) as caught:
         torch.ones(256 * MIB, dtype=torch.uint8)
-    assert lacked(caught.value) == 256 * MIB
+    assert failed_allocation_bytes(caught.value) == 256 * MIB
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
     assert torch.ones(256 * MIB, dtype=torch.uint8).nbytes == 256 * MIB
 
@@ -66,8 +66,8 @@ def test_what_is_not_there_cannot_be_had_and_the_limit_goes_again() -> None:
 def test_lack_is_found_below_other_errors() -> None:
     outer = InputError("it failed")
     outer.__cause__ = MemoryError()
-    assert lacked(outer) == 0
-    assert lacked(InputError("other")) is None
+    assert failed_allocation_bytes(outer) == 0
+    assert failed_allocation_bytes(InputError("other")) is None
 
 
 JOB = """
@@ -92,8 +92,8 @@ def between():
     ("name", "says"),
     [
         # 1 MiB of numbers, four thousand times over: 4 GiB inside one layer. Or 40 times 32 MiB.
-        ("inside", r"'.*:inside' at minibatch 1024 does not fit in memory .* more were asked for; it needs about"),
-        ("between", r"does not fit in memory: it needs about .* of weights, .* for what the layers make.* are free"),
+        ("inside", r"'.*:inside' at minibatch 1024 does not fit in memory .* more were requested; it needs about"),
+        ("between", r"does not fit in memory: it needs about .* of weights, .* of activations.* are free"),
     ],
 )
 def test_a_model_that_does_not_fit_says_what_it_needs(
@@ -103,7 +103,7 @@ def test_a_model_that_does_not_fit_says_what_it_needs(
     monkeypatch.setattr(module, "free_bytes", lambda: 512 * MIB)
     with pytest.raises(InputError, match=says) as caught:
         profile_model(
-            f"{tmp_path}/large.py:{name}", Options(batches=(1024 if name == "inside" else 1 << 17,), repeats=1)
+            f"{tmp_path}/large.py:{name}", ProfilerOptions(batches=(1024 if name == "inside" else 1 << 17,), repeats=1)
         )
     assert "\n" not in str(caught.value)
     assert "try a smaller --batch" in str(caught.value)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from pipeplan.profiler.clock import CPUClock
-from pipeplan.profiler.optimizer_step import measure_steps, shared
+from pipeplan.profiler.optimizer_step import measure_steps, split_step_time
 from pipeplan_launch import Job, StageInfo
 from pipeplan_launch.errors import LaunchError
 
@@ -85,8 +85,8 @@ def test_an_optimiser_that_wants_the_whole_model_is_shared_by_bytes(ticks: tuple
 
 
 def test_shares_without_a_measure_go_by_bytes() -> None:
-    assert shared(6.0, {"a": 0.0, "b": 0.0}, {"a": 100, "b": 200}, 1.0) == {"a": 2.0, "b": 4.0}
-    assert shared(6.0, {"a": 3.0, "b": 2.0}, {"a": 1, "b": 1}, 1.0) == {"a": 4.0, "b": 2.0}
+    assert split_step_time(6.0, {"a": 0.0, "b": 0.0}, {"a": 100, "b": 200}, 1.0) == {"a": 2.0, "b": 4.0}
+    assert split_step_time(6.0, {"a": 3.0, "b": 2.0}, {"a": 1, "b": 1}, 1.0) == {"a": 4.0, "b": 2.0}
 
 
 def test_nothing_is_trained() -> None:

@@ -6,7 +6,15 @@ import random
 
 import pytest
 
-from pipeplan.profiler.passes import LEAST, Samples, drift, notes_on, settled, standard_error, uncertainty
+from pipeplan.profiler.passes import (
+    MIN_JUDGED_PASSES,
+    Samples,
+    is_precise_enough,
+    relative_drift,
+    sample_notes,
+    standard_error,
+    uncertainty,
+)
 
 
 def noisy(count: int, middle: float, share: float, seed: int = 0) -> list[float]:
@@ -31,41 +39,41 @@ def test_the_standard_error_is_how_far_medians_lie_apart() -> None:
 
 
 def test_passes_go_on_until_the_spread_is_small() -> None:
-    assert not settled(samples(a=[1.0] * (LEAST - 1)))
-    assert settled(samples(a=[1.0] * LEAST))
-    assert not settled(samples(a=noisy(5, 1.0, 0.2)))
-    assert settled(samples(a=noisy(2000, 1.0, 0.2)))
+    assert not is_precise_enough(samples(a=[1.0] * (MIN_JUDGED_PASSES - 1)))
+    assert is_precise_enough(samples(a=[1.0] * MIN_JUDGED_PASSES))
+    assert not is_precise_enough(samples(a=noisy(5, 1.0, 0.2)))
+    assert is_precise_enough(samples(a=noisy(2000, 1.0, 0.2)))
 
 
 def test_layers_that_hardly_count_are_not_waited_for() -> None:
-    assert settled(samples(large=[100.0] * 9, small=noisy(9, 0.1, 1.0)))
-    assert not settled(samples(large=[1.0] * 9, small=noisy(9, 0.5, 0.9)))
+    assert is_precise_enough(samples(large=[100.0] * 9, small=noisy(9, 0.1, 1.0)))
+    assert not is_precise_enough(samples(large=[1.0] * 9, small=noisy(9, 0.5, 0.9)))
 
 
 def test_a_layer_counts_for_all_that_it_stands_for() -> None:
     times = {"large": [100.0] * 9, "small": noisy(9, 0.5, 0.9)}
     found = samples(**times)
-    assert settled(found)
+    assert is_precise_enough(found)
     found.weights = {"small": 100}
     assert uncertainty(found)[2] == "small"
-    assert not settled(found)
+    assert not is_precise_enough(found)
     assert found.totals(found.forward)[0] == 100.0 + 100 * times["small"][0]
 
 
 def test_drift_is_told_from_chance() -> None:
-    assert drift([1.0] * 30) is None
-    assert drift(noisy(30, 1.0, 0.02)) is None
+    assert relative_drift([1.0] * 30) is None
+    assert relative_drift(noisy(30, 1.0, 0.02)) is None
     slower = [one * (1 + 0.2 * index / 29) for index, one in enumerate(noisy(30, 1.0, 0.02))]
-    assert drift(slower) == pytest.approx(0.13, abs=0.03)
-    assert drift(list(reversed(slower))) == pytest.approx(-0.12, abs=0.03)
-    assert drift([1.0, 2.0, 3.0]) is None
+    assert relative_drift(slower) == pytest.approx(0.13, abs=0.03)
+    assert relative_drift(list(reversed(slower))) == pytest.approx(-0.12, abs=0.03)
+    assert relative_drift([1.0, 2.0, 3.0]) is None
     # A few passes that something disturbed are no drift.
-    assert drift([1.0] * 26 + [9.0] * 4) is None
+    assert relative_drift([1.0] * 26 + [9.0] * 4) is None
 
 
 def test_notes_say_what_remains() -> None:
-    assert notes_on(samples(a=[1.0] * 9)) == ()
-    (spread,) = notes_on(samples(a=noisy(9, 1.0, 0.3)))
+    assert sample_notes(samples(a=[1.0] * 9)) == ()
+    (spread,) = sample_notes(samples(a=noisy(9, 1.0, 0.3)))
     assert "spread is larger than aimed at: after 9 passes" in spread
-    (moved,) = notes_on(samples(a=[1.0] * 100 + [1.2] * 100))[:1]
+    (moved,) = sample_notes(samples(a=[1.0] * 100 + [1.2] * 100))[:1]
     assert "the machine became 20% slower while it measured" in moved

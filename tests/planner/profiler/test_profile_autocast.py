@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from pipeplan.profiler import Options, profile_model
+from pipeplan.profiler import ProfilerOptions, profile_model
 
 JOB = """
 import torch
@@ -30,7 +30,7 @@ def half():
 def test_activations_take_half_the_bytes(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     (tmp_path / "halves.py").write_text(JOB)
-    options = Options(batches=(32,), repeats=3, warmup=1)
+    options = ProfilerOptions(batches=(32,), repeats=3, warmup=1)
     try:
         plain, half = (profile_model(f"{tmp_path}/halves.py:{name}", options) for name in ("plain", "half"))
     finally:

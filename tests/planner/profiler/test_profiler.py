@@ -14,10 +14,10 @@ from pipeplan.cli.models import command as models_command
 from pipeplan.cli.profile import command as profile_command
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profiler import Options, profile_model
+from pipeplan.profiler import ProfilerOptions, profile_model
 from pipeplan_launch.job.bundled_models import BUNDLED
 
-QUICK = Options(batches=(8,), repeats=2, warmup=1)
+QUICK = ProfilerOptions(batches=(8,), repeats=2, warmup=1)
 
 
 def test_profile_of_mnist() -> None:
@@ -154,7 +154,8 @@ def test_errors(tmp_path: Path, ref: str, options: dict, says: str) -> None:
     (tmp_path / "jobs.py").write_text(JOBS)
     with pytest.raises(InputError, match=says) as caught:
         profile_model(
-            ref.replace("FILE", str(tmp_path / "jobs.py")), Options(**{"batches": (8,), "repeats": 1, **options})
+            ref.replace("FILE", str(tmp_path / "jobs.py")),
+            ProfilerOptions(**{"batches": (8,), "repeats": 1, **options}),
         )
     assert "\n" not in str(caught.value)
 
@@ -162,7 +163,7 @@ def test_errors(tmp_path: Path, ref: str, options: dict, says: str) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_no_cuda() -> None:
     with pytest.raises(InputError, match="no CUDA device"):
-        profile_model("mnist", Options(device="cuda"))
+        profile_model("mnist", ProfilerOptions(device="cuda"))
 
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

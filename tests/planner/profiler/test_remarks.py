@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.profile_data.layers import Layer, Size
-from pipeplan.profiler.profiler import sum_against_whole, unread_parameters
+from pipeplan.profiler.profiler import layer_sum_remarks, unread_parameter_remarks
 from pipeplan_launch import Job
 from pipeplan_launch.tracing.trace import trace_job
 
@@ -24,7 +24,7 @@ class Half(nn.Module):
 
 def test_parameters_that_no_output_depends_on_are_named() -> None:
     def remarks(model: nn.Module) -> list[str]:
-        return unread_parameters(trace_job(Job(model, inputs=lambda n: torch.randn(n, 2)), 3))
+        return unread_parameter_remarks(trace_job(Job(model, inputs=lambda n: torch.randn(n, 2)), 3))
 
     (said,) = remarks(Half())
     assert said.endswith("unused.weight, unused.bias")
@@ -36,7 +36,7 @@ def test_parameters_that_no_output_depends_on_are_named() -> None:
 )
 def test_layers_that_do_not_add_up(whole: tuple[float, float], says: list[str]) -> None:
     layers = (Layer("a", 0.25, 0.5, 0, 0), Layer("b", 0.75, 1.5, 0, 0))
-    said = sum_against_whole(Size(1, layers, (), *whole))
+    said = layer_sum_remarks(Size(1, layers, (), *whole))
     assert len(said) == len(says)
     assert all(part in said[0] for part in says)
-    assert not sum_against_whole(Size(1, layers, ()))
+    assert not layer_sum_remarks(Size(1, layers, ()))

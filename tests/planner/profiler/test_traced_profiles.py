@@ -10,7 +10,7 @@ from rich.console import Console
 
 from pipeplan.cli.profile.table import measured_profile
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profiler import Options, profile_model
+from pipeplan.profiler import ProfilerOptions, profile_model
 
 SOURCE = """
 import torch
@@ -56,7 +56,7 @@ def chooses():
 )
 def test_the_profile_says_how_the_model_was_traced(tmp_path: Path, name: str, traced: str, line: str) -> None:
     (tmp_path / "model.py").write_text(SOURCE)
-    profile = profile_model(f"{tmp_path / 'model.py'}:{name}", Options(repeats=2))
+    profile = profile_model(f"{tmp_path / 'model.py'}:{name}", ProfilerOptions(repeats=2))
     assert profile.provenance.traced == traced
     assert [layer.name for layer in profile.layers] == ["first", "add", "part", "last", "loss"]
     part = next(layer for layer in profile.layers if layer.name == "part")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.profiler.layer_run import LayerRun
-from pipeplan.profiler.memory import Use, measure_workspaces, use_of
+from pipeplan.profiler.memory import MemoryUse, measure_workspaces, memory_use
 from pipeplan_launch import Job
 from pipeplan_launch.job.job import Batch
 from pipeplan_launch.tracing.trace import trace_job
@@ -18,11 +18,11 @@ MIB = 1 << 20
 
 @pytest.mark.parametrize(
     ("changes", "use"),
-    [([], Use(0, 0)), ([5, 7, -7, 2], Use(12, 7)), ([-4, 3], Use(0, -1)), ([1, -1], Use(1, 0))],
+    [([], MemoryUse(0, 0)), ([5, 7, -7, 2], MemoryUse(12, 7)), ([-4, 3], MemoryUse(0, -1)), ([1, -1], MemoryUse(1, 0))],
     ids=str,
 )
-def test_use_of(changes: list[int], use: Use) -> None:
-    assert use_of(changes) == use
+def test_use_of(changes: list[int], use: MemoryUse) -> None:
+    assert memory_use(changes) == use
 
 
 class Wasteful(nn.Module):

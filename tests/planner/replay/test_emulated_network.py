@@ -14,8 +14,7 @@ from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.replay.emulated_network import NetworkPart, network_tree, parts_of
 from pipeplan.replay.outcome import LinkUse
-from pipeplan.replay.predicted_links import unshaped_levels, with_predictions
-from pipeplan.replay.ring_traffic import Rings
+from pipeplan.replay.predicted_links import Rings, unshaped_levels, with_predictions
 from pipeplan.replay.run import prepare_replay
 from pipeplan.replay.scaling import Scaling
 from pipeplan.util.files import read_document

@@ -16,11 +16,11 @@ from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_json
-from pipeplan.report.source import Source, read
+from pipeplan.report.source import ReportSource, read_report_source
 from pipeplan.util.files import Node
 
 
-def test_the_pace_is_the_plans_and_its_slowest_resource_has_all_of_it(source: Source, document: Document) -> None:
+def test_the_pace_is_the_plans_and_its_slowest_resource_has_all_of_it(source: ReportSource, document: Document) -> None:
     said = document["prediction"]
     assert said["minibatch_s"] == pytest.approx(source.pace_s, rel=1e-5)
     assert said["samples_per_s"] == pytest.approx(64 / source.pace_s, rel=1e-5)
@@ -40,14 +40,14 @@ def test_one_resource_binds_however_its_name_begins() -> None:
     profile = Profile(layers=layers, tensors=tensors, minibatch=1)
     found = source_of(profile, small_cluster(6, 2), Options(stages=12, max_replicas=1))
     for known in (profile, None):
-        bounds = report_of(read(found.root, known))["prediction"]["bounds"]
+        bounds = report_of(read_report_source(found.root, known))["prediction"]["bounds"]
         assert [bound["what"] for bound in bounds if bound["binds"]] == ["compute of stage 1"]
 
 
 def test_with_a_flush_the_parts_add_up() -> None:
     found = source_of(branching(4), small_cluster(), Options(schedule="1f1b-flush", accumulate=2, stages=2))
     for profile in (branching(4), None):
-        bounds = report_of(read(found.root, profile))["prediction"]["bounds"]
+        bounds = report_of(read_report_source(found.root, profile))["prediction"]["bounds"]
         assert sum(bound["share"] for bound in bounds) == pytest.approx(1, rel=1e-4)
         assert found.root.value["prediction"]["bound_by"] == "filling and draining the pipeline"
         assert [b["what"] for b in bounds if b["binds"]] == [
@@ -56,8 +56,10 @@ def test_with_a_flush_the_parts_add_up() -> None:
         ]
 
 
-def test_without_the_profile_computing_and_links_are_those_of_plan_json(source: Source, document: Document) -> None:
-    alone = report_of(read(source.root, None))["prediction"]["bounds"]
+def test_without_the_profile_computing_and_links_are_those_of_plan_json(
+    source: ReportSource, document: Document
+) -> None:
+    alone = report_of(read_report_source(source.root, None))["prediction"]["bounds"]
     known = {bound["what"]: bound["seconds"] for bound in document["prediction"]["bounds"]}
     assert len(alone) >= 4
     for bound in alone:
@@ -79,7 +81,7 @@ def test_without_the_profile_the_wait_of_plain_data_parallelism_still_binds() ->
     cluster = Cluster("t", Device("d", "cuda", 2**40), (Level("server", 4, 6.0 * mib),))
     found = source_of(Profile(layers, tensors, 1), cluster)
     assert found.plan.config == "4"
-    told = report_of(read(found.root, None))
+    told = report_of(read_report_source(found.root, None))
     first, *others = told["prediction"]["bounds"]
     assert first["what"] == "gradient synchronisation of stage 1, for which the next forward pass waits"
     assert first["seconds"] == pytest.approx((3 + 6 + 1 + 5.5) / 4, rel=1e-5)
@@ -99,8 +101,10 @@ def test_without_the_profile_a_card_that_stages_share_still_binds() -> None:
     plan = Plan((Stage(names[:2], (0, 2), 99, 99), Stage(names[2:], (1, 3), 9, 9)))
     outcome = solve(problem, Settings(solver="dp", certify=False))
     crossing = replace(outcome, plan=plan, evaluation=evaluate(plan, problem))
-    found = read(Node(json.loads(json.dumps(plan_json.plan_document(crossing))), "plan.json"), problem.profile)
-    first, *others = report_of(read(found.root, None))["prediction"]["bounds"]
+    found = read_report_source(
+        Node(json.loads(json.dumps(plan_json.plan_document(crossing))), "plan.json"), problem.profile
+    )
+    first, *others = report_of(read_report_source(found.root, None))["prediction"]["bounds"]
     assert first["what"].startswith("network card of server")
     assert (first["share"], first["binds"]) == (1, True)
     assert first == report_of(found)["prediction"]["bounds"][0]

@@ -11,11 +11,11 @@ from pipeplan.explanation.second_best import find_alternatives
 from pipeplan.planning.solve import Settings, solve
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
-from pipeplan.report.source import Source, read
+from pipeplan.report.source import ReportSource, read_report_source
 from pipeplan.util.files import Node
 
 
-def test_baselines_are_those_of_the_plan_and_the_runner_up_is_another(source: Source, document: Document) -> None:
+def test_baselines_are_those_of_the_plan_and_the_runner_up_is_another(source: ReportSource, document: Document) -> None:
     this, *others = document["comparisons"]
     assert (this["config"], this["gain"]) == (source.plan.config, 1)
     said = {one["name"]: one for one in source.root.value["baselines"]}
@@ -27,7 +27,7 @@ def test_baselines_are_those_of_the_plan_and_the_runner_up_is_another(source: So
     assert others[-1]["minibatch_s"] >= source.pace_s * (1 - 1e-5)
 
 
-def test_thorough_finds_the_second_choice_that_explain_finds(straight: Source) -> None:
+def test_thorough_finds_the_second_choice_that_explain_finds(straight: ReportSource) -> None:
     assert straight.known is not None
     problem: Problem = straight.known.problem
     second = find_alternatives(problem, enumerate_cuts(problem, 1000), straight.plan, straight.pace_s).second
@@ -52,7 +52,7 @@ def test_the_curve_is_what_solving_for_each_size_gives() -> None:
         assert parallel == pytest.approx(outcome.baselines[0].pace_s, rel=1e-5)
 
 
-def test_one_server_scales_by_its_workers(straight: Source) -> None:
+def test_one_server_scales_by_its_workers(straight: ReportSource) -> None:
     one = source_of(branching(), small_cluster(1, 3))
     assert report_of(one)["scaling"]["points"]["workers"] == [1, 2, 3]
 
@@ -72,12 +72,12 @@ def test_both_solvers_prove_a_plan_and_one_alone_does_not() -> None:
     assert any("agree" in sentence for sentence in both["sentences"])
 
 
-def test_what_contention_leaves_open_is_not_called_proven(straight: Source) -> None:
+def test_what_contention_leaves_open_is_not_called_proven(straight: ReportSource) -> None:
     """Two solvers that agree prove what is without shared cards; with them the plan may come with a gap."""
     root = json.loads(json.dumps(straight.root.value))
     root["verdict"] |= {"proven": True, "text": "proven optimal; this ignores contention for network cards"}
     root |= {"gap": 0.25, "bound_s": 0.75 * straight.pace_s}
-    told = report_of(read(Node(root, "plan.json"), None))
+    told = report_of(read_report_source(Node(root, "plan.json"), None))
     assert (told["certificate"]["proven"], told["certificate"]["gap"]) == (False, 0.25)
     assert "at most 25.00% could be gained" in " ".join(told["certificate"]["sentences"])
     assert "It is not proven to be the fastest" in " ".join(told["words"]["summary"])

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from reported import branching, report_of, small_cluster, source_of
 
-from pipeplan.drawing.fold_chains import total_s
+from pipeplan.drawing.fold_chains import layer_time_s
 from pipeplan.problem.problem import Options
 from pipeplan.profile_data.layers import Layer, Tensor, edges
 from pipeplan.profile_data.profile import Profile
 from pipeplan.report import timeline as replayed
 from pipeplan.report import timeline as timeline_module
-from pipeplan.report.model_graph import BOX, FEW, MANY, groups
-from pipeplan.report.page import page
-from pipeplan.report.stages import MOST_POINTS
-from pipeplan.report.timeline import MOST_LANES, lanes, simulate, timeline
+from pipeplan.report.build import report_page
+from pipeplan.report.model_graph import MAX_NODES, MAX_SINGLE_LAYERS, NODE_SIZE, layer_groups
+from pipeplan.report.stages import MAX_MEMORY_POINTS
+from pipeplan.report.timeline import MAX_LANES, pipeline_timeline, shown_lanes, simulate_for_report
 from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
 from pipeplan_launch.plan.schedule import SCHEDULES
 
@@ -36,37 +36,37 @@ def pipeline(replicas: list[int], depth: int = 2) -> Scenario:
 
 @pytest.mark.parametrize("replicas", [[64], [3, 1], [1] * 64, [1000, 24], [8, 9, 25, 931], [1] * 892])
 def test_every_stage_is_seen_and_no_more_workers_than_fit(replicas: list[int]) -> None:
-    shown = lanes(pipeline(replicas))
-    assert len(set(shown.places)) == len(shown.places) == min(sum(replicas), MOST_LANES)
+    shown = shown_lanes(pipeline(replicas))
+    assert len(set(shown.places)) == len(shown.places) == min(sum(replicas), MAX_LANES)
     stages = [stage for stage, _ in shown.places]
     assert stages == sorted(stages)
     assert {0, len(replicas) - 1} <= set(stages)
-    if len(replicas) <= MOST_LANES:
+    if len(replicas) <= MAX_LANES:
         assert set(stages) == set(range(len(replicas)))
     for stage in set(stages):
         mine = [replica for index, replica in shown.places if index == stage]
         assert mine == list(range(len(mine)))
-    assert bool(shown.omitted) == (sum(replicas) > MOST_LANES)
+    assert bool(shown.omitted) == (sum(replicas) > MAX_LANES)
 
 
 def test_a_long_timeline_ends_where_it_would_be_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulated = simulate(pipeline([1] * 6, depth=12))
-    whole = timeline(simulated)
+    simulated = simulate_for_report(pipeline([1] * 6, depth=12))
+    whole = pipeline_timeline(simulated)
     most = len(whole.predicted["lane"]) // 2
-    monkeypatch.setattr(timeline_module, "MOST_INTERVALS", most)
-    drawn = timeline(simulated)
+    monkeypatch.setattr(timeline_module, "MAX_INTERVALS", most)
+    drawn = pipeline_timeline(simulated)
     assert 0.9 * most < len(drawn.predicted["lane"]) <= most
     assert max(drawn.predicted["start_s"]) < drawn.end_s < whole.end_s
     assert drawn.minibatches < whole.minibatches
 
 
 def test_a_simulation_that_would_take_long_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replayed, "MOST_PASSES", 100)
-    monkeypatch.setattr(replayed, "MOST_ALONE", 2000)
-    simulated = simulate(pipeline([1] * 30, depth=60))
+    monkeypatch.setattr(replayed, "MAX_PASSES", 100)
+    monkeypatch.setattr(replayed, "MAX_PASSES_WITHOUT_CARDS", 2000)
+    simulated = simulate_for_report(pipeline([1] * 30, depth=60))
     assert simulated.minibatches * 2 * 30 <= 2000
-    assert f"for {simulated.minibatches} minibatches only" in simulated.remark
-    assert timeline(simulated).steady is None
+    assert f"covers only {simulated.minibatches} minibatches" in simulated.remark
+    assert pipeline_timeline(simulated).steady is None
 
 
 def wide(blocks: int) -> Profile:
@@ -84,20 +84,20 @@ def wide(blocks: int) -> Profile:
 
 @pytest.mark.parametrize(
     "profile",
-    [branching(FEW), branching(FEW + 1), branching(1500), wide(60), wide(300)],
+    [branching(MAX_SINGLE_LAYERS), branching(MAX_SINGLE_LAYERS + 1), branching(1500), wide(60), wide(300)],
     ids=lambda profile: f"{profile.model_name} {len(profile.layers)}",
 )
 def test_what_is_drawn_as_one_is_of_one_stage_and_no_arrow_goes_back(profile: Profile) -> None:
     names = [layer.name for layer in profile.layers]
     stage_of = {name: at * 5 // len(names) for at, name in enumerate(names)}
-    found, note = groups(profile, stage_of)
+    found, note = layer_groups(profile, stage_of)
     assert sorted(layer.name for group in found for layer in group.layers) == sorted(names)
     assert all({stage_of[layer.name] for layer in group.layers} == {group.stage} for group in found)
     home = {layer.name: number for number, group in enumerate(found) for layer in group.layers}
     assert all(home[producer] <= home[consumer] for producer, consumer in edges(profile.tensors))
-    assert len(found) <= MANY + 5
+    assert len(found) <= MAX_NODES + 5
     assert bool(note) == (len(found) < len(names))
-    if len(names) <= FEW:
+    if len(names) <= MAX_SINGLE_LAYERS:
         assert [group.layers for group in found] == [(layer,) for layer in profile.layers]
 
 
@@ -109,13 +109,13 @@ def test_the_graph_has_all_layers_and_arrows_and_boxes_apart(layers: int) -> Non
     nodes = drawn["nodes"]
     assert sum(nodes["layers"]) == layers
     assert sum(nodes["forward_s"]) + sum(nodes["backward_s"]) == pytest.approx(
-        sum(map(total_s, profile.layers)), rel=1e-4
+        sum(map(layer_time_s, profile.layers)), rel=1e-4
     )
     assert sum(nodes["parameter_bytes"]) == sum(layer.parameter_bytes for layer in profile.layers)
     corners = list(zip(nodes["x"], nodes["y"], strict=True))
     for (x, y), (to_x, to_y) in itertools.combinations(corners, 2):
-        assert abs(x - to_x) >= BOX[0] or abs(y - to_y) >= BOX[1]
-    assert all(0 <= x <= drawn["width"] - BOX[0] and 0 <= y <= drawn["height"] - BOX[1] for x, y in corners)
+        assert abs(x - to_x) >= NODE_SIZE[0] or abs(y - to_y) >= NODE_SIZE[1]
+    assert all(0 <= x <= drawn["width"] - NODE_SIZE[0] and 0 <= y <= drawn["height"] - NODE_SIZE[1] for x, y in corners)
     assert all(0 <= edge[0] < len(drawn["edges"]) for edge in drawn["bends"])
     if layers == 8:
         number = {name: at for at, name in enumerate(nodes["name"])}
@@ -135,5 +135,5 @@ def test_a_plan_of_a_thousand_layers_on_a_thousand_workers_stays_small(straight:
     told = report_of(source_of(profile, small_cluster(128, 8), options))
     assert sum(len(stage["workers"]) for stage in told["stages"]) > 500
     assert not straight or len(told["stages"]) > 500
-    assert len(page(told).encode()) < 5e6
-    assert len(json.dumps(told["memory"])) < 40 * MOST_POINTS
+    assert len(report_page(told).encode()) < 5e6
+    assert len(json.dumps(told["memory"])) < 40 * MAX_MEMORY_POINTS

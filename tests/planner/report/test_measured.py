@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from reported import branching, rows, small_cluster, source_of, write_run
 
-from pipeplan.report.build import build
-from pipeplan.report.document import KINDS
-from pipeplan.report.source import Source
+from pipeplan.report.build import build_report
+from pipeplan.report.document import INTERVAL_KINDS
+from pipeplan.report.source import ReportSource
 from pipeplan.run_data import run_folder as runs
 
 
-def test_a_run_stands_beside_the_prediction(straight: Source, tmp_path: Path) -> None:
+def test_a_run_stands_beside_the_prediction(straight: ReportSource, tmp_path: Path) -> None:
     run = runs.read_run(write_run(tmp_path / "run", straight))
-    told = build(straight, run).to_json()
+    told = build_report(straight, run).to_json()
     assert told["measured"]["ratio"] == 1.25
     assert told["measured"]["minibatch_s"] == pytest.approx(1.25 * straight.pace_s, rel=1e-5)
     assert told["measured"]["stages"][0]["load_s"] == 0.002
@@ -28,14 +28,14 @@ def test_a_run_stands_beside_the_prediction(straight: Source, tmp_path: Path) ->
     lanes = told["timeline"]["lanes"]
     for lane, worker in enumerate(lanes["worker"]):
         mine = [one for one in seen if one[0] == lane]
-        assert [KINDS[one[1]] for one in mine].count("forward") == 6, f"worker {worker}"
+        assert [INTERVAL_KINDS[one[1]] for one in mine].count("forward") == 6, f"worker {worker}"
     assert told["timeline"]["minibatches"] == 6, "as many are predicted as were recorded"
     assert any("stage 0 computes for longer" in sentence for sentence in told["words"]["measured"])
     assert "Measured is 80% of the predicted pace." in told["words"]["summary"]
 
 
-def test_a_run_without_timelines_still_has_its_table(straight: Source, tmp_path: Path) -> None:
-    told = build(straight, runs.read_run(write_run(tmp_path / "run", straight, timelines=False))).to_json()
+def test_a_run_without_timelines_still_has_its_table(straight: ReportSource, tmp_path: Path) -> None:
+    told = build_report(straight, runs.read_run(write_run(tmp_path / "run", straight, timelines=False))).to_json()
     assert told["timeline"]["measured"] is None
     assert any("recorded no timeline" in sentence for sentence in told["words"]["measured"])
 
@@ -43,7 +43,7 @@ def test_a_run_without_timelines_still_has_its_table(straight: Source, tmp_path:
 def test_how_busy_an_all_reduce_was_is_its_share_of_what_was_recorded(tmp_path: Path) -> None:
     wide = source_of(branching(), small_cluster())
     assert max(stage.replicas for stage in wide.plan.stages) > 1
-    told = build(wide, runs.read_run(write_run(tmp_path / "run", wide))).to_json()
+    told = build_report(wide, runs.read_run(write_run(tmp_path / "run", wide))).to_json()
     rings = [link for link in told["links"] if link["kind"] == "all-reduce"]
     longest = max(stage.forward_s for stage in wide.scenario.stages)
     for ring in rings:

@@ -10,7 +10,7 @@ import pytest
 from reported import Document, branching, report_of, rows, small_cluster, source_of, vgg
 
 from pipeplan.problem.problem import Options
-from pipeplan.report.source import Source
+from pipeplan.report.source import ReportSource
 from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.metrics import enough_minibatches, summarise_simulation
 
@@ -25,7 +25,7 @@ def _lanes(document: Document, kinds: tuple[int, ...] = (F, B, U)) -> dict[int, 
     return found
 
 
-def test_memory_is_made_of_what_the_layers_have(source: Source, document: Document) -> None:
+def test_memory_is_made_of_what_the_layers_have(source: ReportSource, document: Document) -> None:
     layers = {layer.name: layer for layer in vgg().layers}
     for stage, row in zip(source.plan.stages, document["stages"], strict=True):
         parts = dict(row["memory_parts"])
@@ -40,7 +40,7 @@ def test_memory_is_made_of_what_the_layers_have(source: Source, document: Docume
         assert row["capacity_bytes"] == 16 * 2**30
 
 
-def test_memory_over_time_goes_up_and_down_by_minibatches(source: Source, document: Document) -> None:
+def test_memory_over_time_goes_up_and_down_by_minibatches(source: ReportSource, document: Document) -> None:
     last = document["memory"][-1]
     load = source.scenario.stages[-1]
     least = load.memory_bytes - load.minibatch_bytes - (load.versions - 1) * load.parameter_bytes
@@ -62,7 +62,7 @@ def test_peaks_are_those_of_the_simulation(name: str) -> None:
     assert [one["peak_bytes"] for one in report_of(found)["memory"]] == [stage.peak_bytes for stage in seen.stages]
 
 
-def test_what_is_drawn_keeps_the_pace_that_simulate_tells(source: Source, document: Document) -> None:
+def test_what_is_drawn_keeps_the_pace_that_simulate_tells(source: ReportSource, document: Document) -> None:
     count = enough_minibatches(source.scenario)
     steady = summarise_simulation(source.scenario, simulate_schedule(source.scenario, count), count).steady
     assert steady is not None
@@ -80,7 +80,7 @@ def test_what_is_drawn_keeps_the_pace_that_simulate_tells(source: Source, docume
 
 @pytest.mark.parametrize("which", ["wide", "straight"])
 def test_a_worker_does_one_thing_at_a_time_for_as_long_as_planned(
-    which: str, source: Source, document: Document, straight: Source
+    which: str, source: ReportSource, document: Document, straight: ReportSource
 ) -> None:
     found, told = (source, document) if which == "wide" else (straight, report_of(straight))
     lanes = told["timeline"]["lanes"]
@@ -96,7 +96,7 @@ def test_a_worker_does_one_thing_at_a_time_for_as_long_as_planned(
                 assert number % len(stage.workers) == stage.workers.index(lanes["worker"][lane])
 
 
-def test_a_minibatch_goes_through_the_stages_and_back(straight: Source) -> None:
+def test_a_minibatch_goes_through_the_stages_and_back(straight: ReportSource) -> None:
     told = report_of(straight)
     assert len(straight.plan.stages) >= 3
     lanes = told["timeline"]["lanes"]
@@ -111,7 +111,7 @@ def test_a_minibatch_goes_through_the_stages_and_back(straight: Source) -> None:
     assert all([(kind, stage) for _, kind, stage in passes] == way for passes in whole)
 
 
-def test_links_carry_what_crosses_the_cut_and_what_a_ring_sends(source: Source, document: Document) -> None:
+def test_links_carry_what_crosses_the_cut_and_what_a_ring_sends(source: ReportSource, document: Document) -> None:
     profile, (first, _) = vgg(), source.plan.stages
     inside = set(first.layers)
     crossing = [one for one in profile.tensors if one.producer in inside and not inside >= set(one.consumers)]
@@ -138,7 +138,7 @@ def test_a_link_of_its_own_is_busy_for_what_it_carries() -> None:
         assert link["busy"] == pytest.approx(carried_s / alone.pace_s, rel=0.01)
 
 
-def test_every_worker_is_placed_once(source: Source, document: Document) -> None:
+def test_every_worker_is_placed_once(source: ReportSource, document: Document) -> None:
     placed = [worker for server in document["placement"] for worker in server["workers"]]
     assert [worker for worker, _ in placed] == list(range(16))
     for worker, stage in placed:

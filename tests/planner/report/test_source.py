@@ -13,8 +13,8 @@ from repository import ROOT
 from pipeplan.errors import InputError
 from pipeplan.problem import plan_file
 from pipeplan.problem.problem import Options
-from pipeplan.report.page import embedded, page
-from pipeplan.report.source import Source, read
+from pipeplan.report.build import report_page, script_safe_json
+from pipeplan.report.source import ReportSource, read_report_source
 from pipeplan.util.files import Node
 
 
@@ -50,44 +50,44 @@ def test_every_option_is_read_back() -> None:
         ("memory", "no", "expected true or false"),
     ],
 )
-def test_damaged_options_are_named(straight: Source, name: str, value: Any, complaint: str) -> None:
+def test_damaged_options_are_named(straight: ReportSource, name: str, value: Any, complaint: str) -> None:
     root = json.loads(json.dumps(straight.root.value))
     root["options"][name] = value
     with pytest.raises(InputError, match=complaint):
-        read(Node(root, "plan.json"), branching())
+        read_report_source(Node(root, "plan.json"), branching())
 
 
-def test_what_the_plan_says_and_the_cost_model_does_not_is_told(straight: Source) -> None:
+def test_what_the_plan_says_and_the_cost_model_does_not_is_told(straight: ReportSource) -> None:
     root = json.loads(json.dumps(straight.root.value))
     root["prediction"]["minibatch_s"] *= 1.5
-    notes = report_of(read(Node(root, "plan.json"), branching()))["notes"]
+    notes = report_of(read_report_source(Node(root, "plan.json"), branching()))["notes"]
     assert any("solve again" in note for note in notes)
 
 
-def test_a_plan_of_no_time_is_refused(source: Source) -> None:
+def test_a_plan_of_no_time_is_refused(source: ReportSource) -> None:
     root = json.loads(json.dumps(source.root.value))
     root["prediction"]["minibatch_s"] = 0.0
     with pytest.raises(InputError, match="more than 0 seconds"):
-        read(Node(root, "plan.json"), None)
+        read_report_source(Node(root, "plan.json"), None)
 
 
 def test_depths_that_keep_no_pace_are_refused() -> None:
     found = source_of(branching(4), small_cluster(), Options(schedule="gpipe", accumulate=4, max_replicas=1))
     root = json.loads(json.dumps(found.root.value))
     root["plan"]["accumulate"] = 80
-    with pytest.raises(InputError, match="keep no pace at all"):
-        read(Node(root, "plan.json"), branching(4))
+    with pytest.raises(InputError, match="allow no steady pace"):
+        read_report_source(Node(root, "plan.json"), branching(4))
 
 
-def test_the_document_survives_the_page(source: Source) -> None:
+def test_the_document_survives_the_page(source: ReportSource) -> None:
     hostile = "</script><script>alert(1)</script>\u2028<!-- & \"'\\"
     root = json.loads(json.dumps(source.root.value))
     root["profile"]["model"] = hostile
-    told = report_of(read(Node(root, "plan.json"), None))
-    text = embedded(told)
+    told = report_of(read_report_source(Node(root, "plan.json"), None))
+    text = script_safe_json(told)
     assert json.loads(text) == told
     assert not set(text) & set("<>&\u2028\u2029")
-    whole = page(told)
+    whole = report_page(told)
     assert whole.count(text) == 1
     assert "<script>alert" not in whole
 

@@ -11,7 +11,7 @@ import pytest
 from browsing import launched, missing, wait_until_drawn
 from documents import KINDS
 
-from pipeplan.report.page import page as page_of
+from pipeplan.report.build import report_page as page_of
 
 
 @dataclass

@@ -12,10 +12,10 @@ from rich.console import RenderableType
 from pipeplan.cli.options import bundled_profiles, complete_names, json_option, quiet_option
 from pipeplan.cli.output import answer_width, note, print_answer, print_json
 from pipeplan.cli.profile.table import layer_table, profile_totals
-from pipeplan.drawing.fold_chains import expensive, total_s
-from pipeplan.drawing.terminal import picture
+from pipeplan.drawing.fold_chains import layer_time_s, most_expensive_layers
+from pipeplan.drawing.terminal import dag_lines
+from pipeplan.profile_data.bundled import load_profile
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profile_data.profile_file import load_profile
 from pipeplan.util.files import write_text
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_time
@@ -79,7 +79,7 @@ def _draw(profile: Profile, svg_file: Path | None, dot_file: Path | None) -> Non
     # Imported late, because rendering templates imports the whole planner.
     from pipeplan.drawing import svg
 
-    for path, text in ((svg_file, svg.svg), (dot_file, svg.dot)):
+    for path, text in ((svg_file, svg.dag_svg), (dot_file, svg.dag_dot)):
         if path is not None:
             write_text(path, text(profile))
 
@@ -91,12 +91,12 @@ def _profile_parts(profile: Profile, top: int | None, *, drawn: bool) -> Iterato
     yield from map(one_line, profile_totals(profile))
     if not drawn:
         return
-    hot = expensive(profile)
-    share = sum(total_s(layer) for layer in profile.layers if layer.name in hot) / (profile.total_s or 1.0)
+    hot = most_expensive_layers(profile)
+    share = sum(layer_time_s(layer) for layer in profile.layers if layer.name in hot) / (profile.total_s or 1.0)
     marked = "1 layer that takes" if len(hot) == 1 else f"{len(hot)} layers that take"
     mark = f"; ● marks {marked} {share:.0%}" if hot else ""
     yield f"\nThe graph, and each part's share of the time{mark}:"
-    yield from picture(profile, answer_width())
+    yield from dag_lines(profile, answer_width())
 
 
 def profile_heading(profile: Profile) -> list[str]:
@@ -134,13 +134,13 @@ def profile_summary(profile: Profile, top: int | None) -> dict[str, Any]:
     """The document of `--json`: the digest, sums, and the layers with their shares, in seconds and bytes."""
     layers = list(profile.layers)
     if top is not None:
-        layers = sorted(layers, key=total_s, reverse=True)[:top]
+        layers = sorted(layers, key=layer_time_s, reverse=True)[:top]
     content = profile.to_json()
     by_name = {layer["name"]: layer for layer in content["layers"]}
     total_time_s = profile.total_s or 1.0
     output_bytes = profile.made_bytes()
     rows = [
-        by_name[layer.name] | {"output_bytes": output_bytes[layer.name], "share": total_s(layer) / total_time_s}
+        by_name[layer.name] | {"output_bytes": output_bytes[layer.name], "share": layer_time_s(layer) / total_time_s}
         for layer in layers
     ]
     sums = {
@@ -156,7 +156,7 @@ def profile_summary(profile: Profile, top: int | None) -> dict[str, Any]:
         }
         for size in profile.sizes
     ]
-    expensive_layers = expensive(profile)
+    expensive_layers = most_expensive_layers(profile)
     return {
         "digest": profile.digest(),
         **kept,

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pipeplan.drawing.fold_chains import expensive, total_s
+from pipeplan.drawing.fold_chains import layer_time_s, most_expensive_layers
 from pipeplan.profile_data.layers import Layer, Size, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.text import one_line
@@ -55,7 +55,7 @@ def layer_table(profile: Profile, top: int | None = None) -> Table:
     """All layers in their order, or the `top` most expensive ones sorted by time, and a row with the sums."""
     layers = list(profile.layers)
     if top is not None:
-        layers = sorted(layers, key=total_s, reverse=True)[:top]
+        layers = sorted(layers, key=layer_time_s, reverse=True)[:top]
     columns = _columns(profile)
     units = [GIB if column.total_of(profile.layers) >= WIDE else MIB for column in columns]
     spread = any(layer.forward_spread_s or layer.backward_spread_s for layer in profile.layers)
@@ -83,7 +83,7 @@ def layer_table(profile: Profile, top: int | None = None) -> Table:
             *(f"{column.total_of(part) / unit:.2f}" for column, unit in zip(columns, units, strict=True)),
         ]
 
-    hot = set(expensive(profile))
+    hot = set(most_expensive_layers(profile))
     for layer in layers:
         style = "bold" if layer.name in hot else ""
         row = [layer.name, _operation(layer), *cells([layer], _deviation(layer))]
@@ -117,7 +117,7 @@ def _operation(layer: Layer) -> str:
 def _deviation(layer: Layer) -> str:
     """The spread in percent of the time; empty for a layer that takes no time."""
     spread = layer.forward_spread_s + layer.backward_spread_s
-    return f"{spread / total_s(layer) * 100:.0f}" if total_s(layer) else ""
+    return f"{spread / layer_time_s(layer) * 100:.0f}" if layer_time_s(layer) else ""
 
 
 def _ms(seconds: float) -> str:

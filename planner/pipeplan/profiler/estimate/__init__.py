@@ -1,4 +1,4 @@
-"""Estimate what a model would cost on a device that is not here, from FLOPs, bytes and a device file."""
+"""Estimate a model's profile for a device that this machine does not have, from FLOPs, bytes and a device file."""
 
 from __future__ import annotations
 

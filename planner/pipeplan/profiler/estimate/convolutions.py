@@ -1,4 +1,4 @@
-"""The work of a convolution and of its gradients."""
+"""The work of a convolution and its gradients, directly or by transforms of tiles."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.utils.flop_counter import conv_flop_count
 
-from pipeplan.profiler.estimate.work import Transformed, Work, arithmetic, size_of
+from pipeplan.profiler.estimate.work import TransformedWork, Work, arithmetic_of, bytes_of
 
 
 @dataclass(frozen=True)
 class _Algorithm:
-    """A transform of square tiles, in which a convolution is a product point by point."""
+    """A transform of square tiles, under which a convolution becomes a pointwise product."""
 
     outputs: int
-    """Of the convolution, on a side of a tile."""
+    """Outputs of the convolution per side of a tile."""
     numbers: int
-    """What a transformed tile is made of, in numbers of the tensors' type."""
+    """Size of a transformed tile, in numbers of the tensors' type."""
     flops: int
-    """Of a multiply-add of two transformed tiles."""
+    """FLOPs of a multiply-add of two transformed tiles."""
 
 
 def _algorithm(side: int) -> _Algorithm | None:
-    """For filters of this size, what cuDNN has besides direct convolution; None where it has nothing faster.
+    """cuDNN's alternative to direct convolution for filters of this size; None if it has nothing faster.
 
-    3×3: Winograd's F(4×4, 3×3), tiles of 6×6 (A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural Networks,
-    CVPR 2016). Larger ones: Fourier transforms of tiles of 32×32, half of whose complex numbers follow from the others.
+    Filters of 3×3 use Winograd's F(4×4, 3×3) with tiles of 6×6 (A. Lavin and S. Gray, Fast Algorithms for Convolutional
+    Neural Networks, CVPR 2016). Larger ones use Fourier transforms of tiles of 32×32, half of whose complex numbers
+    follow from the others.
     """
     if side == 3:
         return _Algorithm(outputs=4, numbers=36, flops=2 * 36)
@@ -38,7 +39,7 @@ def _algorithm(side: int) -> _Algorithm | None:
 
 
 class Convolution:
-    """One convolution, by its tensors (the input, the weights, the output) and settings."""
+    """One convolution, described by its tensors (input, weights, output) and settings."""
 
     def __init__(
         self, x: Tensor, weight: Tensor, out: Tensor, stride: Sequence[int], dilation: Sequence[int], *,
@@ -49,34 +50,34 @@ class Convolution:
         self.plain = not transposed and groups == 1 and set(stride) == {1} and set(dilation) == {1}
         self.flops = float(conv_flop_count(list(x.shape), list(weight.shape), list(out.shape), transposed=transposed))
         self.inputs, self.outputs = x.shape[1] // groups, out.shape[1] // groups
-        self.bytes = size_of(x) + size_of(weight) + size_of(out)
-        self.converted_bytes = 2 * sum(size_of(one) for one in (x, out) if not _channels_last(one))
+        self.bytes = bytes_of(x) + bytes_of(weight) + bytes_of(out)
+        self.converted_bytes = 2 * sum(bytes_of(tensor) for tensor in (x, out) if not _channels_last(tensor))
 
     def forward(self, *, bias: bool) -> list[Work]:
-        """The convolution, and the addition of a bias, which is a kernel of its own."""
-        added = [Work("elementwise", arithmetic(self.x), bytes=2 * size_of(self.out))] if bias else []
-        return [self._product("convolution", self.outputs, _places(self.out)), *added]
+        """The work of the convolution and of adding a bias, which is a kernel of its own."""
+        added = [Work("elementwise", arithmetic_of(self.x), bytes=2 * bytes_of(self.out))] if bias else []
+        return [self._product("convolution", self.outputs, _positions(self.out)), *added]
 
     def backward(self, wanted: Sequence[bool]) -> list[Work]:
-        """The gradients by the input, the weights and the bias, those that are wanted."""
+        """The work of the gradients of input, weights and bias. `wanted` says for each whether it is computed."""
         by_input, by_weight, by_bias = wanted
         works = []
         if by_input:
-            works.append(self._product("convolution", self.inputs, _places(self.x)))
+            works.append(self._product("convolution", self.inputs, _positions(self.x)))
         if by_weight:
             filters = self.inputs * math.prod(self.weight.shape[2:])
             works.append(self._product("weight_gradient", self.outputs, filters))
         if by_bias:
-            works.append(Work("elementwise", arithmetic(self.x), bytes=size_of(self.out)))
+            works.append(Work("elementwise", arithmetic_of(self.x), bytes=bytes_of(self.out)))
         return works
 
     def _product(self, kind: str, rows: int, columns: int) -> Work:
-        # One channel a group is no matrix product: memory bounds it.
-        alone = self.groups > 1 and 1 in (self.inputs, self.outputs)
-        sides = None if alone else (rows, columns)
+        # A convolution with one channel per group is no matrix product: memory bounds it.
+        depthwise = self.groups > 1 and 1 in (self.inputs, self.outputs)
+        sides = None if depthwise else (rows, columns)
         return Work(
             kind,
-            arithmetic(self.x),
+            arithmetic_of(self.x),
             self.flops,
             self.bytes,
             sides,
@@ -84,19 +85,19 @@ class Convolution:
             transformed=self._transformed(kind, rows),
         )
 
-    def _transformed(self, kind: str, rows: int) -> Transformed | None:
+    def _transformed(self, kind: str, rows: int) -> TransformedWork | None:
         side = self.weight.shape[-1]
         square = self.weight.ndim == 4 and self.weight.shape[-2] == side
-        way = _algorithm(side) if self.plain and square else None
-        if way is None:
+        algorithm = _algorithm(side) if self.plain and square else None
+        if algorithm is None:
             return None
-        count = self.out.shape[0] * math.prod(math.ceil(size / way.outputs) for size in self.out.shape[2:])
-        made = float(way.numbers * count * (self.inputs + self.outputs) * self.x.element_size())
-        return Transformed(
-            flops=float(way.flops * count * self.inputs * self.outputs),
-            bytes=size_of(self.x) + size_of(self.out) + 2 * made,
-            workspace_bytes=made,
-            sides=(rows, self.inputs if kind == "weight_gradient" else count),
+        tiles = self.out.shape[0] * math.prod(math.ceil(size / algorithm.outputs) for size in self.out.shape[2:])
+        transformed_bytes = float(algorithm.numbers * tiles * (self.inputs + self.outputs) * self.x.element_size())
+        return TransformedWork(
+            flops=float(algorithm.flops * tiles * self.inputs * self.outputs),
+            bytes=bytes_of(self.x) + bytes_of(self.out) + 2 * transformed_bytes,
+            workspace_bytes=transformed_bytes,
+            sides=(rows, self.inputs if kind == "weight_gradient" else tiles),
         )
 
 
@@ -104,5 +105,5 @@ def _channels_last(tensor: Tensor) -> bool:
     return tensor.stride(1) == 1
 
 
-def _places(tensor: Tensor) -> int:
+def _positions(tensor: Tensor) -> int:
     return int(tensor.shape[0] * math.prod(tensor.shape[2:]))

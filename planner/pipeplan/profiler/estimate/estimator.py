@@ -1,4 +1,4 @@
-"""A profile for a device that is not here."""
+"""Estimates a profile for a device that this machine does not have."""
 
 from __future__ import annotations
 
@@ -13,79 +13,78 @@ from pipeplan.cluster_data.devices import DeviceModel
 from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profiler.estimate.flops import Counts, count
-from pipeplan.profiler.estimate.model_on_meta import Built, build
-from pipeplan.profiler.estimate.roofline import total
+from pipeplan.profiler.estimate.flops import WorkCounts, count_work
+from pipeplan.profiler.estimate.model_on_meta import TracedJob, trace_for_estimate
+from pipeplan.profiler.estimate.roofline import total_seconds
 from pipeplan.profiler.estimate.work import Work
 from pipeplan.profiler.optimizer_step import optimizer_state
-from pipeplan.profiler.options import Options, Progress
-from pipeplan.profiler.outcome import own_parameters
-from pipeplan.profiler.profiler import sum_of_outputs
+from pipeplan.profiler.options import ProfilerOptions, Progress
+from pipeplan.profiler.outcome import charged_parameters
+from pipeplan.profiler.passes import training_loss
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.loading import canonical_reference
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.tracing.trace import TracedModel
 
-HOW = (
+ESTIMATE_METHOD = (
     "estimated, not measured: for every operator the larger of FLOPs and bytes, each over the rate that this kind of "
     "operator reaches on the device, by its device file"
 )
 UPDATE_PASSES = 3
-"""Tensors of the size of a parameter that a step of an optimiser reads or writes besides its state: the parameter
-twice, the gradient once."""
+"""Parameter-sized tensors that an optimiser's step reads or writes besides its state: the parameter is read and
+written, and the gradient is read."""
 
 
-def estimate_model(ref: str, options: Options, progress: Progress = lambda done, total, what: None) -> Profile:
+def estimate_model(ref: str, options: ProfilerOptions, progress: Progress = lambda done, total, what: None) -> Profile:
     """Estimate the model that `ref` names for the device that `options` names, a bundled one or a file.
 
-    Nothing is computed: the model is traced and run on tensors without data. Raises `InputError` for whatever is wrong
-    with the model, the options or the device.
+    Nothing is computed: the model is traced and run on tensors without data. Raises `InputError` if the model cannot be
+    traced or run, or if an option or the device is wrong.
     """
     device = devices.load_device(options.device)
     if options.processes > 1:
-        raise InputError("--processes is for the CPU that is here: leave it out with an estimate")
+        raise InputError("--processes is for measurements on this machine's CPU: leave it out with an estimate")
     for size in options.batches:
         if size < 1:
             raise InputError(f"the minibatch size must be at least 1, not {size}")
     progress(0, 0, "tracing")
     try:
-        built = build(ref, options.seed, options.minibatch, options.granularity)
+        built = trace_for_estimate(ref, options.seed, options.minibatch, options.granularity)
         sizes = options.batches or (built.job.minibatch,)
-        made, notes = [], dict.fromkeys([*device.checked, *([built.note] if built.note else [])])
+        estimated, notes = [], dict.fromkeys([*device.checked, *([built.note] if built.note else [])])
         for done, size in enumerate(sizes):
             progress(done, len(sizes), "counting")
-            counts = count_size(ref, built, size)
-            made.append(_size(built, counts, size, device))
-            notes.update(dict.fromkeys(_unseen(counts)))
-        return _profile(ref, built, device, made, options, tuple(notes))
+            counts = count_minibatch_work(ref, built, size)
+            estimated.append(_size(built, counts, size, device))
+            notes.update(dict.fromkeys(_opaque_notes(counts)))
+        return _profile(ref, built, device, estimated, options, tuple(notes))
     except LaunchError as error:
         raise InputError(str(error)) from error
 
 
-def count_size(ref: str, built: Built, minibatch: int) -> Counts:
-    """What the layers do at one minibatch size."""
+def count_minibatch_work(ref: str, built: TracedJob, minibatch: int) -> WorkCounts:
+    """Count the work of the layers at one minibatch size. Raises `LaunchError` if the model does not run at it."""
     traced = built.traced
     if minibatch != traced.minibatch and not traced.dynamic_batch:
         raise LaunchError(f"{ref!r} was traced at minibatch {traced.minibatch}, and does not run at {minibatch}")
     batch = built.job.example_batch(minibatch)
-    loss = built.job.loss if built.job.loss is not None and batch.target is not None else sum_of_outputs
     try:
-        return count(traced, batch, loss)
+        return count_work(traced, batch, training_loss(built.job, batch))
     except LaunchError:
         raise
     except Exception as error:
         raise LaunchError(f"{ref!r} cannot be run on tensors without data: {describe_error(error)}") from error
 
 
-def _unseen(counts: Counts) -> list[str]:
+def _opaque_notes(counts: WorkCounts) -> list[str]:
     if not counts.unseen:
         return []
     first, more = counts.unseen[0], len(set(counts.unseen)) - 1
-    what = f"{first!r} and {more} more layers are" if more else f"{first!r} is"
-    return [f"{what} taken whole, so that only the bytes around count: the time may be far longer"]
+    subject = f"{first!r} and {more} more layers are" if more else f"{first!r} is"
+    return [f"{subject} opaque, so that only the bytes of inputs and outputs count: the time may be far longer"]
 
 
-def _size(built: Built, counts: Counts, minibatch: int, device: DeviceModel) -> Size:
+def _size(built: TracedJob, counts: WorkCounts, minibatch: int, device: DeviceModel) -> Size:
     _, ratio = optimizer_state(built.job)
     tensors = tuple(
         Tensor(
@@ -100,47 +99,54 @@ def _size(built: Built, counts: Counts, minibatch: int, device: DeviceModel) -> 
     return Size(minibatch, _layers(built.traced, counts, device, ratio), tensors)
 
 
-def _layers(traced: TracedModel, counts: Counts, device: DeviceModel, state: float) -> tuple[Layer, ...]:
-    own, parameters = own_parameters(traced), dict(traced.model.named_parameters())
+def _layers(traced: TracedModel, counts: WorkCounts, device: DeviceModel, state_ratio: float) -> tuple[Layer, ...]:
+    own, parameters = charged_parameters(traced), dict(traced.model.named_parameters())
     buffers = dict(traced.model.named_buffers())
     return tuple(
         Layer(
             name=info.name,
             module=info.module,
             op=info.op,
-            forward_s=_rounded(total(counts.forward[info.name], device)),
-            backward_s=_rounded(total(counts.backward[info.name], device)),
+            forward_s=_rounded(total_seconds(counts.forward[info.name], device)),
+            backward_s=_rounded(total_seconds(counts.backward[info.name], device)),
             parameter_bytes=sum(parameters[name].nbytes for name in own[info.name]),
             buffer_bytes=sum(buffers[name].nbytes for name in info.buffers),
             saved_bytes=counts.saved_bytes.get(info.name, 0),
-            update_s=_rounded(_update(sum(_trained(parameters[name]) for name in own[info.name]), state, device)),
+            update_s=_rounded(
+                _update_s(sum(_trained_bytes(parameters[name]) for name in own[info.name]), state_ratio, device)
+            ),
         )
         for info in traced.layers
     )
 
 
-def _trained(parameter: Any) -> int:
+def _trained_bytes(parameter: Any) -> int:
     return int(parameter.nbytes) if parameter.requires_grad else 0
 
 
-def _update(parameter_bytes: int, state: float, device: DeviceModel) -> float:
-    """An optimiser reads parameters, gradients and state, and writes parameters and state."""
+def _update_s(parameter_bytes: int, state_ratio: float, device: DeviceModel) -> float:
+    """Time of an optimiser's step, which reads parameters, gradients and state, and writes parameters and state."""
     if not parameter_bytes:
         return 0.0
-    moved = parameter_bytes * (UPDATE_PASSES + 2 * state)
-    return total([Work("elementwise", "float32", bytes=moved)], device)
+    moved = parameter_bytes * (UPDATE_PASSES + 2 * state_ratio)
+    return total_seconds([Work("elementwise", "float32", bytes=moved)], device)
 
 
 def _rounded(time_s: float) -> float:
-    """More digits would say more than is known."""
+    """The time with four significant digits, since more would suggest a precision that an estimate does not have."""
     return float(f"{time_s:.4g}")
 
 
 def _profile(
-    ref: str, built: Built, device: DeviceModel, made: list[Size], options: Options, notes: tuple[str, ...]
+    ref: str,
+    built: TracedJob,
+    device: DeviceModel,
+    estimated: list[Size],
+    options: ProfilerOptions,
+    notes: tuple[str, ...],
 ) -> Profile:
     traced = built.traced
-    first, *others = made
+    first, *others = estimated
     optimizer, ratio = optimizer_state(built.job)
     return Profile(
         layers=first.layers,
@@ -155,7 +161,7 @@ def _profile(
             device=device.kind,
             device_name=device.name,
             when=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-            how=HOW,
+            how=ESTIMATE_METHOD,
             torch=torch.__version__,
             pipeplan=__version__,
             traced=traced.how,

@@ -1,4 +1,4 @@
-"""Run a traced model on tensors without data, forwards and backwards, and count what every layer does and keeps."""
+"""Run a traced model on tensors without data, forwards and backwards, and count each layer's work and bytes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only, tree_unflatten
 
-from pipeplan.profiler.estimate.fused_ops import AsOnGPU
+from pipeplan.profiler.estimate.fused_ops import FusedOperators
 from pipeplan.profiler.estimate.operators import works_of
-from pipeplan.profiler.estimate.work import Work, size_of
+from pipeplan.profiler.estimate.work import Work, bytes_of
 from pipeplan.profiler.memory import SavedBytes
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Batch
@@ -31,27 +31,27 @@ _LAYER = "pipeplan_layer"
 
 
 @dataclass
-class Counts:
-    """What the layers of a model do for one minibatch, by layer."""
+class WorkCounts:
+    """Work of the layers of a model for one minibatch, and the bytes that they save, by layer."""
 
     forward: dict[str, list[Work]] = field(default_factory=lambda: defaultdict(list))
     backward: dict[str, list[Work]] = field(default_factory=lambda: defaultdict(list))
     saved_bytes: dict[str, int] = field(default_factory=dict)
     tensor_bytes: dict[str, int] = field(default_factory=dict)
-    """Of each of the traced model's tensors."""
+    """Bytes of each of the traced model's tensors, by name."""
     unseen: list[str] = field(default_factory=list)
-    """Layers that the trace does not look into: of these only the bytes around them are known."""
+    """Opaque layers, which the trace does not look into: only their inputs and outputs are known."""
 
 
-def count(traced: TracedModel, batch: Batch, loss: Callable[[Any, Any], Tensor]) -> Counts:
-    """Count one pass over a minibatch."""
+def count_work(traced: TracedModel, batch: Batch, loss: Callable[[Any, Any], Tensor]) -> WorkCounts:
+    """Count the work of one forward and backward pass over a minibatch."""
     return _Pass(traced, batch, loss).run()
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the work of every operator: of the layer that runs forwards, or whose gradients are computed."""
+class _WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Charges the work of every operator to the layer that runs forwards, or whose gradients are computed."""
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: WorkCounts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.counts = counts
         self.layer = ""
@@ -64,12 +64,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def note(self, works: list[Work]) -> None:
-        """Charge some work to whoever does it."""
+        """Charge work to the layer that does it."""
         node: Any = torch._C._current_autograd_node()
         if not self.backwards:
             self.counts.forward[self.layer] += works
         elif node is None:
-            # Gradients are added up between two functions: for the one that comes next, which made the tensor.
+            # Autograd adds up gradients between two functions. The next function made the tensor, and is charged.
             self._waiting += works
         else:
             self.counts.backward[node.metadata.get(_LAYER, self.layer)] += self._waiting + works
@@ -77,67 +77,69 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Pass:
+    """One forward and backward pass over a traced model on fake tensors."""
+
     def __init__(self, traced: TracedModel, batch: Batch, loss: Callable[[Any, Any], Tensor]) -> None:
         self.traced, self.batch, self.loss = traced, batch, loss
         self.graph = traced.graph_module.graph
         self.values: dict[fx.Node, Any] = {}
         self.state: dict[int, Tensor] = {}
-        self.counts = Counts()
-        self.reader = _readers(traced)
+        self.counts = WorkCounts()
+        self.layer_of = _layer_of_nodes(traced)
 
-    def run(self) -> Counts:
-        watch = _Watch(self.counts)
+    def run(self) -> WorkCounts:
+        counter = _WorkCounter(self.counts)
         with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
-            self._place()
-            saved = SavedBytes([one for one in self.values.values() if isinstance(one, Tensor)])
-            with watch, AsOnGPU(watch.note), autocast(self.traced.autocast, CPU):
+            self._set_inputs()
+            saved = SavedBytes([value for value in self.values.values() if isinstance(value, Tensor)])
+            with counter, FusedOperators(counter.note), autocast(self.traced.autocast, CPU):
                 for node in self.graph.nodes:
                     if node.op == "call_function":
-                        self._call(node, watch, saved)
-                watch.layer = LOSS_LAYER
+                        self._call(node, counter, saved)
+                counter.layer = LOSS_LAYER
                 with saved.watch(LOSS_LAYER):
                     loss = self._loss()
                 _mark(loss, LOSS_LAYER)
-            watch.backwards = True
-            with watch:
+            counter.backwards = True
+            with counter:
                 loss.backward()  # type: ignore[no-untyped-call]
         self.counts.saved_bytes = dict(saved.by_layer)
         for spec in self.traced.tensors:
             self.counts.tensor_bytes[spec.name] = self.values[self.traced.node_of[spec.name]].nbytes
         return self.counts
 
-    def _place(self) -> None:
-        """Inputs and state, without their data."""
-        given = iter(self.batch.inputs)
+    def _set_inputs(self) -> None:
+        """Set the values of inputs and state to tensors without data."""
+        inputs = iter(self.batch.inputs)
         for node in self.graph.nodes:
             if node.op == "placeholder":
-                self.values[node] = _without_data(next(given))
+                self.values[node] = _without_data(next(inputs))
             elif node.op == "get_attr":
-                found = attribute_at(self.traced.graph_module, node.target)
-                if isinstance(found, Tensor):
-                    # Tied parameters are one object, and stay so.
-                    found = self.state.setdefault(id(found), _without_data(found))
-                self.values[node] = _on_cpu(found) if isinstance(found, fx.GraphModule) else found
+                value = attribute_at(self.traced.graph_module, node.target)
+                if isinstance(value, Tensor):
+                    # Tied parameters are one object, and have to stay one.
+                    value = self.state.setdefault(id(value), _without_data(value))
+                self.values[node] = _on_cpu(value) if isinstance(value, fx.GraphModule) else value
 
-    def _call(self, node: fx.Node, watch: _Watch, saved: SavedBytes) -> None:
-        watch.layer = self.reader.get(node, LOSS_LAYER)
+    def _call(self, node: fx.Node, counter: _WorkCounter, saved: SavedBytes) -> None:
+        counter.layer = self.layer_of.get(node, LOSS_LAYER)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
         args, kwargs = fx.node.map_aggregate((args, kwargs), _as_cpu)
         assert callable(node.target)
-        with saved.watch(watch.layer):
+        with saved.watch(counter.layer):
             self.values[node] = node.target(*args, **kwargs)
-        _mark(self.values[node], watch.layer)
+        _mark(self.values[node], counter.layer)
         if isinstance(node.target, OpaqueCall):
-            moved = size_of(args, kwargs, self.values[node])
-            self.counts.unseen.append(watch.layer)
-            self.counts.forward[watch.layer].append(Work("elementwise", "float32", bytes=moved))
-            self.counts.backward[watch.layer].append(Work("elementwise", "float32", bytes=2 * moved))
+            moved = bytes_of(args, kwargs, self.values[node])
+            self.counts.unseen.append(counter.layer)
+            self.counts.forward[counter.layer].append(Work("elementwise", "float32", bytes=moved))
+            self.counts.backward[counter.layer].append(Work("elementwise", "float32", bytes=2 * moved))
 
     def _loss(self) -> Tensor:
         leaves = torch.utils._pytree.tree_leaves(self.graph.output_node().args[0])
-        made = [self.values[leaf] if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
+        outputs = [self.values[leaf] if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
         target = tree_map_only(Tensor, _without_data, self.batch.target)
-        return self.loss(tree_unflatten(made, output_spec(self.traced)), target)
+        return self.loss(tree_unflatten(outputs, output_spec(self.traced)), target)
 
 
 def _as_cpu(argument: Any) -> Any:
@@ -145,7 +147,7 @@ def _as_cpu(argument: Any) -> Any:
 
 
 def _on_cpu(region: fx.GraphModule) -> fx.GraphModule:
-    """A graph inside the graph, without the devices that tracing burnt in."""
+    """A copy of a nested graph in which the devices that tracing recorded are replaced by the CPU."""
     changed = copy.deepcopy(region)
     for module in changed.modules():
         if isinstance(module, fx.GraphModule):
@@ -157,31 +159,31 @@ def _on_cpu(region: fx.GraphModule) -> fx.GraphModule:
 
 
 def _without_data(tensor: Tensor) -> Tensor:
-    """A fake tensor of the CPU in its place, for which autocast works as it does for real ones."""
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=CPU)
-    return made.requires_grad_(tensor.requires_grad)
+    """A fake tensor on the CPU with the same properties. Autocast treats it like a real one."""
+    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=CPU)
+    return fake.requires_grad_(tensor.requires_grad)
 
 
-def _readers(traced: TracedModel) -> dict[fx.Node, str]:
-    """The layer of every node; what each reader computes anew (masks, positions) is the first reader's."""
-    found = dict(traced.layer_of)
+def _layer_of_nodes(traced: TracedModel) -> dict[fx.Node, str]:
+    """The layer of every node. A node that every reader computes anew (masks, positions) is in the first reader's."""
+    layers = dict(traced.layer_of)
     for node in reversed(traced.graph_module.graph.nodes):
-        if node not in found:
-            users = [found[user] for user in node.users if user in found]
+        if node not in layers:
+            users = [layers[user] for user in node.users if user in layers]
             if users:
-                found[node] = users[0]
-    return found
+                layers[node] = users[0]
+    return layers
 
 
 def _mark(value: Any, layer: str) -> None:
-    """Charge the autograd functions behind a value that no earlier layer made."""
-    waiting: list[Any] = [one.grad_fn for one in _tensors(value) if one.grad_fn is not None]
+    """Label the autograd functions behind a value with the layer, unless an earlier layer made them."""
+    waiting: list[Any] = [tensor.grad_fn for tensor in _tensors(value) if tensor.grad_fn is not None]
     while waiting:
         function = waiting.pop()
         if _LAYER not in function.metadata:
             function.metadata[_LAYER] = layer
-            waiting += [one for one, _ in function.next_functions if one is not None]
+            waiting += [behind for behind, _ in function.next_functions if behind is not None]
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:
-    return [one for one in torch.utils._pytree.tree_leaves(value) if isinstance(one, Tensor)]
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor)]

@@ -1,4 +1,4 @@
-"""Trace a model without its data: built on the meta device where it can be, else on the CPU."""
+"""Trace a model without computing: on the meta device if the model can be built there, else on the CPU."""
 
 from __future__ import annotations
 
@@ -18,47 +18,49 @@ META = "meta"
 
 
 @dataclass(frozen=True)
-class Built:
-    """A traced model, and its job with the inputs and data as its author made them."""
+class TracedJob:
+    """A traced model, and its job with the author's own inputs and data."""
 
     job: Job
     traced: TracedModel
     note: str
-    """What a reader should know of how it was built; may be empty."""
+    """A remark on how the model was built; may be empty."""
 
 
-def build(ref: str, seed: int, minibatch: int | None, granularity: str) -> Built:
-    """The model that `ref` names, traced. Raises `LaunchError` where it can be built in neither way."""
+def trace_for_estimate(ref: str, seed: int, minibatch: int | None, granularity: str) -> TracedJob:
+    """Trace the model that `ref` names. Raises `LaunchError` if it can be built neither on meta nor on the CPU."""
     try:
         job = load_job(ref, seed, device=META)
-        _move(job.model)
-        return Built(job, trace_job(without_data(job), minibatch or job.minibatch, granularity), "")
+        _move_to_meta(job.model)
+        return TracedJob(job, trace_job(without_data(job), minibatch or job.minibatch, granularity), "")
     except LaunchError as error:
-        why = str(error)
-    # It may insist on real tensors. Where it does not work with them either, what that says is what is wrong.
+        reason = str(error)
+    # The model may need real tensors. If it does not work with them either, that error is the one to report.
     job = load_job(ref, seed)
     traced = trace_job(job, minibatch or job.minibatch, granularity)
-    return Built(job, traced, f"built on the CPU with all its data, as it could not be on the meta device: {why}")
+    return TracedJob(
+        job, traced, f"built on the CPU with all its data, because it cannot be built on the meta device: {reason}"
+    )
 
 
-def _move(model: nn.Module) -> None:
-    """What came from elsewhere (a NumPy array, a file) has its data still.
+def _move_to_meta(model: nn.Module) -> None:
+    """Move tensors to the meta device that are not there yet because they come from a NumPy array or a file.
 
-    Raises `LaunchError` where that would untie parameters.
+    Raises `LaunchError` if that unties parameters.
     """
     before = len(list(model.parameters()))
     model.to(META)
     if len(list(model.parameters())) != before:
-        raise LaunchError("tied parameters were given their data while it was built")
+        raise LaunchError("the model gives tied parameters their data while it is built")
 
 
 def without_data(job: Job) -> Job:
-    """The same job, whose example inputs have no data."""
-    given: Callable[[int], Any] = _from_data(job) if job.inputs is None else job.inputs
-    return replace(job, inputs=lambda n: tree_map_only(Tensor, lambda one: one.to(META), given(n)))
+    """A copy of the job whose example inputs are on the meta device."""
+    inputs: Callable[[int], Any] = _inputs_from_data(job) if job.inputs is None else job.inputs
+    return replace(job, inputs=lambda n: tree_map_only(Tensor, lambda tensor: tensor.to(META), inputs(n)))
 
 
-def _from_data(job: Job) -> Callable[[int], Any]:
+def _inputs_from_data(job: Job) -> Callable[[int], Any]:
     def inputs(minibatch: int) -> Any:
         batch = job.example_batch(minibatch)
         names = getattr(batch, "names", ())

@@ -1,4 +1,4 @@
-"""The work of an operator of ATen, as it is dispatched on a GPU."""
+"""The work of ATen operators as they are dispatched on a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from pipeplan.profiler.estimate.convolutions import Convolution
-from pipeplan.profiler.estimate.work import Work, arithmetic, size_of, tensors
+from pipeplan.profiler.estimate.work import Work, arithmetic_of, bytes_of, tensors_in
 
 aten = torch.ops.aten
 
@@ -24,10 +24,10 @@ _OVERWRITE = ("zero_", "fill_", "copy_")
 
 
 def works_of(func: Any, args: Any, kwargs: Any, out: Any) -> list[Work]:
-    """What one call of an operator does. Views and allocations do nothing."""
+    """The work of one call of an operator. Views and allocations have none."""
     packet = func.overloadpacket
     name = packet.__name__
-    if name in _ALLOCATE or _is_view(func) or not tensors(out):
+    if name in _ALLOCATE or _is_view(func) or not tensors_in(out):
         return []
     special = _SPECIAL.get(packet)
     if special is not None:
@@ -35,57 +35,57 @@ def works_of(func: Any, args: Any, kwargs: Any, out: Any) -> list[Work]:
     if packet in flop_registry:
         return [_product(packet, args, kwargs, out)]
     kind = next((kind for word, kind in _KIND_BY_WORD if word in name), "elementwise")
-    given = args[1:] if name in _OVERWRITE else args
-    return [Work(kind, arithmetic(args, out), bytes=size_of(given, kwargs) + size_of(out))]
+    inputs = args[1:] if name in _OVERWRITE else args
+    return [Work(kind, arithmetic_of(args, out), bytes=bytes_of(inputs, kwargs) + bytes_of(out))]
 
 
 def _is_view(func: Any) -> bool:
-    """Whether all that it returns is memory that it was given and does not write to."""
-    returned = [one.alias_info for one in func._schema.returns]
-    return bool(returned) and all(one is not None and not one.is_write for one in returned)
+    """Whether every result of the operator is a view of an input that the operator does not write to."""
+    aliases = [result.alias_info for result in func._schema.returns]
+    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
 
 
 def _product(packet: Any, args: Any, kwargs: Any, out: Any) -> Work:
     flops = float(flop_registry[packet](*args, **kwargs, out_val=out))
-    made = tensors(out)[0]
-    return Work("matmul", arithmetic(made), flops, size_of(args, out), (made.shape[-2], made.shape[-1]))
+    product = tensors_in(out)[0]
+    return Work("matmul", arithmetic_of(product), flops, bytes_of(args, out), (product.shape[-2], product.shape[-1]))
 
 
 def _convolve(args: Any, kwargs: Any, out: Any) -> list[Work]:
     x, weight, bias, stride, _, dilation, transposed, _, groups = args
-    one = Convolution(x, weight, out, stride, dilation, transposed=transposed, groups=groups)
-    return one.forward(bias=bias is not None)
+    convolution = Convolution(x, weight, out, stride, dilation, transposed=transposed, groups=groups)
+    return convolution.forward(bias=bias is not None)
 
 
 def _convolve_backward(args: Any, kwargs: Any, out: Any) -> list[Work]:
     gradient, x, weight, _, stride, _, dilation, transposed, _, groups, wanted = args
-    one = Convolution(x, weight, gradient, stride, dilation, transposed=transposed, groups=groups)
-    return one.backward(wanted)
+    convolution = Convolution(x, weight, gradient, stride, dilation, transposed=transposed, groups=groups)
+    return convolution.backward(wanted)
 
 
 def _look_up(args: Any, kwargs: Any, out: Any) -> list[Work]:
-    return [Work("embedding", arithmetic(out), bytes=size_of(args[1]) + 2 * size_of(out))]
+    return [Work("embedding", arithmetic_of(out), bytes=bytes_of(args[1]) + 2 * bytes_of(out))]
 
 
 def _look_up_backward(args: Any, kwargs: Any, out: Any) -> list[Work]:
     gradient, indices = args[:2]
-    # All rows are set to 0, and those that were looked up are read, added to and written.
-    cleared = Work("elementwise", arithmetic(out), bytes=size_of(out))
-    return [cleared, Work("embedding", arithmetic(out), bytes=size_of(indices) + 3 * size_of(gradient))]
+    # All rows are set to 0. Those that were looked up are read, added to and written.
+    cleared = Work("elementwise", arithmetic_of(out), bytes=bytes_of(out))
+    return [cleared, Work("embedding", arithmetic_of(out), bytes=bytes_of(indices) + 3 * bytes_of(gradient))]
 
 
 def _pool_backward(args: Any, kwargs: Any, out: Any) -> list[Work]:
-    # Where each maximum was is kept: the input itself is not read.
-    return [Work("pooling", arithmetic(out), bytes=size_of(args[0], args[-1], out))]
+    # Forward saves the indices of the maxima, so backward does not read the input.
+    return [Work("pooling", arithmetic_of(out), bytes=bytes_of(args[0], args[-1], out))]
 
 
 def _normalise(args: Any, kwargs: Any, out: Any) -> list[Work]:
-    # The input is read once for its statistics, and again.
-    return [Work("normalisation", arithmetic(args[0]), bytes=size_of(args, out) + size_of(args[0]))]
+    # The input is read twice: once for its statistics, and once to be normalised.
+    return [Work("normalisation", arithmetic_of(args[0]), bytes=bytes_of(args, out) + bytes_of(args[0]))]
 
 
 def _normalise_backward(args: Any, kwargs: Any, out: Any) -> list[Work]:
-    return [Work("normalisation", arithmetic(args[0]), bytes=size_of(args, out) + size_of(args[0], args[1]))]
+    return [Work("normalisation", arithmetic_of(args[0]), bytes=bytes_of(args, out) + bytes_of(args[0], args[1]))]
 
 
 _SPECIAL: dict[Any, Callable[[Any, Any, Any], list[Work]]] = {

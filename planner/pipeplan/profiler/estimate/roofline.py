@@ -1,10 +1,10 @@
-"""How long a device takes for some work: the roofline, with what share of each roof is reached.
+"""Time of work on a device by the roofline model, where an operator reaches a share of each roof.
 
 time = kernels · kernel_s + max(FLOPs · padding / (peak · compute share), bytes / (bandwidth · memory share))
 
-S. Williams, A. Waterman and D. Patterson, Roofline, Communications of the ACM 52(4), 2009. Padding: matrix products are
-computed in tiles, and what is in a tile's corner beyond the matrix is computed for nothing (NVIDIA, Matrix
-Multiplication Background User's Guide, "tile quantization").
+Source: S. Williams, A. Waterman and D. Patterson, Roofline, Communications of the ACM 52(4), 2009. The padding arises
+because matrix products are computed in whole tiles, which may extend beyond the matrix (NVIDIA, Matrix Multiplication
+Background User's Guide, "tile quantization").
 """
 
 from __future__ import annotations
@@ -12,52 +12,55 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pipeplan.cluster_data.devices import DeviceModel
-from pipeplan.profiler.estimate.work import Transformed, Work
+from pipeplan.profiler.estimate.work import TransformedWork, Work
 
 
-def total(works: Iterable[Work], device: DeviceModel) -> float:
-    """Seconds for some operators, one after another."""
-    return sum(seconds(work, device) for work in works)
+def total_seconds(works: Iterable[Work], device: DeviceModel) -> float:
+    """Time of operators that run one after another, in seconds."""
+    return sum(operator_seconds(work, device) for work in works)
 
 
-def seconds(work: Work, device: DeviceModel) -> float:
-    """Seconds for one operator."""
-    arithmetic = _arithmetic(work, device)
+def operator_seconds(work: Work, device: DeviceModel) -> float:
+    """Time of one operator, in seconds."""
+    arithmetic = _usable_arithmetic(work, device)
     share = device.shares[work.kind]
     peak = device.peaks[arithmetic] * share.compute
     rate = device.bandwidth * share.memory
     elementwise = device.bandwidth * device.shares["elementwise"].memory
-    direct = max(work.flops * padding(work.sides, device.tile) / peak, work.bytes / rate)
+    direct = max(work.flops * tile_padding(work.sides, device.tile) / peak, work.bytes / rate)
     if arithmetic in device.channels_last:
         direct += work.converted_bytes / elementwise
-    other = work.transformed
-    if other is not None and _has_transforms(other, arithmetic, device):
-        # Its steps are kernels of their own, so that nothing hides anything. Transforms are elementwise.
-        direct = min(direct, other.flops * padding(other.sides, device.tile) / peak + other.bytes / elementwise)
-    return work.kernels * device.kernel_s + direct
+    best, transformed = direct, work.transformed
+    if transformed is not None and _has_transforms(transformed, arithmetic, device):
+        # The steps are separate kernels, so their times add up. The transforms are elementwise.
+        compute_s = transformed.flops * tile_padding(transformed.sides, device.tile) / peak
+        best = min(direct, compute_s + transformed.bytes / elementwise)
+    return work.kernels * device.kernel_s + best
 
 
-def _arithmetic(work: Work, device: DeviceModel) -> str:
+def _usable_arithmetic(work: Work, device: DeviceModel) -> str:
     wanted = work.arithmetic
     if wanted == "float32":
         wanted = device.float32_as.get(work.kind, wanted)
-    # A type that the device has no units for is computed in float32.
+    # The device computes in float32 if it has no units for the wanted type.
     return wanted if wanted in device.peaks else "float32"
 
 
-def _has_transforms(other: Transformed, arithmetic: str, device: DeviceModel) -> bool:
-    has = device.transforms
-    return has is not None and has.arithmetic == arithmetic and other.workspace_bytes <= has.workspace_bytes
+def _has_transforms(transformed: TransformedWork, arithmetic: str, device: DeviceModel) -> bool:
+    limits = device.transforms
+    if limits is None or limits.arithmetic != arithmetic:
+        return False
+    return transformed.workspace_bytes <= limits.workspace_bytes
 
 
-def padding(sides: tuple[int, int] | None, tile: tuple[int, int]) -> float:
-    """What is computed over what is asked for, with tiles laid whichever way wastes less."""
+def tile_padding(sides: tuple[int, int] | None, tile: tuple[int, int]) -> float:
+    """Computed elements divided by wanted elements, with the tile in the orientation that wastes less."""
     if sides is None:
         return 1.0
     rows, columns = sides
-    ways = [_rounded(rows, one) * _rounded(columns, other) for one, other in (tile, tile[::-1])]
-    return min(ways) / (rows * columns)
+    areas = [_rounded_up(rows, height) * _rounded_up(columns, width) for height, width in (tile, tile[::-1])]
+    return min(areas) / (rows * columns)
 
 
-def _rounded(size: int, step: int) -> int:
+def _rounded_up(size: int, step: int) -> int:
     return -(-size // step) * step

@@ -1,6 +1,6 @@
-"""What one operator has to do, in numbers that no device changes.
+"""The work of one operator, in numbers that do not depend on the device.
 
-Sizes and types of tensors without data.
+Sizes and arithmetic types of tensors without data.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from torch.utils._pytree import tree_leaves
 
 
 @dataclass(frozen=True)
-class Transformed:
-    """A convolution as products of transformed tiles, in three steps, each of them kernels of their own: transform
-    both tensors, multiply, transform back."""
+class TransformedWork:
+    """A convolution as products of transformed tiles.
+
+    It runs in three steps, each with kernels of its own: transform both tensors, multiply, transform back.
+    """
 
     flops: float
-    """Of the multiplication."""
+    """FLOPs of the multiplication."""
     bytes: float
-    """Read and written by all three steps."""
+    """Bytes that the three steps read and write."""
     workspace_bytes: float
-    """The transformed tensors."""
+    """Bytes of the transformed tensors."""
     sides: tuple[int, int]
-    """Rows and columns of its matrix products."""
+    """Rows and columns of the matrix products."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +39,17 @@ class Work:
     arithmetic: str
     """The type that it computes in, one of `pipeplan.cluster_data.devices.ARITHMETICS`."""
     flops: float = 0.0
-    """Two per multiply-add; those of operators that memory bounds are left at 0."""
+    """FLOPs, two per multiply-add; 0 for operators that memory bounds."""
     bytes: float = 0.0
-    """Read and written, each tensor once."""
+    """Bytes read and written, each tensor once."""
     sides: tuple[int, int] | None = None
-    """Rows and columns of the matrix product that it is, where it is one."""
+    """Rows and columns of the matrix product; None if the operator is none."""
     kernels: int = 1
-    """How many run one after another."""
+    """Number of kernels that run one after another."""
     converted_bytes: float = 0.0
-    """Read and written to convert its tensors to channels last, for arithmetic that wants them so."""
-    transformed: Transformed | None = None
-    """The same by another algorithm, which a device may have and which may be faster."""
+    """Bytes read and written to convert tensors to channels last, for arithmetic that needs this layout."""
+    transformed: TransformedWork | None = None
+    """The same work by another algorithm, which may be faster on a device that has it."""
 
 
 _NAMES = {
@@ -58,26 +60,26 @@ _NAMES = {
 }
 
 
-def size_of(*values: Any) -> float:
-    """Bytes in all the tensors of some values; of what is expanded, only what is there."""
-    return float(sum(min(one.nbytes, one.untyped_storage().nbytes()) for one in tensors(values)))
+def bytes_of(*values: Any) -> float:
+    """Bytes of all tensors in nested values. An expanded tensor counts with the size of its storage."""
+    return float(sum(min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in tensors_in(values)))
 
 
-def tensors(values: Any) -> list[Tensor]:
+def tensors_in(values: Any) -> list[Tensor]:
     """All tensors in nested values."""
-    return [one for one in tree_leaves(values) if isinstance(one, Tensor)]
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def arithmetic(*values: Any) -> str:
-    """The type that is computed in: that of the first tensor of floating-point numbers, else float32."""
-    for one in tensors(values):
-        if one.is_floating_point():
-            return _NAMES.get(one.dtype, "float32")
+def arithmetic_of(*values: Any) -> str:
+    """Name of the type that an operator computes in: that of the first floating-point tensor, else float32."""
+    for tensor in tensors_in(values):
+        if tensor.is_floating_point():
+            return _NAMES.get(tensor.dtype, "float32")
     return "float32"
 
 
-def cast(tensor: Tensor) -> Tensor:
-    """As autocast would hand it to an operator that it runs in the smaller type."""
+def autocast_tensor(tensor: Tensor) -> Tensor:
+    """The tensor as autocast would pass it to an operator that runs in the smaller type."""
     if torch.is_autocast_enabled("cpu") and tensor.dtype == torch.float32:
         return tensor.to(torch.get_autocast_dtype("cpu"))
     return tensor

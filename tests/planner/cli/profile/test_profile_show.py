@@ -14,9 +14,9 @@ import pytest
 from commandline import Run
 
 from pipeplan.drawing import svg
-from pipeplan.drawing.dag_layout import layout
-from pipeplan.drawing.fold_chains import chains, expensive
-from pipeplan.drawing.terminal import WIDEST, lanes, picture
+from pipeplan.drawing.dag_layout import layout_dag
+from pipeplan.drawing.fold_chains import fold_chains, most_expensive_layers
+from pipeplan.drawing.terminal import MAX_DRAWN_LANES, dag_lines, graph_lanes
 from pipeplan.importers import pipedream
 from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor, edges
 from pipeplan.profile_data.profile import Profile
@@ -34,7 +34,7 @@ def profile_of(arrows: str, times: dict[str, float] | None = None) -> Profile:
 
 
 def lines(profile: Profile, width: int = 80) -> list[str]:
-    return [text.plain for text in picture(profile, width)]
+    return [text.plain for text in dag_lines(profile, width)]
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def lines(profile: Profile, width: int = 80) -> list[str]:
     ids=range(8),
 )
 def test_lanes(reads: list[list[int]], drawn: list[str]) -> None:
-    assert lanes(reads, [False] * len(reads)) == drawn
+    assert graph_lanes(reads, [False] * len(reads)) == drawn
 
 
 def test_very_many_lanes_stay_within_their_room() -> None:
     count = 40
-    drawn = lanes([[] for _ in range(count)] + [list(range(count))], [False] * count + [True])
-    assert max(map(len, drawn)) <= 2 * WIDEST + 1
+    drawn = graph_lanes([[] for _ in range(count)] + [list(range(count))], [False] * count + [True])
+    assert max(map(len, drawn)) <= 2 * MAX_DRAWN_LANES + 1
     assert drawn[-1].startswith("●─┴")
 
 
@@ -88,15 +88,15 @@ def test_every_edge_is_a_stroke_between_two_nodes(seed: int) -> None:
     for _ in range(50):
         count = rng.randint(2, 14)
         reads = [sorted(rng.sample(range(node), min(node, rng.choice([0, 1, 1, 1, 2, 3])))) for node in range(count)]
-        assert read_back(lanes(reads, [False] * count)) == reads, reads
+        assert read_back(graph_lanes(reads, [False] * count)) == reads, reads
 
 
 def test_chains_are_drawn_together_but_for_what_is_expensive() -> None:
     plain = profile_of("ab bc cd de ae ef")
-    assert ["".join(layer.name for layer in chain.layers) for chain in chains(plain)] == ["a", "bcd", "ef"]
-    assert [chain.reads for chain in chains(plain)] == [(), (0,), (0, 1)]
+    assert ["".join(layer.name for layer in chain.layers) for chain in fold_chains(plain)] == ["a", "bcd", "ef"]
+    assert [chain.reads for chain in fold_chains(plain)] == [(), (0,), (0, 1)]
     hot = profile_of("ab bc cd de ae ef", {"c": 1.0})
-    assert expensive(hot) == ["c"]
+    assert most_expensive_layers(hot) == ["c"]
     shown = [re.sub(r"[^a-z…]+", " ", line.replace("layers", "")).split() for line in lines(hot)]
     assert shown == [["a"], ["b"], ["c"], ["d"], ["e", "…", "f"]]
     assert "●" in lines(hot)[2]
@@ -105,9 +105,9 @@ def test_chains_are_drawn_together_but_for_what_is_expensive() -> None:
 
 
 def test_what_takes_as_long_as_the_last_is_marked_too() -> None:
-    assert expensive(profile_of("ab bc cd", {"a": 4.0, "b": 3.0, "c": 3.0, "d": 0.1})) == ["a", "b", "c"]
-    assert expensive(profile_of("ab", {"a": 0.0, "b": 0.0})) == []
-    assert expensive(transformer(9)) == ["head"], "of many that take as long as each other none stands out"
+    assert most_expensive_layers(profile_of("ab bc cd", {"a": 4.0, "b": 3.0, "c": 3.0, "d": 0.1})) == ["a", "b", "c"]
+    assert most_expensive_layers(profile_of("ab", {"a": 0.0, "b": 0.0})) == []
+    assert most_expensive_layers(transformer(9)) == ["head"], "of many that take as long as each other none stands out"
 
 
 @pytest.mark.parametrize(("name", "most"), [("resnet50", 90), ("gnmt8", 40), ("gnmt16", 80), ("vgg16", 15)])
@@ -261,14 +261,14 @@ def test_the_drawing_has_every_layer_and_every_edge(run: Run) -> None:
 
 def test_nothing_in_a_drawing_lies_on_anything_else(reference: Path) -> None:
     profile = pipedream.read_pipedream_profile(reference / "pipedream" / "gnmt16.txt", 64)
-    placed = layout(profile)
+    placed = layout_dag(profile)
     spots = list(placed.place.values())
     assert len(set(spots)) == len(spots)
     assert set(placed.paths) == set(edges(profile.tensors))
     for points in placed.paths.values():
         assert all(lower[1] == upper[1] + 1 for upper, lower in itertools.pairwise(points)), "a point in every rank"
     assert all(0 <= place <= placed.width - 1 for place, _ in spots)
-    ElementTree.fromstring(svg.svg(profile))
+    ElementTree.fromstring(svg.dag_svg(profile))
 
 
 def test_names_from_a_file_cannot_reach_the_terminal(run: Run) -> None:

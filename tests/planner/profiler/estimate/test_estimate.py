@@ -14,12 +14,12 @@ from torch import nn
 from pipeplan.cluster_data import devices
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profiler import Options, profile_model
-from pipeplan.profiler.estimate.flops import Counts, count
-from pipeplan.profiler.estimate.model_on_meta import Built, build
-from pipeplan.profiler.estimate.roofline import padding, seconds
-from pipeplan.profiler.estimate.work import Transformed, Work
-from pipeplan.profiler.profiler import sum_of_outputs
+from pipeplan.profiler import ProfilerOptions, profile_model
+from pipeplan.profiler.estimate.flops import WorkCounts, count_work
+from pipeplan.profiler.estimate.model_on_meta import TracedJob, trace_for_estimate
+from pipeplan.profiler.estimate.roofline import operator_seconds, tile_padding
+from pipeplan.profiler.estimate.work import TransformedWork, Work
+from pipeplan.profiler.passes import sum_of_outputs
 
 JOBS = ROOT / "tests" / "support" / "estimate_jobs.py"
 V100 = devices.load_device("v100")
@@ -30,9 +30,9 @@ def ref(name: str) -> str:
 
 
 @cache
-def counted(name: str) -> tuple[Built, Counts]:
-    built = build(ref(name), 0, None, "layer")
-    return built, count(built.traced, built.job.example_batch(built.job.minibatch), sum_of_outputs)
+def counted(name: str) -> tuple[TracedJob, WorkCounts]:
+    built = trace_for_estimate(ref(name), 0, None, "layer")
+    return built, count_work(built.traced, built.job.example_batch(built.job.minibatch), sum_of_outputs)
 
 
 def flops(name: str, layer: str) -> tuple[float, float]:
@@ -123,8 +123,8 @@ def test_attention_never_writes_its_matrix_and_computes_half_of_it() -> None:
 
 
 def test_sizes_are_those_that_are_measured() -> None:
-    measured = profile_model(ref("residual"), Options(repeats=1, warmup=0, batches=(4,)))
-    estimated = profile_model(ref("residual"), Options(device="v100", batches=(4, 6)))
+    measured = profile_model(ref("residual"), ProfilerOptions(repeats=1, warmup=0, batches=(4,)))
+    estimated = profile_model(ref("residual"), ProfilerOptions(device="v100", batches=(4, 6)))
     sizes = ("name", "module", "op", "parameter_bytes", "buffer_bytes", "saved_bytes")
     for one, other in zip(measured.layers, estimated.layers, strict=True):
         assert [getattr(one, size) for size in sizes] == [getattr(other, size) for size in sizes]
@@ -141,7 +141,7 @@ def test_sizes_are_those_that_are_measured() -> None:
 
 
 def test_a_model_larger_than_memory_is_estimated() -> None:
-    profile = profile_model(ref("enormous"), Options(device="h100"))
+    profile = profile_model(ref("enormous"), ProfilerOptions(device="h100"))
     assert profile.layers[0].parameter_bytes == 4 * (200_000 * 200_000 + 200_000)
     # SGD with momentum reads and writes five times the parameters.
     h100 = devices.load_device("h100")
@@ -150,25 +150,25 @@ def test_a_model_larger_than_memory_is_estimated() -> None:
 
 
 def test_a_model_that_insists_on_numbers_is_built_with_them() -> None:
-    profile = profile_model(ref("insists"), Options(device="v100"))
+    profile = profile_model(ref("insists"), ProfilerOptions(device="v100"))
     assert "built on the CPU" in profile.provenance.notes[-1]
 
 
 def test_ties_hold_where_parameters_have_data() -> None:
-    profile = profile_model(ref("tied_with_data"), Options(device="v100"))
+    profile = profile_model(ref("tied_with_data"), ProfilerOptions(device="v100"))
     assert profile.together == (("0", "1"),)
     assert sum(layer.parameter_bytes for layer in profile.layers) == 4 * 4 * 4
 
 
 def test_a_model_that_looks_at_its_data_gets_one_line() -> None:
     with pytest.raises(InputError) as caught:
-        profile_model(ref("looks"), Options(device="v100"))
+        profile_model(ref("looks"), ProfilerOptions(device="v100"))
     assert "\n" not in str(caught.value)
 
 
 def test_what_is_taken_whole_is_said_to_be_known_by_its_bytes_only() -> None:
-    profile = profile_model(ref("alone"), Options(device="v100"))
-    assert profile.provenance.notes[-1].startswith("'1' is taken whole")
+    profile = profile_model(ref("alone"), ProfilerOptions(device="v100"))
+    assert profile.provenance.notes[-1].startswith("'1' is opaque")
     (layer,) = [layer for layer in profile.layers if layer.name == "1"]
     assert 0 < layer.forward_s <= layer.backward_s
 
@@ -176,27 +176,27 @@ def test_what_is_taken_whole_is_said_to_be_known_by_its_bytes_only() -> None:
 def test_times_are_the_roofline() -> None:
     share = V100.shares["matmul"]
     thick = Work("matmul", "float32", flops=1e12, bytes=1e6, sides=(128, 128))
-    assert seconds(thick, V100) == pytest.approx(V100.kernel_s + 1e12 / (15.7e12 * share.compute))
+    assert operator_seconds(thick, V100) == pytest.approx(V100.kernel_s + 1e12 / (15.7e12 * share.compute))
     thin = replace(thick, flops=1e6, bytes=9e9)
-    assert seconds(thin, V100) == pytest.approx(V100.kernel_s + 0.01 / share.memory)
-    assert seconds(Work("elementwise", "float32", kernels=3), V100) == pytest.approx(3 * V100.kernel_s)
+    assert operator_seconds(thin, V100) == pytest.approx(V100.kernel_s + 0.01 / share.memory)
+    assert operator_seconds(Work("elementwise", "float32", kernels=3), V100) == pytest.approx(3 * V100.kernel_s)
     # A V100 has no bfloat16, and computes in float32; an A100 takes tf32 for convolutions, not for products.
-    assert seconds(replace(thick, arithmetic="bfloat16"), V100) == seconds(thick, V100)
+    assert operator_seconds(replace(thick, arithmetic="bfloat16"), V100) == operator_seconds(thick, V100)
     a100 = devices.load_device("a100")
-    fast, slow = (seconds(replace(thick, kind=kind), a100) for kind in ("convolution", "matmul"))
+    fast, slow = (operator_seconds(replace(thick, kind=kind), a100) for kind in ("convolution", "matmul"))
     assert slow > 5 * fast
 
 
 def test_transforms_are_taken_where_they_are_faster_and_fit() -> None:
-    other = Transformed(flops=1e11, bytes=9e8, workspace_bytes=1e9, sides=(64, 128))
+    other = TransformedWork(flops=1e11, bytes=9e8, workspace_bytes=1e9, sides=(64, 128))
     work = Work("convolution", "float32", flops=1e12, sides=(64, 128), transformed=other)
-    direct = seconds(replace(work, transformed=None), V100)
-    assert seconds(work, V100) < 0.25 * direct
-    assert seconds(replace(work, transformed=replace(other, workspace_bytes=5e9)), V100) == direct
-    assert seconds(replace(work, transformed=replace(other, bytes=9e11)), V100) == direct
+    direct = operator_seconds(replace(work, transformed=None), V100)
+    assert operator_seconds(work, V100) < 0.25 * direct
+    assert operator_seconds(replace(work, transformed=replace(other, workspace_bytes=5e9)), V100) == direct
+    assert operator_seconds(replace(work, transformed=replace(other, bytes=9e11)), V100) == direct
     # The tf32 of an A100's convolutions has none.
     a100 = devices.load_device("a100")
-    assert seconds(work, a100) == seconds(replace(work, transformed=None), a100)
+    assert operator_seconds(work, a100) == operator_seconds(replace(work, transformed=None), a100)
 
 
 def test_tensor_cores_pay_for_channels_that_are_not_last() -> None:
@@ -206,8 +206,8 @@ def test_tensor_cores_pay_for_channels_that_are_not_last() -> None:
     a100 = devices.load_device("a100")
     extra = work.converted_bytes / (a100.bandwidth * a100.shares["elementwise"].memory)
     last = replace(work, converted_bytes=0.0)
-    assert seconds(work, a100) == pytest.approx(seconds(last, a100) + extra)
-    assert seconds(work, V100) == seconds(last, V100)
+    assert operator_seconds(work, a100) == pytest.approx(operator_seconds(last, a100) + extra)
+    assert operator_seconds(work, V100) == operator_seconds(last, V100)
 
 
 def test_padding_is_what_the_tiles_cover() -> None:
@@ -216,14 +216,16 @@ def test_padding_is_what_the_tiles_cover() -> None:
         for high, wide in ((8, 4), (4, 8)):
             tiles = {(row // high, column // wide) for row in range(rows) for column in range(columns)}
             covered.append(len(tiles) * high * wide)
-        assert padding((rows, columns), (8, 4)) == min(covered) / (rows * columns)
+        assert tile_padding((rows, columns), (8, 4)) == min(covered) / (rows * columns)
 
 
 def test_more_work_takes_longer() -> None:
-    profiles = [profile_model(ref("mlp"), Options(device="v100", batches=(n,))) for n in (64, 4096)]
+    profiles = [profile_model(ref("mlp"), ProfilerOptions(device="v100", batches=(n,))) for n in (64, 4096)]
     small, large = (profile.total_s for profile in profiles)
     assert large > small
-    faster = [profile_model(ref("mlp"), Options(device=name, batches=(4096,))) for name in ("titan-x", "v100", "h100")]
+    faster = [
+        profile_model(ref("mlp"), ProfilerOptions(device=name, batches=(4096,))) for name in ("titan-x", "v100", "h100")
+    ]
     assert all(slow.total_s > fast.total_s for slow, fast in pairwise(faster))
 
 
