@@ -1,9 +1,8 @@
-"""The measured times of a run's stages, read from its summary and checked against its plan.
+"""The measured times of a run's stages, read from its summary and its workers' metrics, and checked against its plan.
 
-The time for which the transfer of an all-reduce holds a stage up, from the metrics of its workers.
-
-The last replica to join an all-reduce waits only for the transfer. So the least waiting time of the replicas at an
-update is the time of the transfer. The other replicas also wait for slower replicas, which is not due to a link.
+An all-reduce holds a stage up for the time of its transfer. The last replica to join waits only for the transfer, so
+that time is the least waiting time of the replicas at an update. The other replicas also wait for slower replicas,
+which is not due to a link.
 """
 
 from __future__ import annotations

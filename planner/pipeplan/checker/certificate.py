@@ -2,13 +2,9 @@
 
 A certificate lists all spaces of plans; a space consists of the pipelines inside one component of a level of the
 cluster, repeated in all its components. For each space it claims that no pipeline has every resource within some
-threshold. `closure` checks this claim. This module checks that no space is missing and that the thresholds together
-imply that no plan is faster than the stated bound.
-
-Checks that the states of a certificate are closed under adding a stage in front.
-
-Wherever a stage that keeps within the threshold may stand in front of a state, the resulting state must be covered by a
-state of the certificate. docs/check.md has the rules, and the proof that they exclude every faster pipeline.
+threshold. The claim is checked by closure: wherever a stage that keeps within the threshold may stand in front of a
+state, the resulting state must be covered by a state of the certificate. The module also checks that no space is
+missing and that the thresholds together imply that no plan is faster than the stated bound.
 """
 
 from __future__ import annotations

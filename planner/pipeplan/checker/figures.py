@@ -1,10 +1,7 @@
-"""The formulas of docs/cost-model.md, implemented independently of `pipeplan.cost.formulas`.
+"""Times, traffic and memory of the stages of a plan, from its lists of layers and workers.
 
-All functions accept scalars or NumPy arrays. Times are seconds, sizes bytes, bandwidths bytes/s.
-
-Times, traffic and memory of the stages of a plan, from its lists of layers and workers.
-
-An independent implementation of docs/cost-model.md; it shares no code with `pipeplan.cost.formulas`.
+An independent implementation of docs/cost-model.md, which shares no code with `pipeplan.cost`. All formulas accept
+scalars or NumPy arrays. Times are seconds, sizes bytes, bandwidths bytes/s.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The layers of a profile with their costs, as bit sets: the blocks that no cut separates, all cuts, and the traffic.
 
-Bit i of a set, counted from the least significant, stands for layer i in the profile's order.
-
-Sums of costs over the layers inside every cut, and the traffic across it; a stage's sums are differences of two.
+Bit i of a set, counted from the least significant, stands for layer i in the profile's order. `Totals` sums costs over
+the layers inside every cut, so that a stage's sums are differences of two.
 """
 
 from __future__ import annotations

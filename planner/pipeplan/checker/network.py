@@ -1,7 +1,4 @@
-"""The links of a uniform or heterogeneous cluster: the rates inside every component, and of every network card.
-
-The rates of every level of a uniform cluster, and the level that joins two workers.
-"""
+"""The links of a cluster: the rates inside every component and of every network card, and of the levels if uniform."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Reads the states of a certificate into arrays.
+"""Reads the states of a certificate into arrays, and decides which states dominate which others.
 
-Decides whether one state of a certificate dominates another. docs/check.md states the lemma and proves it.
+docs/check.md states the lemma on dominance and proves it.
 """
 
 from __future__ import annotations

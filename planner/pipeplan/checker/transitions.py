@@ -59,7 +59,7 @@ class Transitions:
     runs: NDArray[np.intp]
     """(first worker, number of workers, level) of every placement of a stage on consecutive workers, one a row."""
     aligned: Flags
-    """Which placements cannot be moved towards the end of their component."""
+    """Flags of the placements that cannot be moved towards the end of their component."""
     copies: int
     threshold: float
     """Largest pace of one copy, in seconds per minibatch."""
@@ -254,7 +254,7 @@ class Transitions:
 
 
 def _runs(rates: UniformRates, most: int | None) -> tuple[NDArray[np.intp], Flags]:
-    """`Steps.runs` for stages of at most `most` workers, and `Steps.aligned`.
+    """`Transitions.runs` for stages of at most `most` workers, and `Transitions.aligned`.
 
     Workers may be moved inside the component of their own level. A single worker may also be moved inside the smallest
     component that holds the worker before it as well.

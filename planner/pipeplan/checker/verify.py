@@ -1,7 +1,4 @@
-"""Runs all checks of a plan in order.
-
-Checks the cost that plan.json states against an independent computation.
-"""
+"""Runs all checks of a plan in order, and compares its stated cost with an independent computation."""
 
 from __future__ import annotations
 

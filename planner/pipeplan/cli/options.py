@@ -1,9 +1,7 @@
-"""Checks before a file is replaced: a command replaces its own older output, but any other file only with --force.
-
-Options that commands share under the same name, and functions that complete values in a shell.
+"""Options that commands share under the same name, their completion in a shell, and checks before a file is replaced.
 
 -o         the file or folder to write
---force    replace what is there
+--force    replace an existing file; without it a command replaces only its own older output
 --json     print the answer as one JSON document on standard output
 -q         print nothing but errors on standard error
 --seed     seed of the random numbers

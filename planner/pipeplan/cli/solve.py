@@ -1,6 +1,6 @@
 """`pipeplan solve`: find the best plan for a profile on a cluster, and write its plan folder.
 
-`pipeplan solve --for TARGET`: the option, and the trainer's files that it writes beside the plan.
+With `--for TARGET` it also writes the files of another trainer beside the plan.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shared by commands that solve: the arguments of the solvers, and the lines on the files that they write."""
+"""The arguments of the solvers, and the lines on written files: shared by the commands that solve."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A cluster: devices joined by levels of links, innermost first.
 
-`cluster_file` reads a cluster, `links` derives the rates of its links. Workers are numbered 0 … D-1 so that every
-component of every level holds consecutive numbers: with servers of 4 devices, workers 4 … 7 are on server 1. In a
-uniform cluster all servers are the same. In a heterogeneous cluster they may differ in the kind and number of their
-devices, in links and in price, and each of them is listed.
+`cluster_toml` reads and writes cluster files, `links` derives the rates of the links. Workers are numbered 0 … D-1 so
+that every component of every level holds consecutive numbers: with servers of 4 devices, workers 4 … 7 are on server 1.
+In a uniform cluster all servers are the same. In a heterogeneous cluster they may differ in the kind and number of
+their devices, in links and in price, and each of them is listed.
 """
 
 from __future__ import annotations

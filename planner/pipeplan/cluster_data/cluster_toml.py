@@ -1,7 +1,4 @@
-"""Reads cluster files (docs/file-formats.md) and finds the bundled ones.
-
-Writes cluster files; `cluster_file.parse` reads the same cluster back.
-"""
+"""Reads and writes cluster files (docs/file-formats.md), and finds the bundled ones."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Reads device files: the peak rates of a device, and the share of them that each kind of operator reaches.
 
-docs/file-formats.md describes the format; the bundled files are in profiles/devices/.
-
-Compares, by their names, the device that a profile was measured on with the devices of a cluster.
+docs/file-formats.md describes the format; the bundled files are in profiles/devices/. `device_mismatch` warns if a
+profile was measured on another device than those of the cluster.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Folds the chains of a profile's DAG into single nodes, which leaves its branches and the expensive layers.
 
-Finds equal consecutive blocks of a model, such as 32 transformer blocks, so that one can stand for all.
+Of equal consecutive blocks, such as 32 transformer blocks, one can stand for all; `repeated_blocks` finds them.
 """
 
 from __future__ import annotations

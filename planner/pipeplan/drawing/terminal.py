@@ -1,6 +1,6 @@
 """Draws the DAG of a profile in the terminal: one line for every chain and for every expensive layer.
 
-Draws a DAG as `git log --graph` draws commits: one line per node, and a lane per output with consumers below.
+It is drawn as `git log --graph` draws commits: one line per node, and a lane per output with consumers below.
 
 ● a        a has an output that b and c read
 ├─● b      b reads a's output, and c will read it too

@@ -1,7 +1,4 @@
-"""The explanation that `pipeplan explain` prints, within 80 columns.
-
-Bars for the stages of a plan: the shares of the pace spent computing and communicating, and of the memory.
-"""
+"""The explanation that `pipeplan explain` prints, within 80 columns."""
 
 from __future__ import annotations
 

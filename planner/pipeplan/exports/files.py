@@ -1,11 +1,4 @@
-"""The comment at the head of every exported file: its origin, its plan, and the version of the trainer.
-
-Literals in generated Python.
-
-The torchrun commands that start an exported script.
-
-The servers that a grid of workers runs on, and its devices on each of them.
-"""
+"""Parts of exported files: the comment at their head, Python literals, and the torchrun commands to start a script."""
 
 from __future__ import annotations
 

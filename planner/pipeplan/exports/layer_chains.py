@@ -1,10 +1,8 @@
-"""Plans whose stages follow the order of the model's forward(), each reading tensors of the stage before only.
-
-A model as DeepSpeed sees it: a list of layers, each of which reads the output of the one before.
+"""A model as DeepSpeed sees it: a list of layers, each of which reads the output of the one before.
 
 Such a list can be cut between two layers if the output of a single layer crosses the cut, and if no later layer reads
 the inputs of the model. Outputs that need no gradient may cross too, such as masks and positions: a later stage can
-compute them again.
+compute them again. The stages of a plan must follow the order of the model's forward().
 """
 
 from __future__ import annotations

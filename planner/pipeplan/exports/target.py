@@ -1,7 +1,4 @@
-"""Writes the files of a target for a plan: all of them or none.
-
-The interface of a trainer that plans are exported to, and the list of these trainers.
-"""
+"""The interface of a trainer that plans are exported to, and the writer of its files: all of them or none."""
 
 from __future__ import annotations
 

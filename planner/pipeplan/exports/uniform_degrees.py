@@ -1,11 +1,8 @@
 """A plan as a uniform grid of workers: the degrees of parallelism, and the microbatches of an update.
 
 Other trainers call a microbatch what pipeplan calls a minibatch, the unit that goes through the pipeline. Their batch
-holds all samples of one update.
-
-Microbatches in flight: other trainers have a fixed rule, whereas a plan chooses as many as its links need.
-
-The order of forward and backward passes in the format of torch.distributed.pipelining, compared with torch's own.
+holds all samples of one update. Their microbatches in flight follow from a fixed rule, whereas a plan chooses as many
+as its links need. The order of passes is written in the format of torch.distributed.pipelining.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The JSON that nccl-tests writes with `-J` (github.com/NVIDIA/nccl-tests, src/util.cu, version 2 of its file).
+"""The JSON that nccl-tests writes with `-J`, and the cluster level that follows from its measurements.
 
 `results` has one entry for each size: `size` in bytes, and `out_of_place` and `in_place` (or null) with `time` in µs
 (`cpu_time` under `-C`, which is not that of the operation), `alg_bw` = size / time and `bus_bw`, both in GB/s, and
-`nwrong`. `config` has `nthreads`, `ngpus` and `devices`, the ranks and their hosts (all of them under MPI). Which
-operation it was stands in `args` alone. For an all-reduce among n ranks bus_bw / alg_bw = 2 (n - 1) / n
-(doc/PERFORMANCE.md), which gives n.
+`nwrong`. `config` has `nthreads`, `ngpus` and `devices`, the ranks and their hosts (all of them under MPI). Only `args`
+names the operation. For an all-reduce among n ranks bus_bw / alg_bw = 2 (n - 1) / n (doc/PERFORMANCE.md), which gives
+n.
 
-A cluster level from link measurements: bandwidth, latency, and the efficiency of each operation.
+Source: github.com/NVIDIA/nccl-tests, src/util.cu, version 2 of its file.
 """
 
 from __future__ import annotations

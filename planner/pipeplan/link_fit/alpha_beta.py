@@ -1,4 +1,4 @@
-"""Fit of a latency and a bandwidth to times of transfers of several sizes.
+"""Fit of a latency and a bandwidth to the measured times of transfers of several sizes, for a pair or group of workers.
 
 Every operation of the cost model takes starts · latency + bytes / bandwidth. Times span four decades and their errors
 are relative, so that the fit is in the logarithm; otherwise the largest size alone would decide. Huber's loss (Huber,
@@ -6,8 +6,6 @@ Robust estimation of a location parameter, 1964) limits the influence of outlier
 changes or at which other programs used the machine. Real links are often faster at medium sizes than the formula,
 because latency and transfer overlap. Pipelines send large tensors, so that larger sizes have up to ten times the
 weight.
-
-Measured times of one pair or group of workers.
 """
 
 from __future__ import annotations

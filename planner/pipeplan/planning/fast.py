@@ -13,7 +13,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 
 EFFORT = 200
-"""Effort of the local search under contention: less than `solving.solve` spends on its single answer."""
+"""Effort of the local search under contention: less than `planning.solve` spends on its single answer."""
 
 
 @dataclass(frozen=True)

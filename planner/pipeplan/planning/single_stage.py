@@ -1,9 +1,9 @@
 """Scores plans of one stage one by one, because no solver expresses how their gradient buckets overlap.
 
 For a plan of one stage the solvers minimise the time that plain data parallelism would take if its forward pass hid the
-all-reduce, which is a lower bound on its real pace (`awaited`). If the solvers return such a plan, the answer is the
-better of two: the best plan of several stages, which the solvers find in a second run without plans of one stage, and
-the best plan of one stage, of which there are few.
+all-reduce, which is a lower bound on its real pace (`pipeplan.cost.ddp_overlap`). If the solvers return such a plan,
+the answer is the better of two: the best plan of several stages, which the solvers find in a second run without plans
+of one stage, and the best plan of one stage, of which there are few.
 """
 
 from __future__ import annotations

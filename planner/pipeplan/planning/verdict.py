@@ -1,4 +1,4 @@
-"""Cross-checks the results of two solvers, which stands behind every plan that pipeplan recommends."""
+"""Cross-checks the results of the two solvers. Every plan that pipeplan recommends has passed this check."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Clocks that time calls on a device, and the median and spread of repeated times.
-
-Overhead of running a layer as a function of its own, measured with an empty layer.
-"""
+"""Clocks that time calls on a device, the median and spread of repeated times, and the overhead of timing a layer."""
 
 from __future__ import annotations
 

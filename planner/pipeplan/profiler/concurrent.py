@@ -4,8 +4,6 @@ A layer's time depends on what else the machine does, because processes share ca
 frequency. If a plan will run on one machine, its layers run under the load of the plan's other workers. Therefore as
 many processes as the plan will have measure the same model. They begin their timed passes at the same time, and all go
 on until the last one has finished.
-
-How a measuring process coordinates with the others that measure at the same time, if there are any.
 """
 
 from __future__ import annotations

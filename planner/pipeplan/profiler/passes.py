@@ -1,8 +1,6 @@
-"""Passes over a model: one to inspect it, some to warm up, and the measured ones.
+"""Passes over a model: one to inspect it, some to warm up, and measured ones until their times are precise enough.
 
 A measured pass runs the model layer by layer, and then as a whole.
-
-Measured times: the stopping criterion of a measurement, and notes on spread and drift.
 """
 
 from __future__ import annotations

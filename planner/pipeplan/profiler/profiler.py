@@ -1,7 +1,4 @@
-"""Profile a model: trace it, run it layer by layer and as a whole, and keep the medians of the times.
-
-Remarks on the model in a measured profile: parameters in no layer, and layers that do not sum to the model.
-"""
+"""Profile a model: trace it, run it layer by layer and as a whole, and keep the medians of the times."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Writes the files that start a plan, from plan.json alone: neither the profile nor a solver is needed.
-
-Writes a plan folder: plan.json for people and tools, stages/*.json for the executor, launch.sh to run it.
+"""Writes a plan folder: plan.json for people and tools, stages/*.json for the executor, launch.sh to run it.
 
 All files are written to a scratch folder first and then moved into place, so that no half-written plan can be started.
+Launch files of other kinds are rendered from plan.json alone; they need neither the profile nor a solver.
 """
 
 from __future__ import annotations

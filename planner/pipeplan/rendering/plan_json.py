@@ -1,6 +1,6 @@
 """The contents of a plan folder's files: plan.json for people and tools, stages/*.json for the executor.
 
-The link rates that a plan was made for. Stage files hold them, and the executor compares them with its own.
+Stage files hold the link rates that the plan was made for, which the executor compares with those it measures.
 """
 
 from __future__ import annotations

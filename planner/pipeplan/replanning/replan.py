@@ -1,6 +1,6 @@
 """The report of `pipeplan replan` beside the new plan: old and new pace, moved layers, and commands that resume.
 
-The options of an old plan that `--relax` drops, and those of them that would make room for a new plan.
+`--relax` drops options of the old plan; `helpful_options` finds those that would make room for a new plan.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The predicted traffic of the cables.
-
-All-reduces on emulated links, which are shaped to the rate of messages.
-"""
+"""The predicted traffic of the emulated cables, and all-reduces on them: cables are shaped to the rate of messages."""
 
 from __future__ import annotations
 

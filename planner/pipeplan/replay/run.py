@@ -1,9 +1,4 @@
-"""One replay, from the plan folder to its measurements. All temporary files are removed.
-
-A plan prepared for its replay: the scaling, the number of minibatches, and the order for the emulation.
-
-The progress of a running replay.
-"""
+"""One replay, from the plan folder to its measurements. All temporary files are removed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Builds the report on a plan from its sections.
+"""Builds the report on a plan from its sections, and the page that shows it.
 
-The page: a single HTML file that contains its styles, its scripts and the document, and needs no network.
+The page is a single HTML file that contains its styles, its scripts and the document, and needs no network.
 """
 
 from __future__ import annotations

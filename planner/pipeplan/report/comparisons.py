@@ -1,7 +1,4 @@
-"""Comparison of the plan with other ways to use the cluster.
-
-The pace on clusters of other sizes: the best plan for other numbers of servers, or of workers in one server.
-"""
+"""Comparison of the plan with other ways to use the cluster, and with the best plans for clusters of other sizes."""
 
 from __future__ import annotations
 

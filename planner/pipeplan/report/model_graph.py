@@ -1,8 +1,7 @@
 """The drawing of the model as a DAG, coloured by stage. It runs from left to right, and wraps like lines of text.
 
-Groups layers into the nodes of a drawing: chains if a model has many layers, equal blocks if it has very many.
-
-The layers of a group are consecutive in a topological order and in one stage, so that no arrow can point backwards.
+Layers are drawn in groups: chains if a model has many layers, equal blocks if it has very many. The layers of a group
+are consecutive in a topological order and in one stage, so that no arrow can point backwards.
 """
 
 from __future__ import annotations

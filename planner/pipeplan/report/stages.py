@@ -1,7 +1,4 @@
-"""The stages of a plan, the parts of their memory, and their placement on workers.
-
-Simulated memory over time of the fullest worker of each stage.
-"""
+"""The stages of a plan, the parts of their memory, their placement on workers, and simulated memory over time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The pipeline over time, from its fill to the steady state, on as many workers as a drawing can show.
 
-The simulation behind a report: that of `pipeplan simulate`, or a shorter one if that would take long.
+The simulation behind it is that of `pipeplan simulate`, or a shorter one if that would take long.
 """
 
 from __future__ import annotations

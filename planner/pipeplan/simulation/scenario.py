@@ -1,6 +1,6 @@
 """The input of the simulator: a plan with its times, read from a plan folder and checked.
 
-The order in which a stage computes the minibatches of one update, taken from the executor's schedule.
+The order in which a stage computes the minibatches of one update is that of the executor's schedule.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class PlanSpace:
         return float(formulas.ring_allreduce_time(self.copies, size, bandwidth, latency))
 
     def plan(self, problem: Problem, pipeline: Sequence[Stage]) -> Plan:
-        """The plan of all copies, from the stages of one copy; `depths.assign` sets its weight versions."""
+        """The plan of all copies, from the stages of one copy; `depths.assign_depths` sets its weight versions."""
         size = problem.cluster.span(self.level)
         stages = []
         for stage in pipeline:

@@ -1,7 +1,4 @@
-"""Text from files, cleaned for printing.
-
-Suggestions for misspelt names.
-"""
+"""Text for messages: names cleaned for printing, and suggestions for misspelt ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`pipeplan profile --links`: measure the links between workers, and write them as a cluster file.
-
-The table of measured links that `pipeplan profile --links` prints.
-"""
+"""`pipeplan profile --links`: measure the links between workers, print them as a table, and write a cluster file."""
 
 from __future__ import annotations
 

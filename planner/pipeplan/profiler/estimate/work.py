@@ -1,7 +1,4 @@
-"""The work of one operator, in numbers that do not depend on the device.
-
-Sizes and arithmetic types of tensors without data.
-"""
+"""The work of one operator, in numbers that do not depend on the device, and the sizes and types of its tensors."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def _unfit(problem: Problem, cuts: Cuts) -> str:
 
 
 def _inner(space: PlanSpace, problem: Problem, synchronisation_s: float, pace_s: float) -> float:
-    """The pace of one copy for which all copies together reach `pace_s`: the inverse of `Space.pace`."""
+    """The pace of one copy for which all copies together reach `pace_s`: the inverse of `PlanSpace.pace`."""
     exposed = 1.0 - problem.options.overlap
     inner = pace_s - exposed * synchronisation_s
     if inner < synchronisation_s and exposed > 0:

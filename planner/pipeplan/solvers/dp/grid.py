@@ -6,10 +6,8 @@ from that of the boundary before it:
     V_1(J) = stage_1(∅→J)        V_s(J) = min over I ⊂ J of max( V_{s-1}(I), boundary_s(I), stage_s(I→J) )
 
 In the steady state V is the best pace of the grid. With a flush it is a lower bound on the steady part of a batch plus
-the all-reduce that the same stage exposes, on top of the work of all layers; `grids_flush` finds the fastest batch.
-
-The fastest batch of a uniform grid without a memory limit: branch and bound (`flush`) with a search that goes over
-all pairs of cuts, stage by stage.
+the all-reduce that the same stage exposes, on top of the work of all layers. `fastest_grid_batch` then finds the
+fastest batch by the branch and bound of `flush_search`, with a search over all pairs of cuts, stage by stage.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ class UniformGrids:
 
     @property
     def exact_batches(self) -> bool:
-        """Whether `grids_flush` finds the fastest batch."""
+        """Whether `fastest_grid_batch` finds the fastest batch."""
         options = self.terms.problem.options
         return options.flushes and not options.pins
 

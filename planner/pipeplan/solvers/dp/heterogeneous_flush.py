@@ -1,7 +1,7 @@
 """Flush schedules on heterogeneous clusters and over parallel links.
 
 On devices of different speeds the passes of the first minibatch depend on the plan, so they are part of the sum V that
-the search minimises (`flush`).
+the search minimises (see `flush_search`).
 """
 
 from __future__ import annotations

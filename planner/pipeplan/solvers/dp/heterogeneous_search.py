@@ -271,7 +271,7 @@ class HeterogeneousSearch(Search):
         return within
 
     def _two_versions_suffice(self, depth: Floats, replicas: Ints, group: Floats) -> Flags:
-        """Whether two weight versions suffice (`cost.buffered_pace`)."""
+        """Whether two weight versions suffice (`formulas.buffered_pace`)."""
         accumulate, copies = self.terms.accumulate, self.terms.problem.copies
         assert accumulate is not None
         spare = accumulate - depth * replicas

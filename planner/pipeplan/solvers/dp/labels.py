@@ -1,12 +1,10 @@
-"""States that wait for their cut: added in bulk, taken cut by cut, from the last cut to the first.
-
-The states of the search over cuts, and the dominance relation between them.
+"""The states of the search over cuts, the dominance relation between them, and the pool where they wait for their cut.
 
 A state at a cut J says that everything behind J can run on workers p … D-1 under the threshold. It has these columns:
 
     first    p, the first worker of its first stage
     level    λ, the level of the smallest component that holds all workers of that stage
-    demand   what that stage demands of the one before it (`cost.in_flight_behind`)
+    demand   what that stage demands of the one before it (`formulas.in_flight_behind`)
     stages   the number of stages behind J
     workers  the number of busy workers behind J
 

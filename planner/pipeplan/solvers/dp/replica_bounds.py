@@ -33,7 +33,7 @@ class Sizing:
         return self.terms.training and (self.limits.memory or self.terms.accumulate is not None)
 
     def _versions_suffice(self, stage: StageTerms, tries: CandidateStages, replicas: Floats, demand: Floats) -> Flags:
-        """Whether two weight versions suffice, for the schedule that keeps no more (`cost.buffered_pace`)."""
+        """Whether two weight versions suffice, for the schedule that keeps no more (`formulas.buffered_pace`)."""
         accumulate, copies = self.terms.accumulate, self.terms.problem.copies
         if accumulate is None:
             return np.ones(len(replicas), dtype=bool)
@@ -178,7 +178,7 @@ class Sizing:
         return count, depth, demand
 
     def _cover(self, stage: StageTerms, tries: CandidateStages, replicas: Floats, wait: Floats) -> Floats:
-        """The minibatches that a stage's depth, beyond one for each replica, must cover (see `cost.in_flight_depth`).
+        """The minibatches that a stage's depth, beyond one for each replica, must cover (see `formulas.in_flight_depth`).
 
         The transfer is at the level of the component that holds both stages.
         """

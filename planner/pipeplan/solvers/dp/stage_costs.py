@@ -20,7 +20,7 @@ from pipeplan.solvers.dp.worker_ranges import ComponentLayout
 
 @dataclass(frozen=True)
 class InputStage:
-    """An assumed input stage: its replicas in one copy, and `delay`, the sum of its depth and lag (see `cost`)."""
+    """An assumed input stage: its replicas in one copy, and `delay`, the sum of its depth and lag."""
 
     replicas: int
     delay: int
@@ -138,7 +138,7 @@ class CostTerms:
         return float(work + (2 + self.problem.copies) * (allreduce + self.transfer_s.max()) + 1e-9)
 
     def buffered_pace(self, depth: int, replicas: int, allreduce_s: float) -> float:
-        """The pace at which two weight versions suffice for a stage (`cost.buffered_pace`)."""
+        """The pace at which two weight versions suffice for a stage (`formulas.buffered_pace`)."""
         assert self.accumulate is not None
         copies = self.problem.copies
         return formulas.buffered_pace(
@@ -254,7 +254,7 @@ class StageTerms:
         return self.found[within]
 
     def wait(self, target: Ints, replicas: Floats, level: Ints, threshold: float) -> Floats:
-        """Minibatches that pass while replicas wait for their group's all-reduce (`cost.group_wait`)."""
+        """Minibatches that pass while replicas wait for their group's all-reduce (`formulas.group_wait`)."""
         terms = self.terms
         if terms.accumulate is not None:
             return np.zeros(len(replicas))

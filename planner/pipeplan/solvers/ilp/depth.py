@@ -1,4 +1,4 @@
-"""Constraints (8) to (10) of the integer program: the minibatches in flight. `ilp` has the notation.
+"""Constraints (8) to (10) of the integer program: the minibatches in flight. `integer_program` has the notation.
 
 The product of T and the choice of a depth is linear, because the choice is 0 or 1 and T has bounds: t[ρ,d] equals T
 where a stage of depth d is on ρ, and is 0 elsewhere.
@@ -229,7 +229,7 @@ class DepthConstraints:
         return [(crossing, 1.0)]
 
     def _wait(self, run: Placement) -> list[Term]:
-        """Add (9), and return the terms of a stage's wait for its group, `cost.group_wait` times T."""
+        """Add (9), and return the terms of a stage's wait for its group, `formulas.group_wait` times T."""
         model, program, place = self.model, self.model.program, (run.start, run.replicas)
         if self.minibatches is not None:
             return []
@@ -247,7 +247,7 @@ class DepthConstraints:
 
     def _buffer(self) -> None:
         """Add (10) for 2BW: a group's update arrives before the first forward pass that needs it
-        (`cost.buffered_pace`)."""
+        (`formulas.buffered_pace`)."""
         model = self.model
         assert self.minibatches is not None
         among = model.problem.copies_allreduce_s / model.unit_s

@@ -1,6 +1,6 @@
-"""The objective of the integer program under the flush schedules, gpipe and 1f1b-flush. `ilp` has the notation.
+"""The objective of the integer program under the flush schedules, gpipe and 1f1b-flush.
 
-These constraints replace (4) and (7), with the terms of docs/cost-model.md, "Flush schedules". T is the time from one
+`integer_program` has the notation. These constraints replace (4) and (7), with the terms of docs/cost-model.md, "Flush schedules". T is the time from one
 update to the next in units of U, X the transfers of the first minibatch, A the steady part and E the exposed
 all-reduce.
 

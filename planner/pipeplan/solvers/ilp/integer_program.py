@@ -3,10 +3,12 @@
 It shares the cost formulas with the dynamic program and nothing else: it uses no cuts, no ideals and no order of the
 layers.
 
-Notation -------- The indices are layers l, edges (u, v), tensors k with a producer u and consumers V, and workers p = 0
-… D-1 in a row. A candidate placement ρ is r workers from s, together with the idle workers behind them up to e
-(`ilp_runs` says which placements suffice). A place π = (s, r) is a placement without regard to the idle workers. Let
-n(r) = ceil(M / r), where M is the number of minibatches per update.
+Notation
+--------
+The indices are layers l, edges (u, v), tensors k with a producer u and consumers V, and workers p = 0 … D-1 in a row. A
+candidate placement ρ is r workers from s, together with the idle workers behind them up to e (`placements` says which
+placements suffice). A place π = (s, r) is a placement without regard to the idle workers. Let n(r) = ceil(M / r), where
+M is the number of minibatches per update.
 
     y[ρ] ∈ {0,1}     a stage is on ρ
     o[s] ∈ {0,1}     the first stage starts at worker s
@@ -40,19 +42,19 @@ weight versions are too few (2BW). The optimum without depths is then a lower bo
 
     δ[ρ,d] ∈ {0,1}   a stage with d minibatches in flight is on ρ; one δ with recomputation and one without
     t[ρ,d] ≥ 0       = T·δ[ρ,d]
-    g[ρ] ≥ 0         the stage's wait for its group (`cost.group_wait` · T)
+    g[ρ] ≥ 0         the stage's wait for its group (`formulas.group_wait` · T)
     m[ρ,d] ≥ 0       shares of what the memory of a stage holds d times
 
  (8) One δ[ρ,d] is 1 for a placement in use. L·δ ≤ t ≤ U·δ, and t adds up to T over the placements that hold a worker.
  (9) g[ρ] is at least the all-reduce of its group less T (with m copies of the pipeline: r - 1/m times T; 2BW: none).
 (10) Where placements meet, (d-1)·r·t of the one before is at least d·r·t + g of the one behind, plus its own g and
-     twice the transfer: `cost.in_flight_depth` times T. 2BW: the all-reduces are at most (M + 1/m - d·r)·t
-     (`cost.buffered_pace`).
+     twice the transfer: `formulas.in_flight_depth` times T. 2BW: the all-reduces are at most (M + 1/m - d·r)·t
+     (`formulas.buffered_pace`).
 (11) Weights, gradients, optimiser state, buffers, and d·m over all d fit the device; m[ρ,d] ≤ memory/d · δ[ρ,d].
 
 A stage that recomputes has its forward work twice in (4); in (11) its saved bytes and its output count once.
 
-With a flush the objective differs: `ilp_flush` has it in (12) to (15). T in (8) to (10) is then the pace within a
+With a flush the objective differs: `flush` has it in (12) to (15). T in (8) to (10) is then the pace within a
 batch, and a stage that holds all minibatches of an update is exempt from (10).
 
 For a uniform grid (`Options.grid`) only the placements of some grid are candidates, and for each shape of S stages with
@@ -62,7 +64,7 @@ r replicas there is
 
 (16) One q is 1, and y[ρ] is the sum of q over the shapes that ρ is part of.
 (17) Constraints of the user. Stages are counted by y and busy workers by r·y; a layer pinned to stage i has
-     Z[l,p] = [i or more stages start by p]. Layers that must share a stage are joined beforehand (`ilp_layers`).
+     Z[l,p] = [i or more stages start by p]. Layers that must share a stage are joined beforehand (`layers`).
 
 With parallel boundaries, λ and e exist for each number of links, which takes as many replicas on both sides.
 
@@ -159,7 +161,7 @@ def _size_refusal(inner: Problem) -> str:
 class IlpModel(PlacementModel):
     """The whole integer program of one pipeline on one cluster, whose pace is known to lie between two bounds.
 
-    It adds to the placement of stages (`ilp_model`) an objective, the user's constraints and, where it is `complete`,
+    It adds to the placement of stages (`model`) an objective, the user's constraints and, where it is `complete`,
     the depths with the memory that follows from them. Otherwise the only limit on memory is that of depth 1, which
     every plan satisfies.
     """
@@ -408,6 +410,6 @@ def _slowest_pace(problem: Problem) -> float:
     traffic = sum(flow.bytes + flow.gradient_bytes for flow in problem.flows)
     transfer = formulas.transfer_time(traffic, links.sendrecv_bandwidth[-1], links.sendrecv_latency[-1])
     speed = min(device.speed for device in problem.cluster.devices)
-    # The most that 2BW needs with as many minibatches in flight as there may be (`cost.buffered_pace`).
+    # The most that 2BW needs with as many minibatches in flight as there may be (`formulas.buffered_pace`).
     buffered = problem.copies * (allreduce + problem.copies_allreduce_s)
     return 2 * problem.work_s / speed + 2 * (allreduce + float(transfer)) + buffered

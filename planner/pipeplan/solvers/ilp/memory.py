@@ -1,4 +1,4 @@
-"""Constraint (11) of the integer program: the memory of every worker. `ilp` has the notation.
+"""Constraint (11) of the integer program: the memory of every worker. `integer_program` has the notation.
 
 Sizes are in thousandths of the largest memory of a device. Memory that grows with the depth has a share for every
 choice of placement and depth, as a sum over layers has one for every place: a sum times a choice, without a product.

@@ -1,4 +1,4 @@
-"""Constraints (1) to (7), (16) and (17) of the integer program: stages on placements, in the notation of `ilp`.
+"""Constraints (1) to (7), (16) and (17) of the integer program: stages on placements, in the notation of `integer_program`.
 
 Times are in units of the upper bound U, so every T lies in [0, 1] and one tolerance serves all instances.
 """
