@@ -214,6 +214,6 @@ class Totals:
         return np.flatnonzero(subsets)
 
     def holds(self, cuts: NDArray[np.intp], layer: int) -> NDArray[np.bool_]:
-        """Which of some cuts contain a layer."""
+        """Flags of the cuts, among some, that contain a layer."""
         found: NDArray[np.bool_] = self.packed[cuts, layer // 8] >> (7 - layer % 8) & 1 == 1
         return found

@@ -163,6 +163,6 @@ def dominates(rates: UniformRates, other: tuple[int, int], state: tuple[int, int
 
 
 def dominated_states(rates: UniformRates, other: tuple[int, int]) -> Flags:
-    """Which states `other` dominates: an array of `dominates` over first worker and level of the dominated state."""
+    """Flags of the states that `other` dominates, by the first worker and the level of the dominated state."""
     workers, levels = range(rates.spans[-1]), range(len(rates.spans))
     return np.array([[dominates(rates, other, (first, span)) for span in levels] for first in workers])

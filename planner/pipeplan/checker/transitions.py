@@ -173,8 +173,7 @@ class Transitions:
         )
 
     def _quick(self, compute_s: Floats, ring_s: Floats, replicas: Ints) -> Flags:
-        """Which stages keep within the threshold. Under 2BW none does where a copy has less than one minibatch an
-        update."""
+        """Flags of the stages within the threshold. Under 2BW there are none if a copy has no minibatch an update."""
         if self.share == 0:
             return np.zeros(compute_s.shape, dtype=bool)
         time: Floats = figures.overlapped_s(compute_s, ring_s / (self.share or replicas), self.overlap)

@@ -143,7 +143,7 @@ def _option(setting: LauncherSetting) -> click.Option:
 def _render(kind: Launcher | None, plan: Path, settings: dict[str, Any], to: _Output) -> None:
     own, to_screen = to.template, to.output == Path("-")
     path = plan_folder.launch_file_path(plan, kind, own, None if to_screen else to.output)
-    text = plan_folder.launch_file_text(plan, kind, settings, own=own, output=path, command=_command_line())
+    text = plan_folder.launch_file_text(plan, kind, settings, template=own, output=path, command=_command_line())
     if to_screen:
         print_line(text, newline=False)
         return

@@ -12,13 +12,13 @@ from pipeplan.problem.problem import Problem
 from pipeplan.util.text import one_line
 
 
-def header_lines(to: ExportTarget, problem: Problem, plan: Plan) -> list[str]:
+def header_lines(target: ExportTarget, problem: Problem, plan: Plan) -> list[str]:
     """Lines for a comment, without control characters whatever the names contain."""
     model, cluster = problem.profile.model_name or "a model without a name", problem.cluster.name
     accumulate = f", {plan.accumulate} minibatches per update" if plan.accumulate else ""
     settings = f"minibatch {problem.profile.minibatch}, schedule {plan.schedule}{accumulate}"
     return [
-        one_line(f"Made by pipeplan {__version__} for {to.title}."),
+        one_line(f"Made by pipeplan {__version__} for {target.title}."),
         one_line(f"The plan {plan.config} of {model} on {cluster}: {settings}."),
     ]
 
@@ -68,7 +68,7 @@ def torchrun_commands(cluster: Cluster, workers: int, script: str, *, before: st
     rest = "--node-rank RANK --master-addr HOST --master-port 29500"
     lines = []
     for size in dict.fromkeys(sizes):
-        numbers = [str(index) for index, one in enumerate(sizes) if one == size]
+        numbers = [str(index) for index, other_size in enumerate(sizes) if other_size == size]
         who = "every server" if len(numbers) == len(sizes) else f"server {', '.join(numbers)}"
         run = f"{start} --nnodes {len(sizes)} --nproc-per-node {size} {rest} {script}"
         lines.append(f"on {who} (RANK is its number from 0, HOST the first): {run}")

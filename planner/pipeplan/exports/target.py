@@ -72,24 +72,24 @@ def export_target(name: str) -> ExportTarget:
     """The target of that name. Raises `InputError`."""
     if name not in _MODULES:
         raise InputError(f"there is no export for {name!r}; {did_you_mean(name, TARGET_NAMES)}")
-    found: ExportTarget = importlib.import_module(f"pipeplan.exports.{_MODULES[name]}").TARGET
-    return found
+    target_module: ExportTarget = importlib.import_module(f"pipeplan.exports.{_MODULES[name]}").TARGET
+    return target_module
 
 
-def refusal(to: ExportTarget, plan: Plan, reason: str) -> InputError:
+def refusal(target: ExportTarget, plan: Plan, reason: str) -> InputError:
     """The error for a plan that a target cannot express: `reason` is a clause without a full stop."""
     # `solve --for` needs the number of minibatches per update.
     accumulate = "" if plan.accumulate else " --accumulate 32"
     return InputError(
-        f"{to.title} cannot express the plan {plan.config}: {reason}; "
-        f"`pipeplan solve … --for {to.name}{accumulate}` finds the best plan that it can"
+        f"{target.title} cannot express the plan {plan.config}: {reason}; "
+        f"`pipeplan solve … --for {target.name}{accumulate}` finds the best plan that it can"
     )
 
 
-def export_files(to: ExportTarget, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
+def export_files(target: ExportTarget, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
     """The files of a target by name. Raises `InputError` for a plan that the target cannot express."""
-    to.refuse(problem, plan)
-    return to.files(problem, plan)
+    target.refuse(problem, plan)
+    return target.files(problem, plan)
 
 
 def refuse_to_overwrite_export(folder: Path, names: Collection[str], force: bool) -> None:

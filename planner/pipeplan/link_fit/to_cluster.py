@@ -188,7 +188,7 @@ def _named(devices: Sequence[Device]) -> list[Device]:
 
 
 def _source(link: MeasuredLink, when: str) -> str:
-    """What was measured, in one line."""
+    """The measurements in one line."""
     sizes = [size for one in link.series for size, _ in one.samples]
     ways = {kind: " and ".join(dict.fromkeys(one.way for one in link.series if one.kind == kind)) for kind in _KINDS}
     groups = sorted({len(one.ranks) for one in link.series if one.kind == RING})

@@ -173,8 +173,8 @@ def _diagnose(problem: Problem, cuts: Cuts) -> Diagnosis:
 
 def _oversized(problem: Problem, capacity: float) -> tuple[OversizedLayers, ...]:
     needed = [(alone_bytes(problem, unit), unit.layers) for unit in problem.units]
-    found = [OversizedLayers(layers, size, capacity) for size, layers in needed if size > capacity]
-    return tuple(sorted(found, key=lambda one: -one.needs_bytes))
+    oversized = [OversizedLayers(layers, size, capacity) for size, layers in needed if size > capacity]
+    return tuple(sorted(oversized, key=lambda group: -group.needs_bytes))
 
 
 def alone_bytes(problem: Problem, unit: Unit) -> float:

@@ -57,8 +57,8 @@ def improve_plan(plan: Plan, problem: Problem, effort: int = EFFORT) -> Plan:
     search = _LocalSearch(plan, problem, score, _allowed(plan, problem, effort))
     layout = StageLayout.of(plan, problem)
     single_stage = StageLayout((0,) * len(layout.home), (0, sum(layout.room), 0))
-    others = () if problem.options.grid else (align_to_servers(layout, problem), single_stage)
-    for start in (layout, *others):
+    other_starts = () if problem.options.grid else (align_to_servers(layout, problem), single_stage)
+    for start in (layout, *other_starts):
         search.descend(start)
     search.descend(StageLayout.of(search.best, problem), wander=True)
     return search.best

@@ -29,7 +29,7 @@ def is_bound_by_allreduce(plan: Plan, score: Evaluation) -> bool:
 
 
 def without_single_stage(problem: Problem) -> Problem:
-    """The same problem restricted to plans of two or more stages."""
+    """The problem restricted to plans of two or more stages."""
     return replace(problem, options=replace(problem.options, several=True))
 
 

@@ -21,7 +21,7 @@ class Clock(Protocol):
     """Times calls. On an accelerator a time is known only after `settle`, so `measure` returns a handle."""
 
     how: str
-    """Which time the clock takes, phrased as part of a sentence."""
+    """The kind of time that the clock takes, phrased as part of a sentence."""
 
     def measure(self, call: Callable[[], None]) -> Callable[[], float]:
         """Run `call`. The returned function gives its time in seconds once `settle` has been called."""

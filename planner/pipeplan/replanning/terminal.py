@@ -19,7 +19,7 @@ MOST_COMMANDS = 16
 
 
 def changes_table(report: ReplanReport) -> Iterator[RenderableType]:
-    """What is left of the cluster, the loss of pace, and a table of the workers; lines to be folded."""
+    """Lines on the rest of the cluster and the loss of pace, and a table of the workers; lines to be folded."""
     yield ""
     yield _left(report)
     yield _pace(report)

@@ -15,7 +15,7 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import OutOfTime, limits_of
 from pipeplan.solvers.dp.stage_costs import CostTerms
-from pipeplan.solvers.dp.uniform_search import Search
+from pipeplan.solvers.dp.uniform_search import UniformSearch
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 
 TOLERANCE = 1e-9
@@ -101,7 +101,7 @@ def _entry(problem: Problem, cuts: Cuts, space: PlanSpace, threshold_s: float, d
         if not memory:
             inner = replace(inner, options=replace(inner.options, memory=False))
         limits = replace(limits_of(inner, memory=memory, deadline=deadline), every_cut=True)
-        search = Search(CostTerms(inner, cuts), threshold_s * (1 - TOLERANCE), limits)
+        search = UniformSearch(CostTerms(inner, cuts), threshold_s * (1 - TOLERANCE), limits)
         try:
             found = search.run()
         except OutOfTime:
@@ -117,7 +117,7 @@ def _entry(problem: Problem, cuts: Cuts, space: PlanSpace, threshold_s: float, d
     return "the search that was to prove it found a faster plan"
 
 
-def _layers(problem: Problem, cuts: Cuts, search: Search) -> list[int]:
+def _layers(problem: Problem, cuts: Cuts, search: UniformSearch) -> list[int]:
     """The cuts that have states, as bit sets of layers in the profile's order."""
     position = {layer.name: index for index, layer in enumerate(problem.profile.layers)}
     masks = [sum(1 << position[name] for name in unit.layers) for unit in problem.units]
@@ -128,7 +128,7 @@ def _layers(problem: Problem, cuts: Cuts, search: Search) -> list[int]:
     return masks_of_cuts
 
 
-def _states(search: Search) -> list[list[float | int]]:
+def _states(search: UniformSearch) -> list[list[float | int]]:
     """The rows of a search's states, in the form of the certificate."""
     rows: list[list[float | int]] = []
     counting = search.limits.counting

@@ -176,12 +176,12 @@ class CostTerms:
 
     def respects_pins(self, targets: Ints, before: Ints) -> Flags:
         """Whether cuts with so many stages before them hold exactly the pinned units that belong before them."""
-        good = np.ones(len(targets), dtype=bool)
+        respected = np.ones(len(targets), dtype=bool)
         for unit, stage in self.pinned:
             word, bit = divmod(unit, 64)
             inside = (self.cuts.words[targets, word] >> np.uint64(bit)) & np.uint64(1) == 1
-            good &= inside == (stage <= before)
-        return good
+            respected &= inside == (stage <= before)
+        return respected
 
     def stage(self, cut: int | Ints, targets: Ints, *, recompute: bool = False) -> StageTerms:
         """The stages from each of `targets` to `cut`, a single cut or one for each target."""
@@ -229,8 +229,8 @@ class StageTerms:
         return np.broadcast_to(np.asarray(self.is_last), self.targets.shape)
 
     def _difference(self, totals: Floats) -> Floats:
-        found: Floats = totals[self.cut] - totals[self.targets]
-        return found
+        difference: Floats = totals[self.cut] - totals[self.targets]
+        return difference
 
     @cached_property
     def parameters(self) -> Floats:

@@ -1,12 +1,11 @@
 """The objective of the integer program under the flush schedules, gpipe and 1f1b-flush.
 
-`integer_program` has the notation. These constraints replace (4) and (7), with the terms of docs/cost-model.md, "Flush schedules". T is the time from one
-update to the next in units of U, X the transfers of the first minibatch, A the steady part and E the exposed
-all-reduce.
+`integer_program` has the notation. These constraints replace (4) and (7), with the terms of docs/cost-model.md, "Flush
+schedules". T is the time from one update to the next in units of U, X the transfers of the first minibatch, A the
+steady part and E the exposed all-reduce.
 
 (12) T is the work of all stages + X + A + E + the all-reduce among copies. The work is the sum of the shares c and of
-the
-     work that is done twice. In gpipe A is the sum of two variables, one for forward and one for backward passes.
+     the work that is done twice. In gpipe A is the sum of two variables, one for forward and one for backward passes.
 (13) A ≥ (n(r) - 1) · c[π], and A ≥ (n(k) - 1) · e[p,n] for a boundary with k links.
 (14) X is the sum over the cuts of x[p], where x[p] is at least e[p,n] of both directions plus two latencies if a
      placement ends at p.

@@ -140,7 +140,7 @@ def solve(problem: Problem, limits: IlpLimits, cutoff_s: float | None = None) ->
     search = _IlpSearch(problem, limits, cutoff_s)
     try:
         for space in plan_spaces(problem):
-            search.look_in(space)
+            search.search_space(space)
     except KeyboardInterrupt:
         search.stop()
     return search.result()
@@ -149,13 +149,14 @@ def solve(problem: Problem, limits: IlpLimits, cutoff_s: float | None = None) ->
 def _size_refusal(inner: Problem) -> str:
     """The reason why the program would take too long to build, or an empty text."""
     workers = inner.cluster.workers
-    most = min(inner.options.max_replicas or workers, workers)
-    runs = workers * most - most * (most - 1) // 2
+    most_replicas = min(inner.options.max_replicas or workers, workers)
+    placements = workers * most_replicas - most_replicas * (most_replicas - 1) // 2
     if inner.options.grid:
-        runs = sum(shape.stages for shape in grid_shapes(inner))
-    if runs * len(inner.units) <= MOST_CHOICES:
+        placements = sum(shape.stages for shape in grid_shapes(inner))
+    if placements * len(inner.units) <= MOST_CHOICES:
         return ""
-    return f"the integer program would be too large: {runs} candidate placements for each of {len(inner.units)} layers"
+    size = f"{placements} candidate placements for each of {len(inner.units)} layers"
+    return f"the integer program would be too large: {size}"
 
 
 class IlpModel(PlacementModel):
@@ -182,27 +183,27 @@ class IlpModel(PlacementModel):
         elif problem.options.memory:
             limit_memory_at_depth_one(self)
 
-    def _charge(self, again: dict[Place, Variable]) -> None:
-        """Charge the time of every place, including the forward work that it computes `again`."""
+    def _charge(self, recomputed: dict[Place, Variable]) -> None:
+        """Charge the time of every place, including the forward work that it computes `recomputed`."""
         if self.flush is None:
-            self.charge_stages(again)
+            self.charge_stages(recomputed)
         else:
-            self.flush.charge(again)
+            self.flush.charge(recomputed)
 
     def _add_depths(self) -> None:
         """Add (8) to (11), and charge recomputation."""
         options = self.problem.options
         if self.problem.training:
             self.depths = DepthConstraints(self, recompute=options.recompute and options.memory)
-            if again := self.depths.forward_again():
-                self._charge(again)
+            if recomputed := self.depths.forward_again():
+                self._charge(recomputed)
         if options.memory:
             MemoryConstraints(self, self.depths)
 
     def stages(self) -> list[Stage]:
         """The stages of the solution, input to output, on the workers of one copy, with depth 1 throughout."""
-        again = self.depths.recomputing() if self.depths else set()
-        return [Stage(self.names(run), tuple(run.workers), 1, 1, run in again) for run in self.chosen()]
+        recomputing = self.depths.recomputing() if self.depths else set()
+        return [Stage(self.names(run), tuple(run.workers), 1, 1, run in recomputing) for run in self.chosen()]
 
 
 class _IlpSearch:
@@ -232,7 +233,7 @@ class _IlpSearch:
         self.interrupted, self.proven = True, False
         self.bound = min(self.bound, self.floor_s)
 
-    def look_in(self, space: PlanSpace) -> None:
+    def search_space(self, space: PlanSpace) -> None:
         """Search one space for a plan that is better than the best so far."""
         if self.interrupted:
             self.stop()
@@ -267,8 +268,8 @@ class _IlpSearch:
         self.proven &= answer.proven
         self.interrupted |= answer.interrupted
         if answer.bound < float("inf"):
-            found = space.pace(self.problem, max(low, answer.bound * model.unit_s))
-            self.bound = min(self.bound, max(self.floor_s, found))
+            bound = space.pace(self.problem, max(low, answer.bound * model.unit_s))
+            self.bound = min(self.bound, max(self.floor_s, bound))
         if answer.found:
             self._keep(space, model)
 
@@ -367,16 +368,16 @@ class _IlpSearch:
             reason = "it found no plan in time; plain data parallelism needs no search"
         pace, plan = self.best or self.known or (float("inf"), None)
         assert plan is not None
-        found = Result(
+        best = Result(
             name, Status.OPTIMAL, plan, pace, min(self.bound, pace), seconds, reason, self.size, self.interrupted
         )
         if self.proven and self.limits.gap == 0:
-            return replace(found, note=reason or limited)
+            return replace(best, note=reason or limited)
         # A search that was stopped may return a T above its plan's pace, or depths that do not fit in memory.
         score = evaluate(plan, self.problem)
         if not score.fits:
             return replace(nothing, bound_s=min(self.bound, score.alone_s))
-        return replace(found, status=Status.FEASIBLE, objective_s=score.alone_s, bound_s=min(self.bound, score.alone_s))
+        return replace(best, status=Status.FEASIBLE, objective_s=score.alone_s, bound_s=min(self.bound, score.alone_s))
 
 
 def _schedule_refusal(problem: Problem) -> str:

@@ -1,6 +1,7 @@
-"""Constraints (1) to (7), (16) and (17) of the integer program: stages on placements, in the notation of `integer_program`.
+"""Constraints (1) to (7), (16) and (17) of the integer program: stages on placements.
 
-Times are in units of the upper bound U, so every T lies in [0, 1] and one tolerance serves all instances.
+`integer_program` has the notation. Times are in units of the upper bound U, so every T lies in [0, 1] and one tolerance
+serves all instances.
 """
 
 from __future__ import annotations
