@@ -178,7 +178,7 @@ def median_run(runs: Sequence[ObservedRun]) -> ObservedRun:
     count = range(len(first.stages))
     stages = [
         BusyTimes(
-            *(statistics.median(getattr(run.stages[index], one.name) for run in runs) for one in fields(BusyTimes))
+            *(statistics.median(getattr(run.stages[index], field.name) for run in runs) for field in fields(BusyTimes))
         )
         for index in count
     ]

@@ -185,8 +185,8 @@ class Totals:
     @property
     def busier(self) -> Floats:
         """Bytes that cross the cut in the busier direction."""
-        found: Floats = np.maximum(self.sent, self.returned)
-        return found
+        busier: Floats = np.maximum(self.sent, self.returned)
+        return busier
 
     @staticmethod
     def of(model: CheckedModel, limit: int) -> Totals:
@@ -215,5 +215,5 @@ class Totals:
 
     def holds(self, cuts: NDArray[np.intp], layer: int) -> NDArray[np.bool_]:
         """Flags of the cuts, among some, that contain a layer."""
-        found: NDArray[np.bool_] = self.packed[cuts, layer // 8] >> (7 - layer % 8) & 1 == 1
-        return found
+        contains: NDArray[np.bool_] = self.packed[cuts, layer // 8] >> (7 - layer % 8) & 1 == 1
+        return contains

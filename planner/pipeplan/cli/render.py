@@ -102,7 +102,7 @@ def _own_command() -> click.Command:
     )
     @quiet_option
     def run(plan: Path, output: Path | None, force: bool, template: Path | None, assigned: tuple[str, ...]) -> None:
-        pairs = [one.partition("=") for one in assigned]
+        pairs = [assignment.partition("=") for assignment in assigned]
         for name, equals, _ in pairs:
             if not equals or not name.isidentifier():
                 raise InputError(f"--set takes NAME=VALUE, not {name + equals!r}")
@@ -158,9 +158,14 @@ def _command_line() -> str:
 
 def _list(as_json: bool) -> None:
     if as_json:
-        kinds = [{"name": one.name, "title": one.title, "file": one.file_name} for one in LAUNCHERS.values()]
+        kinds = [
+            {"name": launcher.name, "title": launcher.title, "file": launcher.file_name}
+            for launcher in LAUNCHERS.values()
+        ]
         print_json(kinds, indent=None, ascii_only=True)
         return
-    names, files = (max(map(len, column)) for column in (LAUNCHERS, [one.file_name for one in LAUNCHERS.values()]))
+    names, files = (
+        max(map(len, column)) for column in (LAUNCHERS, [launcher.file_name for launcher in LAUNCHERS.values()])
+    )
     for one in LAUNCHERS.values():
         print_line(f"{one.name:{names}}  {one.file_name:{files}}  {one.title}")

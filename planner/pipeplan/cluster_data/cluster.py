@@ -146,7 +146,9 @@ class Cluster:
 
     def memory_of(self, workers: Iterable[int]) -> int:
         """The smallest memory among some workers, in bytes."""
-        return self.device.memory_bytes if self.uniform else min(self.devices[one].memory_bytes for one in workers)
+        return (
+            self.device.memory_bytes if self.uniform else min(self.devices[worker].memory_bytes for worker in workers)
+        )
 
     @property
     def total_speed(self) -> float:
@@ -299,7 +301,7 @@ class Cluster:
             "levels": [asdict(level) for level in self.levels],
         }
         if self.machines:
-            content["servers"] = [asdict(one) | {"device": one.device.to_json()} for one in self.machines]
+            content["servers"] = [asdict(machine) | {"device": machine.device.to_json()} for machine in self.machines]
         if self.server_price is not None:
             content["server_price"] = self.server_price
         return content

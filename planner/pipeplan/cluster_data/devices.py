@@ -144,7 +144,7 @@ def _device(root: Node) -> DeviceModel:
         tile=_tile(root),
         transforms=_transforms(root, peaks),
         channels_last=_channels_last(root, peaks),
-        checked=tuple(one.text() for one in checked.items()) if checked else (),
+        checked=tuple(operator.text() for operator in checked.items()) if checked else (),
     )
 
 
@@ -200,7 +200,7 @@ def _tile(root: Node) -> tuple[int, int]:
         return 1, 1
     node.refuse_others({"sides", "source"})
     node["source"].text()
-    sides = [one.integer(minimum=1) for one in node["sides"].items()]
+    sides = [side.integer(minimum=1) for side in node["sides"].items()]
     if len(sides) != 2:
         node["sides"].fail(f"expected two numbers as in [128, 64], found {len(sides)}")
     return max(sides), min(sides)
@@ -223,7 +223,7 @@ def _channels_last(root: Node, peaks: dict[str, float]) -> tuple[str, ...]:
         return ()
     node.refuse_others({"arithmetic", "source"})
     node["source"].text()
-    return tuple(_arithmetic(one, peaks) for one in node["arithmetic"].items())
+    return tuple(_arithmetic(name, peaks) for name in node["arithmetic"].items())
 
 
 def _arithmetic(node: Node, peaks: dict[str, float]) -> str:

@@ -49,7 +49,9 @@ def with_faster_links(cluster: Cluster, index: int, factor: float, operation: st
     changed = _with_level(cluster, index, faster)
     if index != 1:
         return changed
-    return replace(changed, machines=tuple(replace(one, card=one.card * factor) for one in changed.machines))
+    return replace(
+        changed, machines=tuple(replace(machine, card=machine.card * factor) for machine in changed.machines)
+    )
 
 
 def with_memory(cluster: Cluster, size: int) -> Cluster:

@@ -118,16 +118,16 @@ class RepeatedBlock:
 
 def repeated_blocks(chains: Sequence[Chain]) -> list[RepeatedBlock]:
     """Repeated blocks from the first chain on. Each covers as many chains as possible."""
-    found: list[RepeatedBlock] = []
-    at = 0
-    while at < len(chains):
-        best = max((_longest_repeat(chains, at, period) for period in range(1, MAX_BLOCK + 1)), key=_covered)
+    blocks: list[RepeatedBlock] = []
+    position = 0
+    while position < len(chains):
+        best = max((_longest_repeat(chains, position, period) for period in range(1, MAX_BLOCK + 1)), key=_covered)
         if best.times >= MIN_REPEATS:
-            found.append(best)
-            at = best.end
+            blocks.append(best)
+            position = best.end
         else:
-            at += 1
-    return found
+            position += 1
+    return blocks
 
 
 def _covered(repeat: RepeatedBlock) -> tuple[int, int]:

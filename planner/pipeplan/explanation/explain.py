@@ -97,11 +97,11 @@ def _robustness(
         problem = replace(problem, profile=sensitivity.with_spread(problem.profile, wishes.spread))
     if wishes.samples == 0 or not sensitivity.has_spread(problem.profile):
         return None
-    found = []
+    samples = []
     for sample in sensitivity.draw_samples(problem, plan, wishes.samples, wishes.seed, maximum_cuts):
-        found.append(sample)
-        progress(f"drawing the times again: {len(found)} of {wishes.samples}")
-    return Robustness(tuple(found), plan.config, wishes.seed, wishes.spread)
+        samples.append(sample)
+        progress(f"drawing the times again: {len(samples)} of {wishes.samples}")
+    return Robustness(tuple(samples), plan.config, wishes.seed, wishes.spread)
 
 
 def explanation_json(explanation: Explanation) -> dict[str, Any]:

@@ -144,13 +144,13 @@ def _closure(
     following: dict[str, list[str]] = {}
     for source, target in map(along, arrows):
         following.setdefault(source, []).append(target)
-    found, waiting = set(names), list(names)
+    closed, waiting = set(names), list(names)
     while waiting:
         for name in following.get(waiting.pop(), ()):
-            if name not in found:
-                found.add(name)
+            if name not in closed:
+                closed.add(name)
                 waiting.append(name)
-    return found
+    return closed
 
 
 def _no_stack(profile: Profile) -> str:

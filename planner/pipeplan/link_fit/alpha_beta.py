@@ -156,7 +156,7 @@ class LinkSeries:
 
 def fit_series(series: Sequence[LinkSeries], latency_s: float | None = None) -> AlphaBetaFit:
     """Fit one latency and bandwidth to several series, or only a bandwidth if a latency is given."""
-    return fit_alpha_beta([point for one in series for point in one.points], latency_s)
+    return fit_alpha_beta([point for measured in series for point in measured.points], latency_s)
 
 
 def fit_cards(series: Sequence[LinkSeries], nesting: Nesting, level: int) -> dict[tuple[int, int], AlphaBetaFit]:
@@ -166,16 +166,16 @@ def fit_cards(series: Sequence[LinkSeries], nesting: Nesting, level: int) -> dic
     """
     home = {rank: number for number, ranks in enumerate(nesting.below(level)) for rank in ranks}
     teams: dict[tuple[int, int], list[LinkSeries]] = {}
-    for one in series:
-        if (one.kind, one.level) == (TOGETHER, level):
-            first, last = sorted(home[rank] for rank in one.ranks)
-            teams.setdefault((first, last), []).append(one)
-    found = {}
+    for measured in series:
+        if (measured.kind, measured.level) == (TOGETHER, level):
+            first, last = sorted(home[rank] for rank in measured.ranks)
+            teams.setdefault((first, last), []).append(measured)
+    fits = {}
     for pair, members in teams.items():
         times: dict[int, list[float]] = {}
         for member in members:
             for size, seconds in member.samples:
                 times.setdefault(size, []).append(seconds)
         points = [TransferTime.message(size * len(each), max(each)) for size, each in times.items()]
-        found[pair] = fit_alpha_beta(points)
-    return found
+        fits[pair] = fit_alpha_beta(points)
+    return fits

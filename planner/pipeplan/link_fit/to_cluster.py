@@ -68,7 +68,7 @@ def build_cluster(
         made = _level(nesting, number, link, when) if link else Level(nesting.names[number], 1, 0.0)
         # A message between components also passes the links inside, so that its latency is at least theirs.
         levels.append(
-            replace(made, latency_s=max([made.latency_s, *(one.latency_s for one in levels)])) if link else made
+            replace(made, latency_s=max([made.latency_s, *(level.latency_s for level in levels)])) if link else made
         )
     notes = list(nesting.notes)
     machines = _servers(nesting, series, devices, levels, notes) if len(nesting.partitions[nesting.server]) > 1 else []
@@ -85,8 +85,10 @@ def _link(
 ) -> MeasuredLink | None:
     """The measurements of one level, or only those among some workers."""
     some = None if within is None else set(within)
-    own = [one for one in series if one.level == level and (some is None or some.issuperset(one.ranks))]
-    messages, rings = ([one for one in own if one.kind == kind] for kind in (MESSAGE, RING))
+    own = [
+        measured for measured in series if measured.level == level and (some is None or some.issuperset(measured.ranks))
+    ]
+    messages, rings = ([measured for measured in own if measured.kind == kind] for kind in (MESSAGE, RING))
     if not messages or not rings:
         return None
     message = fit_series(messages)
@@ -94,7 +96,7 @@ def _link(
     ring = fit_series(rings, message.latency_s)
     # Workers inside a server share no card: the rate of all pairs at once does not show that of one worker's link.
     together = fit_cards(own, nesting, level).values() if len(nesting.below(level)[0]) > 1 else ()
-    carried = max((one.bandwidth for one in together), default=0.0)
+    carried = max((fit.bandwidth for fit in together), default=0.0)
     return MeasuredLink(_rounded(max(message.bandwidth, ring.bandwidth, carried)), message, ring, tuple(own))
 
 
@@ -172,14 +174,14 @@ def _carded(level: Level, machines: Sequence[Server]) -> Level:
 
 def _least(devices: Sequence[Device]) -> Device:
     """The device with the smallest memory and speed of several similar devices."""
-    memory, speed = min(one.memory_bytes for one in devices), min(one.speed for one in devices)
+    memory, speed = min(device.memory_bytes for device in devices), min(device.speed for device in devices)
     return replace(devices[0], memory_bytes=memory, speed=speed)
 
 
 def _named(devices: Sequence[Device]) -> list[Device]:
     """Rename devices so that different devices have different names, by which a cluster file refers to them."""
     kinds = list(dict.fromkeys(devices))
-    alike = {name: [one for one in kinds if one.name == name] for name in {one.name for one in kinds}}
+    alike = {name: [device for device in kinds if device.name == name] for name in {device.name for device in kinds}}
     renamed = {}
     for kind in kinds:
         same = alike[kind.name]
@@ -189,9 +191,12 @@ def _named(devices: Sequence[Device]) -> list[Device]:
 
 def _source(link: MeasuredLink, when: str) -> str:
     """The measurements in one line."""
-    sizes = [size for one in link.series for size, _ in one.samples]
-    ways = {kind: " and ".join(dict.fromkeys(one.way for one in link.series if one.kind == kind)) for kind in _KINDS}
-    groups = sorted({len(one.ranks) for one in link.series if one.kind == RING})
+    sizes = [size for series in link.series for size, _ in series.samples]
+    ways = {
+        kind: " and ".join(dict.fromkeys(series.way for series in link.series if series.kind == kind))
+        for kind in _KINDS
+    }
+    groups = sorted({len(series.ranks) for series in link.series if series.kind == RING})
     among = " and ".join(map(str, groups))
     text = (
         f"measured {when}, {show_size(min(sizes))} to {show_size(max(sizes))}: "
@@ -199,7 +204,7 @@ def _source(link: MeasuredLink, when: str) -> str:
         f"({_off(link.message)}); all-reduce among {among} by {ways[RING]} {show_rate(link.ring.bandwidth)} "
         f"({_off(link.ring)})"
     )
-    loaded = [one for one in link.series if one.kind == TOGETHER]
+    loaded = [series for series in link.series if series.kind == TOGETHER]
     if loaded:
         text += f"; a pair while others send too {show_rate(fit_series(loaded).bandwidth)}"
     return text

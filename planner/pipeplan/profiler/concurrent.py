@@ -208,6 +208,6 @@ def _median_layers(layers_by_process: Sequence[tuple[Layer, ...]]) -> tuple[Laye
 
 
 def _median_whole(profiles: Sequence[Profile | Size]) -> dict[str, Any]:
-    forward = [one.whole_forward_s for one in profiles if one.whole_forward_s is not None]
-    backward = [one.whole_backward_s for one in profiles if one.whole_backward_s is not None]
+    forward = [profile.whole_forward_s for profile in profiles if profile.whole_forward_s is not None]
+    backward = [profile.whole_backward_s for profile in profiles if profile.whole_backward_s is not None]
     return {"whole_forward_s": statistics.median(forward), "whole_backward_s": statistics.median(backward)}

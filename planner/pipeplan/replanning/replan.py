@@ -187,12 +187,12 @@ def relax_options(options: Options, names: Iterable[str]) -> Options:
 
 def helpful_options(problem: Problem) -> list[str]:
     """Options of `pipeplan replan`, each of which alone makes the infeasible problem feasible."""
-    found = [
+    options = [
         f"--relax {name}" for name in RELAXED if _changes(problem.options, name) and _fits(_without(problem, name))
     ]
     if problem.profile.dynamic_batch:
-        found += [f"--minibatch {size}" for size in _first_that_fits(problem)]
-    return found
+        options += [f"--minibatch {size}" for size in _first_that_fits(problem)]
+    return options
 
 
 def _changes(options: Options, name: str) -> bool:

@@ -40,7 +40,7 @@ def _busy_s(plan: Plan, cluster: Cluster, links: Links, root: Node, part: Networ
     """Predicted busy seconds per minibatch, out and in."""
     predictions = root["prediction"]["stages"].items()
     names = ("parameter_bytes", "send_bytes", "receive_gradient_bytes")
-    parameters, forward, backward = (np.array([one[name].number() for one in predictions]) for name in names)
+    parameters, forward, backward = (np.array([stage[name].number() for stage in predictions]) for name in names)
     messages, rings = contention.bytes_across_cards(
         plan, cluster, part.level, (parameters, forward, backward), not plan.inference
     )

@@ -30,7 +30,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def near_files(path: Path) -> str:
     """A hint such as `; did you mean 'profile.json'?`; empty if the folder has no file of a similar name and suffix."""
     try:
-        names = [one.name for one in path.parent.iterdir() if one.suffix == path.suffix and one.is_file()]
+        names = [file.name for file in path.parent.iterdir() if file.suffix == path.suffix and file.is_file()]
     except OSError:
         return ""
     near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)

@@ -49,7 +49,7 @@ def links_table(built: ClusterFromLinks) -> Iterator[RenderableType]:
 
 
 def _row(link: MeasuredLink) -> list[str]:
-    sizes = [size for one in link.series for size, _ in one.samples]
+    sizes = [size for series in link.series for size, _ in series.samples]
     return [
         _gbit(link.bandwidth),
         show_time(link.latency_s),
@@ -194,9 +194,9 @@ def _hardware(device: str | None, workers: int | None) -> tuple[local.Hardware, 
     return here, workers or here.cores
 
 
-def _nesting(found: PairRates, kind: str) -> Nesting:
+def _nesting(measured: PairRates, kind: str) -> Nesting:
     # Processes move between the cores of a CPU, so any islands of fast links among them would be chance.
-    return find_levels(found.pairs, found.places, islands=kind == "cuda")
+    return find_levels(measured.pairs, measured.places, islands=kind == "cuda")
 
 
 def _measure(settings: BenchmarkSettings, workers: int | None, share: ServerShare | None) -> MeasuredLinks | None:
@@ -210,8 +210,8 @@ def _measure(settings: BenchmarkSettings, workers: int | None, share: ServerShar
         raise InputError(f"measuring links needs torch: {why[0]}; {why[1]}")
     from pipeplan_launch.link_benchmark.run import measure_on_this_machine, measure_under_torchrun
 
-    def levels(found: PairRates) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        return _nesting(found, settings.device).partitions
+    def levels(measured: PairRates) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        return _nesting(measured, settings.device).partitions
 
     try:
         if workers is not None:
@@ -271,7 +271,7 @@ def _built(measured: MeasuredLinks, name: str) -> ClusterFromLinks:
         one.shared_by(measured.machines.count(machine))
         for one, machine in zip(hardware, measured.machines, strict=True)
     ]
-    series = [LinkSeries(one.kind, one.level, one.ranks, one.way, one.samples) for one in measured.timed]
+    series = [LinkSeries(timed.kind, timed.level, timed.ranks, timed.way, timed.samples) for timed in measured.timed]
     return build_cluster(name, nesting, series, devices, datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"))
 
 

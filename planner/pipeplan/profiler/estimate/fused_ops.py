@@ -90,7 +90,7 @@ def is_plain_recurrence(x: Any, hidden: Any, *others: Any) -> bool:
     """Whether the arguments are a batch of sequences of one length, without a projection of the output."""
     if not isinstance(x, Tensor) or not isinstance(hidden, Tensor | list | tuple):
         return False
-    return isinstance(hidden, Tensor) or len({one.shape[-1] for one in hidden}) == 1
+    return isinstance(hidden, Tensor) or len({tensor.shape[-1] for tensor in hidden}) == 1
 
 
 def run_recurrence(

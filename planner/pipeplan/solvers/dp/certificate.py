@@ -103,10 +103,10 @@ def _entry(problem: Problem, cuts: Cuts, space: PlanSpace, threshold_s: float, d
         limits = replace(limits_of(inner, memory=memory, deadline=deadline), every_cut=True)
         search = UniformSearch(CostTerms(inner, cuts), threshold_s * (1 - TOLERANCE), limits)
         try:
-            found = search.run()
+            pipeline = search.run()
         except OutOfTime:
             return f"the certificate would take longer than {PATIENCE_S:.0f} s to make"
-        if found is None:
+        if pipeline is None:
             return {
                 "level": space.level,
                 "copies": space.copies,

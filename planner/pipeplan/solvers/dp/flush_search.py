@@ -164,9 +164,9 @@ class FlushSearch(UniformSearch):
     def allowed(self, stage: StageTerms) -> ReplicaIntervals:
         """The allowed replicas: at least those of the steady part (and GPipe's memory), at most those of the
         all-reduce."""
-        if 0.0 not in stage.found:
-            stage.found[0.0] = self._intervals(stage)
-        return self.only(stage.found[0.0])
+        if 0.0 not in stage.intervals:
+            stage.intervals[0.0] = self._intervals(stage)
+        return self.only(stage.intervals[0.0])
 
     def _intervals(self, stage: StageTerms) -> ReplicaIntervals:
         """The allowed replicas of a stage as intervals, by level and stage."""

@@ -208,15 +208,15 @@ class StageTerms:
     """Compute of one minibatch, in seconds on a device of speed 1."""
     recompute: bool
     overlap: float
-    found: dict[float, ReplicaIntervals] = field(default_factory=dict)
+    intervals: dict[float, ReplicaIntervals] = field(default_factory=dict)
     """Cache of `allowed`, by threshold."""
 
     def take(self, rows: Ints) -> StageTerms:
         """The selected stages."""
         cut, last = self.ends[rows], self.lasts[rows]
         if isinstance(self.cut, int):
-            return replace(self, targets=self.targets[rows], work_s=self.work_s[rows], found={})
-        return replace(self, cut=cut, is_last=last, targets=self.targets[rows], work_s=self.work_s[rows], found={})
+            return replace(self, targets=self.targets[rows], work_s=self.work_s[rows], intervals={})
+        return replace(self, cut=cut, is_last=last, targets=self.targets[rows], work_s=self.work_s[rows], intervals={})
 
     @cached_property
     def ends(self) -> Ints:
@@ -239,10 +239,10 @@ class StageTerms:
 
     def allowed(self, within: float) -> ReplicaIntervals:
         """The numbers of replicas that are fast enough, by level and stage."""
-        if within not in self.found:
+        if within not in self.intervals:
             links, terms = self.terms.links, self.terms
             training = float(terms.training)
-            self.found[within] = allowed_replicas(
+            self.intervals[within] = allowed_replicas(
                 np.broadcast_to(self.work_s / terms.speed, (terms.layout.top + 1, len(self.targets))),
                 self.parameters * training,
                 links.allreduce_bandwidth[:, None],
@@ -251,7 +251,7 @@ class StageTerms:
                 overlap=self.overlap,
                 accumulate=terms.accumulate,
             )
-        return self.found[within]
+        return self.intervals[within]
 
     def wait(self, target: Ints, replicas: Floats, level: Ints, threshold: float) -> Floats:
         """Minibatches that pass while replicas wait for their group's all-reduce (`formulas.group_wait`)."""

@@ -106,9 +106,9 @@ class FlushObjective:
         terms: list[Term] = []
         for key, ways in carried.items():
             terms += [(ways[0], 1.0), (ways[1], 1.0), (model.level[key], latency[key])]
-        found, most = program.number(f"X_{cut}"), 2.0 + max(latency.values())
-        program.at_most([*terms, (found, -1.0), *model.held(ending, most)], most)
-        return found
+        round_trip, most = program.number(f"X_{cut}"), 2.0 + max(latency.values())
+        program.at_most([*terms, (round_trip, -1.0), *model.held(ending, most)], most)
+        return round_trip
 
     def _expose(self) -> None:
         """Add (15). The work that hides an all-reduce is charged at the fastest device's speed."""

@@ -135,10 +135,10 @@ class MemoryConstraints:
         """A variable that is at least the sum of the terms if one of the placements is in use."""
         total = sum(factor for _, factor in terms)
         program = self.model.program
-        found = program.number(name)
+        variable = program.number(name)
         if total > 0:
-            program.at_most([*terms, (found, -1.0), *self.model.held(runs, total)], total)
-        return found
+            program.at_most([*terms, (variable, -1.0), *self.model.held(runs, total)], total)
+        return variable
 
     def _growing(
         self,

@@ -310,13 +310,13 @@ class PlacementModel:
 
     def _components(self, worker: int) -> list[tuple[int, int, int]]:
         """The components that hold a worker and the next one: level, first worker, one past the last worker."""
-        cluster, found = self.problem.cluster, [(0, worker, worker + 1)]
+        cluster, components = self.problem.cluster, [(0, worker, worker + 1)]
         for level in range(1, len(cluster.levels) + 1):
             component = cluster.component(level, worker)
             first, stop = cluster.starts(level)[component], cluster.starts(level)[component + 1]
-            if (first, stop) != found[-1][1:]:
-                found.append((level, first, stop))
-        return found[1:]
+            if (first, stop) != components[-1][1:]:
+                components.append((level, first, stop))
+        return components[1:]
 
     def _bound_levels(self, cut: int, mine: dict[tuple[int, int, int], Variable]) -> None:
         """Add (6) for one cut, whose variables λ are `mine`."""
