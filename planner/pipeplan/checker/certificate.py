@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.checker import figures
-from pipeplan.checker import states as dominance
 from pipeplan.checker.ddp_overlap import least_single_stage_pace, waits_for_update
 from pipeplan.checker.document import DOUBLE_BUFFERED, FORWARD_ONLY, STASHING, VERTICAL, PlanDocument
 from pipeplan.checker.model import CheckedModel, Flags, Floats
 from pipeplan.checker.network import UniformRates
 from pipeplan.checker.shared_cards import shared_cores_bound_s
-from pipeplan.checker.states import CertificateStates
+from pipeplan.checker.states import CertificateStates, dominated_states
 from pipeplan.checker.transitions import StageCandidates, Transitions
 from pipeplan.errors import InputError
 from pipeplan.util.files import Node
@@ -147,7 +146,7 @@ def _least_demand(steps: Transitions, states: CertificateStates) -> Floats:
     for state in np.flatnonzero(states.cut < len(steps.cuts) - 1):
         key = int(states.first[state]), int(states.span[state])
         if key not in known:
-            known[key] = dominance.dominated_states(steps.rates, key)
+            known[key] = dominated_states(steps.rates, key)
         stages, busy = int(states.stages[state]), int(states.busy[state])
         behind = slice(stages, stages + 1 if states.same_stages else None)
         replicas = slice(int(states.replicas[state]) + 1 if states.counts_replicas else None)

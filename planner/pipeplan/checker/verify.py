@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeplan.checker import model as models
 from pipeplan.checker.certificate import check_certificate
 from pipeplan.checker.ddp_overlap import ddp_pace, exposed_allreduce_s
 from pipeplan.checker.document import FLUSHING, PlanDocument
 from pipeplan.checker.figures import ROUNDING, StageFigures, copies_allreduce_s, stage_figures, weight_versions
-from pipeplan.checker.model import CheckedModel
+from pipeplan.checker.model import CheckedModel, checked_model
 from pipeplan.checker.pace import batch_parts, steady_pace, update_interval
 from pipeplan.checker.shared_cards import busiest_card_s, busiest_cores_s
 from pipeplan.checker.structure import check_options, check_structure
@@ -146,7 +145,7 @@ def verify_plan(root: Node, profile: Profile) -> list[CheckResult]:
     if profile.digest() != document.digest:
         raise InputError("the profile is not the one that the plan was made from: their digests differ")
     every = document.accumulate or 1 if document.accumulates else 1
-    model = models.checked_model(profile, document.asked, inference=document.inference, update_every=every)
+    model = checked_model(profile, document.asked, inference=document.inference, update_every=every)
     results = [_try("structure", lambda: check_structure(document, model))]
     if results[0].holds is False:
         return results

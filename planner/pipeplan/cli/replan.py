@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from pipeplan.api import cluster as named_cluster
-from pipeplan.checker import model as models
 from pipeplan.checker.document import PlanDocument
+from pipeplan.checker.model import checked_model
 from pipeplan.checker.structure import check_structure
 from pipeplan.cli.options import force_option, json_option, output_folder, plan_profile_option, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json
@@ -135,7 +135,7 @@ def _old(path: Path, folder: Path, profile_file: Path | None) -> tuple[Problem, 
     if not document.pace_s > 0:
         raise InputError(f"{file} is no plan to begin with: it states no pace")
     try:
-        check_structure(document, models.checked_model(profile, document.asked, inference=document.inference))
+        check_structure(document, checked_model(profile, document.asked, inference=document.inference))
     except InputError as error:
         raise InputError(f"{file} is no plan to begin with: {error}") from None
     problem, plan = plan_file.plan_from_document(root, profile)

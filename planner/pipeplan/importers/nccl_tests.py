@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeplan.errors import InputError
-from pipeplan.link_fit import alpha_beta as linkfit
-from pipeplan.link_fit.alpha_beta import AlphaBetaFit, TransferTime
+from pipeplan.link_fit.alpha_beta import AlphaBetaFit, TransferTime, fit_alpha_beta
 from pipeplan.util.files import Node, read_json
 from pipeplan.util.units import show_size
 
@@ -131,7 +130,7 @@ def fit_nccl_tests(run: NcclTestsRun) -> AlphaBetaFit:
     ]
     if len({size for size, _ in run.points}) < 2:
         return AlphaBetaFit(0.0, points[-1].bytes / points[-1].seconds, 0.0, 0.0)
-    fitted = linkfit.fit_alpha_beta(points)
+    fitted = fit_alpha_beta(points)
     largest = points[-1]
     if largest.bytes / fitted.bandwidth < LEAST_SHARE * largest.seconds:
         raise InputError(

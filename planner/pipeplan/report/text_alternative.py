@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from pipeplan.explanation.second_best import Alternatives
 from pipeplan.planning.verdict import TOLERANCE
-from pipeplan.report import bounds as bound_list
-from pipeplan.report import bounds as certificate
-from pipeplan.report import links as link_list
+from pipeplan.report.bounds import MAX_BOUNDS, certificate_summary
 from pipeplan.report.document import Comparison, PlanReport
 from pipeplan.report.labels import capitalised, percent_text, time_text
+from pipeplan.report.links import MAX_LINKS
 from pipeplan.report.source import ReportSource
 from pipeplan.report.timeline import ReportSimulation
 from pipeplan.run_data.run_folder import MeasuredRun
@@ -72,7 +71,7 @@ def _summary(report: PlanReport) -> Iterator[str]:
         if row.name == "data parallelism" and row.gain is not None:
             faster = "as fast" if abs(row.gain - 1) < EQUAL_PACE else f"{row.gain:.2f} times as fast"
             yield f"Data parallelism {row.remark}." if row.remark else f"That is {faster} as data parallelism."
-    yield certificate.certificate_summary(report.certificate)
+    yield certificate_summary(report.certificate)
     if report.measured is not None and report.measured["ratio"]:
         yield f"Measured is {1 / report.measured['ratio']:.0%} of the predicted pace."
 
@@ -210,8 +209,8 @@ def bound_sentences(report: PlanReport, source: ReportSource) -> Iterator[str]:
     yield f"The slowest is {first.what}: {time_text(first.seconds)} a minibatch, {first.share:.0%} of the pace."
     for row in rows[1:3]:
         yield f"Next comes {row.what}, {time_text(row.seconds)} ({row.share:.0%})."
-    if len(rows) == bound_list.MAX_BOUNDS:
-        yield f"The {bound_list.MAX_BOUNDS} busiest are listed."
+    if len(rows) == MAX_BOUNDS:
+        yield f"The {MAX_BOUNDS} busiest are listed."
 
 
 def link_sentences(report: PlanReport, source: ReportSource) -> Iterator[str]:
@@ -228,8 +227,8 @@ def link_sentences(report: PlanReport, source: ReportSource) -> Iterator[str]:
         yield "For network cards this is the average load of all traffic; for the other links it was simulated."
     if source.known is None:
         yield "Network cards are left out, because the profile is not available."
-    if len(report.links) == link_list.MAX_LINKS:
-        yield f"The {link_list.MAX_LINKS} busiest are listed."
+    if len(report.links) == MAX_LINKS:
+        yield f"The {MAX_LINKS} busiest are listed."
 
 
 def comparison_sentences(report: PlanReport, second: Alternatives | None) -> Iterator[str]:

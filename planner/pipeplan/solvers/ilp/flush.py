@@ -101,13 +101,13 @@ class FlushObjective:
     def _round_trip(self, cut: int, carried: dict[tuple[int, int, int], list[Variable]]) -> Variable:
         """Add x[p] of (14): the transfers over a cut, both ways, where a stage ends at it."""
         model, program = self.model, self.model.program
-        ending = [run for run in model.runs.all if run.end == cut]
+        ending = [placement for placement in model.placements.all if placement.end == cut]
         latency = {key: 2 * model.links.sendrecv(key[1], cut)[1] / model.unit_s for key in carried}
         terms: list[Term] = []
         for key, ways in carried.items():
             terms += [(ways[0], 1.0), (ways[1], 1.0), (model.level[key], latency[key])]
         round_trip, most = program.number(f"X_{cut}"), 2.0 + max(latency.values())
-        program.at_most([*terms, (round_trip, -1.0), *model.held(ending, most)], most)
+        program.at_most([*terms, (round_trip, -1.0), *model.in_use(ending, most)], most)
         return round_trip
 
     def _expose(self) -> None:
