@@ -24,6 +24,8 @@ from pipeplan.util.files import Node
 
 FILLING = 2
 """Updates at the beginning of an epoch that are left out."""
+FEWEST = 10
+"""Fewest steady-state minibatches of the last stage for which a pace counts as measured."""
 
 
 def hides_allreduce(plan: Plan, index: int) -> bool:
@@ -70,10 +72,6 @@ def _lines(path: Path) -> Iterator[tuple[int, int, float]]:
             continue
         if 0 <= sync_s < math.inf:
             yield epoch, minibatch, sync_s
-
-
-FEWEST = 10
-"""Fewest steady-state minibatches of the last stage for which a pace counts as measured."""
 
 
 @dataclass(frozen=True)

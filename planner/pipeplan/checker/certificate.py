@@ -28,23 +28,85 @@ from pipeplan.util.files import Node
 from pipeplan.util.units import show_time
 
 Ints = NDArray[np.intp]
-
 LARGEST_TABLE = 1 << 27
 """Largest number of entries of the table of demands, about 1 GiB."""
+LARGEST_TOLERANCE = 1e-6
+"""Largest relative tolerance that a certificate may state."""
+AGREEMENT = 1e-6
+"""Relative difference within which the bounds of two solvers are equal."""
+SCHEDULES = (STASHING, VERTICAL, DOUBLE_BUFFERED, FORWARD_ONLY)
+"""Schedules for which a certificate can be checked."""
 
 
 @dataclass(frozen=True)
-class _Closure:
-    """The certificate's claim for one space of plans, with the tables needed to check it."""
+class CertifiedSpace:
+    """A space of plans: one pipeline in each of the `copies` components of a level."""
 
-    entry: Node
-    steps: Transitions
-    states: CertificateStates
-    several: bool
-    """Whether plans of one stage are left out."""
-    least: Floats
-    """The least demand among the states that dominate a state, an array indexed by the state's cut, first worker,
-    level, stages, busy workers and replicas; infinite where there is none."""
+    level: int
+    copies: int
+
+
+def check_certificate(document: PlanDocument, model: CheckedModel) -> str | None:
+    """A sentence on the bound that the certificate proves; None where there is no certificate.
+
+    Raises an `InputError` where the certificate cannot be checked or is wrong.
+    """
+    node = document.root.get("certificate")
+    if node is None:
+        return None
+    if document.schedule not in SCHEDULES:
+        node.fail(f"no certificate can be checked for the schedule {document.schedule}")
+    if not document.cluster.uniform:
+        node.fail("no certificate can be checked where servers differ")
+    tolerance = node["tolerance"].number()
+    if tolerance > LARGEST_TOLERANCE:
+        node["tolerance"].fail(f"expected at most {LARGEST_TOLERANCE:g}, found {tolerance:g}")
+    spaces, claims = _spaces(document), set()
+    # The certificate may leave out plans of one stage; then these are evaluated one by one here.
+    several = (mark.boolean() if (mark := node.get("several")) else False) and waits_for_update(document)
+    copied = [(space.copies, document.cluster.workers // space.copies) for space in spaces if space.copies > 1]
+    bound, states = least_single_stage_pace(document, model, copied) if several else math.inf, 0
+    for entry in node["spaces"].items():
+        space = CertifiedSpace(entry["level"].integer(minimum=1), entry["copies"].integer(minimum=1))
+        stages = only.integer(minimum=1) if (only := entry.get("stages")) else None
+        if space not in spaces or (space, stages) in claims:
+            entry.fail(f"there is no such space of plans, or it is listed twice: {_describe(space)}")
+        claims.add((space, stages))
+        asked = replace(_with_stages(document, stages), several=several)
+        proven, checked = _check_space(asked, model, entry, space, tolerance)
+        bound, states = min(bound, proven), states + checked
+    for space in spaces:
+        if (space, None) not in claims and not all((space, n) in claims for n in _numbers(document, model, space)):
+            node["spaces"].fail(f"nothing is claimed of {_describe(space)}, or not of all numbers of stages")
+    bound = max(bound, shared_cores_bound_s(document, model))
+    claimed = node.get("bound_s")
+    least = claimed.number() if claimed else document.pace_s
+    if bound < least * (1 - 2 * tolerance):
+        node.fail(f"it shows only that no plan takes less than {bound!r} s, not {least!r} s")
+    stated = document.root.get("bound_s")
+    if stated and stated.number() > bound * (1 + AGREEMENT):
+        stated.fail(f"stated {stated.number()!r}, the certificate shows {bound!r}")
+    gap = 1 - bound / document.pace_s
+    if gap > 2 * tolerance:
+        return f"no plan takes less than {show_time(bound)}, {gap:.2%} below this one; states checked: {states}"
+    return f"no plan is faster by more than {2 * tolerance:.0e} of the pace; states checked: {states}"
+
+
+def _check_space(
+    document: PlanDocument, model: CheckedModel, entry: Node, space: CertifiedSpace, tolerance: float
+) -> tuple[float, int]:
+    """The pace that no plan of a space beats, in seconds per minibatch, and the number of states that were checked."""
+    among = _among(document, model, space)
+    synchronisation = among / (document.accumulate or 1 if document.accumulates else space.copies)
+    if (floor := entry.get("floor_s")) is not None:
+        if floor.number() > synchronisation * (1 + tolerance):
+            floor.fail(
+                f"the copies of the pipeline synchronise in {synchronisation!r} s, {floor.number()!r} is claimed"
+            )
+        return floor.number(), 0
+    threshold = entry["threshold_s"].number() * (1 - tolerance)
+    checked = check_closure(document, model, entry, space.level, space.copies, threshold, among)
+    return float(figures.overlapped_s(threshold / space.copies, synchronisation, document.asked.overlap)), checked
 
 
 def check_closure(
@@ -65,6 +127,20 @@ def check_closure(
         for state in at_cut:
             _check_state(closure, stretch, int(state))
     return len(states.cut)
+
+
+@dataclass(frozen=True)
+class _Closure:
+    """The certificate's claim for one space of plans, with the tables needed to check it."""
+
+    entry: Node
+    steps: Transitions
+    states: CertificateStates
+    several: bool
+    """Whether plans of one stage are left out."""
+    least: Floats
+    """The least demand among the states that dominate a state, an array indexed by the state's cut, first worker,
+    level, stages, busy workers and replicas; infinite where there is none."""
 
 
 @dataclass(frozen=True)
@@ -153,85 +229,6 @@ def _least_demand(steps: Transitions, states: CertificateStates) -> Floats:
         part = least[int(states.cut[state])][:, :, behind, busy:, replicas]
         part[known[key]] = np.minimum(part[known[key]], states.demand[state])
     return least
-
-
-LARGEST_TOLERANCE = 1e-6
-"""Largest relative tolerance that a certificate may state."""
-AGREEMENT = 1e-6
-"""Relative difference within which the bounds of two solvers are equal."""
-SCHEDULES = (STASHING, VERTICAL, DOUBLE_BUFFERED, FORWARD_ONLY)
-"""Schedules for which a certificate can be checked."""
-
-
-@dataclass(frozen=True)
-class CertifiedSpace:
-    """A space of plans: one pipeline in each of the `copies` components of a level."""
-
-    level: int
-    copies: int
-
-
-def check_certificate(document: PlanDocument, model: CheckedModel) -> str | None:
-    """A sentence on the bound that the certificate proves; None where there is no certificate.
-
-    Raises an `InputError` where the certificate cannot be checked or is wrong.
-    """
-    node = document.root.get("certificate")
-    if node is None:
-        return None
-    if document.schedule not in SCHEDULES:
-        node.fail(f"no certificate can be checked for the schedule {document.schedule}")
-    if not document.cluster.uniform:
-        node.fail("no certificate can be checked where servers differ")
-    tolerance = node["tolerance"].number()
-    if tolerance > LARGEST_TOLERANCE:
-        node["tolerance"].fail(f"expected at most {LARGEST_TOLERANCE:g}, found {tolerance:g}")
-    spaces, claims = _spaces(document), set()
-    # The certificate may leave out plans of one stage; then these are evaluated one by one here.
-    several = (mark.boolean() if (mark := node.get("several")) else False) and waits_for_update(document)
-    copied = [(space.copies, document.cluster.workers // space.copies) for space in spaces if space.copies > 1]
-    bound, states = least_single_stage_pace(document, model, copied) if several else math.inf, 0
-    for entry in node["spaces"].items():
-        space = CertifiedSpace(entry["level"].integer(minimum=1), entry["copies"].integer(minimum=1))
-        stages = only.integer(minimum=1) if (only := entry.get("stages")) else None
-        if space not in spaces or (space, stages) in claims:
-            entry.fail(f"there is no such space of plans, or it is listed twice: {_describe(space)}")
-        claims.add((space, stages))
-        asked = replace(_with_stages(document, stages), several=several)
-        proven, checked = _check_space(asked, model, entry, space, tolerance)
-        bound, states = min(bound, proven), states + checked
-    for space in spaces:
-        if (space, None) not in claims and not all((space, n) in claims for n in _numbers(document, model, space)):
-            node["spaces"].fail(f"nothing is claimed of {_describe(space)}, or not of all numbers of stages")
-    bound = max(bound, shared_cores_bound_s(document, model))
-    claimed = node.get("bound_s")
-    least = claimed.number() if claimed else document.pace_s
-    if bound < least * (1 - 2 * tolerance):
-        node.fail(f"it shows only that no plan takes less than {bound!r} s, not {least!r} s")
-    stated = document.root.get("bound_s")
-    if stated and stated.number() > bound * (1 + AGREEMENT):
-        stated.fail(f"stated {stated.number()!r}, the certificate shows {bound!r}")
-    gap = 1 - bound / document.pace_s
-    if gap > 2 * tolerance:
-        return f"no plan takes less than {show_time(bound)}, {gap:.2%} below this one; states checked: {states}"
-    return f"no plan is faster by more than {2 * tolerance:.0e} of the pace; states checked: {states}"
-
-
-def _check_space(
-    document: PlanDocument, model: CheckedModel, entry: Node, space: CertifiedSpace, tolerance: float
-) -> tuple[float, int]:
-    """The pace that no plan of a space beats, in seconds per minibatch, and the number of states that were checked."""
-    among = _among(document, model, space)
-    synchronisation = among / (document.accumulate or 1 if document.accumulates else space.copies)
-    if (floor := entry.get("floor_s")) is not None:
-        if floor.number() > synchronisation * (1 + tolerance):
-            floor.fail(
-                f"the copies of the pipeline synchronise in {synchronisation!r} s, {floor.number()!r} is claimed"
-            )
-        return floor.number(), 0
-    threshold = entry["threshold_s"].number() * (1 - tolerance)
-    checked = check_closure(document, model, entry, space.level, space.copies, threshold, among)
-    return float(figures.overlapped_s(threshold / space.copies, synchronisation, document.asked.overlap)), checked
 
 
 def _spaces(document: PlanDocument) -> list[CertifiedSpace]:

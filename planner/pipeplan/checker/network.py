@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from pipeplan.cluster_data.cluster import Cluster, Level
 
+Floats = NDArray[np.float64]
+
 
 class LinkRates(NamedTuple):
     """The rates of one link, or of the slowest link among several."""
@@ -99,9 +101,6 @@ def _card(cluster: Cluster, number: int, level: Level, component: int, which: in
 def _slowest(links: Sequence[LinkRates]) -> LinkRates:
     message, allreduce, latency = zip(*links, strict=True)
     return LinkRates(min(message), min(allreduce), max(latency))
-
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

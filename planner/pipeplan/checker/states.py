@@ -18,7 +18,6 @@ from pipeplan.checker.transitions import Transitions
 from pipeplan.util.files import LARGEST, Node
 
 Ints = NDArray[np.intp]
-
 DEMAND_SLACK = 1e-14
 """Relative amount by which demands are lowered, so that a sum in another order does not exceed them."""
 

@@ -23,6 +23,62 @@ CLOSE = 1e-9
 """Relative tolerance: adding in another order changes a sum by far less, any wrong figure by far more."""
 
 
+@dataclass(frozen=True)
+class CheckResult:
+    """The result of one check."""
+
+    what: str
+    """The property that was checked."""
+    holds: bool | None
+    """Whether it holds; None where it could not be checked."""
+    text: str
+    """A summary, or the reason why the property does not hold or was not checked."""
+
+    @property
+    def line(self) -> str:
+        """The result as a line of text, such as `memory: ok, …`."""
+        verdict = {True: "ok", False: "wrong", None: "not checked"}[self.holds]
+        return f"{self.what}: {verdict}, {self.text}"
+
+
+def verify_plan(root: Node, profile: Profile) -> list[CheckResult]:
+    """Check a plan.json against the profile that it was made from.
+
+    Stops after the structure where that is wrong, because the other checks would be meaningless. Raises an `InputError`
+    where plan.json is malformed or was made from another profile.
+    """
+    document = PlanDocument.of(root)
+    if profile.digest() != document.digest:
+        raise InputError("the profile is not the one that the plan was made from: their digests differ")
+    every = document.accumulate or 1 if document.accumulates else 1
+    model = checked_model(profile, document.asked, inference=document.inference, update_every=every)
+    results = [_try("structure", lambda: check_structure(document, model))]
+    if results[0].holds is False:
+        return results
+    results.append(_try("constraints", lambda: check_options(document, model)))
+    costs = stage_figures(document, model)
+    results.append(_try("pace", lambda: check_pace(document, model, costs)))
+    results.append(_try("stages", lambda: check_stages(document, model, costs)))
+    results.append(_try("memory", lambda: check_memory(document, costs)))
+    results.append(_try("optimality", lambda: check_certificate(document, model), _reason(document)))
+    return results
+
+
+def _try(what: str, check: Callable[[], str | None], unchecked: str = "") -> CheckResult:
+    """The result of a check that returns its summary, or None where it could not check, or raises an `InputError`."""
+    try:
+        text = check()
+    except InputError as error:
+        return CheckResult(what, False, str(error))
+    return CheckResult(what, None, unchecked) if text is None else CheckResult(what, True, text)
+
+
+def _reason(document: PlanDocument) -> str:
+    """The reason why a plan has no certificate."""
+    note = document.root.get("certificate_note")
+    return note.text() if note else "plan.json has no certificate"
+
+
 def check_pace(document: PlanDocument, model: CheckedModel, figures: tuple[StageFigures, ...]) -> str:
     """Check that the stated pace is that of the slowest resource, and return it in words.
 
@@ -115,59 +171,3 @@ def _same(stated: Node, computed: float) -> None:
     value = stated.number()
     if not abs(value - computed) <= CLOSE * max(abs(computed), abs(value)):
         stated.fail(f"stated {value!r}, found {computed!r}")
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """The result of one check."""
-
-    what: str
-    """The property that was checked."""
-    holds: bool | None
-    """Whether it holds; None where it could not be checked."""
-    text: str
-    """A summary, or the reason why the property does not hold or was not checked."""
-
-    @property
-    def line(self) -> str:
-        """The result as a line of text, such as `memory: ok, …`."""
-        verdict = {True: "ok", False: "wrong", None: "not checked"}[self.holds]
-        return f"{self.what}: {verdict}, {self.text}"
-
-
-def verify_plan(root: Node, profile: Profile) -> list[CheckResult]:
-    """Check a plan.json against the profile that it was made from.
-
-    Stops after the structure where that is wrong, because the other checks would be meaningless. Raises an `InputError`
-    where plan.json is malformed or was made from another profile.
-    """
-    document = PlanDocument.of(root)
-    if profile.digest() != document.digest:
-        raise InputError("the profile is not the one that the plan was made from: their digests differ")
-    every = document.accumulate or 1 if document.accumulates else 1
-    model = checked_model(profile, document.asked, inference=document.inference, update_every=every)
-    results = [_try("structure", lambda: check_structure(document, model))]
-    if results[0].holds is False:
-        return results
-    results.append(_try("constraints", lambda: check_options(document, model)))
-    costs = stage_figures(document, model)
-    results.append(_try("pace", lambda: check_pace(document, model, costs)))
-    results.append(_try("stages", lambda: check_stages(document, model, costs)))
-    results.append(_try("memory", lambda: check_memory(document, costs)))
-    results.append(_try("optimality", lambda: check_certificate(document, model), _reason(document)))
-    return results
-
-
-def _try(what: str, check: Callable[[], str | None], unchecked: str = "") -> CheckResult:
-    """The result of a check that returns its summary, or None where it could not check, or raises an `InputError`."""
-    try:
-        text = check()
-    except InputError as error:
-        return CheckResult(what, False, str(error))
-    return CheckResult(what, None, unchecked) if text is None else CheckResult(what, True, text)
-
-
-def _reason(document: PlanDocument) -> str:
-    """The reason why a plan has no certificate."""
-    note = document.root.get("certificate_note")
-    return note.text() if note else "plan.json has no certificate"

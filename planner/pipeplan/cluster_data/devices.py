@@ -23,7 +23,6 @@ DEVICE_FORMAT = "pipeplan-device"
 DEVICE_VERSION = 1
 LOCAL_DEVICES = ("cpu", "cuda")
 """Values of `--device` that stand for a device of this machine, which is measured and not estimated for."""
-
 OPERATOR_KINDS = (
     "matmul",
     "convolution",
@@ -37,8 +36,13 @@ OPERATOR_KINDS = (
 )
 """Kinds of operator. `weight_gradient` is the weight gradient of a convolution; `recurrent` is the part of a recurrent
 step that cannot start before the previous step is done."""
-
 ARITHMETICS = ("float64", "float32", "tf32", "float16", "bfloat16")
+_COMMON_WORDS = {
+    *("nvidia", "tesla", "geforce", "amd", "intel", "r", "tm", "cpu", "gpu", "gb", "gib", "core", "processor"),
+    *("pcie", "sxm", "sxm2", "sxm3", "sxm4", "sxm5"),
+}
+"""Words in the names of devices that do not distinguish one device from another."""
+_KINDS = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -237,14 +241,6 @@ def _table(node: Node, names: tuple[str, ...], also: set[str] | None = None) -> 
     """The fields of a table whose keys are in `names`. Other keys than these and those in `also` are refused."""
     node.refuse_others({*names, *(also or ())})
     return {key: node[key] for key in node.mapping() if key in names}
-
-
-_COMMON_WORDS = {
-    *("nvidia", "tesla", "geforce", "amd", "intel", "r", "tm", "cpu", "gpu", "gb", "gib", "core", "processor"),
-    *("pcie", "sxm", "sxm2", "sxm3", "sxm4", "sxm5"),
-}
-"""Words in the names of devices that do not distinguish one device from another."""
-_KINDS = ("cpu", "cuda")
 
 
 def device_mismatch(profile: Profile, cluster: Cluster) -> str:

@@ -17,6 +17,8 @@ EXPENSIVE_SHARE = 0.5
 """Share of the total time that the expensive layers take together."""
 EQUAL_TIME_RATIO = 0.99
 """Ratio of two times from which on they count as equal."""
+MIN_REPEATS, MAX_BLOCK = 3, 60
+"""Smallest number of equal blocks in a row, and largest number of chains in a block."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,6 @@ def _in_order(profile: Profile, before: dict[str, list[str]], after: dict[str, l
             if not left[name]:
                 heapq.heappush(ready, position[name])
     return ordered
-
-
-MIN_REPEATS, MAX_BLOCK = 3, 60
-"""Smallest number of equal blocks in a row, and largest number of chains in a block."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ from pipeplan.plan.plan import Plan
 from pipeplan.problem.problem import Problem
 from pipeplan.util.text import one_line
 
+WIDTH = 88
+"""Default line width of Python formatters."""
+
 
 def header_lines(target: ExportTarget, problem: Problem, plan: Plan) -> list[str]:
     """Lines for a comment, without control characters whatever the names contain."""
@@ -21,10 +24,6 @@ def header_lines(target: ExportTarget, problem: Problem, plan: Plan) -> list[str
         one_line(f"Made by pipeplan {__version__} for {target.title}."),
         one_line(f"The plan {plan.config} of {model} on {cluster}: {settings}."),
     ]
-
-
-WIDTH = 88
-"""Default line width of Python formatters."""
 
 
 def python_literal(value: object) -> str:

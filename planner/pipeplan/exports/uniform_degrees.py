@@ -20,6 +20,8 @@ from pipeplan.problem.problem import Options, Problem
 from pipeplan.simulation.scenario import pass_order
 from pipeplan.util.units import show_time
 
+FILE = "schedule.csv"
+
 
 @dataclass(frozen=True)
 class GridDegrees:
@@ -150,9 +152,6 @@ def _least_s(problem: Problem, plan: Plan, grid: GridDegrees, in_flight: list[in
         latency += times.pass_s + times.round_trip_s
         least = max(least, latency / in_flight[index] / grid.replicas)
     return least
-
-
-FILE = "schedule.csv"
 
 
 def torch_schedule_name(plan: Plan) -> str:

@@ -20,13 +20,15 @@ from pipeplan.cost import formulas
 from pipeplan.link_fit.find_levels import Nesting
 
 Floats = NDArray[np.float64]
-
 TOLERATED = 0.1
 """Relative error beyond which the loss grows linearly instead of quadratically."""
 LEAST_WEIGHT = 0.1
 """Smallest weight of a size. The largest size has weight 1, and a quarter of its bytes have weight 1/2."""
 _ROUNDS = 30
 _SHARES = 97
+MESSAGE, TOGETHER, RING = "message", "together", "ring"
+"""Kinds of measurements: one pair exchanges messages in both directions, several pairs do so at once, or a group runs
+an all-reduce."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +127,6 @@ def _losses(rows: Floats, middle: Floats, importance: Floats) -> Floats:
     loss = np.where(off <= TOLERATED, off**2 / 2, TOLERATED * (off - TOLERATED / 2))
     total: Floats = (importance * loss).sum(axis=1)
     return total
-
-
-MESSAGE, TOGETHER, RING = "message", "together", "ring"
-"""Kinds of measurements: one pair exchanges messages in both directions, several pairs do so at once, or a group runs
-an all-reduce."""
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ USABLE_SHARE = 0.95
 """Share of the free memory that may be used. The rest is for memory that is not allocated through the C library."""
 _REQUESTED = re.compile(r"tried to allocate (\d+) bytes")
 _OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "could not create a memory")
+CALL_LABEL = "pipeplan call"
+"""Label of a measured call in the profiler's records."""
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:
@@ -165,10 +167,6 @@ def check_fits_in_memory(ref: str, traced: TracedModel, minibatch: int, free: in
             f"{ref!r} at minibatch {minibatch} does not fit in memory: {step_memory_text(traced, minibatch)}, and "
             f"{show_size(free)} are free; try a smaller --batch"
         )
-
-
-CALL_LABEL = "pipeplan call"
-"""Label of a measured call in the profiler's records."""
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,17 @@ DRIFT_BOUND = 0.05
 """Relative change of the total, from the first to the last third of the passes, above which it is reported."""
 DRIFT_STANDARD_ERRORS = 4.0
 """Number of standard errors that a change must exceed to count as drift."""
+MEASURING_BUDGET_S = 25.0
+"""Time limit of the measured passes if their number is not given."""
+MIN_MEASURED_PASSES, MAX_MEASURED_PASSES = 3, 200
+"""Smallest and largest number of measured passes if the number is not given."""
+MIN_MEASURING_S = 1.0
+"""Least duration of the measurement if the number of passes is not given, to notice changes of the machine's speed."""
+LONG_PASS_S = 1.0
+"""Duration of a long pass. One long pass suffices to warm up. It also leaves nothing in the caches for the next pass,
+so that the whole model need not run after every pass over the layers."""
+WHOLE_EVERY = 3
+"""If passes are long, the whole model runs after each of the first `WHOLE_EVERY` passes, then after one in so many."""
 
 
 @dataclass
@@ -143,19 +154,6 @@ def sample_notes(samples: Samples) -> tuple[str, ...]:
             "standard error)"
         )
     return tuple(notes)
-
-
-MEASURING_BUDGET_S = 25.0
-"""Time limit of the measured passes if their number is not given."""
-MIN_MEASURED_PASSES, MAX_MEASURED_PASSES = 3, 200
-"""Smallest and largest number of measured passes if the number is not given."""
-MIN_MEASURING_S = 1.0
-"""Least duration of the measurement if the number of passes is not given, to notice changes of the machine's speed."""
-LONG_PASS_S = 1.0
-"""Duration of a long pass. One long pass suffices to warm up. It also leaves nothing in the caches for the next pass,
-so that the whole model need not run after every pass over the layers."""
-WHOLE_EVERY = 3
-"""If passes are long, the whole model runs after each of the first `WHOLE_EVERY` passes, then after one in so many."""
 
 
 class Passes:

@@ -26,64 +26,6 @@ if TYPE_CHECKING:
     from pipeplan.solvers.result import Result
 
 
-def launch_file_text(
-    plan: Path,
-    launcher: Launcher | None,
-    settings: Mapping[str, Any],
-    *,
-    template: Path | None = None,
-    output: Path | None = None,
-    command: str = "pipeplan render",
-) -> str:
-    """The text of a file that starts the plan of a folder, rendered from the template of `launcher` or of the user.
-
-    `template` is the user's. `settings` are those of `launcher`; without one they are any variables for `template`.
-    `output` is where the text will be written: outside the plan folder it has to name that folder. Raises `InputError`.
-    """
-    path = plan_file.plan_file(plan)
-    root, folder = plan_file.read_plan_document(plan), path.parent.resolve()
-    beside = output is None or output.parent.resolve() == folder
-    context = TemplateContext.of(root, command=command, plan_folder=str(folder), beside=beside)
-    variables = launcher.variables(context, settings) if launcher else context.variables() | dict(settings)
-    if template is not None:
-        return render_user_template(template, variables)
-    assert launcher is not None, "a kind or a template must be given"
-    return load_template(launcher.template).render(variables)
-
-
-def launch_file_path(plan: Path, launcher: Launcher | None, template: Path | None, output: Path | None) -> Path:
-    """Path of the file: `output`, else a file in the plan folder named after the user's template or the kind."""
-    if output is not None:
-        return output
-    if template is not None:
-        name = template.name.removesuffix(".j2").removesuffix(".jinja2").removesuffix(".jinja")
-        return plan_file.plan_file(plan).parent / name
-    assert launcher is not None
-    return plan_file.plan_file(plan).parent / launcher.file_name
-
-
-def write_launch_file(
-    path: Path, content: str, launcher: Launcher | None, template: Path | None = None, *, force: bool = False
-) -> None:
-    """Write the file, in full or not at all. Raises `InputError` if another one exists, unless `force` is given."""
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: name the file to write with -o")
-    if path.exists() and not force and path.is_file() and path.read_bytes() != content.encode():
-        raise InputError(f"{path} exists with another content: give another file with -o, or --force")
-    if template is not None:
-        # A template that can be run becomes a file that can be run.
-        mode = stat.S_IMODE(template.stat().st_mode) if template.exists() else 0o644
-    else:
-        mode = launcher.mode if launcher else 0o644
-    write_text(path, content, mode=mode)
-
-
-def launch_script(document: Mapping[str, Any]) -> str:
-    """The text of launch.sh for a plan.json. Every value in it is quoted for the shell."""
-    context = TemplateContext.of(Node(document, "the plan"))
-    return load_template(LOCAL.template).render(LOCAL.variables(context, {}))
-
-
 def refuse_to_overwrite_plan(folder: Path, force: bool) -> None:
     """Raise `InputError` if a plan cannot, or must not, be written to `folder`."""
     if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
@@ -162,3 +104,61 @@ def write_disagreement(results: tuple[Result, ...], folder: Path) -> list[Path]:
         )
         paths.append(path)
     return paths
+
+
+def launch_file_text(
+    plan: Path,
+    launcher: Launcher | None,
+    settings: Mapping[str, Any],
+    *,
+    template: Path | None = None,
+    output: Path | None = None,
+    command: str = "pipeplan render",
+) -> str:
+    """The text of a file that starts the plan of a folder, rendered from the template of `launcher` or of the user.
+
+    `template` is the user's. `settings` are those of `launcher`; without one they are any variables for `template`.
+    `output` is where the text will be written: outside the plan folder it has to name that folder. Raises `InputError`.
+    """
+    path = plan_file.plan_file(plan)
+    root, folder = plan_file.read_plan_document(plan), path.parent.resolve()
+    beside = output is None or output.parent.resolve() == folder
+    context = TemplateContext.of(root, command=command, plan_folder=str(folder), beside=beside)
+    variables = launcher.variables(context, settings) if launcher else context.variables() | dict(settings)
+    if template is not None:
+        return render_user_template(template, variables)
+    assert launcher is not None, "a kind or a template must be given"
+    return load_template(launcher.template).render(variables)
+
+
+def launch_file_path(plan: Path, launcher: Launcher | None, template: Path | None, output: Path | None) -> Path:
+    """Path of the file: `output`, else a file in the plan folder named after the user's template or the kind."""
+    if output is not None:
+        return output
+    if template is not None:
+        name = template.name.removesuffix(".j2").removesuffix(".jinja2").removesuffix(".jinja")
+        return plan_file.plan_file(plan).parent / name
+    assert launcher is not None
+    return plan_file.plan_file(plan).parent / launcher.file_name
+
+
+def write_launch_file(
+    path: Path, content: str, launcher: Launcher | None, template: Path | None = None, *, force: bool = False
+) -> None:
+    """Write the file, in full or not at all. Raises `InputError` if another one exists, unless `force` is given."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name the file to write with -o")
+    if path.exists() and not force and path.is_file() and path.read_bytes() != content.encode():
+        raise InputError(f"{path} exists with another content: give another file with -o, or --force")
+    if template is not None:
+        # A template that can be run becomes a file that can be run.
+        mode = stat.S_IMODE(template.stat().st_mode) if template.exists() else 0o644
+    else:
+        mode = launcher.mode if launcher else 0o644
+    write_text(path, content, mode=mode)
+
+
+def launch_script(document: Mapping[str, Any]) -> str:
+    """The text of launch.sh for a plan.json. Every value in it is quoted for the shell."""
+    context = TemplateContext.of(Node(document, "the plan"))
+    return load_template(LOCAL.template).render(LOCAL.variables(context, {}))

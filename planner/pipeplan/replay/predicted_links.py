@@ -21,6 +21,9 @@ from pipeplan.replay.scaling import Scaling
 from pipeplan.util.files import Node
 
 _WAYS = {"out": contention.OUTGOING, "in": contention.INCOMING}
+STEP_S = 0.002
+"""Least seconds of a ring, of the emulation. Shorter rings are bound by the cost of messages and not by links."""
+LEAST_BUCKET_BYTES = 2**16
 
 
 def with_predictions(uses: Sequence[LinkUse], servers: NetworkPart, root: Node) -> tuple[LinkUse, ...]:
@@ -58,11 +61,6 @@ def unshaped_levels(cluster: Cluster, servers: NetworkPart) -> tuple[str, ...]:
         for level in range(len(cluster.levels))
         if counts[level] > counts[level + 1] and level not in shaped
     )
-
-
-STEP_S = 0.002
-"""Least seconds of a ring, of the emulation. Shorter rings are bound by the cost of messages and not by links."""
-LEAST_BUCKET_BYTES = 2**16
 
 
 @dataclass(frozen=True)

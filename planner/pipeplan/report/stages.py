@@ -11,6 +11,11 @@ from pipeplan.report.timeline import ReportSimulation
 from pipeplan.util.files import Node
 from pipeplan.util.text import one_line
 
+MAX_MEMORY_STAGES = 100
+"""Most stages that are shown."""
+MAX_MEMORY_POINTS = 8_000
+"""Most points of all stages together."""
+
 
 def stage_rows(source: ReportSource) -> list[StageRow]:
     """One row for every stage, from the input to the output."""
@@ -99,12 +104,6 @@ def placement_rows(source: ReportSource, most_servers: int) -> list[dict[str, ob
         workers = range(starts[server], starts[server + 1])
         rows.append({"server": server, "workers": [[worker, stage_of.get(worker, -1)] for worker in workers]})
     return rows
-
-
-MAX_MEMORY_STAGES = 100
-"""Most stages that are shown."""
-MAX_MEMORY_POINTS = 8_000
-"""Most points of all stages together."""
 
 
 def memory_rows(

@@ -23,6 +23,25 @@ MAX_PASSES = 40_000
 """Most forward and backward passes that are simulated with shared network cards, which takes a few seconds."""
 MAX_PASSES_WITHOUT_CARDS = 120_000
 """Most passes that are simulated without shared network cards."""
+MAX_LANES = 64
+MAX_INTERVALS = 12_000
+"""Most intervals that are drawn, and as many that are measured."""
+STEADY_TOLERANCE, STEADY_TOLERANCE_FACTOR = 0.01, 2.0
+"""A round is steady if its pace differs from the steady pace by at most the share `STEADY_TOLERANCE`, or by at most
+`STEADY_TOLERANCE_FACTOR` times the largest difference among the rounds that the steady pace was measured on."""
+MIN_SHOWN_BEATS, MIN_SHOWN_MINIBATCHES = 3, 8
+"""Number of beats of the steady part that are shown, and least number of minibatches."""
+MAX_BEAT = 64
+"""Most minibatches of a beat, unless it is given by the schedule or the replicas."""
+LaneInterval = tuple[int, int, int, float, float]
+"""Lane, kind, number, start and end (in seconds)."""
+_NAMES = ("lane", "kind", "number", "start_s", "end_s")
+_KIND = {
+    "F": INTERVAL_KINDS.index("forward"),
+    "B": INTERVAL_KINDS.index("backward"),
+    "U": INTERVAL_KINDS.index("update"),
+}
+_REDUCE = INTERVAL_KINDS.index("all-reduce")
 
 
 @dataclass(frozen=True)
@@ -54,28 +73,6 @@ def simulate_for_report(scenario: Scenario) -> ReportSimulation:
         remark += "." if count == wanted else f", and it covers only {count} minibatches."
     replayed = simulate_schedule(scenario, count)
     return ReportSimulation(scenario, replayed, count, metrics.summarise_simulation(scenario, replayed, count), remark)
-
-
-MAX_LANES = 64
-MAX_INTERVALS = 12_000
-"""Most intervals that are drawn, and as many that are measured."""
-STEADY_TOLERANCE, STEADY_TOLERANCE_FACTOR = 0.01, 2.0
-"""A round is steady if its pace differs from the steady pace by at most the share `STEADY_TOLERANCE`, or by at most
-`STEADY_TOLERANCE_FACTOR` times the largest difference among the rounds that the steady pace was measured on."""
-MIN_SHOWN_BEATS, MIN_SHOWN_MINIBATCHES = 3, 8
-"""Number of beats of the steady part that are shown, and least number of minibatches."""
-MAX_BEAT = 64
-"""Most minibatches of a beat, unless it is given by the schedule or the replicas."""
-
-LaneInterval = tuple[int, int, int, float, float]
-"""Lane, kind, number, start and end (in seconds)."""
-_NAMES = ("lane", "kind", "number", "start_s", "end_s")
-_KIND = {
-    "F": INTERVAL_KINDS.index("forward"),
-    "B": INTERVAL_KINDS.index("backward"),
-    "U": INTERVAL_KINDS.index("update"),
-}
-_REDUCE = INTERVAL_KINDS.index("all-reduce")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,11 @@ _ACTIONS = {
     UPDATE: ActionKind.UPDATE,
     ALL_REDUCE: ActionKind.REDUCE,
 }
+MOST_ROWS = 32
+"""Largest number of workers that are drawn."""
+_STYLES = {ActionKind.FORWARD: "cyan", ActionKind.BACKWARD: "magenta", ActionKind.UPDATE: "yellow"}
+# The number of a pass is followed by dashes for forward and double dashes for backward, to be read without colours.
+_FILL = {ActionKind.FORWARD: "-", ActionKind.BACKWARD: "=", ActionKind.UPDATE: "~"}
 
 
 class Bar(NamedTuple):
@@ -164,13 +169,6 @@ def lanes_within(lanes: Sequence[Lane], scenario: Scenario, minibatches: int) ->
         )
         kept.append(Lane(lane.worker, lane.stage, lane.replica, bars))
     return kept
-
-
-MOST_ROWS = 32
-"""Largest number of workers that are drawn."""
-_STYLES = {ActionKind.FORWARD: "cyan", ActionKind.BACKWARD: "magenta", ActionKind.UPDATE: "yellow"}
-# The number of a pass is followed by dashes for forward and double dashes for backward, to be read without colours.
-_FILL = {ActionKind.FORWARD: "-", ActionKind.BACKWARD: "=", ActionKind.UPDATE: "~"}
 
 
 class Mark(NamedTuple):

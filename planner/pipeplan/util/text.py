@@ -6,14 +6,13 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
+MOST_NAMES = 24
+"""At most so many names are listed."""
+
 
 def one_line(value: object) -> str:
     """Replace line breaks and control characters by spaces, for a line of output or a comment in a script."""
     return "".join(character if character.isprintable() else " " for character in str(value))
-
-
-MOST_NAMES = 24
-"""At most so many names are listed."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -29,6 +29,9 @@ from pipeplan.solvers.dp.worker_ranges import ComponentLayout
 
 # The number of states that are compared with all kept states at a time.
 _CHUNK = 128
+_COLUMNS = ("first", "level", "stages", "workers", "replicas", "depth", "recompute", "end", "source")
+# Cuts are sorted by blocks first, and within a block when the search reaches it, which makes far fewer pieces.
+_BLOCK = 32
 
 
 @dataclass(frozen=True)
@@ -120,9 +123,6 @@ class SearchStates:
         return self._column(8)
 
 
-_COLUMNS = ("first", "level", "stages", "workers", "replicas", "depth", "recompute", "end", "source")
-
-
 def undominated_states(states: SearchStates, layout: ComponentLayout, counting: StateCounts) -> SearchStates:
     """The states that no other dominates; of equal states the first in a fixed order."""
     if not counting.any and states.extra is None:
@@ -179,10 +179,6 @@ def dominates(
     if counting.workers:
         result &= states.workers[some][:, None] <= states.workers[others][None, :]
     return result
-
-
-# Cuts are sorted by blocks first, and within a block when the search reaches it, which makes far fewer pieces.
-_BLOCK = 32
 
 
 class StatePool:
