@@ -203,9 +203,9 @@ def _busy(node: Node, inference: bool, shared: bool) -> tuple[BusyTimes, float]:
         node.fail("`cpu_s` and `other_s` are missing: the run is of an older version, so run it again")
     forward = node["forward_s"]["measured"]
     needed = [forward] if inference else [forward, node["backward_s"]["measured"]]
-    for one in needed:
-        if one.number() <= 0:
-            one.fail("measured no time at all: there is nothing to calibrate by, so run it again")
+    for field in needed:
+        if field.number() <= 0:
+            field.fail("measured no time at all: there is nothing to calibrate by, so run it again")
     busy = BusyTimes(
         forward_s=forward.number(),
         backward_s=0.0 if inference else node["backward_s"]["measured"].number(),

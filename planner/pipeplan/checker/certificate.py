@@ -72,8 +72,8 @@ def check_certificate(document: PlanDocument, model: CheckedModel) -> str | None
         if space not in spaces or (space, stages) in claims:
             entry.fail(f"there is no such space of plans, or it is listed twice: {_describe(space)}")
         claims.add((space, stages))
-        asked = replace(_with_stages(document, stages), several=several)
-        proven, checked = _check_space(asked, model, entry, space, tolerance)
+        restricted = replace(_with_stages(document, stages), several=several)
+        proven, checked = _check_space(restricted, model, entry, space, tolerance)
         bound, states = min(bound, proven), states + checked
     for space in spaces:
         if (space, None) not in claims and not all((space, n) in claims for n in _numbers(document, model, space)):
@@ -106,7 +106,7 @@ def _check_space(
         return floor.number(), 0
     threshold = entry["threshold_s"].number() * (1 - tolerance)
     checked = check_closure(document, model, entry, space.level, space.copies, threshold, among)
-    return float(figures.overlapped_s(threshold / space.copies, synchronisation, document.asked.overlap)), checked
+    return float(figures.overlapped_s(threshold / space.copies, synchronisation, document.options.overlap)), checked
 
 
 def check_closure(
@@ -119,7 +119,7 @@ def check_closure(
     to a state that the certificate does not cover.
     """
     steps = Transitions.of(document, model, level, copies, threshold, among_s)
-    states = CertificateStates.of(entry, steps, document.asked)
+    states = CertificateStates.of(entry, steps, document.options)
     closure = _Closure(entry, steps, states, document.several, _least_demand(steps, states))
     for cut in np.unique(states.cut):
         at_cut = np.flatnonzero(states.cut == cut)
@@ -237,26 +237,26 @@ def _spaces(document: PlanDocument) -> list[CertifiedSpace]:
     spaces = [CertifiedSpace(len(cluster.levels), 1)]
     spans = UniformRates.of(cluster).spans
     for level in range(len(cluster.levels) - 1, 0, -1):
-        enough = spans[level] >= max(2, document.asked.stages or 1)
+        enough = spans[level] >= max(2, document.options.stages or 1)
         # A level that joins one component has the same components as the one inside it.
-        if document.asked.allow_copies and enough and spans[level] < spans[spaces[-1].level]:
+        if document.options.allow_copies and enough and spans[level] < spans[spaces[-1].level]:
             spaces.append(CertifiedSpace(level, cluster.workers // spans[level]))
     return spaces
 
 
 def _with_stages(document: PlanDocument, stages: int | None) -> PlanDocument:
     """The document with the options changed to ask for exactly so many stages."""
-    return document if stages is None else replace(document, asked=replace(document.asked, stages=stages))
+    return document if stages is None else replace(document, options=replace(document.options, stages=stages))
 
 
 def _numbers(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -> range:
     """All numbers of stages that plans of a space may have."""
-    asked = document.asked
-    if asked.stages is not None:
-        return range(asked.stages, asked.stages + 1)
+    options = document.options
+    if options.stages is not None:
+        return range(options.stages, options.stages + 1)
     workers = document.cluster.workers // space.copies
-    most = min(len(model.blocks), workers, asked.max_stages or workers)
-    return range(max((stage for _, stage in asked.pins), default=1), most + 1)
+    most = min(len(model.blocks), workers, options.max_stages or workers)
+    return range(max((stage for _, stage in options.pins), default=1), most + 1)
 
 
 def _among(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -> float:

@@ -143,7 +143,7 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
     hops, lanes = [FREE], 1
     if not last:
         hops = [network.among([*document.of_copy(c, index), *document.of_copy(c, index + 1)]) for c in range(copies)]
-        if document.asked.boundary == "parallel":
+        if document.options.boundary == "parallel":
             lanes = min(replicas, len(document.stages[index + 1].workers) // copies)
     saved = float(model.saved[inside].sum())
     minibatch = received + (0.0 if stage.recompute else saved + sent)

@@ -94,7 +94,7 @@ class CheckedModel:
         return forward, backward
 
 
-def checked_model(profile: Profile, asked: CheckedOptions, *, inference: bool, update_every: int = 1) -> CheckedModel:
+def checked_model(profile: Profile, options: CheckedOptions, *, inference: bool, update_every: int = 1) -> CheckedModel:
     """The model of a profile, for training or for inference (no backward pass, no gradients, no saved activations).
 
     `update_every` is the number of minibatches per update where all stages have it in common, otherwise 1. Raises an
@@ -111,9 +111,13 @@ def checked_model(profile: Profile, asked: CheckedOptions, *, inference: bool, u
         )
         for tensor in profile.tensors
     )
-    groups = [*profile.together, *asked.together]
-    groups += [(edge.producer, *edge.consumers) for edge in profile.tensors if edge.producer in asked.no_cut_after]
-    for name in (*(name for group in groups for name in group), *asked.no_cut_after, *(pin for pin, _ in asked.pins)):
+    groups = [*profile.together, *options.together]
+    groups += [(edge.producer, *edge.consumers) for edge in profile.tensors if edge.producer in options.no_cut_after]
+    for name in (
+        *(name for group in groups for name in group),
+        *options.no_cut_after,
+        *(pin for pin, _ in options.pins),
+    ):
         if name not in position:
             raise InputError(f"the options name a layer that the profile does not have: {name!r}")
     blocks, needs = _blocks(len(layers), edges, [[position[name] for name in group] for group in groups])

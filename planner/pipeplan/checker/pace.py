@@ -50,12 +50,12 @@ def steady_pace(document: PlanDocument, figures: Sequence[StageFigures], among_s
         exchange = stage.allreduce_s / interval
         slowest = max(
             slowest,
-            float(overlapped_s(stage.pass_s / stage.replicas, exchange, document.asked.overlap)),
+            float(overlapped_s(stage.pass_s / stage.replicas, exchange, document.options.overlap)),
             stage.busier_s / stage.lanes,
             0.0 if document.inference else _depth_pace(document, figures, index, among_s),
         )
     among = among_s / update_interval(document)
-    return float(overlapped_s(slowest / document.copies, among, document.asked.overlap))
+    return float(overlapped_s(slowest / document.copies, among, document.options.overlap))
 
 
 def batch_parts(document: PlanDocument, figures: Sequence[StageFigures], among_s: float) -> BatchParts:

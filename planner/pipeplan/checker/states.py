@@ -58,18 +58,18 @@ class CertificateStates:
     """(layer, stage counted from 1) for layers that must be in a given stage, where the number of stages is known."""
 
     @staticmethod
-    def of(entry: Node, steps: Transitions, asked: CheckedOptions) -> CertificateStates:
+    def of(entry: Node, steps: Transitions, options: CheckedOptions) -> CertificateStates:
         """Read the states of one space of plans. Raises an `InputError` where one is malformed or impossible."""
         cuts = _cuts(entry["cuts"], steps)
         rows, width = _rows(entry["states"])
         as_stated = entry["states"].value
-        most_stages = (asked.stages or asked.max_stages) if width > 4 else None
-        most_busy = asked.max_workers if width > 5 else None
+        most_stages = (options.stages or options.max_stages) if width > 4 else None
+        most_busy = options.max_workers if width > 5 else None
         if len(rows) and not (rows[:, 0] < len(cuts)).all():
             entry["states"].fail(f"a state names a cut beyond the {len(cuts)} of this space")
         cut = cuts[rows[:, 0].astype(np.intp)]
         lanes = steps.parallel and width > 6
-        same = most_stages is not None and asked.stages is not None
+        same = most_stages is not None and options.stages is not None
         states = CertificateStates(
             cut=cut,
             first=rows[:, 1].astype(np.intp),
@@ -85,7 +85,7 @@ class CertificateStates:
             most_stages=most_stages or 0,
             most_busy=min((most_busy or 0) // steps.copies, steps.workers),
             same_stages=same,
-            pins=tuple((steps.model.names.index(name), stage) for name, stage in asked.pins) if same else (),
+            pins=tuple((steps.model.names.index(name), stage) for name, stage in options.pins) if same else (),
         )
         _check(states, steps, entry["states"])
         return states

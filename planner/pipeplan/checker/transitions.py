@@ -105,11 +105,11 @@ class Transitions:
         document: PlanDocument, model: CheckedModel, level: int, copies: int, threshold: float, among_s: float
     ) -> Transitions:
         """Prepare the stages of one space of plans. Raises an `InputError` where the model has too many cuts."""
-        asked = document.asked
+        options = document.options
         if threshold <= 0:
             raise InputError("the certificate claims nothing: a threshold is 0")
         rates = UniformRates.of(document.cluster.inner(level))
-        runs, aligned = _runs(rates, asked.max_replicas)
+        runs, aligned = _runs(rates, options.max_replicas)
         return Transitions(
             model=model,
             rates=rates,
@@ -118,11 +118,11 @@ class Transitions:
             aligned=aligned,
             copies=copies,
             threshold=threshold,
-            capacity=document.cluster.device.memory_bytes if asked.memory else np.inf,
-            overlap=asked.overlap,
+            capacity=document.cluster.device.memory_bytes if options.memory else np.inf,
+            overlap=options.overlap,
             speed=document.cluster.device.speed,
-            recompute=asked.recompute and model.training,
-            parallel=asked.boundary == "parallel",
+            recompute=options.recompute and model.training,
+            parallel=options.boundary == "parallel",
             # Vertical sync keeps at least as many versions as minibatches in flight; only these are counted here.
             late=document.schedule == STASHING,
             share=(document.accumulate or 1) // copies if document.schedule == DOUBLE_BUFFERED else None,

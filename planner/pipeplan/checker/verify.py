@@ -51,7 +51,7 @@ def verify_plan(root: Node, profile: Profile) -> list[CheckResult]:
     if profile.digest() != document.digest:
         raise InputError("the profile is not the one that the plan was made from: their digests differ")
     every = document.accumulate or 1 if document.accumulates else 1
-    model = checked_model(profile, document.asked, inference=document.inference, update_every=every)
+    model = checked_model(profile, document.options, inference=document.inference, update_every=every)
     results = [_try("structure", lambda: check_structure(document, model))]
     if results[0].holds is False:
         return results
@@ -93,7 +93,7 @@ def check_pace(document: PlanDocument, model: CheckedModel, figures: tuple[Stage
         awaited = ddp_pace(document, model, figures)
         pace = awaited if awaited > pace * (1 + ROUNDING) else pace
     _finite(pace)
-    if document.asked.contention:
+    if document.options.contention:
         shared = busiest_card_s(document, figures)
         if shared is None:
             raise InputError("the replicas of the stages are too many to add up what each network card carries")
@@ -142,7 +142,7 @@ def check_memory(document: PlanDocument, figures: tuple[StageFigures, ...]) -> s
         if abs(stated.number() - figure.memory_bytes) > 1 + CLOSE * figure.memory_bytes:
             stated.fail(f"stated {show_size(stated.number())}, found {show_size(figure.memory_bytes)}")
     most = max(figure.memory_bytes for figure in figures)
-    if not document.asked.memory:
+    if not document.options.memory:
         return f"at most {show_size(most)}; the plan was to ignore the limit"
     for number, (stage, figure) in enumerate(zip(document.stages, figures, strict=True), start=1):
         capacity = min(document.cluster.device_of(worker).memory_bytes for worker in stage.workers)

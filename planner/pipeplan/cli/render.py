@@ -140,14 +140,14 @@ def _option(setting: LauncherSetting) -> click.Option:
     )
 
 
-def _render(kind: Launcher | None, plan: Path, settings: dict[str, Any], to: _Output) -> None:
-    own, to_screen = to.template, to.output == Path("-")
-    path = plan_folder.launch_file_path(plan, kind, own, None if to_screen else to.output)
-    text = plan_folder.launch_file_text(plan, kind, settings, template=own, output=path, command=_command_line())
+def _render(kind: Launcher | None, plan: Path, settings: dict[str, Any], options: _Output) -> None:
+    template, to_screen = options.template, options.output == Path("-")
+    path = plan_folder.launch_file_path(plan, kind, template, None if to_screen else options.output)
+    text = plan_folder.launch_file_text(plan, kind, settings, template=template, output=path, command=_command_line())
     if to_screen:
         print_line(text, newline=False)
         return
-    plan_folder.write_launch_file(path, text, kind, own, force=to.force)
+    plan_folder.write_launch_file(path, text, kind, template, force=options.force)
     note(f"written: {path}")
 
 

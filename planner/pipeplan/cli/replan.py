@@ -135,7 +135,7 @@ def _old(path: Path, folder: Path, profile_file: Path | None) -> tuple[Problem, 
     if not document.pace_s > 0:
         raise InputError(f"{file} is no plan to begin with: it states no pace")
     try:
-        check_structure(document, checked_model(profile, document.asked, inference=document.inference))
+        check_structure(document, checked_model(profile, document.options, inference=document.inference))
     except InputError as error:
         raise InputError(f"{file} is no plan to begin with: {error}") from None
     problem, plan = plan_file.plan_from_document(root, profile)

@@ -195,7 +195,7 @@ def _float32_as(root: Node, peaks: dict[str, float]) -> dict[str, str]:
         return {}
     table = _table(node, OPERATOR_KINDS, {"source"})
     node["source"].text()
-    return {kind: _arithmetic(one, peaks) for kind, one in table.items()}
+    return {kind: _arithmetic(name, peaks) for kind, name in table.items()}
 
 
 def _tile(root: Node) -> tuple[int, int]:

@@ -129,8 +129,13 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         else {"config": second.plan.config, "minibatch_s": second.pace_s, "behind": second.behind, "part": second.part},
         "second_choice_exact": explanation.alternatives.exact,
         "alternatives": [
-            {"config": one.plan.config, "minibatch_s": one.pace_s, "behind": one.behind, "part": one.part}
-            for one in explanation.alternatives.found
+            {
+                "config": alternative.plan.config,
+                "minibatch_s": alternative.pace_s,
+                "behind": alternative.behind,
+                "part": alternative.part,
+            }
+            for alternative in explanation.alternatives.found
         ],
         "searched": list(explanation.alternatives.searched),
         "what_if": [

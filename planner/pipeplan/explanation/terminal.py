@@ -156,21 +156,24 @@ def _named(name: str) -> str:
 
 
 def _alternatives(explanation: Explanation) -> Iterator[RenderableType]:
-    others = explanation.alternatives
-    if others.second is None:
+    alternatives = explanation.alternatives
+    if alternatives.second is None:
         yield "There is no plan of another configuration in what was searched."
     else:
         table = _table("configuration", "a minibatch", "behind", "searched among")
-        for one in others.found:
-            behind = f"{one.behind:+.1%}" if abs(one.behind) > MATTERS else "0%"
+        for alternative in alternatives.found:
+            behind = f"{alternative.behind:+.1%}" if abs(alternative.behind) > MATTERS else "0%"
             table.add_row(
-                Text(short_config(one.plan.config, LONGEST_CONFIG)), show_time(one.pace_s), behind, Text(one.part)
+                Text(short_config(alternative.plan.config, LONGEST_CONFIG)),
+                show_time(alternative.pace_s),
+                behind,
+                Text(alternative.part),
             )
         yield table
-    if others.exact:
+    if alternatives.exact:
         yield "No other configuration is better than the first of these."
     else:
-        yield f"Searched: {'; '.join(merged_parts(others.searched))}. {_left_out(explanation)}"
+        yield f"Searched: {'; '.join(merged_parts(alternatives.searched))}. {_left_out(explanation)}"
 
 
 def _left_out(explanation: Explanation) -> str:

@@ -35,7 +35,7 @@ def cut_places(target: ExportTarget, boundaries: ModuleBoundaries, problem: Prob
         if place is None:
             raise refusal(target, plan, f"the layers of stages 1 to {number} are not the first that the model computes")
         if place not in boundaries.splits:
-            left, right = (problem.profile.layers[one].name for one in (place - 1, place))
+            left, right = (problem.profile.layers[index].name for index in (place - 1, place))
             reason = f"it cuts between {left!r} and {right!r}, where no module that is called once begins or ends"
             raise refusal(target, plan, reason)
         places.append(place)

@@ -94,10 +94,10 @@ def export_files(target: ExportTarget, problem: Problem, plan: Plan) -> Mapping[
 
 def refuse_to_overwrite_export(folder: Path, names: Collection[str], force: bool) -> None:
     """Raise `InputError` if files of these names cannot, or must not, be written to `folder`."""
-    for place in (folder, *folder.parents):
-        if place.exists() or place.is_symlink():
-            if not place.is_dir():
-                raise InputError(f"{place} is not a folder; an export is written to one: give another with -o")
+    for parent in (folder, *folder.parents):
+        if parent.exists() or parent.is_symlink():
+            if not parent.is_dir():
+                raise InputError(f"{parent} is not a folder; an export is written to one: give another with -o")
             break
     for name in names:
         if (folder / name).is_dir():
@@ -120,13 +120,13 @@ def write_export(folder: Path, files: Mapping[str, ExportFile], *, force: bool =
                 (scratch / name).replace(folder / name)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-            for place in created:
-                if place.is_dir() and not any(place.iterdir()):
-                    place.rmdir()
+            for created_folder in created:
+                if created_folder.is_dir() and not any(created_folder.iterdir()):
+                    created_folder.rmdir()
     except OSError as error:
         raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
 
 
 def _missing(folder: Path) -> list[Path]:
     """The folders of a path that do not exist yet, innermost first."""
-    return [place for place in (folder, *folder.parents) if not place.exists()]
+    return [parent for parent in (folder, *folder.parents) if not parent.exists()]

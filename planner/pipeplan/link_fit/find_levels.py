@@ -96,15 +96,17 @@ def _split_all(partition: Partition, rates: Mapping[tuple[int, int], float]) -> 
     """
     joins = [_joins(component, rates) for component in partition]
     ends = [_last_gap(edges, GAP) for edges in joins]
-    at = [math.sqrt(one[end - 1][0] * one[end][0]) for one, end in zip(joins, ends, strict=True) if end]
-    if not at:
+    gap_rates = [math.sqrt(edges[end - 1][0] * edges[end][0]) for edges, end in zip(joins, ends, strict=True) if end]
+    if not gap_rates:
         return partition
     parts: list[Component] = []
-    for component, one, end in zip(partition, joins, ends, strict=True):
+    for component, edges, end in zip(partition, joins, ends, strict=True):
         if not end:
-            fast = sum(join[0] > statistics.median(at) for join in one)
-            end = fast if 0 < fast < len(one) and one[fast - 1][0] >= math.sqrt(GAP) * one[fast][0] else len(one)
-        parts += _joined(component, one[:end])
+            fast = sum(join[0] > statistics.median(gap_rates) for join in edges)
+            end = (
+                fast if 0 < fast < len(edges) and edges[fast - 1][0] >= math.sqrt(GAP) * edges[fast][0] else len(edges)
+            )
+        parts += _joined(component, edges[:end])
     return tuple(sorted(parts))
 
 
@@ -130,8 +132,8 @@ def _last_gap(joins: Sequence[Join], factor: float) -> int:
 
 def _joined(component: Component, joins: Sequence[Join]) -> list[Component]:
     home = {rank: [rank] for rank in component}
-    for _, one, other in joins:
-        together = home[one] + home[other]
+    for _, first, second in joins:
+        together = home[first] + home[second]
         for rank in together:
             home[rank] = together
     return sorted({tuple(sorted(part)) for part in home.values()})

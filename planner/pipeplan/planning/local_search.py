@@ -119,8 +119,8 @@ class _LocalSearch:
 
     def _spent(self) -> bool:
         """Whether to stop: the effort is spent, or the best plan meets the bound, so that nothing can be faster."""
-        met = self.pace_s <= self._bound_s * (1 + TOLERANCE)
-        return met or self._scores_left <= 0 or self._glances_left <= 0
+        meets_bound = self.pace_s <= self._bound_s * (1 + TOLERANCE)
+        return meets_bound or self._scores_left <= 0 or self._glances_left <= 0
 
     def _rank(self, layout: StageLayout, limit_s: float) -> _Rank | None:
         """The rank of a layout, or None if its pace exceeds `limit_s` or it violates a constraint."""

@@ -59,10 +59,10 @@ def _single_stage_plans(problem: Problem) -> Iterator[Plan]:
     if options.stages not in (None, 1) or any(number != 1 for _, number in options.pins):
         return
     plain = data_parallel(problem.layer_names, 1, inference=options.inference, schedule=options.schedule)
-    again = (False, True) if options.recompute and options.memory else (False,)
+    recompute_choices = (False, True) if options.recompute and options.memory else (False,)
     for workers, copies in itertools.chain(_consecutive_placements(problem), _copied_placements(problem)):
         if len(workers) <= (options.max_workers or total):
-            for recompute in again:
+            for recompute in recompute_choices:
                 stage: Stage = replace(plain.stages[0], workers=workers, recompute=recompute)
                 yield replace(plain, stages=(stage,), copies=copies)
 

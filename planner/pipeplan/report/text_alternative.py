@@ -95,14 +95,14 @@ def _stages(report: PlanReport) -> Iterator[str]:
     made = report.made
     update = f", {made['accumulate']} minibatches per update" if made["accumulate"] else ""
     yield f"The schedule is {made['schedule']}{update}."
-    again = [str(stage.index + 1) for stage in report.stages if stage.recompute]
-    if again:
-        which = (
-            f"stage{'s' * (len(again) > 1)} {', '.join(again)}"
-            if len(again) <= MAX_DESCRIBED
-            else f"{len(again)} stages"
+    recomputing = [str(stage.index + 1) for stage in report.stages if stage.recompute]
+    if recomputing:
+        stages_text = (
+            f"stage{'s' * (len(recomputing) > 1)} {', '.join(recomputing)}"
+            if len(recomputing) <= MAX_DESCRIBED
+            else f"{len(recomputing)} stages"
         )
-        yield f"To save memory, {which} run{'s' * (len(again) == 1)} forward again for backward."
+        yield f"To save memory, {stages_text} run{'s' * (len(recomputing) == 1)} forward again for backward."
 
 
 def _graph(report: PlanReport) -> Iterator[str]:
@@ -268,15 +268,15 @@ def scaling_sentences(report: PlanReport) -> Iterator[str]:
     points, current = report.scaling["points"], report.scaling["here"]
     pace = points["minibatch_s"][current]
     yield "Shown are the best plan that the dynamic program finds for each size of the cluster, and data parallelism."
-    for at, (workers, other) in enumerate(zip(points["workers"], points["minibatch_s"], strict=True)):
-        if at == current:
+    for index, (workers, other_pace) in enumerate(zip(points["workers"], points["minibatch_s"], strict=True)):
+        if index == current:
             continue
         count = f"{workers} worker{'s' * (workers > 1)}"
-        if other is None:
+        if other_pace is None:
             yield f"On {count} no plan fits."
         else:
-            times = "as fast" if abs(pace / other - 1) < TOLERANCE else f"{pace / other:.2f} times as fast"
-            yield f"On {count} the best plan ({points['config'][at]}) is {times} as this one."
+            times = "as fast" if abs(pace / other_pace - 1) < TOLERANCE else f"{pace / other_pace:.2f} times as fast"
+            yield f"On {count} the best plan ({points['config'][index]}) is {times} as this one."
 
 
 def run_sentences(report: PlanReport, run: MeasuredRun | None) -> Iterator[str]:

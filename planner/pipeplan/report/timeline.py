@@ -85,7 +85,7 @@ class ShownLanes:
     """A sentence on the workers that are not shown; empty if all are."""
 
     @property
-    def of(self) -> dict[tuple[int, int], int]:
+    def lane_of(self) -> dict[tuple[int, int], int]:
         """The lane of each (stage, replica)."""
         return {place: lane for lane, place in enumerate(self.places)}
 
@@ -96,7 +96,7 @@ def shown_lanes(scenario: Scenario, most: int = MAX_LANES) -> ShownLanes:
     if total <= most:
         return ShownLanes(tuple((i, r) for i, load in enumerate(stages) for r in range(load.replicas)), "")
     if len(stages) > most:
-        selected = sorted({round(at * (len(stages) - 1) / (most - 1)) for at in range(most)})
+        selected = sorted({round(number * (len(stages) - 1) / (most - 1)) for number in range(most)})
         return ShownLanes(
             tuple((i, 0) for i in selected), f"Shown are the first workers of {len(selected)} of {len(stages)} stages."
         )
@@ -122,7 +122,7 @@ def steady_start(simulated: ReportSimulation) -> float | None:
         return None
     length = beat(simulated.scenario)
     times = exit_times(simulated.scenario, simulated.replayed)
-    ends = [times[at - 1] for at in range(length, steady.last + 1, length)]
+    ends = [times[count - 1] for count in range(length, steady.last + 1, length)]
     rounds = [(start, abs((end - start) / (length * steady.pace_s) - 1)) for start, end in itertools.pairwise(ends)]
     near = max([STEADY_TOLERANCE, *(STEADY_TOLERANCE_FACTOR * off for start, off in rounds if start >= steady.start_s)])
     settled = [start for start, _ in itertools.takewhile(lambda round_: round_[1] <= near, reversed(rounds))]
@@ -141,7 +141,9 @@ def pipeline_timeline(simulated: ReportSimulation, run: MeasuredRun | None = Non
     predicted, predicted_end_s = _first(_intervals(simulated, shown, end_s))
     end_s = min(end_s, predicted_end_s)
     workers = [scenario.stages[stage].workers[replica] for stage, replica in shown.places]
-    rows = [(at, stage, scenario.server_of(at)) for at, (stage, _) in zip(workers, shown.places, strict=True)]
+    rows = [
+        (worker, stage, scenario.server_of(worker)) for worker, (stage, _) in zip(workers, shown.places, strict=True)
+    ]
     measured, measured_end_s = _first(_measured(run, workers)) if run is not None else ([], 0.0)
     return PipelineTimeline(
         lanes=table_columns(("worker", "stage", "server"), rows),
@@ -195,14 +197,16 @@ def _measured(run: MeasuredRun, workers: Sequence[int]) -> list[LaneInterval]:
     """The recorded intervals of the workers that are shown, in order of their start."""
     intervals = []
     for lane, worker in enumerate(workers):
-        for one in run.timelines.get(worker, ()):
-            intervals.append((lane, INTERVAL_KINDS.index(one.kind), one.number, one.start_s, one.end_s))
+        for interval in run.timelines.get(worker, ()):
+            intervals.append(
+                (lane, INTERVAL_KINDS.index(interval.kind), interval.number, interval.start_s, interval.end_s)
+            )
     return sorted(intervals, key=_by_start)
 
 
 def _intervals(simulated: ReportSimulation, shown: ShownLanes, end_s: float) -> list[LaneInterval]:
     """The simulated intervals that begin before `end_s`, in order of their start."""
-    lane_of, intervals = shown.of, []
+    lane_of, intervals = shown.lane_of, []
     for done in simulated.replayed.passes:
         lane, kind = lane_of.get((done.stage, done.replica)), _KIND.get(done.action.kind.value)
         if lane is not None and kind is not None and done.start_s < end_s:

@@ -54,8 +54,8 @@ class DepthConstraints:
         self.by_placement: dict[Placement, list[DepthChoice]] = defaultdict(list)
         for placement, depths in self.depths.items():
             for depth in depths:
-                for again in (False, True) if recompute and depth > 1 else (False,):
-                    self._choice(DepthChoice(placement, depth, again))
+                for recomputes in (False, True) if recompute and depth > 1 else (False,):
+                    self._choice(DepthChoice(placement, depth, recomputes))
         self._choose()
         if model.workers > 1 and model.problem.options.schedule != GPIPE:
             self._sustain()
