@@ -197,10 +197,10 @@ class Cluster:
     @property
     def kinds(self) -> list[tuple[int, int, str]]:
         """(servers, devices in each, name of the device) for every run of consecutive servers with the same devices."""
-        each = [(machine.inside.count, machine.device.name) for machine in self.machines]
+        kind_of_servers = [(machine.inside.count, machine.device.name) for machine in self.machines]
         if self.uniform:
             return [(self.servers, self.workers_per_server, self.device.name)]
-        return [(len(list(run)), *kind) for kind, run in itertools.groupby(each)]
+        return [(len(list(run)), *kind) for kind, run in itertools.groupby(kind_of_servers)]
 
     @property
     def price_per_hour(self) -> float | None:

@@ -118,7 +118,7 @@ def judge_fault_replay(
     ends = sorted(life["ended_s"] for life in first if life["ended_s"] is not None)
     restarts = max(Counter(life["rank"] for life in outcome["workers"]).values(), default=1) - 1
     gave_up = any(outcome["statuses"]) or None in outcome["statuses"]
-    over = max((one for one in outcome["ended_s"] if one is not None), default=None) if gave_up else None
+    over = max((ended_s for ended_s in outcome["ended_s"] if ended_s is not None), default=None) if gave_up else None
     numbers = [step["minibatch"] for step in steps if step["stage"] == expected.last_stage]
     noticed = ends[0] - struck if ends and struck and (restarts or gave_up) else None
     ended = ends[-1] - struck if noticed is not None and len(ends) == len(first) else None

@@ -183,9 +183,9 @@ def memory_sentences(report: PlanReport) -> Iterator[str]:
     """The memory of the fullest workers, and its parts."""
     fullest = max(report.stages, key=lambda stage: stage.memory_bytes)
     parts = ", ".join(f"{name} {show_size(size)}" for name, size in fullest.memory_parts)
-    room = f" of {show_size(fullest.capacity_bytes)}" if fullest.capacity_bytes else ""
+    capacity = f" of {show_size(fullest.capacity_bytes)}" if fullest.capacity_bytes else ""
     share = f" ({percent_text(fullest.memory_bytes / fullest.capacity_bytes)})" if fullest.capacity_bytes else ""
-    needed = f"{show_size(fullest.memory_bytes)}{room}{share}"
+    needed = f"{show_size(fullest.memory_bytes)}{capacity}{share}"
     yield f"Stage {fullest.index + 1} needs the most, {needed} on each worker: {parts}."
     if any(row.peak_bytes < row.planned_bytes * (1 - EQUAL_TIME) for row in report.memory):
         yield "The simulation needs less where it does not use every version of the weights that the plan allows for."

@@ -111,12 +111,12 @@ def _axis(chart: ScalingChart) -> str:
 
 def interpolate(points: Sequence[tuple[int, float]], workers: float) -> float:
     """The linearly interpolated value at `workers`; before the first point, on the line from the origin."""
-    before = (0.0, 0.0)
+    previous = (0.0, 0.0)
     for point in points:
         if workers <= point[0]:
-            share = (workers - before[0]) / (point[0] - before[0])
-            return before[1] + share * (point[1] - before[1])
-        before = point
+            share = (workers - previous[0]) / (point[0] - previous[0])
+            return previous[1] + share * (point[1] - previous[1])
+        previous = point
     return points[-1][1]
 
 

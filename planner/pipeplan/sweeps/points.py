@@ -98,14 +98,12 @@ def sweep_points(profile: Profile, clusters: Sequence[Cluster], options: Options
 
 
 def _clusters(clusters: Sequence[Cluster], axes: SweepAxes) -> list[Cluster]:
-    clusters_found = []
+    swept = []
     for cluster in clusters:
         rates = [[(name, rate) for rate in values] for name, values in axes.bandwidths.items()]
         for combination in itertools.product(*rates):
             changed = cluster
             for name, rate in combination:
                 changed = variants.with_bandwidth(changed, variants.level_index(changed, name), rate)
-            clusters_found += (
-                [variants.with_memory(changed, size) for size in axes.memory] if axes.memory else [changed]
-            )
-    return clusters_found
+            swept += [variants.with_memory(changed, size) for size in axes.memory] if axes.memory else [changed]
+    return swept
