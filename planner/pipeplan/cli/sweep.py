@@ -126,7 +126,9 @@ def _points(
 ) -> list[SweepPoint]:
     name = arguments["cluster_name"]
     clusters = [
-        cluster(name, servers=count, workers=each) for count in servers or (None,) for each in workers or (None,)
+        cluster(name, servers=count, workers=worker_count)
+        for count in servers or (None,)
+        for worker_count in workers or (None,)
     ]
     return sweep_points(profile, clusters, _options(arguments, clusters[0].device.kind, axes), axes)
 
